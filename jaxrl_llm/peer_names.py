@@ -28,7 +28,6 @@ LEARNING_RATE, KL = "--optimizer.learning-rate", "--algorithm.kl-coefficient"
 REWARDS_HERE = {
     "accuracy_reward": "math_verify",
     "reasoning_accuracy_reward": "math_verify",
-    "think_format_reward": "format_match(<think>.*</think>.*)",
 }
 
 # TRL's GRPOConfig, ModelConfig and ScriptArguments, with the trainer's arguments of transformers.

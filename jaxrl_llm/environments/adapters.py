@@ -133,6 +133,11 @@ class OfMethods:
         self.tools: Sequence[Mapping[str, Any]] = self._box.schemas
 
     @property
+    def wrapped(self) -> Any:
+        """The adapted object."""
+        return self._world
+
+    @property
     def gives_reward(self) -> bool:
         """Whether it has a reward; else the run's other rewards judge its episodes."""
         return callable(getattr(self._world, "get_reward", None))
@@ -184,6 +189,11 @@ class OfSteps:
     def __init__(self, world: Any) -> None:
         self._world, self._score = world, 0.0
 
+    @property
+    def wrapped(self) -> Any:
+        """The adapted object."""
+        return self._world
+
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """Begin an episode, with the seed if the environment takes one."""
         parameters = inspect.signature(self._world.reset).parameters
@@ -233,6 +243,11 @@ class OfTextArena:
     def __init__(self, world: Any, players: int = 1) -> None:
         self._world, self.players = world, players
         self._done, self._told = False, dict[int, str]()
+
+    @property
+    def wrapped(self) -> Any:
+        """The adapted object."""
+        return self._world
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """Begin a game with the seed."""

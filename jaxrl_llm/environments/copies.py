@@ -69,6 +69,11 @@ class Replayable:
         self._replies.append(reply)
         return seen
 
+    @property
+    def wrapped(self) -> Any:
+        """The environment as its user wrote it, without an adapter."""
+        return getattr(self._world, "wrapped", self._world)
+
     async def close(self) -> float | None:
         """See `protocol.Environment`."""
         close = getattr(self._world, "close", None)

@@ -121,7 +121,9 @@ def warnings(run: RunData) -> list[str]:
     for key in run.metrics:
         if key.startswith("rewards/") and key.endswith("/failed") and (share := run.metric(key).mean()) > 0:
             name = key.removeprefix("rewards/").removesuffix("/failed")
-            found.append(f"The reward {name} failed on {share:.2%} of the completions: they got a default score.")
+            found.append(
+                f"The reward {name} failed on {share:.2%} of the completions: they got a default score or none."
+            )
     if (share := _mean(run.metric("reward/unscored"))) > 0:
         found.append(f"{share:.2%} of the completions have no score.")
     if (gap := _mean(run.metric("mismatch"))) > _MISMATCH:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxrl_llm.rewards.entries import ANSWER_KEY, REWARD
-from jaxrl_llm.rewards.verifiers import last_number, last_tagged, text_of
+from jaxrl_llm.rewards.final_answers import final_answer, last_number
+from jaxrl_llm.rewards.verifiers import last_tagged, readings, text_of
 
 Function = Callable[..., Any]
 
@@ -44,20 +45,19 @@ def whole_text(text: str) -> str | None:
 
 
 def number(text: str) -> str | None:
-    """The last number, as `number_match` reads it.
+    """The last number of the final answer, as `number_match` reads it.
 
     >>> number("so 0.50"), number("1/2"), number("none")
     ('1/2', '1/2', None)
     """
-    value = last_number(text)
+    found = final_answer(text)
+    value = last_number(text if found is None else found)
     return None if value is None else str(value)
 
 
 def expression(text: str) -> str | None:
     """The final expression, as math-verify parses it: a number by its value to 12 digits, others in sympy's form."""
-    from math_verify import parse
-
-    found = parse(text, parsing_timeout=None)
+    found = next(readings(text), None)
     if not found:
         return None
     try:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rewards.tagged_lists import TAGS, listed, numbers, pairs, read
-from jaxrl_llm.rewards.verifiers import last_tagged, text_of
+from jaxrl_llm.rewards.verifiers import last_tagged, matching
 
 OVERLAP = 0.5  # IoU that a matched box exceeds (Visual-RFT)
 Box = tuple[float, float, float, float]
@@ -25,10 +25,9 @@ class Guess(NamedTuple):
     confidence: float
 
 
-def box_format(completions: Sequence[Any], **_: Any) -> list[float]:
+def box_format(completions: Sequence[Any], reply_start: Sequence[str] | None = None, **_: Any) -> list[float]:
     """1.0 if a completion has the tags of `answer_tags` and in them a list of boxes with confidences, else 0.0."""
-    texts = list(map(text_of, completions))
-    return [float(TAGS.fullmatch(text) is not None and _guesses(text) is not None) for text in texts]
+    return matching(lambda text: TAGS.fullmatch(text) and _guesses(text) is not None, completions, reply_start)
 
 
 def box_overlap(completions: Sequence[Any], boxes: Sequence[Any], **_: Any) -> list[float]:

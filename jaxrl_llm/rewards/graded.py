@@ -12,7 +12,8 @@ from typing import Any
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards.entries import REWARD, SPANS
-from jaxrl_llm.rewards.verifiers import last_number, last_tagged, text_of
+from jaxrl_llm.rewards.final_answers import answer_text, last_number
+from jaxrl_llm.rewards.verifiers import last_tagged, text_of
 
 Function = Callable[..., Any]
 
@@ -36,8 +37,8 @@ def tagged_levels(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -
     scores = []
     for completion, expected in zip(completions, answer, strict=True):
         text = text_of(completion)
-        found, wanted = (last_tagged(text) or "").split(), str(expected).split()
-        number, right = last_number(" ".join(found)), last_number(str(expected))
+        found, wanted = (last_tagged(text) or "").split(), answer_text(expected).split()
+        number, right = last_number(" ".join(found)), last_number(answer_text(expected))
         if not _FORM.fullmatch(text):
             level = 3
         elif found == wanted or (right is not None and number == right):
@@ -108,6 +109,7 @@ def distances(base: Function) -> Function:
         [*(one for one in parameters if one not in rest), prompts, *rest]
     )
     distances.provides = frozenset({"distance", *getattr(base, "provides", ())})  # type: ignore[attr-defined]
+    distances.per_sample = False  # type: ignore[attr-defined]  # whatever its base is
     return _named(distances, "distances")
 
 

@@ -7,8 +7,9 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
+import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from jaxrl_llm.rewards.entries import provided
 from jaxrl_llm.rewards.of_environment import environment
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "answer_format_reward": verifiers.answer_format_reward,
     "answer_tags": tagged_lists.answer_tags,
     "box_confidence": boxes.box_confidence,
     "box_format": boxes.box_format,
@@ -32,9 +34,12 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "gui_kind": screens.gui_kind,
     "gui_parameter": screens.gui_parameter,
     "number_match": answers.keyed(verifiers.number_match, answers.number),
+    "number_match_strict": answers.keyed(verifiers.number_match_strict, answers.number),
     "math_verify": answers.keyed(verifiers.math_verify, answers.expression),
+    "math_verify_strict": answers.keyed(verifiers.math_verify_strict, answers.expression),
     "reasoning_gym": verifiers.reasoning_gym,
     "tagged_levels": answers.keyed(graded.tagged_levels, answers.tagged),
+    "think_format_reward": verifiers.think_format_reward,
     "tagged_match": answers.keyed(verifiers.tagged_match, answers.tagged),
 }
 FACTORIES: dict[str, Callable[[str], Callable[..., Any]]] = {
@@ -51,7 +56,16 @@ ARGUMENTS = {
     "distances": "NAME",
     "format_match": "REGEX",
 }
-_PACKAGES = {"math_verify": "math-verify", "reasoning_gym": "reasoning-gym"}  # name of the reward and module -> package
+READ_ANSWERS = {  # whose answers are texts or numbers, see `final_answers.answer_text`
+    "exact_match", "number_match", "number_match_strict", "math_verify", "math_verify_strict", "tagged_levels",
+}  # fmt: skip
+_PACKAGES = {  # name of the reward -> package and module
+    "math_verify": ("math-verify", "math_verify"), "math_verify_strict": ("math-verify", "math_verify"),
+    "reasoning_gym": ("reasoning-gym", "reasoning_gym"),
+}  # fmt: skip
+
+
+_FOLDERS: set[str] = set()  # of files that were executed
 
 
 class Loaded(NamedTuple):
@@ -59,15 +73,17 @@ class Loaded(NamedTuple):
 
     function: Callable[..., Any]
     digest: str  # SHA-256 of its file in hexadecimal; "" if it has no file
-    warm_up: Callable[[], Any] = lambda: None  # imports what the function's first call would import
+    warm_up: Callable[[], Any] | None = None  # imports what the function's first call would import
 
 
-def load(name: str) -> Loaded:
-    """Load NAME, NAME(ARGUMENT), FILE.py:FUNCTION or MODULE:FUNCTION. Paths are relative to the current folder.
+def load(name: str | bytes) -> Loaded:
+    """Load NAME, NAME(ARGUMENT), FILE.py:FUNCTION, MODULE:FUNCTION or a pickle. Paths are relative to the folder here.
 
     Raises InputError for a module or function that is missing or fails, even with sys.exit(); for a built-in whose
     package is not installed; and for an invalid argument.
     """
+    if isinstance(name, bytes):
+        return Loaded(pickle.loads(name), "")
     head, bracket, rest = name.partition("(")
     if bracket and head in FACTORIES:
         return Loaded(FACTORIES[head](rest[:-1]), _digest(verifiers.__file__))
@@ -76,9 +92,10 @@ def load(name: str) -> Loaded:
     digest = _digest(verifiers.__file__)
     if name not in _PACKAGES:
         return Loaded(FUNCTIONS[name], digest)
-    if importlib.util.find_spec(name) is None:
-        raise missing_package(_PACKAGES[name], "verifiers", f"the reward {name!r}")
-    return Loaded(FUNCTIONS[name], digest, lambda: importlib.import_module(name))
+    package, module = _PACKAGES[name]
+    if importlib.util.find_spec(module) is None:
+        raise missing_package(package, "verifiers", f"the reward {name!r}")
+    return Loaded(FUNCTIONS[name], digest, lambda: importlib.import_module(module))
 
 
 def _built_in(name: str, outer: str) -> Callable[..., Any]:
@@ -157,14 +174,44 @@ def _from_source(source: str, what: str) -> tuple[ModuleType, str]:
 
 
 def _from_file(path: Path) -> tuple[ModuleType, str]:
-    """Execute a file and return its digest. Cached bytecode could be outdated, so it is neither read nor written."""
+    """Execute a file and return its digest, that of its neighbours which it imports included.
+
+    Cached bytecode could be outdated, so it is neither read nor written for the file itself.
+    """
     data = path.read_bytes()
     # A unique module name, because the file may have the name of a module that is imported later.
     module = ModuleType(f"user_file_{path.stem}")
     module.__file__ = str(path.absolute())
     sys.modules[module.__name__] = module  # dataclasses and pickle look there
-    exec(compile(data, module.__file__, "exec", dont_inherit=True), module.__dict__)
-    return module, hashlib.sha256(data).hexdigest()
+    with _neighbours(path.absolute().parent) as imported:
+        exec(compile(data, module.__file__, "exec", dont_inherit=True), module.__dict__)
+    return module, hashlib.sha256(b"".join([data, *(one.read_bytes() for one in imported)])).hexdigest()
+
+
+@contextlib.contextmanager
+def _neighbours(folder: Path) -> Iterator[list[Path]]:
+    """Context manager: modules of a folder can be imported. On exit the list has their files.
+
+    The folder comes first while a file is executed, as for a script, and last afterwards, for imports within its
+    functions. Modules of another such folder, whose names this one has too, are imported anew.
+    """
+    files: list[Path] = []
+    for name, module in list(sys.modules.items()):
+        own = Path(getattr(module, "__file__", None) or "")
+        if str(own.parent) in _FOLDERS - {str(folder)} and (folder / own.name).exists() and "." not in name:
+            del sys.modules[name]
+    was_there = str(folder) in sys.path
+    sys.path.insert(0, str(folder))
+    before = set(sys.modules)
+    try:
+        yield files
+    finally:
+        sys.path.remove(str(folder))
+        if not was_there:
+            sys.path.append(str(folder))
+        _FOLDERS.add(str(folder))
+        found = {getattr(module, "__file__", None) for name, module in sys.modules.items() if name not in before}
+        files += sorted(Path(file) for file in found if file and Path(file).is_relative_to(folder))
 
 
 def _digest(path: str | None) -> str:

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
+import math
 import os
 import pickle
-import signal
-import socket
-import subprocess
 import sys
 import threading
-import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxrl_llm.errors import InputError, error_line
-from jaxrl_llm.rewards.memory import machine_memory, resident
-from jaxrl_llm.rewards.worker import Outcome, Ready, all_failed, receive, send, time_limit_text
+from jaxrl_llm.rewards import child
+from jaxrl_llm.rewards.calling import Given, Lost, Outcome, time_limit_text
+from jaxrl_llm.rewards.limits import GRACE, within_limits
+from jaxrl_llm.rewards.worker import Asked, Ready
 
 logger = logging.getLogger("jaxrl_llm.rewards")
 
 LOAD_LIMIT = 30.0  # seconds for loading a reward; slower initialisation belongs in its first call
-_GRACE = 0.25  # seconds after a time limit in which a process can report the timeout itself and is not killed
-_PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[3:]; from jaxrl_llm.rewards.worker import main; "
-    "main(int(sys.argv[1]), int(sys.argv[2]))"
-)
 
 
 class ProcessFunction:
     """A reward function that is loaded and called in a process of its own, with this process's sys.path.
 
-    name: as in `get_reward`, without a weight. folder: working directory of the process, for relative paths.
+    name: as in `get_reward`, without a weight. folder: working directory of the process, for relative paths. payload:
+    the pickled function itself, which then is not looked up by its name.
 
     `start` starts the process. It is killed by `close`, and if it exceeds its time or memory limit. After that, or if
     it exits, the next call starts a new process, in which the function's module is loaded again. The process has
@@ -43,18 +37,20 @@ class ProcessFunction:
     standard error. It exits with this process, even if this process is killed.
     """
 
-    def __init__(self, name: str, folder: str | os.PathLike[str] = ".") -> None:
-        self.name = name
+    def __init__(self, name: str, folder: str | os.PathLike[str] = ".", payload: bytes | None = None) -> None:
+        self.name, self._payload = name, payload
         self.folder = str(Path(folder).absolute())
         self.digest = ""  # SHA-256 of the loaded file; "" before loading, and if there is no file
         self.provides: tuple[str, ...] = ()  # entries that the function always returns; set when it is loaded
+        self.per_sample = self.own_limits = False  # attributes of the function, see `limits`; set when it is loaded
+        self.wants_texts = False  # see `calling.wants_texts`; set when it is loaded
         self.__name__ = name
         self.__signature__ = inspect.Signature()  # for inspect.signature; set when the function is loaded
         self._path = [str(entry) for entry in sys.path]
         self._lock = threading.Lock()  # one call at a time
-        self._worker: _Worker | None = None
-        self._end = _no_worker
-        self._loaded = False
+        self._worker: child.Child | None = None
+        self._end = _nothing
+        self._loaded = self._warm = False
         self._closed = False
 
     def start(self) -> None:
@@ -71,75 +67,69 @@ class ProcessFunction:
         """Kill the process immediately, even if it is busy. A later call starts a new one."""
         self._closed = True
         if (worker := self._worker) is not None:
-            _kill(worker)  # a thread that waits for the process holds the lock; this makes it release the lock
+            child.kill(worker)  # a thread that waits for the process holds the lock; this makes it release the lock
         with self._lock:
             self._forget()
 
     def run(
-        self, arguments: Mapping[str, list[Any]], count: int, limit: float, memory_limit: float | None = None
+        self,
+        arguments: Mapping[str, list[Any]],
+        count: int,
+        limit: float,
+        memory_limit: float | None = None,
+        given: Given | None = None,
     ) -> Outcome:
-        """Call the function on `count` samples within `limit` seconds; see `calling.call_reward`. Never raises.
+        """Call the function on `count` samples with `limit` seconds for each; see `limits`. Never raises.
 
         memory_limit: most resident bytes of the process and its children; None: half of the machine's memory.
         """
         with self._lock:
             self._closed = False
             try:
-                worker = self._load()
+                self._load()
             except InputError as error:
-                return all_failed(count, str(error), 0.0)
-            columns = {}
-            for name, values in arguments.items():
-                try:
-                    columns[name] = pickle.dumps(values, pickle.HIGHEST_PROTOCOL)
-                except Exception as error:
-                    return all_failed(count, f"column {name!r} cannot be sent to its process: {error_line(error)}", 0.0)
-            start = time.monotonic()
-            try:
-                found = self._ask(worker, (columns, count, limit, limit), limit + _GRACE, memory_limit)
-                return Outcome(*found)._replace(seconds=time.monotonic() - start)
-            except _Late:
-                cause = f"{time_limit_text(limit)}; its process was ended"
-            except _Ended as ended:
-                cause = "closed while it scored" if self._closed else f"its process {ended}"
-            return all_failed(count, cause, time.monotonic() - start)
+                return Lost(str(error)).outcome(count)
+            calls = _ProcessCalls(self, arguments, count, memory_limit, given or Given())
+            return within_limits(calls, count, limit, self.per_sample, self.own_limits)
 
     def __call__(self, completions: list[Any], **columns: list[Any]) -> list[float]:
-        """Score completions as the function itself would, within 10 seconds: N numbers, NaN for "not scored".
+        """Score completions as the function itself would, within 10 seconds each: N numbers, NaN for "not scored".
 
         Raises InputError with the first problem.
         """
         found = self.run({"completions": completions, **columns}, len(completions), 10.0)
-        if any(found.failed):
+        if any(found.failed) or any(found.late):
             raise InputError(f"reward {self.__name__!r}: {found.problem}")
         return found.values
 
     def __repr__(self) -> str:
         return f"ProcessFunction({self.name!r})"
 
-    def _start(self) -> _Worker:
+    def _start(self) -> child.Child:
         if self._worker is None:
             try:
-                self._worker = _start(self.name, self.folder, self._path)
+                self._worker = child.start(self._payload or self.name, self.folder, self._path)
             except OSError as error:
                 raise InputError(f"cannot start a process for the reward {self.name!r}: {error_line(error)}") from error
             self._loaded = False
             # Runs also when this object is garbage collected and when the interpreter exits.
-            self._end = weakref.finalize(self, _end, self._worker, os.getpid())
+            self._end = weakref.finalize(self, child.end, self._worker, os.getpid())
         return self._worker
 
-    def _load(self) -> _Worker:
+    def _load(self) -> child.Child:
         if self._worker is not None and self._loaded:
-            if not _has_ended(self._worker):
+            if not child.has_ended(self._worker):
                 return self._worker
-            logger.warning("the process of reward %r %s; starting another", self.__name__, _how(self._worker.process))
+            logger.warning(
+                "the process of reward %r %s; starting another", self.__name__, child.how_it_ended(self._worker.process)
+            )
             self._forget()
         worker = self._start()
         try:
             answer = self._ask(worker, None, LOAD_LIMIT)
-        except _Ended as ended:
+        except child.Ended as ended:
             what = f"did not load them in {LOAD_LIMIT:g} s"
-            if not isinstance(ended, _Late):
+            if not isinstance(ended, child.Late):
                 what = f"{ended} while it loaded them"
             raise InputError(f"cannot load rewards from {_source(self.name)!r}: its process {what}") from ended
         if not isinstance(answer, Ready):
@@ -150,7 +140,9 @@ class ProcessFunction:
                 "%s has changed since it was first loaded: the new code is used from now on", _source(self.name)
             )
         self.__name__, self.digest, self._loaded = answer.name, answer.digest, True
-        self.provides = answer.provides
+        self._warm = not answer.warms_up
+        self.provides, self.per_sample, self.own_limits = answer.provides, answer.per_sample, answer.own_limits
+        self.wants_texts = answer.wants_texts
         self.__signature__ = inspect.Signature(
             [
                 inspect.Parameter(name, getattr(inspect.Parameter, kind), default=None if optional else inspect._empty)
@@ -159,10 +151,33 @@ class ProcessFunction:
         )
         return worker
 
-    def _ask(self, worker: _Worker, message: Any, seconds: float, memory_limit: float | None = None) -> Any:
+    def ask(self, asked: Asked, memory_limit: float | None) -> Iterator[Outcome | Lost]:
+        """Make the calls of a message. A process that does not answer is ended, and its last result is `Lost`."""
+        message: Asked | None = asked
+        open_calls = 0  # whose answers nobody took
         try:
-            return _ask(worker, message, seconds, memory_limit)
-        except BaseException:  # Ctrl-C too, because a late answer would be mistaken for that of the next batch
+            worker, grace = self._load(), 0.0 if math.isinf(asked.seconds) else GRACE
+            if not self._warm:
+                self._ask(worker, None, LOAD_LIMIT)
+                self._warm = True
+            for left in reversed(range(asked.number if asked.each else 1)):
+                found = self._ask(worker, message, asked.seconds + grace, memory_limit)
+                message, open_calls = None, left
+                yield found
+        except InputError as error:
+            yield Lost(str(error))
+        except child.Late:
+            yield Lost(f"{time_limit_text(asked.seconds)}; its process was ended", late=True)
+        except child.Ended as ended:
+            yield Lost("closed while it scored" if self._closed else f"its process {ended}", ended.late)
+        finally:
+            if open_calls:  # or they would be mistaken for those of the next message
+                self._forget()
+
+    def _ask(self, worker: child.Child, message: Any, seconds: float, memory_limit: float | None = None) -> Any:
+        try:
+            return child.ask(worker, message, seconds, memory_limit)
+        except BaseException:  # Ctrl-C too, because a late answer would be mistaken for that of the next call
             self._forget()
             raise
 
@@ -171,105 +186,47 @@ class ProcessFunction:
         self._worker = None
 
 
-class _Worker(NamedTuple):
-    process: subprocess.Popen[bytes]  # leader of its process group
-    connection: socket.socket
-    life: int  # write end of a pipe: the process exits when it is closed, see `worker`
+class _ProcessCalls:
+    """The calls of one batch; see `limits.Calls`."""
+
+    def __init__(
+        self,
+        function: ProcessFunction,
+        arguments: Mapping[str, list[Any]],
+        count: int,
+        memory_limit: float | None,
+        given: Given,
+    ) -> None:
+        self._function, self._arguments, self._count, self._memory = function, arguments, count, memory_limit
+        self._given = given
+
+    def whole(self, seconds: float) -> Outcome | Lost:
+        """See `Calls`."""
+        asked = self._asked(0, seconds, False, False)
+        return asked if isinstance(asked, Lost) else next(self._function.ask(asked, self._memory))
+
+    def each(self, first: int, seconds: float, at_once: bool) -> Iterator[Outcome | Lost]:
+        """See `Calls`."""
+        asked = self._asked(first, seconds, True, at_once)
+        if isinstance(asked, Lost):
+            yield from [asked] * (self._count - first)
+        else:
+            yield from self._function.ask(asked, self._memory)
+
+    def _asked(self, first: int, seconds: float, each: bool, at_once: bool) -> Asked | Lost:
+        columns = {}
+        for name, values in self._arguments.items():
+            try:
+                columns[name] = pickle.dumps(values[first:], pickle.HIGHEST_PROTOCOL)
+            except Exception as error:
+                return Lost(f"column {name!r} cannot be sent to its process: {error_line(error)}")
+        return Asked(columns, self._count - first, seconds, self._given, each, at_once)
 
 
-class _Ended(Exception):
-    """A process did not answer; it has exited or must be killed. The message continues the words "its process"."""
-
-
-class _Late(_Ended):
-    """A process did not answer in time."""
-
-
-def _no_worker() -> None:
+def _nothing() -> None:
     """There is no process to kill."""
 
 
 def _source(name: str) -> str:
     """The file or module in a reward's name."""
     return name.rpartition(":")[0] or name if "(" not in name else name
-
-
-def _start(name: str, folder: str, path: list[str]) -> _Worker:
-    ours, its = socket.socketpair()
-    other_end, life = os.pipe()
-    try:
-        process = subprocess.Popen(
-            # -P: files in the folder must not shadow modules before the program has set sys.path.
-            [sys.executable, "-P", "-c", _PROGRAM, str(its.fileno()), str(other_end), *path],
-            pass_fds=(its.fileno(), other_end),
-            stdin=subprocess.DEVNULL,
-            stdout=2,  # output of a reward must not mix with the trainer's
-            cwd=folder,
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
-            start_new_session=True,  # Ctrl-C is only for the trainer
-        )
-    except BaseException:
-        ours.close()
-        os.close(life)
-        raise
-    finally:
-        its.close()
-        os.close(other_end)
-    with contextlib.suppress(OSError):  # it may have exited already, which `_ask` detects
-        send(ours, name)
-    return _Worker(process, ours, life)
-
-
-def _ask(worker: _Worker, message: Any, seconds: float, memory_limit: float | None) -> Any:
-    """Send a message, unless it is None, and wait for the answer. After _Ended the process cannot be used any more."""
-    deadline = time.monotonic() + seconds
-
-    def look() -> None:
-        if _has_ended(worker):
-            raise EOFError  # its children may keep the connection open
-        most = machine_memory() / 2 if memory_limit is None else memory_limit
-        if resident(worker.process.pid) > most:
-            raise _Ended(f"took more than {most / 1e9:.3g} GB and was ended")
-
-    try:
-        if message is not None:
-            send(worker.connection, message, deadline)
-        return receive(worker.connection, deadline, look)
-    except _Ended:
-        raise
-    except TimeoutError as error:
-        raise _Late from error
-    except Exception as error:  # the connection is closed, or the reward wrote something else to it
-        _kill(worker)
-        raise _Ended(_how(worker.process)) from error
-
-
-def _has_ended(worker: _Worker) -> bool:
-    """Whether the process has exited. It is not reaped, so that its id cannot be reused."""
-    return os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _how(process: subprocess.Popen[bytes]) -> str:
-    status = process.wait()
-    if status >= 0:
-        return f"ended with status {status}"
-    with contextlib.suppress(ValueError):
-        return f"ended by signal {-status} ({signal.Signals(-status).name})"
-    return f"ended by signal {-status}"
-
-
-def _kill(worker: _Worker) -> None:
-    """Kill the process and its children. A process that has already exited keeps its status."""
-    if worker.process.returncode is None:  # else its id may belong to another process by now
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(worker.process.pid, signal.SIGKILL)
-
-
-def _end(worker: _Worker, owner: int) -> None:
-    if os.getpid() != owner:  # a fork of the trainer must not kill the trainer's processes
-        return
-    _kill(worker)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        worker.process.wait(5)
-    worker.connection.close()
-    os.close(worker.life)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from jaxrl_llm.by_value import ByValue, value_of
 from jaxrl_llm.errors import InputError, InputErrors, unknown
 from jaxrl_llm.peer_options import reward_hint
-from jaxrl_llm.rewards.loading import ARGUMENTS, FACTORIES, FUNCTIONS
+from jaxrl_llm.rewards import given
+from jaxrl_llm.rewards.calling import ENVIRONMENTS, parameters
+from jaxrl_llm.rewards.loading import ARGUMENTS, FACTORIES, FUNCTIONS, load_function
 from jaxrl_llm.rewards.of_environment import ENVIRONMENT, environment
 from jaxrl_llm.rewards.process import ProcessFunction
 from jaxrl_llm.rewards.runner import Reward
@@ -37,27 +40,22 @@ def get_reward(spec: str, folder: str | os.PathLike[str] = ".") -> Reward:
 
 
 def get_rewards(specs: Sequence[str], folder: str | os.PathLike[str] = ".") -> list[Reward]:
-    """The reward of each spec; their processes start in parallel. Raises InputErrors if several specs are invalid."""
+    """The reward of each spec; their processes start in parallel. Raises InputErrors if several specs are invalid.
+
+    A spec may be a `ByValue`, a function that a program gave; see `given`.
+    """
     if isinstance(specs, str):
         raise InputError(f"get_rewards needs a list of strings: write get_rewards([{specs!r}])")
-    started: list[tuple[ProcessFunction | None, float]] = []
+    started: list[tuple[ProcessFunction | None, Callable[[], Reward]]] = []
     rewards, problems = [], []
     for spec in specs:
         try:
-            name, weight = _parse(spec, folder)
-            if name == ENVIRONMENT:  # which episodes have; no process computes it
-                started.append((None, weight))
-                continue
-            function = ProcessFunction(name, folder)
-            function.start()
-            started.append((function, weight))
+            started.append(given.begun(spec, folder) if isinstance(spec, ByValue) else _begun(spec, folder))
         except InputError as error:
             problems.append(str(error))
-    for process, weight in started:
+    for _, finish in started:
         try:
-            if process is not None:
-                process.load()
-            rewards.append(Reward(environment if process is None else process, weight))
+            rewards.append(finish())
         except InputError as error:
             problems.append(str(error))
     if problems:
@@ -68,11 +66,42 @@ def get_rewards(specs: Sequence[str], folder: str | os.PathLike[str] = ".") -> l
     return rewards
 
 
+def _begun(spec: str, folder: str | os.PathLike[str]) -> tuple[ProcessFunction | None, Callable[[], Reward]]:
+    """The process of a reward, which has begun to load it, and what waits for it."""
+    name, weight = _parse(spec, folder)
+    if name == ENVIRONMENT:  # which episodes have; no process computes it
+        return None, lambda: Reward(environment, weight)
+    process = ProcessFunction(name, folder)
+    process.start()
+
+    def finish() -> Reward:
+        process.load()
+        if any(one.name == ENVIRONMENTS for one in parameters(process)):
+            return _in_this_process(process, weight)
+        return Reward(process, weight)
+
+    return process, finish
+
+
+def _in_this_process(process: ProcessFunction, weight: float) -> Reward:
+    """The reward of a function that reads environments, which are objects of this process."""
+    process.close()
+    source, _, name = process.name.rpartition(":")
+    path = Path(process.folder, Path(source).expanduser()) if source.endswith(".py") else source
+    loaded = load_function(f"{path}:{name}", "rewards")
+    note = (
+        f"the reward {process.__name__} reads the environments of episodes, so it runs in a thread: at its time limit "
+        "it is left behind, not killed"
+    )
+    return Reward(loaded.function, weight, process.__name__, digest=loaded.digest, note=note)
+
+
 def _parse(spec: str, folder: str | os.PathLike[str]) -> tuple[str, float]:
     """The name and the weight of a spec, checked as far as possible without running code."""
     if not isinstance(spec, str):
         raise InputError(f"a reward is given as text, such as 'number_match*0.5'; found {type(spec).__name__}")
     spec = spec.strip()
+    value_of(spec, "the reward")  # raises InputError for the name of a value
     name, weight = spec, 1.0
     if "*" in spec and not spec.endswith(")"):  # a star inside brackets belongs to a regular expression
         name, _, factor = spec.rpartition("*")

@@ -5,9 +5,9 @@ A reward is a plain Python function with the signature that TRL's trainers use,
     def reward(completions, **columns) -> list[float]          # or async def
 
 called by keyword with lists of length N: `completions`, and those columns of the batch that it has parameters for, or
-all of them if it takes `**kwargs`. An entry of the result that is None or NaN means "not scored". A function may also
-return a dict of lists, or a list of dicts, with the scores under "reward" and further entries beside them; see
-`entries`.
+all of them if it takes `**kwargs`; and with TRL's `trainer_state`, `log_metric` and `log_extra`. An entry of the result
+that is None or NaN means "not scored". A function may also return a dict of lists, or a list of dicts, with the scores
+under "reward" and further entries beside them; see `entries`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,15 +24,31 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.errors import InputError, error_line, shown, unknown
+from jaxrl_llm.rewards.calling import (
+    ENVIRONMENTS,
+    LOG_EXTRA,
+    LOG_METRIC,
+    REPLY_START,
+    TRAINER_STATE,
+    Given,
+    Logged,
+    Lost,
+    Outcome,
+    parameters,
+    wants_texts,
+)
 from jaxrl_llm.rewards.entries import SPANS, Entries, provided
+from jaxrl_llm.rewards.limits import ThreadCalls, within_limits
 from jaxrl_llm.rewards.process import ProcessFunction
-from jaxrl_llm.rewards.worker import Outcome, all_failed, call_reward, parameters, time_limit_text
+from jaxrl_llm.rewards.verifiers import text_of
 
 logger = logging.getLogger("jaxrl_llm.rewards")
 
 
 _LARGEST = float(np.finfo(np.float32).max)
 _LONGEST = 1e6  # seconds of a time limit
+_GIVEN = (TRAINER_STATE, LOG_METRIC, LOG_EXTRA)
+NO_STATE = {"global_step": 0, "max_steps": 0, "epoch": 0.0}  # of a call outside of a run
 
 
 @dataclass(frozen=True)
@@ -50,9 +65,11 @@ class Reward:
     function: Callable[..., Any]
     weight: float = 1.0  # of this component in the total; finite, may be negative
     name: str = ""  # of the component; by default the function's name
-    time_limit: float = 10.0  # seconds for a batch, above 0 and at most 1e6
-    default: float = 0.0  # score of a sample on which the function fails; finite, or NaN for "not scored"
+    time_limit: float = 10.0  # seconds for a sample, above 0 and at most 1e6; see `limits`
+    default: float = 0.0  # score of a sample on which the function raises; finite, or NaN for "not scored"
     memory_limit: float | None = None  # bytes of the function's process, if it has one; None: half of the machine's
+    digest: str = ""  # of the function's code, by which a resumed run compares it; "" if its process knows, or none
+    note: str = ""  # what a run says of it when it begins
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -84,22 +101,38 @@ class Scores(NamedTuple):
     failures: dict[str, int]  # number of samples that got the default, per reward
     seconds: dict[str, float]  # wall-clock time of each function, roughly bounded by its limit
     entries: Mapping[str, list[Any]] = {}  # what else functions returned, N values each; None where there is none
+    logged: Logged = Logged()  # what functions logged
+
+    @property
+    def scored(self) -> dict[str, float]:
+        """The share of the samples that each reward scored.
+
+        The mean of `total` is the sum of weight x share x mean over the scored ones, if each sample has a total.
+        """
+        return {name: float(np.mean(~np.isnan(x))) if x.size else 0.0 for name, x in self.components.items()}
 
 
-def score(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> Scores:
+def score(
+    rewards: Sequence[Reward], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]],
+    state: Mapping[str, Any] | None = None,
+) -> Scores:  # fmt: skip
     """Score N completions with all rewards in parallel.
 
-    completions: N strings, or N lists of messages if prompts are conversations.
+    completions: N strings, or N lists of messages if prompts are conversations. A function that declares
+    `completions: list[str]` gets the text of the last reply for such a list.
     columns: name -> N values: the columns of the data set, `prompts`, `completion_ids` and so on.
+    state: attributes of the `trainer_state` that functions get, such as global_step. None: no run, so that functions
+    with **kwargs get no `trainer_state`, `log_metric` and `log_extra`, but those that name them do.
 
-    A function that raises on the batch is called again for each sample, so that only the samples on which it raises get
-    its default. If it exceeds its time limit or does not return N values, the whole batch gets the default; if a value
-    is infinite or not a number, that sample does. Failures are logged, once per reward and call, and never raised.
+    The function is called with all samples, and if that call fails or exceeds its time limit, again for each sample, so
+    that only those samples are lost on which it fails too; see `limits`. A sample on which it raises gets its default,
+    and one on which it exceeds a limit of time or memory is not scored. If it does not return N values, the whole batch
+    gets the default; if a value is infinite or not a number, that sample does. Both are failures: they are logged, once
+    per reward and call, and never raised.
 
-    Functions from `get_reward` run in processes (see `process`). If a process exceeds its time or memory limit or
-    exits, the whole batch gets the default. The process is killed; the next batch starts a new one and waits up to 30 s
-    for it to load. A plain Python function that hangs is abandoned in a daemon thread, which does not keep the
-    interpreter alive; see `Reward`.
+    Functions from `get_reward` run in processes (see `process`). A process that exceeds a limit is killed, and another
+    one goes on with the next sample. A plain Python function that hangs is abandoned in a daemon thread, which does not
+    keep the interpreter alive; see `Reward`.
 
     Of entries with the same name, those of the first reward count; spans add up, with the weights of their rewards.
 
@@ -108,34 +141,25 @@ def score(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mappin
     _check(rewards, completions, columns)
     count = len(completions)
     inputs = {**columns, "completions": completions}
-    running = [(reward, time.monotonic(), _start(reward, inputs, count)) for reward in rewards]
-    outcomes: dict[str, Outcome] = {}
-    # Shortest limit first, so that waiting for one reward never gives another more time than its limit.
-    for reward, start, future in sorted(running, key=lambda entry: entry[0].time_limit):
-        if isinstance(reward.function, ProcessFunction):
-            outcomes[reward.name] = future.result()  # enforces its own limits
-            continue
-        try:
-            outcomes[reward.name] = future.result(max(0.0, start + reward.time_limit - time.monotonic()))
-        except TimeoutError:
-            outcomes[reward.name] = all_failed(count, time_limit_text(reward.time_limit), time.monotonic() - start)
+    running = [(reward, _start(reward, inputs, count, state)) for reward in rewards]
+    outcomes = {reward.name: future.result() for reward, future in running}
 
     components, failures, seconds = {}, {}, {}
     for reward in rewards:
         found = outcomes[reward.name]
         components[reward.name] = np.where(found.failed, reward.default, found.values).astype(np.float32)
-        failures[reward.name] = sum(found.failed)
+        failures[reward.name] = sum(found.failed) + sum(found.late)
         seconds[reward.name] = found.seconds
         if found.problem:
-            logger.warning(
-                "reward %r failed on %d of %d samples, which get %g: %s",
-                *(reward.name, failures[reward.name], count, reward.default, found.problem),
-            )
+            logger.warning("reward %r %s: %s", reward.name, _lost(found, count, reward.default), found.problem)
     total = combine(rewards, components)
     if count and np.isnan(total).all():
         why = "they fail, or return None or NaN" if any(failures.values()) else "they return None or NaN"
         logger.warning("no reward scored any of the %d completions: %s (%s)", count, why, ", ".join(components))
-    return Scores(components, total, failures, seconds, _entries(rewards, outcomes, count))
+    all_of_them = [outcomes[reward.name].logged for reward in rewards]
+    extras = {name: column for one in all_of_them for name, column in one.extras.items()}
+    logged = Logged([metric for one in all_of_them for metric in one.metrics], extras)
+    return Scores(components, total, failures, seconds, _entries(rewards, outcomes, count), logged)
 
 
 def close_rewards(rewards: Iterable[Reward]) -> None:
@@ -151,7 +175,7 @@ def reward_digest(reward: Reward) -> str:
     For a built-in reward this is a file of the library; the pattern of `format_match` is not included. "" for a plain
     function, and for a module without a file.
     """
-    return reward.function.digest if isinstance(reward.function, ProcessFunction) else ""
+    return reward.digest or (reward.function.digest if isinstance(reward.function, ProcessFunction) else "")
 
 
 def require_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
@@ -162,7 +186,7 @@ def require_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
     """
     if columns is None or isinstance(columns, str):
         raise InputError(f"columns is {shown(columns)}, but must be a list of names")
-    known = {*columns, "completions"}
+    known = {*columns, "completions", REPLY_START, TRAINER_STATE, LOG_METRIC, LOG_EXTRA}
     for reward in rewards:
         taken = parameters(reward.function)
         if not taken or any(one.kind is one.POSITIONAL_ONLY and one.default is one.empty for one in taken):
@@ -172,6 +196,11 @@ def require_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
         for parameter in parameters(reward.function):
             by_name = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             if by_name and parameter.default is parameter.empty and parameter.name not in known:
+                if parameter.name == ENVIRONMENTS:
+                    raise InputError(
+                        f"the reward {reward.name!r} reads environments, but there are none: give --environment "
+                        "MODULE:NAME"
+                    )
                 raise unknown(f"column that the reward {reward.name!r} needs,", parameter.name, known)
 
 
@@ -225,29 +254,47 @@ def _added(before: list[Any] | None, spans: list[Any] | None, weight: float) -> 
     return [*(before or []), *([start, end, value * weight] for start, end, value in spans)]
 
 
-def _start(reward: Reward, inputs: Mapping[str, Sequence[Any]], count: int) -> Future[Outcome]:
+def _lost(found: Outcome, count: int, default: float) -> str:
+    """What failed, in words."""
+    failed, late = sum(found.failed), sum(found.late)
+    if not failed + late:
+        return f"was called again for each of {count} samples, because a call for all did not end well"
+    each = [f"{failed} get {default:g}"] * bool(failed) + [f"{late} are not scored"] * bool(late)
+    what = each[0].partition(" ")[2] if len(each) == 1 else " and ".join(each)
+    return f"failed on {failed + late} of {count} samples, which {what}"
+
+
+def _start(
+    reward: Reward, inputs: Mapping[str, Sequence[Any]], count: int, state: Mapping[str, Any] | None
+) -> Future[Outcome]:
     """Run the function in a daemon thread, which, unlike the pools of `concurrent.futures`, is not joined at exit."""
     future: Future[Outcome] = Future()
-    # Copies, because a function may modify its lists while others read theirs.
-    arguments = {name: list(inputs[name]) for name in _wanted(reward.function, inputs)}
-    deadline, function = time.monotonic() + reward.time_limit, reward.function
+    function, limit = reward.function, reward.time_limit
+    in_process = isinstance(function, ProcessFunction)
+    names = _wanted(function, [name for name in inputs if name != ENVIRONMENTS or not in_process])
+    arguments = {name: list(inputs[name]) for name in names}
+    given = Given(tuple(_wanted(function, _GIVEN, of_all=state is not None)), state or NO_STATE)
 
     def run() -> None:
         try:
+            if function.wants_texts if isinstance(function, ProcessFunction) else wants_texts(function):
+                arguments["completions"] = [text_of(one) for one in arguments["completions"]]
             if isinstance(function, ProcessFunction):
-                found = function.run(arguments, count, reward.time_limit, reward.memory_limit)
+                found = function.run(arguments, count, limit, reward.memory_limit, given)
             else:
-                found = call_reward(function, arguments, count, deadline, reward.time_limit)
+                flags = (bool(getattr(function, name, False)) for name in ("per_sample", "own_limits"))
+                found = within_limits(ThreadCalls(function, arguments, count, given), count, limit, *flags)
         except BaseException as error:  # e.g. MemoryError while copying a column
-            found = all_failed(count, error_line(error), 0.0)
+            found = Lost(error_line(error)).outcome(count)
         future.set_result(found)
 
     threading.Thread(target=run, name=f"reward {reward.name}", daemon=True).start()
     return future
 
 
-def _wanted(function: Callable[..., Any], names: Iterable[str]) -> list[str]:
+def _wanted(function: Callable[..., Any], names: Iterable[str], of_all: bool = True) -> list[str]:
+    """The arguments that a function names. of_all: all but REPLY_START if it takes **kwargs."""
     takes = parameters(function)
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes)
+    takes_all = of_all and any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes)
     named = {parameter.name for parameter in takes}
-    return [name for name in names if takes_all or name in named]
+    return [name for name in names if (takes_all and name != REPLY_START) or name in named]

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from jaxrl_llm.rewards.calling import Logged, all_logged
 from jaxrl_llm.rewards.entries import SPANS, Entries, chosen, joined, provided
 from jaxrl_llm.rewards.entry_arrays import alike, blank, with_entries
 from jaxrl_llm.rewards.of_environment import environment
 from jaxrl_llm.rewards.runner import Reward, Scores, combine
 from jaxrl_llm.rewards.runner import score as score_completions
+from jaxrl_llm.rewards.seen import Talk, prompts_of, reply_starts, seen
 from jaxrl_llm.sampling import completion_ids, completion_texts
 from jaxrl_llm.sampling.recorded import of_rows
 from jaxrl_llm.trajectory import Trajectories
+
+State = Mapping[str, Any]  # attributes of `trainer_state`, see `runner.score`
+LOGGED = "logged extras"  # entry of an episode: what `log_extra` gave for it; no function can return that name
 
 
 class Scored(NamedTuple):
@@ -28,6 +33,7 @@ class Scored(NamedTuple):
     texts: list[str]  # of the completions
     failures: dict[str, int]  # number of samples that got the default, per reward
     entries: tuple[str, ...] = ()  # names in the batch's `info` that reward functions gave
+    logged: Logged = Logged()  # what reward functions logged
 
 
 def score_batch(
@@ -37,11 +43,12 @@ def score_batch(
     batch: Trajectories,
     scores: Scores | None = None,
     which: np.ndarray | None = None,
+    state: State | None = None,
 ) -> Scored:
     """Score every completion. rows: the data set row of each prompt, in the order of the batch's groups.
 
     scores: scores of the batch's rows, if already known; then no reward function is called.
-    which: bool[N], the completions to score; the others get NaN. Default: all.
+    which: bool[N], the completions to score; the others get NaN. Default: all. state: of the run, see `runner.score`.
 
     Entries that the functions return beside their scores join the batch; see `entry_arrays.with_entries`.
     """
@@ -49,13 +56,15 @@ def score_batch(
     if scores is None:
         which = np.ones(len(texts), bool) if which is None else which
         of_rows = [rows[group] for group in np.asarray(batch.group)]
-        scores = _score_some(rewards, of_rows, texts, completion_ids(batch), which)
+        starts = reply_starts(tokenizer, prompts_of(batch))
+        scores = _score_some(rewards, of_rows, texts, completion_ids(batch), which, state, starts)
     batch = batch.replace(
         rewards={name: np.asarray(values) for name, values in scores.components.items()},
         reward=np.asarray(scores.total),
     )
     batch = with_entries(batch, scores.entries, tokenizer, texts)
-    return Scored(batch, texts, scores.failures, tuple(name for name in scores.entries if name != SPANS))
+    entries = tuple(name for name in scores.entries if name != SPANS)
+    return Scored(batch, texts, scores.failures, entries, scores.logged)
 
 
 def with_defaults(rewards: Sequence[Reward], scored: Scored, which: np.ndarray) -> Scored:
@@ -79,10 +88,12 @@ def _score_some(
     texts: Sequence[str],
     ids: list[list[int]],
     which: np.ndarray,
+    state: State | None,
+    starts: Sequence[str],
 ) -> Scores:
     """`_score` for the completions `which`, bool[N], and NaN for the others. No function is called if there is none."""
     if which.all():
-        return _score(rewards, rows, texts, ids)
+        return _score(rewards, rows, texts, ids, state, starts)
 
     def spread(values: np.ndarray | float = np.nan) -> np.ndarray:
         out = np.full(len(texts), np.nan, np.float32)
@@ -95,23 +106,24 @@ def _score_some(
         components = {name: spread() for name in names}
         return Scores(components, spread(), dict.fromkeys(names, 0), dict.fromkeys(names, 0.0), nothing)
     some = np.flatnonzero(which).tolist()
-    found = _score(rewards, [rows[i] for i in some], [texts[i] for i in some], [ids[i] for i in some])
+    found = _score(
+        rewards, [rows[i] for i in some], [texts[i] for i in some], [ids[i] for i in some], state,
+        [starts[i] for i in some],
+    )  # fmt: skip
     components = {name: spread(values) for name, values in found.components.items()}
     places = [int(np.sum(which[:i])) if one else None for i, one in enumerate(which)]
-    return found._replace(components=components, total=spread(found.total), entries=chosen(found.entries, places))
+    logged = found.logged._replace(extras=chosen(found.logged.extras, places))
+    entries = chosen(found.entries, places)
+    return found._replace(components=components, total=spread(found.total), entries=entries, logged=logged)
 
 
 def _score(
-    rewards: Sequence[Reward], rows: Sequence[dict[str, Any]], texts: Sequence[str], ids: list[list[int]]
-) -> Scores:
-    """Score completions; rows: the data set row of each."""
-    completions = [
-        [{"role": "assistant", "content": text}] if not isinstance(row["prompt"], str) else text
-        for text, row in zip(texts, rows, strict=True)
-    ]
-    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-    columns |= {"prompts": [row["prompt"] for row in rows], "completion_ids": ids}
-    return score_completions(rewards, completions, columns)
+    rewards: Sequence[Reward], rows: Sequence[dict[str, Any]], texts: Sequence[str], ids: list[list[int]],
+    state: State | None = None, starts: Sequence[str] | None = None, talks: Sequence[Talk] | None = None,
+) -> Scores:  # fmt: skip
+    """Score completions; see `seen` and `runner.score`."""
+    completions, columns = seen(rows, texts, ids, starts, talks)
+    return score_completions(rewards, completions, columns, state)
 
 
 PADDING = {"turn": -1, "support_floor": -np.inf, "experts": -1}  # of fields of tokens; 0 of the others
@@ -123,10 +135,13 @@ def rows_of_group(scored: Scored, number: int, size: int) -> Scored:
 
 
 def some_rows(scored: Scored, number: int, place: slice) -> Scored:
-    """The rows of group `number`. Failures are not known per row, so all are attributed to the first group."""
+    """The rows of group `number`. Failures and metrics are not known per row: all are attributed to the first group."""
     failures = {name: 0 if number else count for name, count in scored.failures.items()}
     batch = jax.tree.map(lambda x: np.asarray(x)[place], scored.batch)
-    return Scored(batch, scored.texts[place], failures, scored.entries)
+    logged = Logged(
+        () if number else scored.logged.metrics, {name: x[place] for name, x in scored.logged.extras.items()}
+    )
+    return Scored(batch, scored.texts[place], failures, scored.entries, logged)
 
 
 def concatenate_groups(groups: list[Scored]) -> Scored:
@@ -163,6 +178,7 @@ def concatenate_groups(groups: list[Scored]) -> Scored:
         [text for group in groups for text in group.texts],
         {name: sum(group.failures[name] for group in groups) for name in groups[0].failures},
         tuple(dict.fromkeys(name for group in groups for name in group.entries)),
+        all_logged((group.logged, len(group.texts)) for group in groups),
     )
 
 
@@ -184,11 +200,12 @@ class StreamedScores:
     time limit. As a context manager it drops groups that are not scored on exit.
     """
 
-    def __init__(self, rewards: Sequence[Reward], tokenizer: Any) -> None:
-        self._rewards, self._tokenizer = rewards, tokenizer
+    def __init__(self, rewards: Sequence[Reward], tokenizer: Any, state: State | None = None) -> None:
+        self._rewards, self._tokenizer, self._state = rewards, tokenizer, state
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamed rewards")
         self._scores: dict[int, Future[Scores]] = {}
         self._failures: Counter[str] = Counter()  # of completions that `episodes` scored
+        self._metrics: list[tuple[str, float]] = []  # that functions logged for them
 
     def __enter__(self) -> StreamedScores:
         return self
@@ -196,11 +213,13 @@ class StreamedScores:
     def __exit__(self, *unused: object) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def add(self, number: int, row: dict[str, Any], ids: list[list[int]]) -> None:
-        """Score a group (its number, its data set row, the token ids of its completions)."""
+    def add(self, number: int, row: dict[str, Any], ids: list[list[int]], prompt: Sequence[int] = ()) -> None:
+        """Score a group (its number, its data set row, the token ids of its completions and of their prompt)."""
         # Decode in this thread, because tokenisers are not thread-safe.
         texts = [self._tokenizer.decode(tokens, skip_special_tokens=True) for tokens in ids]
-        self._scores[number] = self._thread.submit(_score, self._rewards, [row] * len(ids), texts, ids)
+        starts = reply_starts(self._tokenizer, [prompt] * len(ids))
+        given = ([row] * len(ids), texts, ids, self._state, starts)
+        self._scores[number] = self._thread.submit(_score, self._rewards, *given)
 
     def scores(self) -> Scores:
         """Wait for the scores of all groups, in ascending order of their numbers."""
@@ -211,6 +230,7 @@ class StreamedScores:
             {name: sum(part.failures[name] for part in found) for name in found[0].failures},
             {name: sum(part.seconds[name] for part in found) for name in found[0].seconds},
             joined((part.entries, len(part.total)) for part in found),
+            all_logged((part.logged, len(part.total)) for part in found),
         )
 
     @property
@@ -219,7 +239,9 @@ class StreamedScores:
         return bool(self._scores)
 
     async def episodes(self, row: dict[str, Any], episodes: Sequence[Any]) -> list[Any]:
-        """Score episodes of one prompt and return them with their rewards. Reward functions see the sampled tokens.
+        """Score episodes of one prompt and return them with their rewards.
+
+        Reward functions see the sampled tokens as text, or `Episode.talk` where all episodes have one.
 
         The component `environment` is what episodes have already, `Episode.rewards`: no function is called for it.
         """
@@ -233,14 +255,22 @@ class StreamedScores:
         called = [reward for reward in self._rewards if reward.name not in had]
         found = Scores({}, np.zeros(0), {}, {})
         if called:
-            found = await asyncio.wrap_future(self._thread.submit(_score, called, [row] * len(ids), texts, ids))
+            talks = [episode.talk for episode in episodes]
+            known = None if any(talk is None for talk in talks) else talks
+            starts = reply_starts(self._tokenizer, [episode.prompt for episode in episodes]) if known is None else None
+            given = ([row] * len(ids), texts, ids, self._state, starts, known)
+            future = self._thread.submit(_score, called, *given)
+            found = await asyncio.wrap_future(future)
         if had:
             components = {reward.name: {**found.components, **had}[reward.name] for reward in self._rewards}
             found = found._replace(components=components, total=combine(self._rewards, components))
         for name, count in found.failures.items():
             self._failures[name] += count
+        self._metrics += found.logged.metrics
         parts = [{name: float(x[i]) for name, x in found.components.items()} for i in range(len(ids))]
         own = [{name: column[i] for name, column in found.entries.items()} for i in range(len(ids))]
+        if extras := found.logged.extras:
+            own = [{**one, LOGGED: {name: x[i] for name, x in extras.items()}} for i, one in enumerate(own)]
         each = zip(episodes, found.total, parts, own, strict=True)
         return [episode.scored(float(total), part, entries) for episode, total, part, entries in each]
 
@@ -262,4 +292,7 @@ class StreamedScores:
         reward = np.asarray([total if e.reward is None else e.reward for e in episodes], np.float32)
         failures = {name: self._failures[name] for name in names}
         entries = joined([({name: [value] for name, value in e.entries.items()}, 1) for e in episodes])
-        return Scores(components, reward, failures, dict.fromkeys(names, 0.0), entries)
+        extras = joined([({name: [x] for name, x in (one or {}).items()}, 1) for one in entries.get(LOGGED, ())])
+        entries = {name: column for name, column in entries.items() if name != LOGGED}
+        logged = Logged(self._metrics, extras)
+        return Scores(components, reward, failures, dict.fromkeys(names, 0.0), entries, logged)

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rewards.tagged_lists import TAGS, listed, numbers, pairs, read
-from jaxrl_llm.rewards.verifiers import text_of
+from jaxrl_llm.rewards.verifiers import matching
 
 RADIUS = 140.0  # pixels within which a click on a point is right, exclusive (GUI-R1)
 SAME_TEXT = 0.5  # least token F1 of texts that count as equal (GUI-R1)
@@ -22,7 +22,7 @@ WITH_TEXT = ("type", "select", "open_app")
 DIRECTIONS = ("left", "right", "up", "down")
 
 
-def gui_format(completions: Sequence[Any], **_: Any) -> list[float]:
+def gui_format(completions: Sequence[Any], reply_start: Sequence[str] | None = None, **_: Any) -> list[float]:
     """1.0 if a completion has the tags of `answer_tags` and in them a list of well-formed actions, else 0.0.
 
     An action has the texts "action" and "input_text", which is not empty for type, select and open_app and a direction
@@ -31,10 +31,11 @@ def gui_format(completions: Sequence[Any], **_: Any) -> list[float]:
     >>> gui_format(['<think></think><answer>[{"action": "back", "point": [0, 0], "input_text": ""}]</answer>', "back"])
     [1.0, 0.0]
     """
-    return [
-        float(TAGS.fullmatch(text) is not None and bool(found := listed(text)) and all(map(_is_whole, found)))
-        for text in map(text_of, completions)
-    ]
+
+    def is_whole(text: str) -> bool:
+        return TAGS.fullmatch(text) is not None and bool(found := listed(text)) and all(map(_is_whole, found))
+
+    return matching(is_whole, completions, reply_start)
 
 
 def gui_action(completions: Sequence[Any], action: Sequence[Any], **_: Any) -> list[float]:

@@ -11,14 +11,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from jaxrl_llm.rewards.verifiers import last_tagged, text_of
+from jaxrl_llm.rewards.verifiers import last_tagged, matching, text_of
 
 TAGS = re.compile(r"\s*<think>.*?</think>\s*<answer>.*?</answer>\s*", re.DOTALL)
 
 
-def answer_tags(completions: Sequence[Any], **_: Any) -> list[float]:
-    """1.0 if the whole completion is <think>...</think><answer>...</answer>, else 0.0."""
-    return [float(TAGS.fullmatch(text_of(one)) is not None) for one in completions]
+def answer_tags(completions: Sequence[Any], reply_start: Sequence[str] | None = None, **_: Any) -> list[float]:
+    """1.0 if the whole completion is <think>...</think><answer>...</answer>, else 0.0; see `verifiers.matching`."""
+    return matching(TAGS.fullmatch, completions, reply_start)
 
 
 def read(text: str) -> Any:

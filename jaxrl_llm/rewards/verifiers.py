@@ -8,22 +8,18 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Callable, Sequence
-from fractions import Fraction
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxrl_llm.errors import InputError, missing_package
+from jaxrl_llm.rewards.calling import per_sample
+from jaxrl_llm.rewards.final_answers import answer_text, final_answer, is_huge, last_number, normalised, number_of
 
-_UNSIGNED = (
-    r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<!\.)\.[0-9]+)(?:[eE][-+]?[0-9]{1,3}(?!\w))?"
-)
-# A number starts neither inside a word ("x2") nor after the point of another ("1.2.3"). A sign right after a closing
-# bracket is an operator, "(1)-2". Exponents have at most three digits, so that "1e999999999" cannot exhaust memory.
-_NUMBER = re.compile(
-    rf"(?<![0-9A-Za-z])(?<![0-9]\.)(?:(?<![)\]}}])(?P<sign>[-+])\$?)?(?P<value>{_UNSIGNED})"
-    rf"(?:\s*/\s*(?P<denominator>{_UNSIGNED}))?"
-)
+_THOUGHTS = re.compile(r"<think>(?!.*<think>).*?</think>", re.DOTALL)
+_ONE_ANSWER = r"<answer>(?:(?!</?answer>|</?think>).)*</answer>"
+_THOUGHTS_AND_ANSWER = re.compile(rf"\s*<think>(?:(?!</?think>).)*</think>\s*{_ONE_ANSWER}\s*", re.DOTALL)
 _ANSWER_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_QUOTES = re.compile(r"[`*_\"'()\[\]]+(?=[-+]?\.?[0-9])|(?<=[0-9])[`*_\"'()\[\]]+")  # around numbers
 _LATEX_DELIMITERS = ("$", r"\(", r"\[", r"\boxed", r"\begin")
 
 
@@ -47,33 +43,57 @@ def text_of(completion: Any) -> str:
 
 
 def exact_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
-    """1.0 if the completion equals the answer, ignoring leading and trailing white space."""
-    pairs = zip(completions, answer, strict=True)
-    return [float(text_of(completion).strip() == str(expected).strip()) for completion, expected in pairs]
+    """1.0 if the completion equals the answer, ignoring leading and trailing white space; a number by its value.
+
+    Raises InputError for an answer that is no text and no number.
+    """
+    scores = []
+    for completion, expected in zip(completions, answer, strict=True):
+        text, wanted = text_of(completion).strip(), answer_text(expected).strip()
+        same = not isinstance(expected, str) and number_of(text) == number_of(wanted) is not None
+        scores.append(float(text == wanted or text == str(expected) or same))
+    return scores
 
 
 def number_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
-    """1.0 if the last number in the completion equals the last number in the answer exactly.
+    """1.0 if the last number of the final answer equals the last number in the expected one exactly.
 
-    Reads 42, -3, 0.5, .5, 1,234.50, 1e-3 and 3/4 in plain text; for LaTeX use `math_verify`.
+    The final answer is what the last \\boxed{...} or <answer>...</answer> holds, else the completion. Reads 42, -3,
+    0.5, .5, 1,234.50, 1 234, 1.234.567, 1e-3, 3 x 10^5, 3/4, 1 1/2, and digits of other scripts; for expressions use
+    `math_verify`.
 
     >>> number_match(["half of 2,468 is 1,234."], answer=["1234.0"])
     [1.0]
 
     Raises InputError for an answer without a number.
     """
-    scores = []
-    for completion, expected in zip(completions, answer, strict=True):
-        wanted = last_number(str(expected))
-        if wanted is None:
-            raise InputError(f"the answer {str(expected)[:80]!r} has no number to match: use exact_match for text")
-        scores.append(float(last_number(text_of(completion)) == wanted))
-    return scores
+    return _each(_same_number, completions, answer)
+
+
+def number_match_strict(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
+    """As `number_match`, but 0.0 for a completion without a box or answer tag."""
+    return _each(functools.partial(_same_number, strict=True), completions, answer)
+
+
+def _each(same: Callable[[str, Any], bool], completions: Sequence[Any], answer: Sequence[Any]) -> list[float]:
+    pairs = zip(completions, answer, strict=True)
+    return [float(same(text_of(completion), expected)) for completion, expected in pairs]
+
+
+def _same_number(text: str, expected: Any, strict: bool = False) -> bool:
+    wanted = last_number(answer_text(expected))
+    if wanted is None:
+        raise InputError(f"the answer {str(expected)[:80]!r} has no number to match: use exact_match for text")
+    found = final_answer(text)
+    if found is None:
+        return not strict and last_number(text) == wanted
+    return last_number(found) == wanted
 
 
 def format_match(pattern: str) -> Callable[..., list[float]]:
     """A reward that is 1.0 if the whole completion matches the regular expression; `.` also matches newlines.
 
+    Where the chat template has opened a tag for the reply, such as <think>, the completion may match with it too.
     Matching with a pattern of exponential backtracking, such as "(a+)+b", can be killed only in a process: use
     `get_reward("format_match(REGEX)")`, or avoid nested repetitions.
 
@@ -87,40 +107,111 @@ def format_match(pattern: str) -> Callable[..., list[float]]:
     except (re.error, OverflowError, RecursionError) as error:  # RecursionError: thousands of nested brackets
         raise InputError(f"format_match: {pattern!r} is not a regular expression: {error}") from error
 
-    def format_match(completions: Sequence[Any], **_: Any) -> list[float]:
-        return [float(compiled.fullmatch(text_of(completion)) is not None) for completion in completions]
+    @per_sample
+    def format_match(completions: Sequence[Any], reply_start: Sequence[str] | None = None, **_: Any) -> list[float]:
+        return matching(compiled.fullmatch, completions, reply_start)
 
     return format_match
 
 
+def think_format_reward(completions: Sequence[Any], reply_start: Sequence[str] | None = None, **_: Any) -> list[float]:
+    """1.0 if the completion begins with thoughts, <think>...</think>, and has no other <think>; as TRL's of that name.
+
+    >>> think_format_reward(["<think>2 + 2</think>4", "2 + 2</think>4"])
+    [1.0, 0.0]
+    """
+    return matching(_THOUGHTS.match, completions, reply_start)
+
+
+def answer_format_reward(completions: Sequence[Any], reply_start: Sequence[str] | None = None, **_: Any) -> list[float]:
+    """1.0 if the completion is <think>...</think><answer>...</answer>, each once, with white space between."""
+    return matching(_THOUGHTS_AND_ANSWER.fullmatch, completions, reply_start)
+
+
+def matching(match: Callable[[str], Any], completions: Sequence[Any], starts: Sequence[str] | None) -> list[float]:
+    """1.0 where a completion's text matches, by itself or after what its prompt holds of the reply."""
+    texts = [whole_text(completion) for completion in completions]
+    pairs = zip(texts, starts or [""] * len(texts), strict=True)
+    return [float(bool(match(text) or (start and match(start + text)))) for text, start in pairs]
+
+
+def whole_text(completion: Any) -> str:
+    """As `text_of`, after the thoughts that a message holds apart from its content, "reasoning_content"."""
+    text = text_of(completion)
+    if isinstance(completion, str):
+        return text
+    said = [message for message in completion if message.get("role") == "assistant"]
+    thoughts = said[-1].get("reasoning_content") if said else None
+    return f"<think>\n{thoughts.strip()}\n</think>\n\n{text}" if isinstance(thoughts, str) else text
+
+
+@per_sample
 def math_verify(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
     """1.0 if math-verify judges the completion's final expression to be mathematically equal to the answer.
 
-    An answer without LaTeX delimiters is read as a single formula: `x^2+1` means `$x^2+1$`.
+    The final expression is what the last \\boxed{...} or <answer>...</answer> holds, else the one that math-verify
+    finds. An answer without LaTeX delimiters is read as a single formula: `x^2+1` means `$x^2+1$`.
 
     Raises InputError if math-verify is not installed or an answer cannot be parsed.
     """
+    return _each(_same_expression, completions, answer)
+
+
+@per_sample
+def math_verify_strict(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
+    """As `math_verify`, but 0.0 for a completion without a box or answer tag."""
+    return _each(functools.partial(_same_expression, strict=True), completions, answer)
+
+
+def _same_expression(text: str, expected: Any, strict: bool = False) -> bool:
     try:
-        from math_verify import parse, verify
+        from math_verify import verify
     except ImportError as error:
         raise missing_package("math-verify", "verifiers", "the reward 'math_verify'") from error
+    wanted, found = answer_text(expected), final_answer(text)
+    gold = parsed(wanted if any(one in wanted for one in _LATEX_DELIMITERS) else f"${wanted}$")
+    if not gold:
+        raise InputError(f"math_verify cannot parse the answer {str(expected)[:80]!r}: use exact_match for text")
+    if found is None and strict:
+        return False
+    said = _after_thoughts(text) if found is None else found
+    number = number_of(said)
+    if number is not None and number == number_of(wanted):
+        return True
+    if is_huge(said) and not is_huge(wanted):
+        return False
+    return any(verify(gold, one, timeout_seconds=None) for one in readings(text))
+
+
+def readings(text: str) -> Iterator[list[Any]]:
+    """The final expression of a text, as math-verify parses it, in each way to read it.
+
+    A box or a tag may hold a formula, or words with one among them. Else it is the expression that math-verify finds,
+    and if it finds none, the one that quotes or brackets hide.
+    """
+    if (found := final_answer(text)) is not None:
+        yield from filter(None, map(parsed, dict.fromkeys([f"\\boxed{{{found}}}", f"${normalised(found)}$", found])))
+        return
+    said = _after_thoughts(text)
+    if one := parsed(said) or parsed(_QUOTES.sub(" ", normalised(said))):
+        yield one
+
+
+@functools.lru_cache(maxsize=64)
+def parsed(text: str) -> list[Any]:
+    """What math-verify finds in a text; empty if nothing. Its time limits, alarms of the main thread, are off."""
+    from math_verify import parse
+
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).addFilter(_is_not_about_timeouts)
-
-    scores = []
-    for completion, expected in zip(completions, answer, strict=True):
-        gold_text = str(expected)
-        if not any(delimiter in gold_text for delimiter in _LATEX_DELIMITERS):
-            gold_text = f"${gold_text}$"
-        # math-verify's time limits are alarms, which only the main thread may set; the runner enforces the limit.
-        gold = parse(gold_text, parsing_timeout=None)
-        if not gold:
-            raise InputError(f"math_verify cannot parse the answer {str(expected)[:80]!r}: use exact_match for text")
-        found = parse(text_of(completion), parsing_timeout=None)
-        scores.append(float(verify(gold, found, timeout_seconds=None)))
-    return scores
+    return list(parse(text, parsing_timeout=None))
 
 
+def _after_thoughts(text: str) -> str:
+    return text.rpartition("</think>")[2].strip() or text
+
+
+@per_sample
 def reasoning_gym(
     completions: Sequence[Any],
     reasoning_gym_task: Sequence[str],
@@ -171,21 +262,6 @@ def _scorer(task: str) -> Callable[..., float]:
     except ImportError as error:
         raise missing_package("reasoning-gym", "verifiers", "the reward 'reasoning_gym'") from error
     return get_score_answer_fn(task)
-
-
-def last_number(text: str) -> Fraction | None:
-    """The last number in the text; None if there is none, or if it divides by zero or has over 1000 characters."""
-    found = list(_NUMBER.finditer(text.replace("\N{MINUS SIGN}", "-")))
-    if not found or len(found[-1].group()) > 1000:
-        return None
-    last = found[-1]
-    value = Fraction(last["value"].replace(",", ""))
-    if last["denominator"]:
-        denominator = Fraction(last["denominator"].replace(",", ""))
-        if denominator == 0:
-            return None
-        value /= denominator
-    return -value if last["sign"] == "-" else value
 
 
 def _is_not_about_timeouts(record: logging.LogRecord) -> bool:

@@ -5,18 +5,15 @@ import JAX or NumPy. It has two file descriptors: a socket for messages, and the
 written to, whose write end the trainer keeps open.
 
 Messages are 8 bytes of length, then a pickle (`send`, `receive`). As Python values:
-    from the trainer: the reward's name; then for each batch ({column: pickled values}, count, seconds, limit)
-    to the trainer: `Ready` or an error message; then for each batch the fields of an `Outcome`
-
-`call_reward` turns whatever a function returns or raises into N numbers, and the entries that come with them.
+    from the trainer: the reward's name; then for each call an `Asked`
+    to the trainer: `Ready` or an error message, and WARM after some; then for each call the `Outcome` or `Lost` of all
+    samples, or those of one sample after another
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import inspect
-import math
 import os
 import pickle
 import select
@@ -25,13 +22,14 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import error_line
 from jaxrl_llm.rewards import loading
-from jaxrl_llm.rewards.entries import Entries, joined, parsed, provided
+from jaxrl_llm.rewards.calling import Given, Lost, call_each, call_whole, parameters, wants_texts
+from jaxrl_llm.rewards.entries import provided
 
 _LENGTH = struct.Struct(">Q")
 _TICK = 0.05  # seconds between two checks of a silent process
@@ -44,6 +42,24 @@ class Ready(NamedTuple):
     parameters: list[tuple[str, str, bool]]  # name, kind (such as "KEYWORD_ONLY"), whether it has a default value
     digest: str  # see `loading.Loaded`
     provides: tuple[str, ...] = ()  # see `entries.provided`
+    per_sample: bool = False  # attributes of the function, see `limits`
+    own_limits: bool = False
+    wants_texts: bool = False  # see `calling.wants_texts`
+    warms_up: bool = False  # whether WARM follows
+
+
+WARM = "warm"  # the message of a process that has imported what its first call needs
+
+
+class Asked(NamedTuple):
+    """A call: with all samples at once, or for each."""
+
+    columns: dict[str, bytes]  # pickled values
+    number: int  # of samples
+    seconds: float  # limit of the call, or of each
+    given: Given
+    each: bool = False
+    at_once: bool = False  # see `calling.call_each`
 
 
 def main(connection: int, life: int) -> None:
@@ -78,24 +94,35 @@ def _serve(channel: socket.socket) -> None:
     except TypeError as error:
         send(channel, f"cannot load rewards: {function!r}: {error}")
         return
-    send(channel, Ready(str(getattr(function, "__name__", type(function).__name__)), takes, loaded.digest, gives))
-    with contextlib.suppress(Exception):  # the first call will report the problem
-        loaded.warm_up()
+    name = str(getattr(function, "__name__", type(function).__name__))
+    each, own = (bool(getattr(function, flag, False)) for flag in ("per_sample", "own_limits"))
+    send(
+        channel, Ready(name, takes, loaded.digest, gives, each, own, wants_texts(function), loaded.warm_up is not None)
+    )
+    if loaded.warm_up is not None:
+        with contextlib.suppress(Exception):  # the first call will report the problem
+            loaded.warm_up()
+        send(channel, WARM)
     while True:
-        columns, count, seconds, limit = receive(channel)
-        deadline = time.monotonic() + seconds
-        send(channel, tuple(_score(loaded, columns, count, deadline, limit)))
+        _answer(channel, loaded.function, receive(channel))
 
 
-def _score(loaded: loading.Loaded, columns: dict[str, bytes], count: int, deadline: float, limit: float) -> Outcome:
+def _answer(channel: socket.socket, function: Callable[..., Any], asked: Asked) -> None:
+    """Make the calls of a message and send their results."""
     arguments = {}
-    for name, data in columns.items():
+    for name, data in asked.columns.items():
         try:
             arguments[name] = pickle.loads(data)
         except BaseException as error:  # e.g. an object of a class that only the trainer can import
             problem = f"column {name!r} cannot be read in the reward's process: {error_line(error)}"
-            return all_failed(count, problem, 0.0)
-    return call_reward(loaded.function, arguments, count, deadline, limit)
+            for _ in range(asked.number if asked.each else 1):
+                send(channel, Lost(problem))
+            return
+    if asked.each:
+        for one in call_each(function, arguments, asked.number, asked.seconds, asked.given, asked.at_once):
+            send(channel, one)
+    else:
+        send(channel, call_whole(function, arguments, asked.number, asked.seconds, asked.given))
 
 
 def _end_with_trainer(life: int) -> None:
@@ -158,79 +185,3 @@ def _read(
             raise EOFError("the connection is closed")
         data += chunk
     return bytes(data)
-
-
-class Outcome(NamedTuple):
-    """The result of one function on N samples. None and NaN mean "not scored"; `failed` samples get the default."""
-
-    values: list[float]  # N, NaN where not scored or failed
-    failed: list[bool]  # N
-    problem: str  # the first error in one line, "" if there was none
-    seconds: float  # wall-clock time of the call
-    entries: Mapping[str, list[Any]] = {}  # further entries that the function returns; see `entries`
-
-
-def call_reward(
-    function: Callable[..., Any], arguments: Mapping[str, list[Any]], count: int, deadline: float, limit: float
-) -> Outcome:
-    """Call the function on the batch and, if it raises, on each sample separately. Never raises.
-
-    arguments: name -> `count` values. deadline: on the clock of time.monotonic(); later results are discarded. limit:
-    the time limit in seconds, for the message.
-    """
-    start = time.monotonic()
-    try:
-        values, failed, entries, problem = parsed(_call(function, arguments, deadline), count)
-        if time.monotonic() > deadline:
-            return all_failed(count, time_limit_text(limit), time.monotonic() - start)
-        return Outcome(values, failed, problem, time.monotonic() - start, entries)
-    except BaseException as error:  # even sys.exit() in a reward only makes the reward fail
-        problem = error_line(error)
-
-    values, failed = _lost(count)
-    parts: list[Entries] = [{} for _ in range(count)]
-    for sample in range(count):
-        if time.monotonic() >= deadline:
-            return all_failed(count, time_limit_text(limit), time.monotonic() - start)
-        try:
-            one = {name: column[sample : sample + 1] for name, column in arguments.items()}
-            value, lost, parts[sample], why = parsed(_call(function, one, deadline), 1)
-            values[sample], failed[sample] = value[0], lost[0]
-            problem = problem or why
-        except BaseException:  # counts as failed; only the exception of the whole batch is logged
-            continue
-    return Outcome(values, failed, problem, time.monotonic() - start, joined((part, 1) for part in parts))
-
-
-def all_failed(count: int, problem: str, seconds: float) -> Outcome:
-    """The outcome of a function that failed on all samples."""
-    return Outcome(*_lost(count), problem, seconds)
-
-
-def time_limit_text(limit: float) -> str:
-    """The problem of a function that exceeds its time limit."""
-    return f"TimeoutError: no result within its time limit of {limit:g} s"
-
-
-def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """The function's parameters; **columns if Python has no signature, as for some built-in functions."""
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        return [inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD)]
-
-
-def _call(function: Callable[..., Any], arguments: Mapping[str, list[Any]], deadline: float) -> Any:
-    result = function(**arguments)
-    if not inspect.isawaitable(result):
-        return result
-    import asyncio  # here, because it takes a third of the start-up time of a reward's process
-
-    async def within_limit(awaitable: Awaitable[Any]) -> Any:
-        return await asyncio.wait_for(awaitable, max(0.0, deadline - time.monotonic()))
-
-    return asyncio.run(within_limit(result))
-
-
-def _lost(count: int) -> tuple[list[float], list[bool]]:
-    return [math.nan] * count, [True] * count

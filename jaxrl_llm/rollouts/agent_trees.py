@@ -144,7 +144,7 @@ def parted(path: Path) -> Path:
     one = path.one
     kept = replace(
         one, rows=[*one.rows], messages=[*one.messages], rewards=[*one.rewards], states=[*one.states],
-        before=[*one.before], info=dict(one.info),
+        before=[*one.before], info=dict(one.info), said=[*one.said],
     )  # fmt: skip
     return replace(path, seats=[kept])
 

@@ -164,7 +164,7 @@ async def graded(tools: Tools, found: Sequence[Conversation], turn_rewards: bool
 
 async def ends_of(tools: Tools, found: Sequence[Conversation], turn_rewards: bool) -> list[Episode]:
     """The last row of each episode, scored by the run's reward functions; NaN where the environment gave no reward."""
-    ends = [replace(one.rows[-1], rewards={ENVIRONMENT: one.component(turn_rewards)}) for one in found]
+    ends = [replace(one.rows[-1], rewards={ENVIRONMENT: one.component(turn_rewards)}, talk=one.talk) for one in found]
     known = [end for one, end in zip(found, ends, strict=True) if one.scored]
     scores = iter(await tools.score(known) if known else [])
     return [next(scores) if one.scored else end.scored(math.nan) for one, end in zip(found, ends, strict=True)]
@@ -199,7 +199,9 @@ async def begun(tools: Tools, task: Task, number: int, settings: AgentSettings, 
         for one in seats:
             one.scored = False
         return path
-    path.one.info, path.one.world = dict(path.seen.info), path.world
+    path.one.info = dict(path.seen.info)
+    for one in seats:
+        one.world = path.world
     return path
 
 
@@ -239,6 +241,9 @@ async def hear(tools: Tools, task: Task, path: Path, settings: AgentSettings) ->
         path.over = seen.done or seen.truncated or path.one.rows[-1].truncated
         if not path.over:
             path.player = player_of(seen, len(path.seats))
+        if path.one.asked:  # else the messages begin the conversation of the player
+            path.one.said += seen.messages
+        if not path.over:
             path.over = not await _goes_on(tools, task, path, settings)
             path.seen = replace(seen, truncated=path.over)
     except (EnvironmentFailed, InputError) as error:

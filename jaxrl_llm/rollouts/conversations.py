@@ -18,6 +18,7 @@ from jaxrl_llm.environments.copies import Replayable
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rewards.of_environment import ENVIRONMENT
+from jaxrl_llm.rewards.seen import Talk
 from jaxrl_llm.rollouts.agent_metrics import COUNTS
 from jaxrl_llm.rollouts.compaction import Compact, Summary
 from jaxrl_llm.rollouts.episode import Episode, checksum, given
@@ -65,6 +66,18 @@ class Conversation:
     before: list[int] = field(default_factory=list)  # messages before each reply
     world: Replayable | None = None
     guidance: str = ""  # what the policy alone is told; see `guide`
+    said: list[Message] = field(default_factory=list)  # after `asked`, whatever became of it in `messages`
+
+    @property
+    def talk(self) -> Talk:
+        """The conversation for reward functions, with the environment that it was with."""
+        world = None if self.world is None else self.world.wrapped
+        return Talk([dict(one) for one in self.asked], [dict(one) for one in self.said], world)
+
+    def said_until(self, turn: int) -> list[Message]:
+        """What was said before the reply number `turn`."""
+        replies = [place for place, one in enumerate(self.said) if one["role"] == "assistant"]
+        return list(self.said[: replies[turn]] if turn < len(replies) else self.said)
 
     def component(self, turn_rewards: bool) -> float:
         """The component `environment` of the reward: the sum of all, or without those of turns. NaN: not scored."""
@@ -101,6 +114,7 @@ class Conversation:
         self.rows[-1] = row
         reply = chat.reading((*begin, *row.last))
         self.messages.append(reply.message)
+        self.said.append(reply.message)
         self.replies += 1
         return reply
 

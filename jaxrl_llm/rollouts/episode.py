@@ -52,6 +52,8 @@ class Episode:
     """Further values that the rollout provides to methods, by name."""
     entries: Mapping[str, Any] = field(default_factory=dict)
     """What reward functions returned beside their scores, such as the answer's key, by name; see `rewards.entries`."""
+    talk: Any = field(default=None, compare=False, repr=False)
+    """The conversation, as reward functions see it, `rewards.seen.Talk`; None: they see the sampled text."""
     part: int = 0
     """Number of the episode's group, where a program returns several groups of one task, each with its own baseline."""
     trained_prompt: tuple[int, ...] | None = None

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.distributed.hosts import Hosts
+from jaxrl_llm.rewards.calling import Logged, all_logged
+from jaxrl_llm.rewards.entries import chosen
 from jaxrl_llm.rewards.entry_arrays import alike
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.admission import Admit, Admitted, Collected
@@ -39,6 +41,7 @@ class Part(NamedTuple):
     failures: dict[str, int]
     entries: Mapping[str, np.ndarray] = {}  # what reward functions gave for the batch's `info`
     token_rewards: np.ndarray | None = None
+    logged: Logged = Logged()
 
 
 def admit_on(hosts: Hosts, places: Sequence[int]) -> Admit:
@@ -109,7 +112,9 @@ def of_all_hosts(
     parted = alike([(part.entries, len(part.texts)) for part in with_groups])
     entries: Any = {name: np.concatenate([one[name] for one in parted])[rows] for name in parted[0]}
     batch = batch.with_info(**entries) if entries else batch
-    return merged, Scored(batch, [texts[i] for i in rows], failures, tuple(entries))
+    logged = all_logged((part.logged, len(part.texts)) for part in parts)
+    logged = logged._replace(extras=chosen(logged.extras, rows.tolist()))
+    return merged, Scored(batch, [texts[i] for i in rows], failures, tuple(entries), logged)
 
 
 def _widened(parts: Sequence[Part], width: int) -> np.ndarray:
@@ -128,7 +133,16 @@ def _part(found: Collected, scored: Scored | None) -> Part:
     batch = scored.batch
     entries = {name: np.asarray(batch.need(name)) for name in scored.entries}
     of_tokens = None if batch.token_rewards is None else np.asarray(batch.token_rewards)
-    return Part(found, scored.texts, np.asarray(batch.need("reward")), rewards, scored.failures, entries, of_tokens)
+    return Part(
+        found,
+        scored.texts,
+        np.asarray(batch.need("reward")),
+        rewards,
+        scored.failures,
+        entries,
+        of_tokens,
+        scored.logged,
+    )
 
 
 def side_by_side(runs: Sequence[Sequence[Stats]]) -> list[Stats]:

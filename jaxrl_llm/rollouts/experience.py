@@ -222,14 +222,16 @@ def _round(
     numbers, places = sample_numbers([task for _, task in flight]), hosts.share(range(len(flight)))
     scored: Scored | None = None
     with ExitStack() as stack:
-        streamed = stack.enter_context(StreamedScores(setup.rewards, tokenizer))
+        streamed = stack.enter_context(StreamedScores(setup.rewards, tokenizer, setup.state(step)))
 
         async def score(task: Task, episodes: Sequence[Episode]) -> list[Episode]:
             return await streamed.episodes(dict(task.row), episodes)
 
         def on_group(place: int, one: Group) -> None:
             if setup.stream_rewards and not any(one.unfinished) and one.episodes[0].reward is None:
-                streamed.add(place, dict(one.task.row), [sampled_ids(episode) for episode in one.episodes])
+                streamed.add(
+                    place, dict(one.task.row), [sampled_ids(episode) for episode in one.episodes], one.task.prompt
+                )
 
         def run(make: MakeEngine, admit: Admit) -> Collected:
             driver = Driver(
@@ -249,7 +251,7 @@ def _round(
             batch = batch_of(found.groups) if found.groups else None
         with setup.clock("score"):
             if batch is not None:
-                scored = _score(setup, found, batch, streamed)
+                scored = _score(setup, found, batch, streamed, step)
                 failed = np.asarray([one.failed for one in found.groups for _ in one.episodes])
                 scored = with_defaults(setup.rewards, scored, failed) if failed.any() else scored
     if hosts.count == 1:
@@ -259,7 +261,7 @@ def _round(
         return of_all_hosts(hosts, places, found, scored, batch_of)
 
 
-def _score(setup: Experience, found: Collected, batch: Trajectories, streamed: StreamedScores) -> Scored:
+def _score(setup: Experience, found: Collected, batch: Trajectories, streamed: StreamedScores, step: int) -> Scored:
     """The batch with its rewards, some of which may be known already."""
     rows = rows_of(found.groups)
     episodes = [episode for one in found.groups for episode in one.episodes]
@@ -271,4 +273,4 @@ def _score(setup: Experience, found: Collected, batch: Trajectories, streamed: S
     which = None
     if batch.info is not None and "window" in batch.info:
         which = np.asarray(batch.info["window"]).any(axis=1) & ~np.asarray(batch.info["unfinished"])
-    return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, None, which)
+    return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, None, which, setup.state(step))

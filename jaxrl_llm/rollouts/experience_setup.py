@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -52,5 +52,12 @@ class Experience:
     """Returns a context manager that times "sample" or "score"."""
     watch: Callable[[Stats], object] = lambda stats: None
     """Called with the counts of each engine, which it goes on to fill in."""
+    state: Callable[[int], Mapping[str, Any]] = lambda step: state_of(step, 0, 0, 0)
+    """What `trainer_state` of reward functions says in a step; see `state_of`."""
     record_experts: bool = False
     """Of a mixture of experts: the batch has the experts of its tokens, for the update to replay."""
+
+
+def state_of(step: int, steps: int, prompts_per_step: int, prompts: int) -> dict[str, Any]:
+    """What `trainer_state` of reward functions says after `step` of a run's `steps`."""
+    return {"global_step": step, "max_steps": steps, "epoch": step * prompts_per_step / max(prompts, 1)}

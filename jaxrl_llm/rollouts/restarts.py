@@ -139,6 +139,7 @@ async def _from_turn(
         [replace(row, sample=number + place * step, info={}) for place, row in enumerate(rows)], step,
         list(model.messages[: model.before[turn]]), list(model.asked), list(model.rewards[:turn]),
         states=list(model.states[:turn]), before=list(model.before[:turn]), replies=turn, world=world,
+        said=model.said_until(turn),
     )  # fmt: skip
     chat = settings.chat(tools.tokenizer, task.row, world.tools)
     path = Path(one.rows[0].sample, [one], world, chat, world.seen[turn], turn)

@@ -71,7 +71,8 @@ async def _reply(
 ) -> Conversation:
     """One reply in the place of that of a turn; not scored where its environment cannot be copied."""
     begun = Episode(context_before(whole.rows, turn), task.prompt_id, number)
-    one = Conversation([begun], task.samples, list(whole.messages[: whole.before[turn]]), list(whole.asked))
+    messages, said = list(whole.messages[: whole.before[turn]]), whole.said_until(turn)
+    one = Conversation([begun], task.samples, messages, list(whole.asked), said=said)
     path = Path(number, [one], turn=turn)
     assert whole.world is not None
     try:

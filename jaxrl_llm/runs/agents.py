@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from jaxrl_llm.by_value import ByValue, value_of
 from jaxrl_llm.data.chat import format_of, is_conversation
 from jaxrl_llm.data.turns import ChatTurns
 from jaxrl_llm.environments.adapters import environments
@@ -24,6 +25,7 @@ from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.restarts import IMITATED, restarting
 from jaxrl_llm.rollouts.self_play import self_play
 from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.value_digest import value_digest
 
 logger = logging.getLogger("jaxrl_llm.runs")
 TURN_REWARDS = "turn_rewards"
@@ -76,12 +78,16 @@ def make_environment(config: TrainConfig) -> MakeEnvironment:
 
 
 def agent_digests(config: TrainConfig) -> dict[str, str]:
-    """The digests of the files of the environment, the tools and the compaction, among those of a run's inputs."""
+    """The digests of the environment, the tools and the compaction, or of their files, among a run's inputs."""
     named = {"the environment's file": config.environment} if config.environment else {}
     named |= {f"the file of the tool {spec.rpartition(':')[2]}": spec for spec in config.tools}
+    values = {name: value_digest(spec.value) for name, spec in named.items() if isinstance(spec, ByValue)}
+    named = {name: spec for name, spec in named.items() if name not in values}
     if config.compact and config.compact.partition("(")[0] not in NAMED:
         named["the file of compact"] = config.compact
-    return {name: load_value(spec, name)[1] for name, spec in named.items()}
+    return {name: load_value(spec, name)[1] for name, spec in named.items()} | {
+        name.replace("'s file", "").replace("the file of ", ""): digest for name, digest in values.items()
+    }
 
 
 def check_agent(config: TrainConfig, rows: Sequence[Mapping[str, Any]], tokenizer: Callable[[], Any]) -> None:
@@ -151,7 +157,8 @@ def _made(config: TrainConfig, make: MakeEnvironment, row: Mapping[str, Any]) ->
 
 def _factory(spec: str) -> Any:
     """A class, a function, or a dict of them. InputError for anything else, and a name without a module."""
-    found = _loaded(spec, "the environment", load_value)[0]
+    found = value_of(spec, "the environment")
+    found = _loaded(spec, "the environment", load_value)[0] if found is None else found
     if not callable(found) and not (isinstance(found, Mapping) and found and all(map(callable, found.values()))):
         raise InputError(
             f"the environment {spec} is {shown(found)}, but must be a class, a function that makes one, or a dict of "
@@ -161,7 +168,8 @@ def _factory(spec: str) -> Any:
 
 
 def _tool(spec: str) -> Any:
-    return _loaded(spec, "the tool", load_function)[0]
+    found = value_of(spec, "the tool")
+    return _loaded(spec, "the tool", load_function)[0] if found is None else found
 
 
 def _loaded(spec: str, what: str, load: Callable[[str, str], Any]) -> Any:

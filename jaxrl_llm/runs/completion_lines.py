@@ -21,8 +21,9 @@ def completion_lines(
 ) -> Iterator[dict[str, Any]]:
     """The completions of the first `groups` groups of a batch.
 
-    rows: of the data set, one for each group. judge: the reward that is 1 for a correct answer, if any. A conversation
-    also has what was given between its replies, and the rewards of its turns; a tree's path, how it begins.
+    rows: of the data set, one for each group. judge: the reward that is 1 for a correct answer, if any. What reward
+    functions logged for a completion is its "logged". A conversation also has what was given between its replies, and
+    the rewards of its turns; a tree's path, how it begins.
     """
     import jax  # here: the module of run folders needs no JAX
 
@@ -37,6 +38,7 @@ def completion_lines(
     past = np.asarray((batch.info or {}).get("replayed", np.zeros(len(ids)))) > 0
     number: dict[int, int] = {}
     begins = shared_beginnings(batch)
+    extras = {name: x for name, x in scored.logged.extras.items() if len(x) == len(ids)}
     for i in chosen:
         group = int(batch.group[i])
         number[group] = number.get(group, -1) + 1
@@ -51,6 +53,7 @@ def completion_lines(
             "rewards": {name: _number(x[i]) for name, x in rewards.items()},
             "answer": None if answer is None else str(answer),
             "truncated": bool(batch.truncated[i]),
+            **({"logged": {name: x[i] for name, x in extras.items()}} if extras else {}),
             **({"replayed": True} if past[i] else {}),
             **({"correct": bool(rewards[judge][i] >= CORRECT)} if judge in rewards else {}),
             **_conversation(tokenizer, batch, int(i)),

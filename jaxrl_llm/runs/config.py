@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from jaxrl_llm.by_value import ByValue, by_value
 from jaxrl_llm.data.rendering import PromptFormat
 from jaxrl_llm.errors import InputError, gather, require, shown
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig, check_optimizer
@@ -178,12 +179,13 @@ class TrainConfig:
     path/to/file.py:FUNCTION or package.module:FUNCTION, or environment, what the environment gives, which is the
     default where there is one."""
     reward_time_limit: float = 10.0
-    """Time limit of each reward function, in seconds, for a step's completions (with stream_rewards: for a group's)."""
+    """Seconds that a reward function may take for a completion, after which that one is not scored. A call with the
+    completions of a step (with stream_rewards: of a group) has as much again for each doubling of their number."""
     stream_rewards: bool = False
     """Score each group as soon as it is complete, while others are still being sampled. Reward functions are then
     called once per group instead of once per step, so they must not compare completions of different prompts."""
     reward_default: float = 0.0
-    """Score of a completion for which a reward function fails."""
+    """Score of a completion on which a reward function raises."""
     overlong_tokens: int = 0
     """Soft overlong penalty: falls from 0 to -1 over this many tokens before max_new_tokens; 0 is off."""
 
@@ -293,6 +295,13 @@ class TrainConfig:
             )
         if isinstance(self.template_options, Mapping):
             object.__setattr__(self, "template_options", json.dumps(self.template_options))
+        for name in ("rewards", "tools"):
+            given: Any = getattr(self, name)
+            listed = given if isinstance(given, list | tuple) else [given]
+            named = [by_value(one, f"{name[:-1]}_{number}") for number, one in enumerate(listed, start=1)]
+            if any(isinstance(one, ByValue) for one in named):
+                object.__setattr__(self, name, tuple(named))
+        object.__setattr__(self, "environment", by_value(self.environment, "environment"))
         usual = self.rewards is TrainConfig.rewards
         wrong = coerce_fields(self)
         if usual:  # kept as it is, so that a changed copy of these settings knows that no reward was chosen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,10 +21,11 @@ from jaxrl_llm.process import stop_if
 from jaxrl_llm.reporting.run_data import CORRECT
 from jaxrl_llm.reporting.statistics import clustered_interval, pass_at_k
 from jaxrl_llm.rewards import Reward, require_columns
+from jaxrl_llm.rewards.entries import chosen
 from jaxrl_llm.rewards.of_batch import RewardLike, as_rows, columns_of, loaded
 from jaxrl_llm.rewards.scoring import Scored, concatenate_groups, rows_of_group, score_batch
 from jaxrl_llm.rollouts.experience import experience
-from jaxrl_llm.rollouts.experience_setup import Experience
+from jaxrl_llm.rollouts.experience_setup import Experience, state_of
 from jaxrl_llm.rollouts.sources import Curriculum
 from jaxrl_llm.runs.agents import agent_of, is_agent
 from jaxrl_llm.runs.config import TrainConfig
@@ -45,14 +46,15 @@ class Evaluation(NamedTuple):
 
     @property
     def accuracy(self) -> float:
-        """The fraction of completions that are correct."""
+        """The fraction of the scored completions that are correct; 0 if none was scored."""
         return float(self.figures["accuracy"])
 
     def __repr__(self) -> str:
         low, value, high = (100 * self.figures[name] for name in ("low", "accuracy", "high"))
         samples = f", {self.figures['samples']} samples each" if self.figures["samples"] > 1 else ""
         prompts = "1 prompt" if self.figures["prompts"] == 1 else f"{self.figures['prompts']} prompts"
-        return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {prompts}{samples}"
+        left_out = f", {self.figures['unscored']} not scored" if self.figures["unscored"] else ""
+        return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {prompts}{samples}{left_out}"
 
 
 def evaluate(
@@ -72,14 +74,15 @@ def evaluate(
     slots: int = 128,
     seed: int = 0,
 ) -> Evaluation:
-    """Complete prompts and count correct answers: those with a reward of 1.
+    """Complete prompts and count correct answers: those with a reward of 1, among those that it scores.
 
     prompts: rows, or prompts alone, as for `jaxrl_llm.score`; or a source, as for `data.load_prompts`. rewards: as for
     `jaxrl_llm.score`; `judge` names the one that marks correct answers, by default the first. size: at most this many
     prompts. samples: completions of each; more than one gives pass@k. temperature: by default 0 (greedy) for one
     sample, 1 for more. format: see `data.PromptFormat`. slots: completions decoded at the same time.
 
-    The result prints as one line; its `figures` have accuracy, interval, pass@k and lengths, `scored` the completions.
+    The result prints as one line; its `figures` have accuracy, interval, pass@k, lengths and the number of completions
+    that were not scored, `scored` the completions.
     Raises InputError for prompts or rewards that cannot be read, and prompts that do not fit into the context.
     """
     check_params(policy, params)
@@ -121,14 +124,16 @@ def evaluate_policy(
     mesh: jax.sharding.Mesh | None = None,
     hosts: Hosts = ALONE,
     watch: Callable[[Stats], object] = lambda stats: None,
+    state: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """Complete every prompt and count correct answers: those with reward 1 from `judge` (default: the first reward).
 
     Temperature 0 with one sample is greedy accuracy. More samples give pass@k for k = 1, 2, 4 ... up to `samples` by
     the unbiased estimator (arXiv 2107.03374). Intervals are 95 %, Wilson's, over prompts (`clustered_interval`). mesh:
     the devices to sample on, of all hosts. hosts: each unit completes its share of the prompts, its first host scores
-    them, and all have all results. watch: called with the counts of the engine, which it goes on to fill in. Raises
-    InputError if `judge` is not the name of one of the rewards, KeyboardInterrupt after Ctrl-C.
+    them, and all have all results. watch: called with the counts of the engine, which it goes on to fill in. state: of
+    the run, for reward functions that read it. Raises InputError if `judge` is not the name of one of the rewards,
+    KeyboardInterrupt after Ctrl-C.
     """
     names = [reward.name for reward in rewards]
     if judge is not None and judge not in names:
@@ -145,7 +150,7 @@ def evaluate_policy(
         stop_if(stats.interrupted)  # the completions finished so far are biased towards short answers
         if not hosts.leads:
             return None
-        return score_batch(rewards, policy.tokenizer, [prompts.rows[i] for i in chosen], batch)
+        return score_batch(rewards, policy.tokenizer, [prompts.rows[i] for i in chosen], batch, state=state)
 
     scored = _on_all(hosts, len(prompts.ids), samples, complete, lambda: take_weights(policy, params, mesh))
     return _evaluation(scored, len(prompts.ids), samples, temperature, judge or names[0])
@@ -155,28 +160,39 @@ def _evaluation(scored: Scored, prompts: int, samples: int, temperature: float, 
     """What scored completions say, `samples` of each prompt."""
     batch = scored.batch
     assert scored.batch.rewards is not None
-    correct = np.asarray(scored.batch.rewards[judge]) >= CORRECT
-    count = correct.reshape(prompts, samples).sum(axis=1)
+    marks = np.asarray(scored.batch.rewards[judge]).reshape(prompts, samples)
+    right, known = (marks >= CORRECT).sum(axis=1), (~np.isnan(marks)).sum(axis=1)  # of each prompt
     lengths, reward = np.asarray(batch.action_mask).sum(axis=1), np.asarray(scored.batch.reward)
+    some = known > 0
+    rates, trials = right[some] / known[some], float(known[some].mean()) if some.any() else 1.0
+    low, high = clustered_interval(rates, trials) if some.any() else (0.0, 1.0)
     figures: dict[str, Any] = {
         "prompts": prompts,
         "samples": samples,
         "temperature": temperature,
-        "accuracy": float(correct.mean()),
+        "accuracy": float(right.sum() / max(known.sum(), 1)),  # of the scored ones
+        "unscored": int((samples - known).sum()),
         "reward": None if np.isnan(reward).all() else float(np.nanmean(reward)),  # None: nothing was scored
         "length": float(lengths.mean()),
         "truncated": float(np.asarray(batch.truncated).mean()),
+        "low": low,
+        "high": high,
     }
-    low, high = clustered_interval(count / samples, samples)
+    if failed := scored.failures.get(judge, 0):
+        figures["failed"] = failed
     if samples > 1:
         figures["pass_at"] = {}
         k = 1
         while k <= samples:
-            per_prompt = pass_at_k(count, samples, k)
-            low_k, high_k = clustered_interval(per_prompt, samples / k)
-            figures["pass_at"][str(k)] = {"value": float(per_prompt.mean()), "low": low_k, "high": high_k}
+            enough = known >= k
+            if enough.any():
+                per_prompt = np.concatenate(
+                    [pass_at_k(right[one : one + 1], int(known[one]), k) for one in np.flatnonzero(enough)]
+                )
+                low_k, high_k = clustered_interval(per_prompt, max(float(known[enough].mean()) / k, 1.0))
+                figures["pass_at"][str(k)] = {"value": float(per_prompt.mean()), "low": low_k, "high": high_k}
             k *= 2
-    return Evaluation({**figures, "low": low, "high": high}, scored)
+    return Evaluation(figures, scored)
 
 
 def _on_all(
@@ -213,6 +229,7 @@ def play(
     mesh: jax.sharding.Mesh | None = None,
     hosts: Hosts = ALONE,
     watch: Callable[[Stats], object] = lambda stats: None,
+    state: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """`evaluate_policy` of a run with an environment or tools: whole episodes, as the run samples them.
 
@@ -229,14 +246,16 @@ def play(
         Experience(
             policy, prompts, rewards, order, sampling, agent_of(config, greedy=temperature == 0),
             prompts_per_step=len(every), group_size=samples, time_limit=config.rollout_time_limit, mesh=mesh,
-            hosts=hosts, watch=watch,
+            hosts=hosts, watch=watch, state=lambda _: dict(state or {}),
         )
     )  # fmt: skip
     found, _ = source.next(source.init(), params, jax.random.key(config.seed), EVALUATION)
     kept = np.flatnonzero(last_rows(found.scored.batch) & first_players(found.scored.batch))
     batch = map_rows(lambda x: np.asarray(x)[kept], found.scored.batch)
     batch = batch.replace(group=np.unique(np.asarray(batch.group), return_inverse=True)[1].astype(np.int32))
-    scored = found.scored._replace(batch=batch, texts=[found.scored.texts[i] for i in kept])
+    logged = found.scored.logged
+    logged = logged._replace(extras=chosen(logged.extras, kept.tolist()))
+    scored = found.scored._replace(batch=batch, texts=[found.scored.texts[i] for i in kept], logged=logged)
     judge = config.eval_reward or rewards[0].name
     return _evaluation(scored, len(every), samples, temperature, judge)
 
@@ -253,18 +272,31 @@ def first_players(batch: Trajectories) -> np.ndarray:
 
 
 def evaluate_run(
-    config: TrainConfig, parts: RunParts, params: Params, watch: Callable[[Stats], object] = lambda stats: None
-) -> Evaluation:
-    """Greedy accuracy on a run's held-out prompts; see `evaluate_policy`, and `play` for a run with an environment."""
+    config: TrainConfig, parts: RunParts, params: Params, watch: Callable[[Stats], object] = lambda stats: None,
+    step: int = 0,
+) -> Evaluation:  # fmt: skip
+    """Greedy accuracy on a run's held-out prompts after `step` steps; see `evaluate_policy`.
+
+    `play` is for a run with an environment.
+    """
     assert parts.held_out is not None
+    state = state_of(step, config.steps, config.prompts_per_step, len(parts.prompts.rows))
     mesh = None if parts.sampler.size == 1 else parts.sampler
     if is_agent(config):
         return play(
-            config, parts.policy, params, parts.held_out, parts.rewards, mesh=mesh, hosts=parts.hosts, watch=watch
+            config,
+            parts.policy,
+            params,
+            parts.held_out,
+            parts.rewards,
+            mesh=mesh,
+            hosts=parts.hosts,
+            watch=watch,
+            state=state,
         )
     return evaluate_policy(
         parts.policy, params, parts.held_out, parts.rewards, judge=config.eval_reward,
         max_new_tokens=config.max_new_tokens, stop=config.stop,
         slots=-(-(config.slots or config.prompts_per_step * config.group_size) // parts.hosts.units),
-        mesh=mesh, hosts=parts.hosts, watch=watch,
+        mesh=mesh, hosts=parts.hosts, watch=watch, state=state,
     )  # fmt: skip

@@ -8,15 +8,20 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from jaxrl_llm.by_value import ByValue
 from jaxrl_llm.data.generate import COLUMNS, check_task, games
 from jaxrl_llm.data.prompts import open_prompts
 from jaxrl_llm.data.random_access import RandomAccess
 from jaxrl_llm.errors import InputError, gather, shown, unknown
 from jaxrl_llm.models.source import check_source
 from jaxrl_llm.rewards import Reward, close_rewards, get_rewards, require_columns
+from jaxrl_llm.rewards.calling import ENVIRONMENTS
+from jaxrl_llm.rewards.final_answers import answer_text
+from jaxrl_llm.rewards.loading import READ_ANSWERS
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.config_checks import GENERATED
 from jaxrl_llm.runs.run_folder import RunFolder
+from jaxrl_llm.runs.value_digest import value_digest
 
 Rows = list[dict[str, Any]]
 
@@ -33,10 +38,10 @@ def checked_rewards(
 
     def columns() -> None:
         if made and heads:  # both could be read
-            check_rewards(made, columns_of(*heads), config.eval_reward)
+            check_rewards(made, columns_of(config, *heads), config.eval_reward)
 
     def head(path: str | RandomAccess | None) -> None:
-        if path is None and not (path := prompts_of(config)):
+        if path is None and not (path := prompt_source(config)):
             return heads.append(games(1, config.seed))
         name = path if isinstance(path, str) else config.prompts
         if isinstance(path, str) and path.startswith(GENERATED):
@@ -81,15 +86,33 @@ def check_rewards(rewards: Sequence[Reward], columns: set[str], judge: str | Non
     gather(lambda: require_columns(rewards, columns), check_judge)
 
 
+def check_answers(rewards: Sequence[Reward], *sets: Sequence[dict[str, Any]]) -> None:
+    """InputError for an answer that a built-in reward cannot read, with its row, before a model is loaded.
+
+    Rows that are read as they are drawn are not looked at: such a reward then fails on their completions.
+    """
+    if not any(getattr(reward.function, "name", "") in READ_ANSWERS for reward in rewards):
+        return
+    for rows in sets:
+        for number, row in enumerate(rows if isinstance(rows, list) else (), start=1):
+            try:
+                answer_text(row.get("answer"))
+            except InputError as error:
+                raise InputError(f"row {number}, {shown(row.get('prompt'))}: {error}") from None
+
+
 def make_rewards(config: TrainConfig, folder: str = ".") -> list[Reward]:
     """The reward functions of a run; relative files and modules are looked up from `folder`.
 
     Raises InputError for rewards that cannot be loaded, or share a name.
     """
-    rewards = [
-        dataclasses.replace(reward, time_limit=config.reward_time_limit, default=config.reward_default)
-        for reward in get_rewards(config.rewards, folder)
-    ]
+    rewards = []
+    for spec, reward in zip(config.rewards, get_rewards(config.rewards, folder), strict=True):
+        value = spec.value if isinstance(spec, ByValue) else None
+        changes: dict[str, Any] = {} if value is None else {"digest": value_digest(value)}
+        if not isinstance(value, Reward):  # which has its own
+            changes |= {"time_limit": config.reward_time_limit, "default": config.reward_default}
+        rewards.append(dataclasses.replace(reward, **changes))
     names = [reward.name for reward in rewards]
     if twice := {name for name in names if names.count(name) > 1}:
         close_rewards(rewards)
@@ -97,13 +120,15 @@ def make_rewards(config: TrainConfig, folder: str = ".") -> list[Reward]:
     return rewards
 
 
-def columns_of(*sets: Sequence[dict[str, Any]]) -> set[str]:
-    """Arguments available to reward functions: columns that all sets have, and those that `score_batch` adds."""
+def columns_of(config: TrainConfig, *sets: Sequence[dict[str, Any]]) -> set[str]:
+    """Arguments available to reward functions: columns that all sets have, and those that scoring adds."""
     rows = [some[0] for some in sets if some]
-    return (set.intersection(*(set(row) for row in rows)) | {"prompts", "completion_ids"}) - {"prompt"}
+    with_world = config.environment or config.rollout != TrainConfig.rollout  # a program may have environments too
+    added = {"prompts", "completion_ids"} | ({ENVIRONMENTS} if with_world else set())
+    return (set.intersection(*(set(row) for row in rows)) | added) - {"prompt"}
 
 
-def prompts_of(config: TrainConfig) -> str:
+def prompt_source(config: TrainConfig) -> str:
     """The source of a run's training prompts; "" for games of its environment. InputError where there is none."""
     if config.prompts or config.environment or (config.tools and config.system_prompt):
         return config.prompts

@@ -22,6 +22,7 @@ from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.config_checks import GENERATED
 from jaxrl_llm.runs.first_checks import (
     Rows,
+    check_answers,
     check_model,
     check_rewards,
     checked_rewards,
@@ -29,7 +30,7 @@ from jaxrl_llm.runs.first_checks import (
     columns_of,
     make_rewards,
     prompt_options,
-    prompts_of,
+    prompt_source,
 )
 from jaxrl_llm.runs.lock import locked
 from jaxrl_llm.runs.run_folder import RunFolder
@@ -83,7 +84,8 @@ def read_inputs(
         # What takes longer comes last: until here, all mistakes are found in a second, and together.
         with closing_on_error(rewards), _with_folder_hint(seen_from):
             prompts = split_prompts(config, source)
-        with _checked(rewards, columns_of(prompts.training, prompts.held_out), config.eval_reward):
+        with _checked(rewards, columns_of(config, prompts.training, prompts.held_out), config.eval_reward):
+            check_answers(rewards, prompts.training, prompts.held_out)
             yield Inputs(prompts, rewards)
 
 
@@ -110,7 +112,8 @@ def evaluation_inputs(
     """
     reads: list[Any] = [lambda: evaluation_rows(config, source, size), lambda: make_rewards(config)]
     rows, rewards, *_ = gather(*reads, *checks)
-    with _checked(rewards, columns_of(rows), config.eval_reward):
+    with _checked(rewards, columns_of(config, rows), config.eval_reward):
+        check_answers(rewards, rows)
         yield rows, rewards
 
 
@@ -130,7 +133,7 @@ def split_prompts(config: TrainConfig, source: RandomAccess | None = None) -> Pr
     source: of the training prompts, instead of the configured path.
     """
     apart = config.eval_prompts is not None or (source is None and _has_own_source(config))
-    path, same = prompts_of(config) if source is None else source, same_task(config)
+    path, same = prompt_source(config) if source is None else source, same_task(config)
     number = config.num_prompts + (0 if apart else config.eval_size)
     notes = list[str]()
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -74,6 +75,9 @@ def train(
     algorithm: Given | None = None,
     source: Callable[[RunParts], Source] | None = None,
     curriculum: OfRows | None = None,
+    rewards: Sequence[Any] | Any = None,
+    environment: Any = None,
+    tools: Sequence[Any] | Any = None,
 ) -> dict[str, Any]:
     """Start or resume a training run, and return its summary, which is also written to summary.json.
 
@@ -89,6 +93,10 @@ def train(
     source: makes the `Source` of batches, which replaces prompts, rollouts and rewards (see `rollouts.sources`).
     curriculum: makes the `Curriculum` from the training rows, which replaces shuffled epochs; not together with a
     source.
+    rewards, environment, tools: replace the configured ones, by names or as Python values: functions, `Reward`s and
+    classes, which a configuration takes too. Reward functions run in processes where they can be sent there, else in
+    threads, as a line says. They are recorded as `python:NAME`; to resume, the same must be given again, and are
+    compared.
 
     Raises InputError for bad input, before anything is written; if another process is using the run; and on resume if
     no checkpoint is usable or the inputs have changed. Raises NotFiniteError if a loss, gradient or new parameter is
@@ -98,6 +106,8 @@ def train(
     """
     if source is not None and curriculum is not None:
         raise InputError("a source chooses its prompts itself: give either a source or a curriculum, not both")
+    changes = {"rewards": rewards, "environment": environment, "tools": tools}
+    config = dataclasses.replace(config, **{name: value for name, value in changes.items() if value is not None})
     config = named(config, algorithm)
     check_named(config.algorithm, algorithm is not None)
     if inputs is None:
@@ -117,7 +127,8 @@ def train(
         with explained(config, clock, dict), clock("load"):
             given, (config, chosen) = config, with_mesh(with_date(config, resume), resume, algorithm)
             parts, train_state, memory = set_up(config, inputs, algorithm, own_source=source is not None)
-            parts = parts._replace(notes=(*inputs.prompts.notes, *((chosen,) if chosen else ())))
+            of_rewards = [reward.note for reward in inputs.rewards if reward.note]
+            parts = parts._replace(notes=(*inputs.prompts.notes, *of_rewards, *((chosen,) if chosen else ())))
             if source is None:
                 batches = source_of(config, parts, clock, curriculum, activity.watch)
             else:
@@ -186,7 +197,8 @@ def _run(
             return
         if name != "eval_before" or name not in summary:
             with clock("evaluate"):
-                result = evaluate_run(config, parts, combine(parts.frozen, state.train.params), activity.watch)
+                params = combine(parts.frozen, state.train.params)
+                result = evaluate_run(config, parts, params, activity.watch, step)
             summary[name] = result.figures
             some = 8 if name == "eval_latest" else EVALUATED_SHOWN
             folder.log_completions(step, name, parts.tokenizer, result.scored, parts.held_out.rows, some, judge)
@@ -270,7 +282,9 @@ def _run(
     return summary
 
 
-def resume(path: str, accept_changed_inputs: bool = False, algorithm: Given | None = None) -> dict[str, Any]:
-    """Resume the run in a folder as if it had never stopped; see `train`."""
+def resume(
+    path: str, accept_changed_inputs: bool = False, algorithm: Given | None = None, **values: Any
+) -> dict[str, Any]:
+    """Resume the run in a folder as if it had never stopped. values: rewards, environment, tools; see `train`."""
     config = RunFolder(path).read_config()
-    return train(config, resume=True, accept_changed_inputs=accept_changed_inputs, algorithm=algorithm)
+    return train(config, resume=True, accept_changed_inputs=accept_changed_inputs, algorithm=algorithm, **values)

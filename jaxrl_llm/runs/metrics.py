@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.learner.signal import signal
 from jaxrl_llm.process import compiles
 from jaxrl_llm.reporting.writers import JsonlWriter, MetricWriter, TensorBoardWriter, WandbWriter, all_of
+from jaxrl_llm.rewards.calling import Logged
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.sources import Step
 from jaxrl_llm.runs.config import TrainConfig
@@ -231,7 +232,8 @@ def accuracy_line(figures: dict[str, Any], of: str = "held-out prompts") -> str:
     """
     low, value, high = (100 * figures[name] for name in ("low", "accuracy", "high"))
     on = f"{figures['prompts']} {of}, {figures['length']:.1f} tokens a completion"
-    return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {on}"
+    left_out = f", {figures['unscored']} not scored" if figures.get("unscored") else ""
+    return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {on}{left_out}"
 
 
 def step_metrics(
@@ -255,7 +257,16 @@ def step_metrics(
     took = sum(seconds.values()) - sum(before.values())
     metrics |= batch_metrics(found.sampled or scored, config, took) | found.metrics
     metrics["tokens_per_second"] = metrics["completion/tokens"] / max(took, 1e-9)
+    metrics |= logged_metrics((found.sampled or scored).logged, metrics)
     return metrics | {"learning_rate": float(parts.rate(taken)), "compiles": compiles()[0]}
+
+
+def logged_metrics(logged: Logged, others: Container[str]) -> dict[str, float]:
+    """The mean of each metric that reward functions logged; after "logged/" where its name is "step" or another's."""
+    values: dict[str, list[float]] = {}
+    for name, value in logged.metrics:
+        values.setdefault(f"logged/{name}" if name == "step" or name in others else name, []).append(value)
+    return {name: float(np.mean(found)) for name, found in values.items() if np.isfinite(np.mean(found))}
 
 
 def scored_rows(found: Step, learned: Learned) -> Scored:

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxrl_llm.rollouts.disk import is_available, on_disk
 from jaxrl_llm.rollouts.experience import experience
-from jaxrl_llm.rollouts.experience_setup import Clock, Experience
+from jaxrl_llm.rollouts.experience_setup import Clock, Experience, state_of
 from jaxrl_llm.rollouts.sources import Curriculum, Replay, Source, Step, no_replay, shuffled_epochs
 from jaxrl_llm.rollouts.swarm import Swarm
 from jaxrl_llm.runs.config import TrainConfig
@@ -42,6 +42,7 @@ def source_of(
             dynamic_sampling=algorithm.resampling, partial=strategy_of(config, algorithm),
             stream_rewards=config.stream_rewards, time_limit=config.rollout_time_limit,
             mesh=parts.sampler, reference=parts.reference, hosts=parts.hosts, clock=clock, watch=watch,
+            state=lambda step: state_of(step, config.steps, config.prompts_per_step, len(rows)),
             record_experts=algorithm.routing == "rollout",
         )
     )  # fmt: skip

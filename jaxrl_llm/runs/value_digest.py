@@ -1,7 +1,8 @@
 """A digest of a value made of functions, such as an algorithm that a Python program gave to a run.
 
 Equal code and equal numbers give equal digests in every process of one version of Python: functions of a library count
-by their names, others by their bytecode, and all by what they enclose, their defaults, and the globals that they use.
+by their names, others by their bytecode, and all by what they enclose, their defaults, and the globals that they use. A
+class counts by its name or its members likewise.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import functools
 import hashlib
 import re
+import sys
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,7 +47,7 @@ class _Description:
             return f"{type(value).__name__} {value!r}"
         if isinstance(value, ModuleType):
             return f"module {value.__name__}"
-        if isinstance(value, type):
+        if isinstance(value, type) and _of_library(value):
             return f"type {value.__module__}.{value.__qualname__}"
         if id(value) in self._known:
             return self._known[id(value)][1]
@@ -61,6 +63,13 @@ class _Description:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         if isinstance(value, FunctionType):
             return self._function(value)
+        if isinstance(value, type):
+            own = {name: one for name, one in vars(value).items() if name not in _NO_CODE}
+            return f"class {value.__qualname__} {self._all(value.__bases__, own)}"
+        if isinstance(value, staticmethod | classmethod):
+            return f"{kind} {self.of(value.__func__)}"
+        if isinstance(value, property):
+            return f"property {self._all(value.fget, value.fset, value.fdel)}"
         if isinstance(value, MethodType):
             return f"method {self._all(value.__func__, value.__self__)}"
         if isinstance(value, functools.partial):
@@ -80,7 +89,8 @@ class _Description:
             return f"{kind} of {self.of(value.__wrapped__)}"
         if type(value).__module__ == "builtins" or not hasattr(value, "__dict__"):
             return re.sub(r" at 0x[0-9a-f]+", "", f"{kind} {value!r}")
-        return f"{kind} {self._all(*vars(value).items())}"
+        code = "" if _of_library(type(value)) else f"{self.of(type(value))} "
+        return f"{kind} {code}{self._all(*vars(value).items())}"
 
     def _all(self, *values: Any) -> str:
         return f"({', '.join(map(self.of, values))})"
@@ -99,6 +109,19 @@ class _Description:
         constants = [self._code(one) if isinstance(one, CodeType) else self.of(one) for one in code.co_consts]
         variables = code.co_names, code.co_varnames, code.co_freevars, code.co_argcount, code.co_kwonlyargcount
         return f"code {code.co_code.hex()} {variables} ({', '.join(constants)})"
+
+
+# Of a class, what says nothing of its code, or differs from process to process.
+_NO_CODE = {"__module__", "__dict__", "__weakref__", "__doc__", "__firstlineno__", "__static_attributes__"}
+
+
+def _of_library(kind: type) -> bool:
+    """Whether a class counts by its name, as those of libraries do; others by their code."""
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    if kind.__module__ in ("builtins", "__main__"):
+        return kind.__module__ == "builtins"
+    return module is not None and (file is None or file.startswith(LIBRARIES))
 
 
 def _names(code: CodeType) -> set[str]:

@@ -153,23 +153,26 @@ def eventually(condition: Callable[[], bool]) -> bool:
         ("memory of a child", "its process took more than 0.3 GB and was ended"),
     ],
 )
-def test_what_ends_or_holds_the_process_costs_a_batch(
+def test_what_ends_or_holds_the_process_costs_a_sample(
     source: Path, caplog: pytest.LogCaptureFixture, action: str, cause: str
 ) -> None:
     limit = 0.3 if action in ("regex", "garbage") else 30.0
+    at_limit = action == "regex" or "memory" in action
     reward = replace(get_reward(f"{source}:reward"), time_limit=limit, default=-1.0, memory_limit=3e8)
     assert score([reward], ["a", "b"], {"what": ["", ""]}).total.tolist() == [1.0, 1.0]
     fine = Reward(lambda completions: [2.0, 2.0], name="fine")
     with caplog.at_level(logging.WARNING, logger="jaxrl_llm.rewards"):
         scores = score([reward, fine], ["a", "b"], {"what": [action, ""]})
-    assert scores.components["reward"].tolist() == [-1.0, -1.0]
+    lost, found = scores.components["reward"].tolist()
+    assert np.isnan(lost) if at_limit else lost == -1.0 or action == "garbage"
+    assert found == 1.0, "the next sample has another process, whose variables start anew"
     assert scores.components["fine"].tolist() == [2.0, 2.0]
-    assert scores.failures == {"reward": 2, "fine": 0}
+    assert scores.failures == {"reward": 1, "fine": 0}
     assert len(caplog.messages) == 1
-    assert re.search(r"'reward' failed on 2 of 2 samples, which get -1: .*" + cause, caplog.messages[0])
-    # The next batch has another process, whose variables start anew.
+    which = "are not scored" if np.isnan(lost) else "get -1"
+    assert re.search(rf"'reward' failed on 1 of 2 samples, which {which}: .*" + cause, caplog.messages[0])
     again = replace(reward, time_limit=30.0)
-    assert score([again], ["a", "b"], {"what": ["", ""]}).total.tolist() == [1.0, 1.0]
+    assert score([again], ["a", "b"], {"what": ["", ""]}).total.tolist() == [2.0, 2.0]
     close_rewards([reward])
 
 
@@ -186,9 +189,9 @@ def test_what_only_fails_leaves_the_process_alone(
 
 
 def test_a_result_that_is_late_is_none_though_the_process_lives(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_GRACE", 60.0)
+    monkeypatch.setattr(process, "GRACE", 60.0)
     reward = replace(get_reward(f"{source}:reward"), time_limit=0.2, default=-1.0)
-    assert score([reward], ["a"], {"what": ["slow"]}).total.tolist() == [-1.0]
+    assert np.isnan(score([reward], ["a"], {"what": ["slow"]}).total[0])
     assert score([replace(reward, time_limit=30.0)], ["a"], {"what": [""]}).total.tolist() == [2.0]
 
 
@@ -298,6 +301,42 @@ def test_a_file_that_changed_is_named_when_it_is_loaded_again(tmp_path: Path, ca
         path.unlink()
         assert score([reward], ["a"], {}).failures == {"f": 1}
     assert f"cannot load rewards from '{path}': FileNotFoundError" in caplog.messages[-1]
+
+
+PER_SAMPLE = """
+import os, time
+
+def one(completions, **columns):
+    assert len(completions) == 1
+    if completions[0] == "hang":
+        time.sleep(30)
+    if completions[0] == "end":
+        os._exit(1)
+    return {"reward": [1.0], "calls": [float(os.getpid())]}
+
+one.per_sample = True
+
+def own(completions, **columns):
+    time.sleep(0.5)
+    return [1.0] * len(completions)
+
+own.own_limits = True
+"""
+
+
+def test_functions_say_how_they_are_called(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(PER_SAMPLE)
+    reward, own = (replace(get_reward(f"{path}:{name}"), time_limit=0.3) for name in ("one", "own"))
+    start = time.monotonic()
+    scores = score([reward, own], ["a", "hang", "b", "end", "c", "d"], {})
+    assert time.monotonic() - start < 10
+    np.testing.assert_array_equal(scores.components["one"], [1.0, np.nan, 1.0, 0.0, 1.0, 1.0])
+    assert scores.components["own"].tolist() == [1.0] * 6, "it ends by itself"
+    assert scores.failures == {"one": 2, "own": 0}
+    pids = scores.entries["calls"]
+    assert [one is None for one in pids] == [False, True, False, True, False, False]
+    assert len({*pids}) == 4, "None and three processes: each that was lost has a successor"
 
 
 def pids_in(path: Path) -> list[int]:

@@ -157,8 +157,8 @@ def test_a_hung_function_costs_its_own_limit_only(caplog: pytest.LogCaptureFixtu
         scores = score(rewards, ["a", "bc"], {})
     release.set()
     assert time.monotonic() - start < 5
-    np.testing.assert_array_equal(scores.components["hung"], [-2.0, -2.0])
-    np.testing.assert_array_equal(scores.components["hung_later"], [0.0, 0.0])
+    for name in ("hung", "hung_later"):  # not scored, whatever the default
+        np.testing.assert_array_equal(scores.components[name], [NAN, NAN])
     assert scores.failures == {"hung": 2, "hung_later": 2, "lengths": 0}
     assert sum("time limit of 0.2 s" in record.getMessage() for record in caplog.records) == 2
 
@@ -177,7 +177,52 @@ def test_a_slow_neighbour_does_not_extend_a_time_limit() -> None:
     assert score([patient, hasty], ["a"], {}).failures == {"patient": 0, "hasty": 1}
 
 
-def test_retries_stay_within_the_time_limit() -> None:
+def test_only_the_samples_that_hang_are_not_scored(caplog: pytest.LogCaptureFixture) -> None:
+    """A batch of 8 has 4 limits; then each sample has its own."""
+    sizes = []
+
+    def hangs(completions):
+        sizes.append(len(completions))
+        time.sleep(30 if "hang" in completions else 0)
+        return [1.0] * len(completions)
+
+    async def hangs_later(completions):
+        await asyncio.gather(*(asyncio.sleep(30 if one == "hang" else 0) for one in completions))
+        return [1.0] * len(completions)
+
+    completions = ["a", "b", "hang", "c", "d", "e", "hang", "f"]
+    start = time.monotonic()
+    with caplog.at_level(logging.WARNING, logger="jaxrl_llm.rewards"):
+        scores = score(
+            [Reward(hangs, time_limit=0.3, default=-1), Reward(hangs_later, time_limit=0.3)], completions, {}
+        )
+    assert 1.2 < time.monotonic() - start < 5
+    wanted = [1.0, 1.0, NAN, 1.0, 1.0, 1.0, NAN, 1.0]
+    np.testing.assert_array_equal(scores.components["hangs"], wanted)
+    np.testing.assert_array_equal(scores.components["hangs_later"], wanted)
+    assert scores.failures == {"hangs": 2, "hangs_later": 2}
+    assert scores.scored == {"hangs": 0.75, "hangs_later": 0.75}
+    assert sizes == [8] + [1] * 8
+    assert "reward 'hangs' failed on 2 of 8 samples, which are not scored: TimeoutError" in caplog.text
+
+
+def test_a_batch_may_take_longer_than_a_sample() -> None:
+    calls = []
+
+    def slow(completions):
+        calls.append(len(completions))
+        for _ in completions:
+            time.sleep(0.05)
+        return [1.0] * len(completions)
+
+    assert score([Reward(slow, time_limit=0.2)], ["a"] * 8, {}).failures == {"slow": 0}  # 0.4 s of 0.8 s
+    assert calls == [8]
+    with_load = score([Reward(slow, time_limit=0.1)], ["a"] * 16, {})  # 0.8 s of 0.5 s, but 0.05 s each
+    np.testing.assert_array_equal(with_load.total, [1.0] * 16)
+    assert calls == [8, 16, *[1] * 16]
+
+
+def test_what_hangs_on_every_sample_is_given_up() -> None:
     calls = []
 
     def slow_failure(completions):
@@ -186,11 +231,11 @@ def test_retries_stay_within_the_time_limit() -> None:
         raise ValueError("no")
 
     start = time.monotonic()
-    scores = score([Reward(slow_failure, time_limit=0.35)], ["a"] * 100, {})
-    assert time.monotonic() - start < 3
+    scores = score([Reward(slow_failure, time_limit=0.15)], ["a"] * 100, {})
+    assert time.monotonic() - start < 5
     assert scores.failures == {"slow_failure": 100}
-    time.sleep(0.3)
-    assert len(calls) < 10  # the thread gave up, too
+    assert np.isnan(scores.total).any()
+    assert 5 < len(calls) < 20  # 8 limits are 1.2 s
     assert calls[:2] == [100, 1]
 
 
@@ -299,6 +344,19 @@ def test_a_batch_that_nothing_scored_is_named(caplog: pytest.LogCaptureFixture) 
         assert caplog.messages == []
         score([nones, Reward(broken, default=NAN)], ["a"], {})
         assert "they fail, or return None or NaN (nones, broken)" in caplog.messages[-1]
+
+
+def test_components_add_up_with_their_shares() -> None:
+    """0.375 + 0.5 x 1 x 0.5 = 0.625: the means of what was scored alone do not add up."""
+    rewards = [
+        Reward(lambda completions: [0.25, 0.5, 0.25, 0.5], name="even"),
+        Reward(lambda completions: [1.0, None, 1.0, None], name="half", weight=0.5),
+    ]
+    found = score(rewards, ["a"] * 4, {})
+    means = {name: float(np.nanmean(x)) for name, x in found.components.items()}
+    assert found.scored == {"even": 1.0, "half": 0.5}
+    parts = [reward.weight * found.scored[reward.name] * means[reward.name] for reward in rewards]
+    assert sum(parts) == pytest.approx(float(found.total.mean()))
 
 
 def test_an_exception_that_cannot_be_shown_is_a_failure_too(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_llm.errors import InputError
-from jaxrl_llm.rewards import Reward, score, verifiers
+from jaxrl_llm.rewards import Reward, score, tagged_lists, verifiers
 
 
 def test_examples_in_docstrings() -> None:
-    assert doctest.testmod(verifiers) == (0, 4)
+    assert doctest.testmod(verifiers) == (0, 5)
 
 
 def test_text_of_strings_and_messages() -> None:
@@ -116,6 +116,46 @@ def test_format_match() -> None:
     assert reward(completions, answer=["4"] * 4) == [1.0, 0.0, 0.0, 1.0]
     with pytest.raises(InputError, match="is not a regular expression"):
         verifiers.format_match("(")
+
+
+def test_formats_where_the_prompt_has_opened_the_tag() -> None:
+    """As with DeepSeek-R1's template, which ends with <think>, and Qwen3's without thoughts, which closes it too."""
+    text, starts = "2 + 2\n</think>\n<answer>4</answer>", ["<think>\n", "", "<think>\n\n</think>\n\n"]
+    completions = [text, text, "<answer>4</answer>"]
+    whole = verifiers.format_match("<think>.*</think>\\s*<answer>.*</answer>")
+    for reward in (whole, verifiers.think_format_reward, verifiers.answer_format_reward, tagged_lists.answer_tags):
+        assert reward(completions, reply_start=starts) == [1.0, 0.0, 1.0]
+        assert reward(completions) == [0.0, 0.0, 0.0]
+        assert reward([f"<think>{text}"] * 2, reply_start=starts[:2])[1] == 1.0
+    assert verifiers.format_match(".*</think>.*")(completions, reply_start=starts) == [1.0, 1.0, 1.0]
+    assert whole([[{"role": "assistant", "content": "<answer>4</answer>", "reasoning_content": "2 + 2"}]]) == [1.0]
+    found = score([Reward(whole), Reward(lambda completions, **columns: [float(len(columns))], name="rest")], [text], {
+        "reply_start": ["<think>"], "answer": ["4"],
+    })  # fmt: skip
+    assert {name: x.tolist() for name, x in found.components.items()} == {"format_match": [1.0], "rest": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("text", "thinks", "answers"),
+    [
+        ("<think>\nThis is my reasoning.\n</think>\nThis is my answer.", 1.0, 0.0),
+        ("<think>\nThis is my reasoning.\nThis is my answer.", 0.0, 0.0),
+        ("<think>a</think>", 1.0, 0.0),
+        ("<think>a<think>b</think>c", 0.0, 0.0),
+        ("<think>a</think>b<think>c</think>", 0.0, 0.0),
+        (" <think>a</think>b", 0.0, 0.0),
+        ("so <think>a</think>b", 0.0, 0.0),
+        ("<think>a</think><answer>b</answer>", 1.0, 1.0),
+        ("<think>\na\n</think>\n<answer>\nb\n</answer>\n", 1.0, 1.0),
+        ("<think>a</think><answer>b</answer><answer>c</answer>", 1.0, 0.0),
+        ("<think>a</think>b<answer>c</answer>", 1.0, 0.0),
+        ("<answer>b</answer>", 0.0, 0.0),
+    ],
+)
+def test_formats_of_trl(text: str, thinks: float, answers: float) -> None:
+    for completion in (text, [{"role": "assistant", "content": text}]):
+        assert verifiers.think_format_reward([completion]) == [thinks]
+        assert verifiers.answer_format_reward([completion]) == [answers]
 
 
 def test_math_verify_in_the_main_thread_and_in_another() -> None:

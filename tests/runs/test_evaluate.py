@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from typing import Any
 
 import jax
@@ -122,11 +123,34 @@ def test_how_many_rows_go_at_once_changes_nothing(model: tuple[Any, Any, Any], p
     assert results[0] == results[1] == results[2]
 
 
+def test_accuracy_is_over_what_was_scored(model: tuple[Any, Any, Any], prompts: PromptSet) -> None:
+    """Of 8 samples 2 are not scored; of prompts with one or no scored sample pass@2 says nothing."""
+    nan = float("nan")
+    figures = run(model, prompts, fixed(1, 0, 1, nan, 1, 1, 0, nan), samples=2, temperature=1.0).figures
+    assert (figures["accuracy"], figures["unscored"]) == (4 / 6, 2)
+    assert figures["pass_at"]["1"]["value"] == (0.5 + 1 + 1 + 0) / 4
+    assert figures["pass_at"]["2"]["value"] == 1.0
+    assert accuracy_line(figures).endswith(", 2 not scored")
+    greedy = run(model, prompts, fixed(1, nan, 0, 1))
+    assert (greedy.figures["accuracy"], greedy.figures["unscored"]) == (2 / 3, 1)
+    assert repr(greedy).endswith("on 4 prompts, 1 not scored")
+    assert "not scored" not in repr(run(model, prompts, fixed(1, 1, 0, 1)))
+
+
+def test_one_completion_that_hangs_leaves_the_others(model: tuple[Any, Any, Any], prompts: PromptSet) -> None:
+    def verifier(completions: list[str], answer: list[str]) -> list[float]:
+        time.sleep(30 if "2" in answer else 0)
+        return [1.0] * len(completions)
+
+    figures = run(model, prompts, [Reward(verifier, time_limit=0.2)]).figures
+    assert (figures["accuracy"], figures["unscored"], figures["failed"]) == (1.0, 1, 1)
+
+
 def test_nothing_scored_is_no_number_and_no_right_answer(model: tuple[Any, Any, Any], prompts: PromptSet) -> None:
     """A reward that abstains throughout must not stop the run that waits to write its summary."""
     nan = float("nan")
     figures = run(model, prompts, fixed(nan, nan, nan, nan)).figures
     assert figures["reward"] is None
-    assert figures["accuracy"] == 0.0
+    assert (figures["accuracy"], figures["low"], figures["high"], figures["unscored"]) == (0.0, 0.0, 1.0, 4)
     json.dumps(figures, allow_nan=False)
     assert run(model, prompts, fixed(nan, 1, nan, nan)).figures["reward"] == 1.0

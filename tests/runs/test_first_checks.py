@@ -158,3 +158,22 @@ def test_a_run_that_has_ended_is_no_failure(tmp_path: Path, monkeypatch: pytest.
     assert main([*arguments, "--fail-without-signal"]) == 1
     monkeypatch.setattr(loop, "train", lambda *_, **__: {"had_signal": True})
     assert main([*arguments, "--fail-without-signal"]) == 0
+
+
+@pytest.mark.parametrize(("answer", "shown"), [(None, "None"), (["1", "2"], "['1', '2']"), ({"a": 1}, "{'a': 1}")])
+def test_answers_that_no_verifier_reads_are_told_with_their_row(tmp_path: Path, answer: Any, shown: str) -> None:
+    rows = [{"prompt": "1 + 1 =", "answer": ["2"]}, {"prompt": "1 + 2 =", "answer": 3.0}]
+    rows.append({"prompt": "1 + 3 =", "answer": answer})
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = TrainConfig(
+        model=str(runs.MODEL), prompts=str(path), rewards=("number_match",), eval_size=0, output=str(tmp_path / "run")
+    )
+    with (
+        pytest.raises(
+            InputError, match=r"row 3, '1 \+ 3 =': the answer is .*, but must be a text or a number"
+        ) as caught,
+        inputs.read_inputs(config),
+    ):
+        pass
+    assert shown in str(caught.value)

@@ -93,7 +93,7 @@ def test_scores_are_those_of_one_call(batch: Trajectories, order: list[int]) -> 
 
 
 def test_a_time_limit_is_of_each_group(batch: Trajectories) -> None:
-    """One group hangs: it alone gets the default."""
+    """One group hangs: it alone is not scored."""
     release = threading.Event()
 
     def hanging(completions: list[Any], answer: list[str]) -> list[float]:
@@ -103,7 +103,7 @@ def test_a_time_limit_is_of_each_group(batch: Trajectories) -> None:
 
     scores = stream([Reward(hanging, time_limit=0.3, default=-2.0)], batch, [0, 1, 2])
     release.set()
-    assert scores.components["hanging"].tolist() == [1.0, 1.0, -2.0, -2.0, 1.0, 1.0]
+    np.testing.assert_array_equal(scores.components["hanging"], [1.0, 1.0, np.nan, np.nan, 1.0, 1.0])
     assert scores.failures == {"hanging": 2}
 
 

@@ -1,0 +1,67 @@
+"""What reward functions see of completions: texts or conversations, their prompts, and how the replies begin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.rewards.calling import ENVIRONMENTS, REPLY_START
+from jaxrl_llm.trajectory import Trajectories
+
+
+class Talk(NamedTuple):
+    """An episode with an environment, as reward functions see it."""
+
+    prompt: list[Mapping[str, Any]]  # messages before the first reply
+    completion: list[Mapping[str, Any]]  # replies, their calls of tools, and what tools and environment answered
+    environment: Any = None  # the environment itself, after its end
+
+
+def seen(
+    rows: Sequence[dict[str, Any]], texts: Sequence[str], ids: list[list[int]], starts: Sequence[str] | None = None,
+    talks: Sequence[Talk] | None = None,
+) -> tuple[list[Any], dict[str, list[Any]]]:  # fmt: skip
+    """Completions and columns as TRL passes them; rows: the data set row of each, starts: see `reply_starts`.
+
+    A completion is a text where the prompt is one, else a list of messages. talks: episodes with an environment, whose
+    prompts and completions are messages in any case.
+    """
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+    completions: list[Any]
+    if talks is None:
+        completions = [
+            [{"role": "assistant", "content": text}] if not isinstance(row["prompt"], str) else text
+            for text, row in zip(texts, rows, strict=True)
+        ]
+        columns |= {"prompts": [row["prompt"] for row in rows]}
+    else:
+        completions = [talk.completion for talk in talks]
+        columns |= {"prompts": [talk.prompt for talk in talks], ENVIRONMENTS: [talk.environment for talk in talks]}
+    columns |= {"completion_ids": ids, REPLY_START: [""] * len(ids) if starts is None else list(starts)}
+    return completions, columns
+
+
+_OPENED = re.compile(r"<(?!(?:assistant|model|bot)>)([a-z_]+)>\s*(?:</\1>\s*)?\Z")
+
+
+def reply_starts(tokenizer: Any, prompts: Iterable[Sequence[int]]) -> list[str]:
+    """What each prompt, token ids, already holds of the reply: a tag at its end, which the chat template opened."""
+    known: dict[tuple[int, ...], str] = {}
+    out = []
+    for prompt in prompts:
+        end = tuple(prompt[-12:])
+        if end not in known:
+            found = _OPENED.search(tokenizer.decode(list(end), skip_special_tokens=False))
+            known[end] = "" if found is None else found[0]
+        out.append(known[end])
+    return out
+
+
+def prompts_of(batch: Trajectories) -> Iterator[list[int]]:
+    """The token ids before the first action of each row."""
+    tokens, there, action = (np.asarray(x) for x in (batch.tokens, batch.token_mask, batch.action_mask))
+    for row, first in enumerate(np.argmax(action, axis=1)):
+        yield tokens[row, :first][there[row, :first]].tolist()
