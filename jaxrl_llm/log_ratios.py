@@ -15,6 +15,7 @@ SOURCES = {
     "behaviour": "behaviour_logp", "untruncated": "untruncated_logp", "old": "old_logp", "reference": "reference_logp",
     "previous": "previous_logp",
 }  # fmt: skip
+ROUNDING = 1e-5  # log-ratios, and differences of ratios, up to this size are the rounding of two forward passes
 LARGEST = 20.0  # exp(20) = 5e8 is far outside any clip range, and its square is finite in float32
 
 
@@ -63,8 +64,13 @@ def k3(log_ratio: jax.Array) -> jax.Array:
 
 
 def absolute(log_ratio: jax.Array) -> jax.Array:
-    """|l|, whose gradient is 0 at l = 0 (that of jnp.abs is 1)."""
-    return log_ratio * jnp.sign(log_ratio)
+    """|l|, but 0 with gradient 0 up to `ROUNDING`: the slope jumps at l = 0, where rounding would decide its sign."""
+    return log_ratio * jnp.sign(beyond_rounding(log_ratio))
+
+
+def beyond_rounding(log_ratio: jax.Array) -> jax.Array:
+    """l, and 0 where |l| is at most `ROUNDING`."""
+    return jnp.where(jnp.abs(log_ratio) > ROUNDING, log_ratio, 0.0)
 
 
 def straight_through(log_ratio: jax.Array, estimate: Callable[[jax.Array], jax.Array]) -> jax.Array:

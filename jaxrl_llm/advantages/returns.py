@@ -145,18 +145,20 @@ def whiten_advantages(
 ) -> Transform:
     """Standardise the advantages over the batch with `whiten`.
 
-    over: "tokens" takes mean and variance over all actions of scored rows; "sequences" over the row means of these
-    actions.
+    over: "tokens" takes mean and variance over all actions of scored rows that have a weight; "sequences" over the row
+    means of these actions. Others get 0.
     """
     require_choice("over", over, ("tokens", "sequences"))
     check_moments(ddof, epsilon)
 
     def apply(batch: Trajectories) -> Trajectories:
-        A, mask = batch.need("advantages"), scored_actions(batch)
+        A, mask = batch.need("advantages"), scored_actions(batch) & (batch.loss_weights != 0)
         if over == "tokens":
             mean, variance = moments(A, mask, ddof)
         else:
-            mean, variance = moments(row_means(A, batch.replace(weights=None)), jnp.any(mask, axis=1), ddof)
+            mean, variance = moments(
+                row_means(A, batch.replace(weights=mask.astype(jnp.float32))), jnp.any(mask, axis=1), ddof
+            )
         return batch.replace(advantages=standardise(A, mask, mean, variance, epsilon, shift))
 
     return stateless(apply)

@@ -20,7 +20,7 @@ from jaxrl_llm.trajectory import Array, Trajectories
 from jaxrl_llm.transform import Transform, stateless
 
 NODE = frozenset({"node"})
-EQUAL = 1e-6  # standard deviations below are 0
+EQUAL = 1e-6  # standard deviations and differences of values below are 0
 
 
 def edge_advantages(batch: Trajectories, scale: Literal["none", "std"] = "none", epsilon: float = 1e-8) -> Array:
@@ -32,6 +32,7 @@ def edge_advantages(batch: Trajectories, scale: Literal["none", "std"] = "none",
     tree = scored_tree(batch)
     V = node_values(tree, batch.scores, shares(tree))
     gain = V[tree.key] - V[tree.parent]
+    gain = jnp.where(jnp.abs(gain) > EQUAL * jnp.maximum(jnp.abs(V[tree.key]), 1.0), gain, 0.0)  # means round
     if scale == "std":
         count = jnp.maximum(sums(tree, jnp.ones(gain.shape), tree.single, tree.parent), 1.0)
         mean = sums(tree, gain, tree.single, tree.parent) / count
@@ -158,10 +159,10 @@ def segments_over_subtrees(eta: float = 0.0) -> Callable[[Trajectories], Array]:
 
 @part
 def shared_once() -> Transform:
-    """Divide the weight of each action by the number of rows that share it, so that it counts once in token means."""
+    """Divide the weight of each action by the number of scored rows that share it: it counts once in token means."""
 
     def apply(batch: Trajectories) -> Trajectories:
-        tree = tree_of(batch)
+        tree = scored_tree(batch)
         return batch.replace(weights=batch.loss_weights / jnp.maximum(leaves(tree)[tree.key], 1.0))
 
     return stateless(apply, NODE)
@@ -176,8 +177,8 @@ def probable_tokens_out(below: float) -> Transform:
 
 @part
 def zero_edges_out() -> Transform:
-    """Drop the actions whose advantage is 0."""
-    return stateless(lambda b: b.replace(weights=b.loss_weights * (b.need("advantages") != 0)))
+    """Drop the actions whose advantage is 0, up to the rounding of means (`EQUAL`)."""
+    return stateless(lambda b: b.replace(weights=b.loss_weights * (jnp.abs(b.need("advantages")) > EQUAL)))
 
 
 @part

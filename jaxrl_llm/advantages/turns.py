@@ -3,7 +3,7 @@
 One baseline by key serves all: turns that share a key are compared with each other. Keys say what is alike: the same
 state of the environment, the same last states, the same index, or a random group. An environment's rewards of turns are
 the batch's `turn_rewards`; the row's score comes with its last turn. NaN marks a row without a score: its turns get 0
-and count in no baseline.
+and count in no baseline. So does a turn whose own reward is NaN, in returns of earlier turns as 0.
 """
 
 from __future__ import annotations
@@ -49,14 +49,20 @@ def acted_turns(batch: Trajectories) -> Array:
     return jax.nn.one_hot(jnp.where(number >= 0, number, turns), turns, dtype=jnp.float32).max(axis=1) > 0
 
 
-def turn_mask(batch: Trajectories) -> Array:
+def turns_of_scored(batch: Trajectories) -> Array:
     """bool[N, K]: the turns in which a scored row has an action."""
     return acted_turns(batch) & ~jnp.isnan(batch.scores)[:, None]
 
 
+def turn_mask(batch: Trajectories) -> Array:
+    """bool[N, K]: the turns that count: a scored row has an action in them, and their own reward is not NaN."""
+    found = turns_of_scored(batch)
+    return found if batch.turn_rewards is None else found & ~jnp.isnan(batch.turn_rewards)
+
+
 def rewards_of_turns(batch: Trajectories) -> Array:
     """f32[N, K]: the environment's rewards of turns, and on the last turn of each row its score too."""
-    mask = turn_mask(batch)
+    mask = turns_of_scored(batch)
     number = jnp.where(mask, jnp.arange(mask.shape[1]), -1)
     last = mask & (number == number.max(axis=1, keepdims=True))
     own = 0.0 if batch.turn_rewards is None else jnp.nan_to_num(batch.turn_rewards)
@@ -188,7 +194,7 @@ def random_groups(size: int = 16) -> OfTurns:
 def turn_returns(gamma: float = 1.0) -> OfTurns:
     """Values: the discounted return from each turn on."""
     check_number("gamma", gamma, least=0, most=1)
-    return lambda batch: returns_of_turns(rewards_of_turns(batch), turn_mask(batch), gamma)
+    return lambda batch: returns_of_turns(rewards_of_turns(batch), turns_of_scored(batch), gamma)
 
 
 @part

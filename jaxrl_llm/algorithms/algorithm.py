@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from jaxrl_llm.algorithms.equations import markdown
 from jaxrl_llm.choices import Routing
 from jaxrl_llm.errors import InputError, require_choice
-from jaxrl_llm.expressions import layout
+from jaxrl_llm.expressions import expression_of, layout, record
 from jaxrl_llm.needs import of_target
 from jaxrl_llm.part_checks import expect
 from jaxrl_llm.phases import TurnPhases
@@ -16,13 +17,38 @@ from jaxrl_llm.references import ReferenceRule
 from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
 from jaxrl_llm.rollouts.sources import MakeCurriculum, Replay
-from jaxrl_llm.transform import Objective, Transform
+from jaxrl_llm.selection.rows import WITHOUT_SCORE, counted_alone
+from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.transform import Guarded, Objective, State, Transform
+
+
+@dataclass(frozen=True)
+class _OfCountedRows:
+    """`apply` of a transform on a batch whose rows without a score have no actions: they change no other row."""
+
+    function: Callable[[State, Trajectories], tuple[State, Trajectories]]
+    marks: tuple[str, ...]  # of rows that count without a score
+
+    def __call__(self, state: State, batch: Trajectories) -> tuple[State, Trajectories]:
+        return self.function(state, counted_alone(batch, self.marks))
+
+
+def _of_counted_rows(transform: Transform, needs: frozenset[str]) -> Transform:
+    """The transform, which prints as it did, on the rows that count to a method with these needs."""
+    apply = transform.apply.function if isinstance(transform.apply, Guarded) else transform.apply
+    apply = apply.function if isinstance(apply, _OfCountedRows) else apply
+    found = replace(transform, apply=_OfCountedRows(apply, tuple(mark for mark in WITHOUT_SCORE if mark in needs)))
+    if (expression := expression_of(transform)) is not None:
+        record(found, expression)
+    return found
 
 
 @dataclass(frozen=True, repr=False)
 class Algorithm:
     """A `transform` from rewards to advantages, an `objective` from advantages to a loss, and rules for rollouts.
 
+    The transform sees rows that nothing scored (a reward of NaN) as rows without actions, and so does the objective
+    after it: they weigh nothing and change no other row.
     `needs` names what the loop must provide beyond a sampled and scored batch. What comes before the batch: `rollout`
     is the program that samples a group (None: `rollouts.programs.group`); `curriculum` chooses prompts, a function
     (training rows, seed) -> `Curriculum`, or is the rule by which groups without a signal are replaced; `replay` mixes
@@ -51,6 +77,7 @@ class Algorithm:
     def __post_init__(self) -> None:
         expect("an algorithm's transform", self.transform, Transform)
         expect("an algorithm's objective", self.objective, Objective)
+        object.__setattr__(self, "transform", _of_counted_rows(self.transform, self.needs))
         if self.curriculum is not None and (isinstance(self.curriculum, type) or not callable(self.curriculum)):
             expect("an algorithm's curriculum", self.curriculum, DynamicSampling)
         for name, kind in (

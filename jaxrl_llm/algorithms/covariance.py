@@ -52,7 +52,7 @@ def clip_cov(
 def kl_cov(share: float = 2e-4, kl_coefficient: float = 1.0, ddof: int = 1, epsilon: float = 1e-6) -> Algorithm:
     """KL-Cov (The Entropy Mechanism of RL for Reasoning Language Models, arXiv 2505.22617, 2025).
 
-    No clip: loss = token mean of -rho A, plus beta |log pi - log pi_behaviour| on the max(1, floor(share n)) of n
+    No clip: loss = token mean of -rho A, plus beta |log pi - log pi_old| on the max(1, floor(share n)) of n
     tokens with the highest covariance (A - mean A)(log pi - mean log pi) in the batch. beta = kl_coefficient (verl's
     YAML has 0.1); the paper's 7B runs have share 2e-3. A is GRPO's, with ddof and epsilon. At the first update of a
     batch the penalty has no gradient.
@@ -60,6 +60,10 @@ def kl_cov(share: float = 2e-4, kl_coefficient: float = 1.0, ddof: int = 1, epsi
     Defaults. Paper: share. Code: kl_coefficient, ddof, epsilon.
     """
     objective = policy_gradient(
-        token_ratio(), penalise_covariant(kl_coefficient), token_mean(), refresh=mark_covariant(share)
+        token_ratio(),
+        penalise_covariant(kl_coefficient),
+        token_mean(),
+        refresh=mark_covariant(share),
+        needs={"old_logp"},
     )
     return Algorithm(group_relative(ddof=ddof, epsilon=epsilon), objective)

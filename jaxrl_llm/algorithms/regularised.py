@@ -84,7 +84,7 @@ def llds(
 
     Adds to GRPO a penalty on tokens that became less likely, so that responses with A >= 0 keep their likelihood:
 
-        loss = GRPO + lambda 1/Z sum_{i in P} sum_t g_it max(0, d_it),   d = log pi_behaviour - log pi
+        loss = GRPO + lambda 1/Z sum_{i in P} sum_t g_it max(0, d_it),   d = log pi_old - log pi
 
     P the responses with A_i >= 0, including those of groups with equal rewards. The gate g is 1 where the sum of d over
     the token's turn is positive (gate "turn"), over its response ("sequence"), or everywhere ("token"). penalty_over: Z
@@ -93,7 +93,7 @@ def llds(
 
     GRPO here is a token mean without KL (eq. 1), over the whole batch as in the code; average "prompt" is the mean over
     groups of each group's token mean. The code's script adds 0.001 times k3 (kl_coefficient). preset "paper" or "code"
-    sets all of these. The penalty is 0 at the first update of a batch unless rollouts are stale.
+    sets all of these. The penalty is 0 at the first update of a batch: set --epochs or --minibatches.
 
     Defaults. Paper: coefficient, gate, final, penalty_over, kl_coefficient. Code: clip_low, clip_high, average.
     """

@@ -10,7 +10,7 @@ from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.log_ratios import LARGEST
-from jaxrl_llm.objectives import by_rows, clip, constant, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives import by_rows, clip, policy_gradient, sequence_sum, token_mean, token_ratio
 from jaxrl_llm.objectives.corrections import importance_correction
 from jaxrl_llm.objectives.covariance import clip_and_detach, count_batches, draw_covariant
 from jaxrl_llm.rewards.transforms import leave_out
@@ -119,10 +119,10 @@ def spear(
         g(t) = replay_weight (1 - cos(pi min(t, warm_up)/warm_up))/2
 
     Fresh: A = r - mean_g; truncated completions are left out, and of the groups the share `varied` stays whose rewards
-    vary most. Replayed: completions better than their group are stored for replay_age steps. P is the median of the
-    last `baselines` group means. Once more than surplus * replay_rows stored ones have r > P, a random subset joins the
-    batch, of min(replay_rows, the largest power of two that is at most their number), with A = r - P, and the store is
-    emptied. rho is relative to the policy that sampled the token.
+    vary most; |B| counts those that stay. Replayed: completions better than their group are stored for replay_age
+    steps. P is the median of the last `baselines` group means. Once more than surplus * replay_rows stored ones have r
+    > P, a random subset joins the batch, of min(replay_rows, the largest power of two that is at most their number),
+    with A = r - P, and the store is emptied. rho is relative to the policy that sampled the token.
 
     In both, a `share` of the tokens is detached, at random among those that are not clipped with covariance_low < cov <
     covariance_high, see `clip_cov`; here covariances are over the batch with its replayed rows. The released code takes
@@ -140,7 +140,7 @@ def spear(
     Defaults. Paper: warm_up, replay_weight, call_reward, call_steps, clip_low, clip_high. Code: replay_rows, baselines,
     replay_age, surplus, share, covariance_low, covariance_high, varied. Run: max_length.
     """
-    rho, mean = token_ratio(), constant(8192.0 if max_length is None else max_length)
+    rho, mean = token_ratio(), sequence_sum() / (8192.0 if max_length is None else max_length)
     draw = draw_covariant(rho, covariance_low, covariance_high, share, clip_low, clip_high)
     fresh = by_rows(otherwise=mean, replayed=0.0 * mean)
     past = by_rows(otherwise=0.0 * mean, replayed=mean)

@@ -104,12 +104,13 @@ def gbpo(
 
     Defaults are those of the code's README (its YAML has low = high = 0.2 and temperature 1). With binary rewards only
     the ratios of the minority outcome move away from 1, unless a group is split evenly; the others are at the median,
-    with target 1. A group of one has A = 0 (the code: about r). Intended for several epochs per batch.
+    with target 1, whose gradient is 0 at the first update of a batch: rho = pi/pi_old. A group of one has A = 0 (the
+    code: about r). Intended for several epochs per batch.
 
     Defaults. Code: low, high, temperature, ddof, epsilon.
     """
     check_number("temperature", temperature, above=0)
-    objective = policy_gradient(token_ratio(), toward_ratio("ratio_target"), token_mean())
+    objective = policy_gradient(token_ratio("old"), toward_ratio("ratio_target"), token_mean())
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), aim_at_bounds(low, high, temperature, ddof, epsilon))
     return Algorithm(transform, objective)
 

@@ -97,8 +97,10 @@ def mark_covariant(share: Number) -> Refresh:
 
 
 @part
-def penalise_covariant(coefficient: Number, against: Source = "behaviour") -> Surrogate:
+def penalise_covariant(coefficient: Number, against: Source = "old") -> Surrogate:
     """rho A, minus coefficient |logp - logp_against| on the tokens of info["covariant"].
+
+    Against "old", at the first update of a batch the penalty is 0 and has no gradient: it needs `old_logp`.
 
     Raises InputError for another name than those of `against`.
     """

@@ -11,7 +11,7 @@ from jaxrl_llm.choices import Estimator, Gate, Source
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice, unknown
 from jaxrl_llm.expressions import part
-from jaxrl_llm.log_ratios import ESTIMATORS, log_ratio, needed, source
+from jaxrl_llm.log_ratios import ESTIMATORS, beyond_rounding, log_ratio, needed, source
 from jaxrl_llm.objectives.averages import Average, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to, over_span, span_needs
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
@@ -137,17 +137,23 @@ GATES = ("turn", "sequence", "token")
 
 
 def likelihood_drop(d: jax.Array, batch: Trajectories, gate: Gate = "turn") -> jax.Array:
-    """max(0, d), f32[N, L], d = logp_old - logp, where the sum of d over the token's gate span is > 0; else 0."""
+    """max(0, d), f32[N, L], d = logp_old - logp, where the sum of d over the token's gate span is > 0; else 0.
+
+    A d up to `log_ratios.ROUNDING` is 0.
+    """
+    d = beyond_rounding(d)
     of_span = d if gate == "token" else over_span(d, batch, gate, mean=False)
     return jnp.where(jax.lax.stop_gradient(of_span) > 0, jax.nn.relu(d), 0.0)
 
 
 @part
 def likelihood_preserving(
-    gate: Gate = "turn", against: Source = "behaviour", final: Number = 1.0, average: Average | None = None
+    gate: Gate = "turn", against: Source = "old", final: Number = 1.0, average: Average | None = None
 ) -> Objective:
     """Mean `likelihood_drop` on the tokens of answers with advantage >= 0 (LLDS, 2512.04220).
 
+    against: the policy before the update. The slope jumps at equality with it, so that it must be the trainer's own: the
+    sampler's differs by rounding.
     With a gate other than "token", gains of some tokens can offset drops of others in the same turn or sequence. Tokens
     of other answers count in the mean with value 0. gate: one of GATES. final: weight of the last turn's tokens.
     Metric: "likelihood/fallen".

@@ -67,8 +67,11 @@ def score_weight(
 
 
 def signed_ratio_distance(ratio: jax.Array, target: jax.Array, advantages: jax.Array) -> jax.Array:
-    """|(rho - target) A|: a weighted L1 regression of the ratio, with gradient 0 at the target; elementwise."""
-    return absolute((ratio - target) * advantages)
+    """|(rho - target) A|: a weighted L1 regression of the ratio, with gradient 0 at the target; elementwise.
+
+    At the target means within `log_ratios.ROUNDING` of it.
+    """
+    return absolute(ratio - target) * jnp.abs(advantages)
 
 
 def bounded_ratio(z: jax.Array, low: Number, high: Number) -> jax.Array:

@@ -270,11 +270,20 @@ def logged_metrics(logged: Logged, others: Container[str]) -> dict[str, float]:
 
 
 def scored_rows(found: Step, learned: Learned) -> Scored:
-    """The prepared batch without padding rows and with the rewards as scored, for the logs."""
+    """The prepared batch without padding rows, with the rewards as scored and the actions of unscored rows, for the
+    logs."""
     rows, batch, scored = len(found.scored.texts), learned.batch, found.scored
     if rows < batch.tokens.shape[0]:
         batch = map_rows(lambda x: x[:rows], batch)
-    return scored._replace(batch=batch.replace(reward=scored.batch.reward, rewards=scored.batch.rewards))
+    action, turn = np.asarray(batch.action_mask), np.asarray(batch.turn)
+    used = np.any(action, axis=1, keepdims=True)  # the method saw others without their actions
+    batch = batch.replace(
+        action_mask=np.where(used, action, np.asarray(scored.batch.action_mask)),
+        turn=np.where(used, turn, np.asarray(scored.batch.turn)),
+        reward=scored.batch.reward,
+        rewards=scored.batch.rewards,
+    )
+    return scored._replace(batch=batch)
 
 
 def without_nan(found: Step, metrics: Mapping[str, float]) -> dict[str, float]:

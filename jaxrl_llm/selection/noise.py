@@ -19,11 +19,10 @@ def mix(x: jax.Array) -> jax.Array:
 
 
 def _row_hash(batch: Trajectories, salt: jax.Array | int) -> jax.Array:
-    """uint32[N] of each row's prompt, actions and their log-probabilities."""
+    """uint32[N] of each row's prompt and actions; not of their log-probabilities, whose rounding would decide."""
     seed = mix(mix(jnp.asarray(salt).astype(jnp.uint32)) + batch.prompt_id.astype(jnp.uint32))
     position = mix(batch.action_index.astype(jnp.uint32))
-    logp = jax.lax.bitcast_convert_type(batch.behaviour_logp.astype(jnp.float32), jnp.uint32)
-    token = mix(mix(batch.tokens.astype(jnp.uint32) + position) + logp)
+    token = mix(mix(batch.tokens.astype(jnp.uint32) + position))
     return mix(seed + jnp.sum(jnp.where(batch.action_mask, token, 0), axis=1, dtype=jnp.uint32))
 
 

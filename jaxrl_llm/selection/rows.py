@@ -6,7 +6,7 @@ content (`selection.noise`), so the order of rows does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,31 @@ from jaxrl_llm.transform import Transform, counted
 
 RANK_SCHEMES = ("best_random", "best_worst", "best", "uniform")
 SCORE_SCHEMES = ("power", "max_min", "max_random")
+
+WITHOUT_SCORE = ("demonstrated", "measured", "resampled")  # needs: entries of info that mark rows which need no score
+
+
+def counted_rows(batch: Trajectories, marks: Collection[str] = ()) -> jax.Array:
+    """bool[N]: the rows that count: those with an action and a score.
+
+    A row that goes on in the next step (info["unfinished"]) needs no score, nor one that an entry of info in `marks`
+    marks, nor any where there are no rewards.
+    """
+    acted = jnp.any(batch.action_mask, axis=1)
+    if batch.reward is None:
+        return acted
+    known = ~jnp.isnan(batch.reward)
+    for mark in ("unfinished", *marks):
+        if (marked := (batch.info or {}).get(mark)) is not None:
+            known |= marked > 0
+    return acted & known
+
+
+def counted_alone(batch: Trajectories, marks: Collection[str] = ()) -> Trajectories:
+    """The batch in which rows that do not count (`counted_rows`) have no actions."""
+    kept = counted_rows(batch, marks)[:, None]
+    turn = jnp.where(kept, batch.turn, -1).astype(batch.turn.dtype)
+    return batch.replace(action_mask=batch.action_mask & kept, turn=turn)
 
 
 @part

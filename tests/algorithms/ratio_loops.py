@@ -16,15 +16,38 @@ Rows = list[list[float]]  # values of the actions of each row
 
 @dataclass
 class Case:
-    """A ragged batch with an unscored row, as lists of the actions of each row."""
+    """A ragged batch with an unscored row, as lists of the actions of each scored row: the other one weighs nothing."""
 
     batch: Any
     logp: np.ndarray
 
+    @property
+    def scored(self) -> np.ndarray:
+        return np.flatnonzero(~np.isnan(np.asarray(self.batch.reward)))
+
+    @property
+    def reward(self) -> np.ndarray:
+        return np.asarray(self.batch.reward, np.float64)[self.scored]
+
+    @property
+    def group(self) -> np.ndarray:
+        return np.asarray(self.batch.group)[self.scored]
+
+    @property
+    def mask(self) -> np.ndarray:
+        """bool[N, L]: the actions of scored rows."""
+        return np.asarray(self.batch.action_mask) & ~np.isnan(np.asarray(self.batch.reward))[:, None]
+
+    def of_every_row(self, values: Any) -> np.ndarray:
+        """Values of the scored rows, f[N] with 0 for the other."""
+        out = np.zeros(len(self.batch.reward))
+        out[self.scored] = values
+        return out
+
     def rows(self, x: Any) -> Rows:
-        """The entries f[N, L] of the actions of each row, in double precision."""
+        """The entries f[N, L] of the actions of each scored row, in double precision."""
         mask = np.asarray(self.batch.action_mask)
-        return [[float(v) for v, m in zip(row, keep, strict=True) if m] for row, keep in zip(x, mask, strict=True)]
+        return [[float(v) for v, m in zip(x[n], mask[n], strict=True) if m] for n in self.scored]
 
     @property
     def behaviour(self) -> Rows:
@@ -40,11 +63,11 @@ class Case:
 
     @property
     def advantage(self) -> list[float]:
-        return advantage(self.batch.reward, self.batch.group)
+        return advantage(self.reward, self.group)
 
     @property
     def centred(self) -> list[float]:
-        return advantage(self.batch.reward, self.batch.group, std=False)
+        return advantage(self.reward, self.group, std=False)
 
 
 def case(seed: int = 0, **fields: Any) -> Case:

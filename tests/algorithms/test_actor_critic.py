@@ -31,14 +31,16 @@ class Row:
 
 
 def loop_rows(batch: Trajectories) -> Callable[..., list[Any]]:
-    """The rows of a batch, with more arrays by name [N, L, ...]."""
+    """The scored rows of a batch, with more arrays by name [N, L, ...]."""
     given = {"old": batch.behaviour_logp, "reference": batch.reference_logp, "V_old": batch.values}
     known = {name: np.asarray(x, np.float64) for name, x in given.items()}
     mask, score = np.asarray(batch.action_mask), np.asarray(batch.reward, np.float64)
 
     def rows(**arrays: np.ndarray) -> list[Any]:
         return [
-            Row(mask[n], score[n], {name: x[n] for name, x in {**known, **arrays}.items()}) for n in range(len(mask))
+            Row(mask[n], score[n], {name: x[n] for name, x in {**known, **arrays}.items()})
+            for n in range(len(mask))
+            if not np.isnan(score[n])
         ]
 
     return rows
@@ -155,7 +157,7 @@ def test_an_adaptive_coefficient_follows_the_divergence() -> None:
     state, first = algorithm.transform.apply(algorithm.transform.init(), far)
     _, second = algorithm.transform.apply(state, far)
     assert float(first.controls["kl_coefficient"]) == pytest.approx(0.1)
-    assert float(second.controls["kl_coefficient"]) == pytest.approx(0.1 * (1 + 0.2 * 11 / 100))
+    assert float(second.controls["kl_coefficient"]) == pytest.approx(0.1 * (1 + 0.2 * 10 / 100))
     fixed = prepared(ppo(kl_coefficient=0.1), far)
     np.testing.assert_allclose(first.advantages, fixed.advantages, atol=1e-6)
 
@@ -165,7 +167,8 @@ def test_on_policy_ppo_is_the_policy_gradient_of_its_advantages() -> None:
     algorithm = ppo(kl_coefficient=0.0)
     ready, old = prepared(algorithm, batch), batch.behaviour_logp
     found = gradient_of(algorithm, batch, old, values=jnp.asarray(V, jnp.float32))
-    np.testing.assert_allclose(found, -ready.advantages / np.asarray(batch.action_mask).sum(), atol=1e-7)
+    scored = ~np.isnan(np.asarray(batch.reward))[:, None]
+    np.testing.assert_allclose(found, -ready.advantages / (np.asarray(batch.action_mask) & scored).sum(), atol=1e-7)
 
 
 def test_normalised_returns_make_the_scale_of_rewards_irrelevant_to_the_critic() -> None:
@@ -268,8 +271,10 @@ def test_ppo_max_with_texts_is_ppo_max_without_them_and_their_likelihood() -> No
     assert found.rollout is not None
     assert found.rollout.columns == ("answer",)
     mask = np.asarray(batch.action_mask) & texts[:, None]
-    likelihood = -np.asarray(logp)[mask].mean()
-    without = loss_of(ppo_max(), batch.replace(reward=jnp.where(texts, jnp.nan, batch.reward)), logp, values=values)
+    likelihood, scored = -np.asarray(logp)[mask].mean(), ~np.isnan(np.asarray(batch.reward))[:, None]
+    counted = np.asarray(batch.action_mask) & (scored | texts[:, None])
+    sampled = batch.replace(reward=jnp.where(texts, jnp.nan, batch.reward))
+    without = (1 - mask.sum() / counted.sum()) * loss_of(ppo_max(), sampled, logp, values=values)
     assert loss_of(found, marked, logp, values=values) == pytest.approx(without + 0.3 * likelihood, abs=1e-5)
     none = marked.with_info(demonstrated=jnp.zeros(N))
     assert loss_of(found, none, logp, values=values) == pytest.approx(
@@ -347,7 +352,8 @@ def test_safe_is_its_loop(penalty_gradient: bool) -> None:
     rows_of = loop_rows(batch)
     old = rows_of()
     kl = np.mean([a - b for row in old for a, b in zip(row.old, row.reference, strict=True)])
-    H = np.mean(np.asarray(batch.entropy, np.float64)[np.asarray(batch.action_mask)])
+    scored = ~np.isnan(np.asarray(batch.reward))[:, None]
+    H = np.mean(np.asarray(batch.entropy, np.float64)[np.asarray(batch.action_mask) & scored])
     slope = 0.1 * max(0.5, 2 / (H + 0.1)) * 2 * (0.1 * kl - 0.45)
     penalty = 0.1 * (0.1 * kl - 0.45) ** 2 * max(0.5, 2 / (H + 0.1))
 

@@ -107,12 +107,12 @@ def test_dapo_is_the_loop(average: str) -> None:
     truncated = np.arange(11) == 2
     c = Case(RAGGED.batch.replace(truncated=jnp.asarray(truncated)), RAGGED.logp)
     lengths = np.array([len(row) for row in c.behaviour])
-    reward = np.asarray(c.batch.reward, np.float64) + np.clip((6 - 3 - lengths) / 3, -1, 0)
+    reward = c.reward + np.clip((6 - 3 - lengths) / 3, -1, 0)
 
     def loop(logp: Rows, held: Rows) -> float:
-        rows = gains(c, logp, advantage(reward, c.batch.group), 0.2, 0.28)
-        groups = np.asarray(c.batch.group)
-        kept = [i for i in range(11) if not truncated[i]]
+        rows = gains(c, logp, advantage(reward, c.group), 0.2, 0.28)
+        groups = c.group
+        kept = [i for i in range(10) if not truncated[c.scored[i]]]
         if average == "token":
             return -token_mean([rows[i] for i in kept])
         return -mean([token_mean([rows[i] for i in kept if groups[i] == g]) for g in range(3)])
@@ -157,11 +157,11 @@ def test_baichuan_m2_worked_example() -> None:
 
 @pytest.mark.parametrize("max_length", [None, 9])
 def test_baichuan_m2_is_the_loop(max_length: int | None) -> None:
-    reward = np.asarray(RAGGED.batch.reward, np.float64)
-    groups, lengths = np.asarray(RAGGED.batch.group), [len(row) for row in RAGGED.behaviour]
+    reward, groups = RAGGED.reward, RAGGED.group
+    lengths = [len(row) for row in RAGGED.behaviour]
     total = reward.copy()
-    for i in range(11):
-        q = np.nanquantile(reward[groups == groups[i]], 0.6)
+    for i in range(10):
+        q = np.quantile(reward[groups == groups[i]], 0.6)
         total[i] += 2 / np.sqrt(lengths[i]) if q > 0.5 and reward[i] >= q else 0.0
     assert (total > reward).any()
 
@@ -214,5 +214,5 @@ def test_degrpo_by_slices_is_the_whole() -> None:
 
 def test_on_policy_dr_grpo_is_the_policy_gradient() -> None:
     found = gradient_of(dr_grpo(max_length=6), RAGGED.batch, RAGGED.batch.behaviour_logp)
-    expected = -np.array(RAGGED.centred)[:, None] * np.asarray(RAGGED.batch.action_mask) / (11 * 6)
+    expected = -RAGGED.of_every_row(RAGGED.centred)[:, None] * RAGGED.mask / (10 * 6)
     np.testing.assert_allclose(found, expected, atol=1e-7)

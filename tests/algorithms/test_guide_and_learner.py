@@ -33,20 +33,21 @@ def test_rlgf_by_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
 
     def loop(logp: Any, V: Any) -> float:
-        rows = [test_actor_critic.Row(m, s, {}) for m, s in zip(mask, score, strict=True)]
-        for i, row in enumerate(rows):
+        scored = np.flatnonzero(~np.isnan(score))
+        rows = {i: test_actor_critic.Row(mask[i], score[i], {}) for i in scored}
+        for i, row in rows.items():
             r = (-0.05 * (old[i] - reference[i]))[mask[i]]
             r[-1] += score[i]
-            row.A = gae_loop(list(r), list(before[i][mask[i]]), 1.0, 0.95) if row.scored else [0.0] * mask[i].sum()
+            row.A = gae_loop(list(r), list(before[i][mask[i]]), 1.0, 0.95)
             row.R = np.asarray(row.A) + before[i][mask[i]]
-        whiten_loop(rows)
+        whiten_loop(list(rows.values()))
         policy, value = [], []
-        for i, row in enumerate(rows):
+        for i, row in rows.items():
             for k, t in enumerate(np.flatnonzero(mask[i])):
                 if SWITCH[i] < 0 or k < SWITCH[i]:
                     rho, A = np.exp(logp[i, t] - behaviour[i, t]), row.A[k]
                     policy.append(max(-A * rho, -A * np.clip(rho, 0.8, 1.2)))
-                if row.scored and (SWITCH[i] < 0 or k >= SWITCH[i]):
+                if SWITCH[i] < 0 or k >= SWITCH[i]:
                     near = np.clip(V[i, t], before[i, t] - 0.2, before[i, t] + 0.2)
                     value.append(0.5 * max((V[i, t] - row.R[k]) ** 2, (near - row.R[k]) ** 2))
         return float(np.mean(policy) + np.mean(value))

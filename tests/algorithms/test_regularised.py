@@ -113,16 +113,16 @@ def test_llds_by_loop(over: str) -> None:
         total = 0.0
         for i, t in X.tokens():
             mine = TURN[i] == TURN[i, t]
-            fall = (X.behaviour - logp)[i]
+            fall = (X.old - logp)[i]
             if A[i, 0] >= 0 and fall[mine].sum() > 0:
                 total += max(0, fall[t]) * (0.3 if TURN[i, t] == TURN[i].max() else 1.0)
         return grpo_loop(logp, 0.001) + 0.5 * total / tokens
 
     assert_matches_loop(found, loss, LOGP)
     method = llds(penalty_over=over)
-    at_start = method.objective(outputs_of(X.behaviour), prepared(method, TURNS))[1]
+    at_start = method.objective(outputs_of(X.old), prepared(method, TURNS))[1]
     assert float(at_start["likelihood/fallen"]) == 0, "no drop yet"
-    assert method.needs == {"turns"}, "no KL: no reference policy"
+    assert method.needs == {"turns", "old_logp"}, "no KL: no reference policy"
 
 
 def test_ulorl_worked_example() -> None:

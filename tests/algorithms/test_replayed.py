@@ -333,7 +333,7 @@ def test_spear_is_the_loop() -> None:
             terms = [
                 gain(r, A[i], 0.2, 0.28) for (i, t), r in there.items() if rows[i] and left[i] and not detached[i, t]
             ]
-            total -= weight * sum(terms) / (6.0 * rows.sum())
+            total -= weight * sum(terms) / (6.0 * (rows & left).sum())  # those that stay
         return total
 
     assert_matches_loop(found, loop, logp)

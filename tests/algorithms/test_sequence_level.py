@@ -138,8 +138,9 @@ def test_vespo_is_the_loop(correction: str) -> None:
 
 def test_vespo_at_ratio_one_is_the_policy_gradient() -> None:
     found = gradient_of(vespo(), RAGGED.batch, RAGGED.batch.behaviour_logp)
-    mask = np.asarray(RAGGED.batch.action_mask)
-    np.testing.assert_allclose(found, -np.array(RAGGED.advantage)[:, None] * mask / mask.sum(), atol=1e-7)
+    mask = RAGGED.mask
+    expected = -RAGGED.of_every_row(RAGGED.advantage)[:, None] * mask / mask.sum()
+    np.testing.assert_allclose(found, expected, atol=1e-7)
     with pytest.raises(InputError, match="correction"):
         vespo(correction="sequence")
 
@@ -159,11 +160,8 @@ def test_seeupo_is_the_loop_with_two_turns() -> None:
     factor = np.linspace(0.8, 1.2, 11)
     info = {"turn_factor": jnp.asarray(factor, jnp.float32)}
     c = Case(RAGGED.batch.replace(turn=turn, info=info), RAGGED.logp)
-    scored = [A for A, r in zip(c.centred, np.asarray(c.batch.reward), strict=True) if not np.isnan(r)]
-    A = [
-        0.0 if np.isnan(r) else float(np.clip((x - np.mean(scored)) / np.std(scored, ddof=1), -3, 3) * m)
-        for x, r, m in zip(c.centred, np.asarray(c.batch.reward), factor, strict=True)
-    ]
+    mean_, deviation = np.mean(c.centred), np.std(c.centred, ddof=1)
+    A = [float(np.clip((x - mean_) / deviation, -3, 3) * m) for x, m in zip(c.centred, factor[c.scored], strict=True)]
 
     def loop(logp: Rows, held: Rows) -> float:
         rows: Rows = []

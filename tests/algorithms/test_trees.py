@@ -10,6 +10,7 @@ import pytest
 from batches import batch_of, gradient_of, loss_of, prepared, random_batch
 
 from jaxrl_llm import algorithms
+from jaxrl_llm.advantages.tree_credit import shared_once
 from jaxrl_llm.advantages.trees import best_of
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.trees import branchgrpo, latr, pav, spo_segment, treepo
@@ -134,6 +135,36 @@ def test_treepo_worked_example() -> None:
     # Whitened over one token each they are these numbers; of ten tokens the unbiased variance is another.
     published = np.array([0.540087, 0.540087, -1.017856, 1.059401, -1.121718])
     np.testing.assert_allclose(found[:, 1] / found[0, 1], published / published[0], rtol=1e-4)
+
+
+def test_treepo_whitens_over_the_groups_that_stay() -> None:
+    """Of two groups one has equal rewards and is dropped: its tokens are in no moment."""
+    alone = batch_of(np.ones((2, 2)), [1.0, 0.0], -np.ones((2, 2)))
+    both = batch_of(np.ones((4, 2)), [1.0, 0.0, 1.0, 1.0], -np.ones((4, 2)), [0, 0, 1, 1])
+    expected = prepared(treepo(), alone).advantages
+    np.testing.assert_allclose(expected[0, 0], np.sqrt(3 / 4), rtol=1e-5)  # of A = 1/2 and -1/2 in four tokens
+    np.testing.assert_allclose(prepared(treepo(), both).advantages[:2], expected, rtol=1e-6)
+
+
+def test_a_shared_segment_weighs_once_also_beside_an_unscored_leaf() -> None:
+    node = np.array([[1, 2], [1, 3], [1, 4]]) * 1.0
+    batch = batch_of(np.ones((3, 2)), [1.0, 0.0, NAN], -np.ones((3, 2)), info={"node": node})
+    for transform in (shared_once(), branchgrpo().transform):
+        weights = np.asarray(transform.apply(transform.init(), batch)[1].loss_weights)
+        np.testing.assert_allclose(weights[:2], [[0.5, 1], [0.5, 1]])
+
+
+def test_edges_between_equal_values_are_dropped_whatever_their_rounding() -> None:
+    """Means of thirds, sevenths ... of one value are that value, up to rounding; the other group's edges stay."""
+    rows = 21
+    node = np.stack([np.zeros(rows), 1 + np.arange(rows) // 7, 10 + np.arange(rows)], axis=1)
+    reward = np.tile([0.1, 0.7, 0.3, 0.2, 0.9, 0.6, 0.4], 3)
+    method = spo_segment(form="tree", below=1.0)
+    batch = batch_of(np.ones((rows, 3)), reward, -np.ones((rows, 3)), info={"node": node})
+    weights = np.asarray(prepared(method, batch).loss_weights)
+    assert not weights[:, :2].any()  # the mean of each seven is the mean of all
+    kept = np.abs(reward - reward.mean()) > 1e-3
+    np.testing.assert_array_equal(weights[:, 2] > 0, kept)
 
 
 def test_branchgrpo_against_a_loop() -> None:

@@ -88,8 +88,8 @@ def test_kl_cov_by_loop() -> None:
     top = set(order[: max(1, int(0.1 * X.mask.sum()))])
 
     def loss(logp: np.ndarray) -> float:
-        l = logp - X.behaviour
-        terms = [-np.exp(l[i, t]) * A[i, 0] + abs(l[i, t]) * ((i, t) in top) for i, t in X.tokens()]
+        l, moved = logp - X.behaviour, logp - X.old
+        terms = [-np.exp(l[i, t]) * A[i, 0] + abs(moved[i, t]) * ((i, t) in top) for i, t in X.tokens()]
         return sum(terms) / X.mask.sum()
 
     assert_matches_loop(found, loss, LOGP)
@@ -187,7 +187,7 @@ def test_gbpo_by_loop() -> None:
         target[mine] = 0.7 + 0.6 / (1 + np.exp(-(r - np.median(r)) / (r.std(ddof=1) + 1e-6) / 0.7))
 
     def loss(logp: np.ndarray) -> float:
-        rho = np.exp(logp - X.behaviour)
+        rho = np.exp(logp - X.old)
         return sum(abs((rho[i, t] - target[i]) * A[i, 0]) for i, t in X.tokens()) / X.mask.sum()
 
     assert_matches_loop(found, loss, LOGP)
@@ -318,7 +318,7 @@ def test_members_of_the_family_at_their_limits() -> None:
         np.testing.assert_allclose(other.gradient, clip_only.gradient, rtol=1e-5, atol=1e-7)
     free = learn(kl_cov(kl_coefficient=0.0), BATCH, LOGP)
     unbound = learn(r2vpo(multiplier=0.0), BATCH, LOGP)
-    first = [learn(method, BATCH, X.behaviour).gradient for method in (kl_cov(share=0.3), r2vpo())]
+    first = [learn(method, plain, X.behaviour).gradient for method in (kl_cov(share=0.3), r2vpo())]
     for gradient in first:
         np.testing.assert_allclose(gradient, -A * X.mask / X.mask.sum(), rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(unbound.gradient, free.gradient, rtol=1e-5, atol=1e-7)

@@ -96,6 +96,11 @@ def test_trloo_worked_example() -> None:
     alone = episodes([[1, 2], [1], [1]], [[1, 2], [0], [0]])
     assert_close(credit("trloo", alone), [[3.0, 2.0], [-1.5], [-1.5]])
     assert_loss("trloo", batch, 0.2, 0.28)
+    # A turn that nothing scored is in no mean, and its episode's return begins before it.
+    invalid = batch.replace(turn_rewards=batch.turn_rewards.at[1, 1].set(jnp.nan))
+    assert_close(credit("trloo", invalid), [[3.0, 2.0], [-1.5, 0.0], [-1.5]])
+    three = episodes([[1], [1], [1]], [[2], [1], [np.nan]])
+    assert_close(credit("trloo", three), [[1.0], [-1.0], [0.0]])
 
 
 def test_trloo_leaves_out_what_another_policy_drew() -> None:

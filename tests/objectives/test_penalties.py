@@ -232,7 +232,8 @@ def test_falls_are_gated_by_the_sum_over_their_span() -> None:
     d = jnp.array([[0.2, -0.3, 0.3, -0.1]])
     for gate, found in {"turn": [0, 0, 0.3, 0], "sequence": [0.2, 0, 0.3, 0], "token": [0.2, 0, 0.3, 0]}.items():
         np.testing.assert_allclose(likelihood_drop(d, batch, gate), [found], atol=1e-7)
-    good = batch.replace(advantages=jnp.ones((1, 4)))
+    np.testing.assert_array_equal(likelihood_drop(jnp.full((1, 4), 1e-6), batch, "token"), 0, "rounding is no fall")
+    good = batch.replace(advantages=jnp.ones((1, 4)), old_logp=batch.behaviour_logp)
     value, metrics = likelihood_preserving("sequence", final=0.5)(outputs_of(-d), good)
     assert float(value) == pytest.approx((0.2 + 0.15) / 4)
     assert metrics["likelihood/fallen"] is value
