@@ -24,6 +24,7 @@ from jaxrl_llm.rewards import Reward, require_columns
 from jaxrl_llm.rewards.entries import chosen
 from jaxrl_llm.rewards.of_batch import RewardLike, as_rows, columns_of, loaded
 from jaxrl_llm.rewards.scoring import Scored, concatenate_groups, rows_of_group, score_batch
+from jaxrl_llm.rollouts.agent_metrics import FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.experience import experience
 from jaxrl_llm.rollouts.experience_setup import Experience, state_of
 from jaxrl_llm.rollouts.sources import Curriculum
@@ -180,6 +181,8 @@ def _evaluation(scored: Scored, prompts: int, samples: int, temperature: float, 
     }
     if failed := scored.failures.get(judge, 0):
         figures["failed"] = failed
+    if worlds := int(np.sum((batch.info or {}).get(FAILED_ENVIRONMENT, 0))):
+        figures[FAILED_ENVIRONMENT] = worlds
     if samples > 1:
         figures["pass_at"] = {}
         k = 1

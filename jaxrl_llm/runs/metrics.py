@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.advantages.functional import uniform_groups
+from jaxrl_llm.advantages.group import TOLERANCE
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.learner.signal import signal
@@ -28,7 +28,6 @@ from jaxrl_llm.runs.setup import RunParts
 from jaxrl_llm.trajectory import Trajectories, map_rows
 
 TREND = 10  # steps of a run from which a trend is seen
-_uniform_groups = jax.jit(uniform_groups)  # else, on a mesh, some forty small programs
 SINGLE = "does the model expect another chat template?"
 
 
@@ -55,10 +54,11 @@ def metric_writers(config: TrainConfig, folder: RunFolder, step: int, hosts: Hos
     return all_of(*out)
 
 
-def batch_metrics(scored: Scored, config: TrainConfig, seconds: float) -> dict[str, float]:
-    """Metrics of a scored batch: rewards, lengths, uniform groups, failures, tokens per second."""
-    batch = scored.batch
-    reward, length = np.asarray(batch.reward), np.asarray(batch.action_mask).sum(axis=1)
+def batch_metrics(found: Sequence[Scored], seconds: float) -> dict[str, float]:
+    """Metrics of scored samples, in one or more batches: rewards, lengths, uniform groups, failures, speed."""
+    batches = [scored.batch for scored in found]
+    reward = np.concatenate([np.asarray(batch.reward) for batch in batches])
+    length = np.concatenate([np.asarray(batch.action_mask).sum(axis=1) for batch in batches])
     known = reward[~np.isnan(reward)]
     out: dict[str, Any] = {"reward/unscored": 1.0 - len(known) / len(reward)}
     if len(known):
@@ -68,20 +68,39 @@ def batch_metrics(scored: Scored, config: TrainConfig, seconds: float) -> dict[s
             "reward/min": known.min(),
             "reward/max": known.max(),
         }
-    for name, component in (batch.rewards or {}).items():
-        values = np.asarray(component)
+    for name in batches[0].rewards or {}:
+        values = np.concatenate([np.asarray((batch.rewards or {})[name]) for batch in batches])
         if not np.isnan(values).all():
             out[f"rewards/{name}"] = np.nanmean(values)
-        out[f"rewards/{name}/failed"] = scored.failures[name] / len(reward)
+        out[f"rewards/{name}/scored"] = 1.0 - np.isnan(values).mean()
+        out[f"rewards/{name}/failed"] = sum(scored.failures[name] for scored in found) / len(reward)
     out |= {
         "completion/length": length.mean(),
         "completion/longest": length.max(),
         "completion/tokens": length.sum(),
-        "completion/truncated": np.asarray(batch.truncated).mean(),
-        "groups/uniform": np.asarray(_uniform_groups(batch)).mean(),
+        "completion/truncated": np.concatenate([np.asarray(batch.truncated) for batch in batches]).mean(),
+        "groups/uniform": np.concatenate([_uniform(batch) for batch in batches]).mean(),
         "tokens_per_second": length.sum() / max(seconds, 1e-9),
     }
     return {name: float(value) for name, value in out.items()}
+
+
+def trained_metrics(scored: Scored) -> dict[str, float]:
+    """The same of the samples that are trained on, where others were sampled too: those that differ."""
+    found = batch_metrics([scored], 1.0)
+    names = {"reward/mean": "reward", "completion/tokens": "tokens", "groups/uniform": "uniform"}
+    return {f"trained/{short}": found[name] for name, short in names.items() if name in found}
+
+
+def _uniform(batch: Trajectories) -> np.ndarray:
+    """bool[N]: samples of groups whose rewards are all equal, or of which one at most is scored."""
+    reward, (_, place) = np.asarray(batch.reward, np.float64), np.unique(np.asarray(batch.group), return_inverse=True)
+    low, high = np.full(place.max() + 1, np.inf), np.full(place.max() + 1, -np.inf)
+    known = ~np.isnan(reward)
+    np.minimum.at(low, place[known], reward[known])
+    np.maximum.at(high, place[known], reward[known])
+    spread = np.where(high > low, high - low, 0.0)
+    return (spread <= TOLERANCE * np.maximum(np.abs(np.where(np.isfinite(high), high, 0.0)), 1.0))[place]
 
 
 def opening_notes(config: TrainConfig, parts: RunParts, first: int, resumed: bool) -> list[str]:
@@ -126,8 +145,9 @@ def count_step(
 ) -> tuple[dict[str, int], list[str]]:
     """Add a step to the run's counts; returns them with the notes to print (the first time, then every tenth).
 
-    counts: "tokens" sampled, "silent" steps (no token has a learning signal), "single" steps (every completion has
-    one token), prompts "dropped" when they were drawn, and steps with a fallback (see `fallbacks`), if there were any.
+    counts: "tokens" sampled, "trained" of them and of replayed ones, "silent" steps (no token has a learning signal),
+    "single" steps (every completion has one token), prompts "dropped" when they were drawn, and steps with a fallback
+    (see `fallbacks`), if there were any.
     """
     notes = {
         "silent": (metrics["signal"] == 0.0, f"no learning signal: {_why_silent(metrics)}"),
@@ -137,6 +157,7 @@ def count_step(
         ),
     }
     new, texts = {"tokens": counts.get("tokens", 0) + int(metrics["completion/tokens"])}, []
+    new["trained"] = counts.get("trained", 0) + int(metrics.get("trained/tokens", metrics["completion/tokens"]))
     if dropped := counts.get("dropped", 0) + int(metrics.get("prompts/dropped", 0)):
         new["dropped"] = dropped
     new |= grown_counts(counts, metrics)
@@ -152,7 +173,12 @@ def _why_silent(metrics: dict[str, float]) -> str:
     """Why a step has no learning signal, as far as its rewards tell."""
     if metrics.get("reward/unscored") == 1.0:
         return "no completion was scored: the reward functions return None or NaN for all of them"
-    if metrics["groups/uniform"] == 1.0:
+    if (unscored := metrics.get("reward/unscored", 0.0)) >= 0.5:
+        return f"{unscored:.0%} of the completions were not scored; the log says why"
+    failed = {name: share for name, share in metrics.items() if name.endswith("/failed") and share >= 0.5}
+    if failed:
+        return f"reward functions failed on {max(failed.values()):.0%} of the completions ({', '.join(failed)})"
+    if metrics.get("trained/uniform", metrics["groups/uniform"]) == 1.0:
         return (
             f"all rewards are equal within every group (mean {metrics.get('reward/mean', float('nan')):.3g}); the task "
             "is too hard or too easy, or the reward is wrong"
@@ -181,7 +207,7 @@ def closing_summary(
         "steps_without_signal": silent,
         "had_signal": silent < config.steps,
         "warnings": warnings,
-        "tokens": {"sampled": counts.get("tokens", 0)},
+        "tokens": {"sampled": counts.get("tokens", 0), "trained": counts.get("trained", 0)},
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
         "goodput": round(goodput(seconds, undone), 4),
         "prompts": {
@@ -210,7 +236,8 @@ def trend_warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             f"entropy fell from {first:.2g} to {last:.2g} nats a token: samples of a prompt become alike; see "
             "--algorithm.entropy-coefficient"
         )
-    if (uniform := _mean_of(rows[-tenth:], "groups/uniform")) > 0.5:
+    taught = "trained/uniform" if any("trained/uniform" in row for row in rows) else "groups/uniform"
+    if (uniform := _mean_of(rows[-tenth:], taught)) > 0.5:
         out.append(
             f"in the end {uniform:.0%} of the groups had equal rewards and taught nothing: prompts are too easy or too "
             "hard; --algorithm dapo replaces such groups"
@@ -233,6 +260,8 @@ def accuracy_line(figures: dict[str, Any], of: str = "held-out prompts") -> str:
     low, value, high = (100 * figures[name] for name in ("low", "accuracy", "high"))
     on = f"{figures['prompts']} {of}, {figures['length']:.1f} tokens a completion"
     left_out = f", {figures['unscored']} not scored" if figures.get("unscored") else ""
+    if failed := figures.get("failed_environments"):
+        left_out += f", {failed} environment{'s' if failed > 1 else ''} failed"
     return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {on}{left_out}"
 
 
@@ -255,8 +284,10 @@ def step_metrics(
     if not np.array_equal(shaped, reward, equal_nan=True) and not np.isnan(shaped).all():
         metrics["reward/shaped"] = float(np.nanmean(shaped))
     took = sum(seconds.values()) - sum(before.values())
-    metrics |= batch_metrics(found.sampled or scored, config, took) | found.metrics
+    sampled = [found.sampled or scored, *(one for one, _ in found.others)]
+    metrics |= batch_metrics(sampled, took) | found.metrics
     metrics["tokens_per_second"] = metrics["completion/tokens"] / max(took, 1e-9)
+    metrics |= trained_metrics(scored) if len(sampled) > 1 or found.sampled is not None else {}
     metrics |= logged_metrics((found.sampled or scored).logged, metrics)
     return metrics | {"learning_rate": float(parts.rate(taken)), "compiles": compiles()[0]}
 

@@ -29,7 +29,7 @@ def counted(*steps: dict[str, float]) -> tuple[dict[str, int], list[str]]:
 
 def test_a_run_without_fallbacks_says_and_counts_nothing() -> None:
     counts, said = counted({}, {"replay/share": 0.5, "rollout/unhinted": 0.0, "curriculum/restarts": 0.0})
-    assert counts == {"tokens": 20, "silent": 0, "single": 0}
+    assert counts == {"tokens": 20, "trained": 20, "silent": 0, "single": 0}
     assert said == fallback_warnings(counts, 2) == []
 
 
