@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.reporting.run_data import RunData
+from jaxrl_llm.reporting.shown_completions import shared_beginning
 from jaxrl_llm.reporting.statistics import as_number
 from jaxrl_llm.reporting.visits import LeftOut, read_left_out, read_visits
 
@@ -207,7 +208,9 @@ def _texts(run: RunData, ids: Sequence[Any] | npt.NDArray[Any]) -> dict[int, str
     """The beginnings of the prompts with these ids, as far as completions of them are logged."""
     wanted = {int(one) for one in ids}
     rows = {row.prompt_id: row for row in run.rows if row.phase == "train" and row.prompt_id in wanted}
-    return {line["prompt_id"]: (line.get("prompt") or "")[:_TEXT] for line in run.read(rows.values()).values()}
+    texts = {line["prompt_id"]: line.get("prompt") or "" for line in run.read(rows.values()).values()}
+    start = shared_beginning(texts.values())
+    return {prompt: f"{'…' if start else ''}{text[start : start + _TEXT]}" for prompt, text in texts.items()}
 
 
 def _total(run: RunData, left_out: LeftOut | None) -> int | None:

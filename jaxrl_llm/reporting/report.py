@@ -31,6 +31,7 @@ from jaxrl_llm.reporting.shown_completions import (
     reward_changes,
     sample_rows,
     shaded_samples,
+    shared_beginning,
     shown_of,
     squares,
     training_groups,
@@ -98,6 +99,7 @@ def _one_run(run: RunData, defaults: Defaults | None) -> dict[str, Any]:
     pairs = [row for one in examples for pair in one.pairs for row in pair if row is not None]
     samples, limits = shaded_samples(run, {"held": pairs, "train": sample_rows(chosen)})
     return {
+        "shared": shared_beginning(one.get("context") or one.get("prompt") or "" for one in samples.values()),
         "runs": [overview(run, defaults)],
         "histograms": histograms([row for row in run.rows if row.phase == "train"]),
         "matrix": dict(zip(("right", "fixed", "broken", "wrong"), found.counts, strict=True)),

@@ -33,6 +33,8 @@ class Row(NamedTuple):
     signal: float  # the largest absolute advantage; NaN if none was logged
     offset: int  # in bytes
     replayed: bool = False
+    group: int = 0  # of the step
+    row: int = 0  # of its episode, from 0
 
 
 class RunData:
@@ -104,7 +106,7 @@ def _row(line: Mapping[str, Any], offset: int, judge: Any) -> Row:
     return Row(
         line["step"], line["phase"], line["prompt_id"], as_number(line.get("reward")), _correct(line, judge),
         len(line["tokens"]), bool(line.get("truncated")), max(advantages, default=math.nan), offset,
-        bool(line.get("replayed")),
+        bool(line.get("replayed")), int(as_number(line.get("group", 0))), int(as_number(line.get("row", 0))),
     )  # fmt: skip
 
 

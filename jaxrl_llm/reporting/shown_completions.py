@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -16,6 +17,7 @@ from jaxrl_llm.reporting.shading import KINDS, shaded_tokens
 from jaxrl_llm.reporting.statistics import typical_size
 from jaxrl_llm.reporting.verdict import Outcomes
 
+SHARED = 80  # characters that prompts have in common, from which on a card begins with what differs
 TOKENS = 25_000  # tokens shown in total, about 2.5 MB of HTML
 _STEPS, _PROMPTS, _SAMPLES = 8, 4, 8  # of training: steps, prompts of each, samples of each
 _EXAMPLES = 6  # held-out prompts of each kind of outcome
@@ -23,10 +25,11 @@ _SQUARES = 1_000  # held-out prompts with a square of their own
 
 
 class Group(NamedTuple):
-    """The samples of a prompt in a step."""
+    """The samples of a group of a prompt in a step."""
 
     step: int
     prompt_id: int
+    number: int  # in the step
     rows: list[Row]
 
     @property
@@ -52,14 +55,19 @@ class Group(NamedTuple):
         return max(known) - min(known) if known else 0.0
 
     @property
+    def samples(self) -> int:
+        """How many samples there are: the rows of an episode are one."""
+        return sum(row.row == 0 for row in self.rows)
+
+    @property
     def length(self) -> float:
-        """Mean length in tokens."""
-        return sum(row.length for row in self.rows) / len(self.rows)
+        """Mean length of the samples in tokens."""
+        return sum(row.length for row in self.rows) / max(self.samples, 1)
 
     @property
     def correct(self) -> int:
         """How many samples are correct."""
-        return sum(bool(row.correct) for row in self.rows)
+        return sum(bool(row.correct) for row in self.rows if row.row == 0)
 
 
 class Examples(NamedTuple):
@@ -72,10 +80,10 @@ class Examples(NamedTuple):
 
 def training_groups(rows: Iterable[Row]) -> list[Group]:
     """The groups of the training samples, by step, in the order of the file."""
-    found: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    found: dict[tuple[int, int, int], list[Row]] = defaultdict(list)
     for row in rows:
         if row.phase == "train":
-            found[row.step, row.prompt_id].append(row)
+            found[row.step, row.prompt_id, row.group].append(row)
     return sorted((Group(*key, own) for key, own in found.items()), key=lambda group: group.step)
 
 
@@ -154,6 +162,18 @@ def shaded_samples(
             most = max(60, TOKENS // total)
             sample["html"] = shaded_tokens(sample["tokens"], values, limits[part], most=most, between=marks(sample))
     return samples, limits
+
+
+def shared_beginning(texts: Iterable[str]) -> int:
+    """How many characters all of several prompts begin with, such as examples before the question; 0 if they are few.
+
+    >>> shared_beginning([f"{'Add. ' * 20}What is {number}?" for number in (1, 2)])
+    108
+    """
+    different = set(texts)
+    common = os.path.commonprefix(list(different)) if len(different) > 1 else ""  # noqa: RUF071 (of any texts)
+    end = max(common.rfind(" "), common.rfind("\n")) + 1
+    return end if end >= SHARED else 0
 
 
 def sample_rows(groups: Iterable[Group]) -> list[Row]:

@@ -97,6 +97,7 @@ def warnings(run: RunData) -> list[str]:
     if isinstance(total, int) and done < total and "steps" not in run.summary and done:
         found.append(f"The run has not ended: {done:,} of {total:,} steps are logged.")
     last_quarter = {key: _end(run.metric(key), 4) for key in ("groups/uniform", "completion/truncated")}
+    last_quarter["groups/uniform"] = _end(run.metric("trained/uniform", "groups/uniform"), 4)
     if (share := last_quarter["groups/uniform"]) >= _UNIFORM:
         reward = _end(run.metric("reward/mean"), 4)
         found.append(

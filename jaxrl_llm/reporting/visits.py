@@ -90,10 +90,10 @@ def _of_lines(path: Path) -> Visits:
 
 def _of_completions(rows: Sequence[Row]) -> Visits:
     """The groups of logged training completions; of a run without them, none."""
-    found: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    found: dict[tuple[int, int, int], list[Row]] = defaultdict(list)
     for row in rows:
-        if row.phase == "train" and not row.replayed and not np.isnan(row.reward):
-            found[row.step, row.prompt_id].append(row)
+        if row.phase == "train" and not row.replayed and not row.row and not np.isnan(row.reward):
+            found[row.step, row.prompt_id, row.group].append(row)
     keys = sorted(found)
     groups = [found[key] for key in keys]
     rewards = [[row.reward for row in group] for group in groups]
@@ -102,7 +102,8 @@ def _of_completions(rows: Sequence[Row]) -> Visits:
         return np.asarray(values, kind)
 
     return Visits(
-        column([prompt for _, prompt in keys]), column([step for step, _ in keys]), column([len(g) for g in groups]),
+        column([prompt for _, prompt, _ in keys]), column([step for step, *_ in keys]),
+        column([len(g) for g in groups]),
         column([np.mean(x) for x in rewards], np.float64), column([sum(bool(r.correct) for r in g) for g in groups]),
         column([min(x) == max(x) for x in rewards], np.bool_), np.zeros(len(groups), np.int64), (), True,
     )  # fmt: skip

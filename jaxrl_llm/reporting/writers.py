@@ -9,6 +9,7 @@ import math
 import operator
 import os
 import sys
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,6 +31,8 @@ __all__ = [
     "read_scalars",
     "truncate_jsonl",
 ]
+
+WANDB_ID = "wandb_id.txt"  # file of the id of a folder's Weights & Biases run
 
 
 class MetricWriter(Protocol):
@@ -110,18 +113,24 @@ class TensorBoardWriter:
 class WandbWriter:
     """Logs to a Weights & Biases run: `project` and `name` as shown there, `config` its settings.
 
-    Local files go to `folder`. Needs the package wandb. Raises InputError if the run cannot be started.
+    Local files go to `folder`, and so does the run's id: a writer that is made again there goes on with that run. Needs
+    the package wandb. Raises InputError if the run cannot be started.
     """
 
     def __init__(
         self, project: str, name: str | None, config: Mapping[str, Any], folder: str | os.PathLike[str]
     ) -> None:
         check_writers(False, project)
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        kept = Path(folder) / WANDB_ID
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        known = kept.read_text().strip() if kept.exists() else uuid.uuid4().hex[:8]
         try:
             import wandb
 
-            self._run: Any = wandb.init(project=project, name=name, config=dict(config), dir=os.fspath(folder))
+            self._run: Any = wandb.init(
+                project=project, name=name, config=dict(config), dir=os.fspath(folder), id=known, resume="allow"
+            )
+            kept.write_text(known + "\n")
         except Exception as error:  # e.g. a broken installation, no login, no network
             reason = " ".join(str(error).split()) or type(error).__name__
             raise InputError(

@@ -22,8 +22,10 @@ def completion_lines(
     """The completions of the first `groups` groups of a batch.
 
     rows: of the data set, one for each group. judge: the reward that is 1 for a correct answer, if any. What reward
-    functions logged for a completion is its "logged". A conversation also has what was given between its replies, and
-    the rewards of its turns; a tree's path, how it begins.
+    functions logged for a completion is its "logged". "group" tells groups of one prompt apart, "sample" the samples of
+    a group; rows of one episode are one sample, and "row" tells those apart. A conversation also has its "context", the
+    whole text that the policy saw first, with what its environment said and its tools are, what was given between its
+    replies, and the rewards of its turns; a tree's path, how it begins.
     """
     import jax  # here: the module of run folders needs no JAX
 
@@ -36,16 +38,20 @@ def completion_lines(
     values = {name: None if x is None else np.asarray(x) for name, x in fields.items()}
     rewards = {name: np.asarray(x) for name, x in (batch.rewards or {}).items()}
     past = np.asarray((batch.info or {}).get("replayed", np.zeros(len(ids)))) > 0
-    number: dict[int, int] = {}
+    number, place = dict[int, int](), 0
+    first_turn = np.asarray((batch.info or {}).get("first_turn", np.full(len(ids), np.nan)))  # NaN: no agent's
     begins = shared_beginnings(batch)
     extras = {name: x for name, x in scored.logged.extras.items() if len(x) == len(ids)}
     for i in chosen:
         group = int(batch.group[i])
-        number[group] = number.get(group, -1) + 1
+        place = place + 1 if first_turn[i] > 0 else 0  # rows of an episode follow each other
+        number[group] = number.get(group, -1) + (place == 0)
         answer = rows[group].get("answer")
         yield {
             "prompt_id": int(batch.prompt_id[i]),
+            "group": group,
             "sample": number[group],
+            **({"row": place} if place else {}),
             "prompt": _prompt_text(rows[group]["prompt"]),
             "tokens": [tokenizer.decode([token]) for token in ids[i]],
             **{k: None if v is None else [round(float(x), 4) for x in v[i][action[i]]] for k, v in values.items()},
@@ -65,6 +71,10 @@ def _conversation(tokenizer: Any, batch: Trajectories, i: int) -> dict[str, Any]
     """ "given": pairs of the number of sampled tokens before and a text that was given there; "turn_rewards"; "turn",
     the number of the row's first turn, if its episode has an earlier row."""
     found: dict[str, Any] = {}
+    if not np.isnan((batch.info or {}).get("first_turn", np.full(i + 1, np.nan))[i]):
+        real, action = np.asarray(batch.token_mask[i]), np.asarray(batch.action_mask[i])
+        before = np.cumsum(action) == 0
+        found["context"] = tokenizer.decode(np.asarray(batch.tokens[i])[real & before].tolist())
     if runs := given_runs(np.asarray(batch.token_mask[i]), np.asarray(batch.action_mask[i])):
         tokens = np.asarray(batch.tokens[i])
         found["given"] = [[before, tokenizer.decode(tokens[places].tolist())] for before, places in runs]

@@ -18,6 +18,8 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.reporting import show
 from jaxrl_llm.reporting.conversations import marks, observation
 from jaxrl_llm.reporting.report import write_report
+from jaxrl_llm.reporting.run_data import RunData
+from jaxrl_llm.reporting.shown_completions import training_groups
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.runs.completion_lines import completion_lines
 
@@ -122,3 +124,61 @@ def test_a_report_draws_turns_and_forks(tmp_path: Path) -> None:
 def test_damaged_lines_are_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=rf"completions.jsonl, line 2: {said}"):
         write_report(conversations(tmp_path / "run", **changes))
+
+
+def test_rows_of_an_episode_are_one_sample_and_say_what_the_policy_saw_first() -> None:
+    batch = batch_of(
+        [("Tools. Play.", "go"), ("Summary.", "on"), ("Tools. Play.", "no"), ("Tools. Play.", "up")],
+        reward=jnp.zeros(4),
+    )  # fmt: skip
+    batch = batch.replace(
+        group=jnp.asarray([0, 0, 0, 1]), prompt_id=jnp.asarray([7, 7, 7, 7]),
+        info={"first_turn": jnp.asarray([0.0, 1.0, 0.0, 0.0])},
+    )  # fmt: skip
+    scored = Scored(batch.replace(rewards={}), [""] * 4, {})
+    found = list(completion_lines(Bytes(), scored, [*ROWS, *ROWS], 2))
+    assert [(line["group"], line["sample"], line.get("row", 0)) for line in found] == [
+        (0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0),
+    ]  # fmt: skip
+    assert [line["context"] for line in found] == ["Tools. Play.", "Summary.", "Tools. Play.", "Tools. Play."]
+    assert all(line["prompt"] == "Play." for line in found)
+
+
+def test_two_groups_of_a_prompt_are_two_cards_and_an_episode_is_counted_once(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run = write_run(tmp_path / "run")
+    own: dict[str, Any] = {
+        "step": 0, "phase": "train", "prompt_id": 900, "prompt": "Play.", "context": "Tools: add. Play, it said.",
+        "tokens": ["go"], "advantage": [1.0], "logp": [-0.1], "entropy": [0.2], "rewards": {}, "truncated": False,
+    }  # fmt: skip
+    lines = [
+        {**own, "group": 0, "sample": 0, "reward": 1.0},
+        {**own, "group": 0, "sample": 0, "row": 1, "reward": 1.0},
+        {**own, "group": 0, "sample": 1, "reward": 0.0},
+        {**own, "group": 1, "sample": 0, "reward": 0.0},
+        {**own, "group": 1, "sample": 1, "reward": 0.0},
+    ]
+    (run / "completions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = training_groups(RunData(run).rows)
+    assert [(group.prompt_id, group.number, group.samples, group.correct) for group in found] == [
+        (900, 0, 2, 1), (900, 1, 2, 0),
+    ]  # fmt: skip
+    said = " ".join(Page(write_report(run).read_text()).text)
+    assert "1 of 2 right" in said
+    assert "0 of 2 right" in said
+    assert "Tools: add. Play, it said." in said
+
+
+def test_cards_of_few_shot_prompts_begin_with_what_differs(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run = write_run(tmp_path / "run")
+    shots = "".join(f"Q: what is {n} + {n}?\nA: {2 * n}\n\n" for n in range(30))
+    own: dict[str, Any] = {
+        "step": 0, "phase": "train", "tokens": ["1"], "advantage": [1.0], "logp": [-0.1], "entropy": [0.2],
+        "reward": 1.0, "rewards": {}, "truncated": False, "sample": 0,
+    }  # fmt: skip
+    lines = [{**own, "prompt_id": n, "prompt": f"{shots}Q: name a {word}?\nA:"} for n, word in enumerate("abc")]
+    (run / "completions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    said = " ".join(Page(write_report(run).read_text()).text)
+    for word in "abc":
+        assert f"…{word}?" in said

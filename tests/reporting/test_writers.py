@@ -142,9 +142,22 @@ def test_wandb_gets_the_run_and_its_numbers(tmp_path, monkeypatch):
     writer = WandbWriter("maths", "first", {"seed": 1}, tmp_path / "logs")
     writer.write(2, {"a": np.float32(0.5)})
     writer.close()
+    known = (tmp_path / "logs" / "wandb_id.txt").read_text().strip()
     settings = {"project": "maths", "name": "first", "config": {"seed": 1}, "dir": str(tmp_path / "logs")}
+    settings |= {"id": known, "resume": "allow"}
     assert calls == [settings, (2, {"a": 0.5}), "finished"]
     assert type(calls[1][1]["a"]) is float
+
+
+def test_a_writer_that_is_made_again_goes_on_with_the_run(tmp_path, monkeypatch):
+    made = []
+    fake = types.SimpleNamespace(init=lambda **settings: made.append(settings))
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    for folder in ("a", "a", "b"):
+        WandbWriter("maths", None, {}, tmp_path / folder)
+    first, again, other = (settings["id"] for settings in made)
+    assert first == again != other
+    assert {settings["resume"] for settings in made} == {"allow"}
 
 
 def test_a_missing_package_says_how_to_install_it(tmp_path, monkeypatch):
