@@ -243,9 +243,9 @@ def _unknown_options(words: list[str], options: list[str]) -> str:
 
 
 def _nearest_option(wrong: str, options: list[str]) -> str | None:
-    """The option whose last part is this name, or that begins with it, or else the most similar one."""
+    """The option whose last part is this name, or the shortest that begins with it, or else the most similar one."""
     inside = [option for option in options if option.rpartition(".")[2] == wrong.lstrip("-")]
-    begins = [option for option in options if option.startswith(wrong)]
+    begins = sorted((option for option in options if option.startswith(wrong)), key=len)
     return next(iter([*inside, *begins]), None) or nearest(wrong, options)
 
 

@@ -15,7 +15,7 @@ from jaxrl_llm.errors import InputError
 from jaxrl_llm.runs import inputs, started_on
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.loop import train
-from jaxrl_llm.runs.run_folder import RunFolder
+from jaxrl_llm.runs.run_folder import RunFolder, run_config
 
 TEMPLATE = (
     "{{ strftime_now('%d') }}{% for m in messages %}{{ m.content }}{% endfor %}{{ ':' if add_generation_prompt }}"
@@ -45,7 +45,8 @@ def test_a_run_keeps_the_day_on_which_it_began(tmp_path: Path, monkeypatch: pyte
     train(config)
     folder = RunFolder(config.output)
     assert json.loads(folder.config.read_text())["started_on"] == "2031-01-31"
-    assert folder.read_config().date == "2031-01-31", "an evaluation is on that day, too"
+    assert folder.read_config() == config
+    assert run_config(config.output).date == "2031-01-31", "an evaluation is on that day, too"
     monkeypatch.setattr(started_on, "today", lambda: "2031-02-01")
     train(dataclasses.replace(config, steps=2), resume=True)
     assert seen[0] == seen[1]
