@@ -75,6 +75,9 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
 	@echo "Installing the TPU compiler into $(VENV)/aot, for the tests that compile for TPUs without one."
 	@$(RUN) -m pip install --quiet --upgrade --no-deps --target $(VENV)/aot 'libtpu==0.0.42.*' \
 	  || echo "There is none for this platform: those tests will be skipped."
+	@echo "Installing TRL's chat templates into $(VENV)/trl, for the tests of conversations."
+	@$(RUN) -m pip install --quiet --upgrade --no-deps --target $(VENV)/trl 'trl==1.16.*' \
+	  || echo "They cannot be had: those tests will be skipped."
 	@touch $@ $(VENV)/.demo
 
 $(LOWEST)/.dev: pyproject.toml

@@ -38,8 +38,9 @@ def parse_config(arguments: list[str], description: str | None = None) -> TrainC
     if file is not None and take(arguments, "--config")[0] is not None:
         raise InputError("--config is given twice: one file has all settings")
     values = read_config(Path(file)) if file is not None else {}
-    if isinstance(values.get("template_options"), dict):
-        values["template_options"] = json.dumps(values["template_options"])
+    for name in ("template_options", "chat_template_kwargs"):  # the second is TRL's
+        if isinstance(values.get(name), dict):
+            values[name] = json.dumps(values[name])
     if isinstance(values.get("algorithm"), str):
         values["algorithm"] = method_name(values["algorithm"])
     if isinstance(values.get("algorithm"), dict):
@@ -242,9 +243,9 @@ def _unknown_options(words: list[str], options: list[str]) -> str:
 
 
 def _nearest_option(wrong: str, options: list[str]) -> str | None:
-    """The option whose last part is this name, or that begins with it, or else the most similar one."""
+    """The option whose last part is this name, or the shortest that begins with it, or else the most similar one."""
     inside = [option for option in options if option.rpartition(".")[2] == wrong.lstrip("-")]
-    begins = [option for option in options if option.startswith(wrong)]
+    begins = sorted((option for option in options if option.startswith(wrong)), key=len)
     return next(iter([*inside, *begins]), None) or nearest(wrong, options)
 
 

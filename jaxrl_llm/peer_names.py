@@ -36,6 +36,7 @@ TRL_SAME: dict[str, Same] = {
     "adam_beta2": Same("--optimizer.beta2"),
     "adam_epsilon": Same("--optimizer.epsilon"),
     "beta": Same(KL),
+    "chat_template_kwargs": Same("--template-options"),
     "data": Same("--prompts"),
     "data_path": Same("--prompts"),
     "entropy_coef": Same("--algorithm.entropy-coefficient"),

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxrl_llm.data.families import Parse, parser_of
 from jaxrl_llm.data.lenient import BrokenCall, Call, CallFormat, call_of, read_calls
+from jaxrl_llm.data.message_forms import fitted
 from jaxrl_llm.data.messages import CLOSED, Message, text_of
 from jaxrl_llm.errors import InputError
 
@@ -60,9 +62,13 @@ class Reading:
     """How calls are written, where that is JSON and `template` was made of it."""
     next_turn: str | None = None
     """A pattern of what begins the next turn, which a model goes on with that was trained on no turns."""
+    parse: Parse | None = None
+    """What reads token ids instead, where calls are no JSON."""
 
     def __call__(self, ids: Sequence[int]) -> Reply:
         """Read sampled token ids."""
+        if self.parse is not None:
+            return _of_parsed(self.parse(ids), lambda: str(self.tokenizer.decode(list(ids), skip_special_tokens=False)))
         return self.text(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def text(self, text: str) -> Reply:
@@ -71,6 +77,8 @@ class Reading:
         Calls are read leniently (`data.lenient`), one by one. Where none can be read, the whole reply is its content,
         and `fault` says why.
         """
+        if self.parse is not None:
+            return self(self.tokenizer.encode(text, add_special_tokens=False))
         text = text if self.next_turn is None else re.split(self.next_turn, text, maxsplit=1)[0]
         found, wrong = self._parsed(text, self.template)
         if self.form is None:
@@ -85,11 +93,7 @@ class Reading:
             return strict if why is None else Reply({"role": "assistant", "content": text}, (), why)
         others = {**self.template, "fields": {name: x for name, x in self._fields.items() if name != "tool_calls"}}
         said, _ = self._parsed(text[:thought] + read.rest, others)
-        written: list[dict[str, Any]] = [{"name": name, "arguments": dict(x)} for name, x in read.calls]
-        for one in read.broken:
-            written.insert(one.place, {"name": one.name, "arguments": {}})
-        message = {"content": "", **(said or {}), "role": "assistant"}
-        message["tool_calls"] = [{"type": "function", "function": one} for one in written]
+        message = _with_calls({"content": "", **(said or {}), "role": "assistant"}, read.calls, read.broken)
         return Reply(message, read.calls, None, read.broken, read.lenient)
 
     @property
@@ -132,35 +136,69 @@ def with_instructions(messages: Sequence[Message], text: str, system: bool = Tru
     return [{"role": "system" if system else "user", "content": text}, *messages]
 
 
+def _of_parsed(found: Any, text: Callable[[], str]) -> Reply:
+    """A reply from a `renderers.ParsedResponse`. text: of the whole reply."""
+    calls: list[Call] = []
+    broken: list[BrokenCall] = []
+    for one in found.tool_calls:
+        arguments = one.arguments
+        if one.status == "ok" and isinstance(one.name, str) and isinstance(arguments, Mapping):
+            calls.append(Call(one.name, arguments))
+        else:
+            why = f"{str(one.status).replace('_', ' ')}: {' '.join(str(one.raw).split())[:160]}"
+            broken.append(BrokenCall(len(calls) + len(broken), one.name or "unreadable", why))
+    if broken and not calls:
+        return Reply({"role": "assistant", "content": text()}, (), broken[0].why)
+    message: dict[str, Any] = {"role": "assistant", "content": found.content or ""}
+    if found.reasoning_content:
+        message["reasoning_content"] = found.reasoning_content
+    return Reply(_with_calls(message, calls, broken), tuple(calls), None, tuple(broken))
+
+
+def _with_calls(message: dict[str, Any], calls: Sequence[Call], broken: Sequence[BrokenCall]) -> dict[str, Any]:
+    """The message with all calls in their order, broken ones without arguments."""
+    written: list[dict[str, Any]] = [{"name": name, "arguments": dict(x)} for name, x in calls]
+    for one in broken:
+        written.insert(one.place, {"name": one.name, "arguments": {}})
+    if written:
+        message["tool_calls"] = [{"type": "function", "function": one} for one in written]
+    return message
+
+
 def reading_of(turns: ChatTurns) -> Reading:
     """How replies of this conversation's tokenizer are read.
 
     Raises InputError if there are tools, whose calls the chat template writes in a format that is not JSON, while the
-    tokenizer has no `response_template`.
+    tokenizer has no `response_template`, and the package renderers does not read them.
     """
     tokenizer, prefix = turns.tokenizer, turns.reply_start
     if template := getattr(tokenizer, "response_template", None):
         return Reading(tokenizer, template, prefix, turns.tools)
     template, form = _template(turns, prefix)
+    if form is None:
+        parse = parser_of(turns, turns.tools)
+        if parse is None:
+            raise InputError(
+                "the chat template writes calls of tools in a format other than JSON: install renderers, which reads "
+                "that of most families (pip install 'jaxrl_llm[renderers]'), or set the tokenizer's response_template"
+            )
+        return Reading(tokenizer, template, prefix, turns.tools, parse=parse)
     return Reading(tokenizer, template, prefix, turns.tools, form, NEXT if turns.format.kind == "plain" else None)
 
 
-def _template(turns: ChatTurns, prefix: str) -> tuple[dict[str, Any], CallFormat]:
-    """A response template from what the chat template writes for a call, and the format of calls."""
+def _template(turns: ChatTurns, prefix: str) -> tuple[dict[str, Any], CallFormat | None]:
+    """A response template from what the chat template writes for a call, and the format of calls; None: not JSON."""
     asked, end = [{"role": "user", "content": "x"}], (turns.reply_end or "").strip()
     call = {"type": "function", "id": "call00000", "function": {"name": "look", "arguments": {"text": "at it"}}}
     said = turns.written([*asked, {"role": "assistant", "content": "~"}])
     try:
-        text = turns.written([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}])
+        text = turns.written(fitted(turns, [*asked, {"role": "assistant", "content": "", "tool_calls": [call]}])[0])
     except InputError:
         text = said
     same = next((i for i, (a, b) in enumerate(zip(text, said, strict=False)) if a != b), min(len(text), len(said)))
     written = text[same:]
     found = _json_call(written)
-    if found is None and "look" in written and turns.tools:
-        raise InputError(
-            "the chat template writes calls of tools in a format other than JSON: set the tokenizer's response_template"
-        )
+    unread = found is None and "look" in written and bool(turns.tools)
     start, stop, value = (0, 0, {}) if found is None else found
     opened = written[:start].strip() if found else "<tool_call>"
     closed = written[stop:].strip().removesuffix(end).strip() if found else "</tool_call>"
@@ -182,7 +220,7 @@ def _template(turns: ChatTurns, prefix: str) -> tuple[dict[str, Any], CallFormat
     if "</think>" in turns.template:
         fields["reasoning_content"] = {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"}
     template = {"defaults": {"role": "assistant"}, "start_anchor": prefix or "\n", "fields": fields}
-    return template, CallFormat(opened, closed, isinstance(value, list))
+    return template, None if unread else CallFormat(opened, closed, isinstance(value, list))
 
 
 def _json_call(text: str) -> tuple[int, int, Any] | None:

@@ -9,7 +9,6 @@ What is found in no form is refused. The form is remembered for conversations of
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from jaxrl_llm.data.inert import guarded
-from jaxrl_llm.data.messages import CLOSED, OPENED, Message, has_thought, plain_message, text_of, written_call
+from jaxrl_llm.data.messages import CLOSED, OPENED, Message, has_thought, in_form, plain_message, text_of, written_call
 from jaxrl_llm.data.rendering import Rendering
 from jaxrl_llm.errors import InputError, shown
 
@@ -308,7 +307,7 @@ def _applied(
         if form.content in ("text", "empty"):
             one["content"] = text_of(one.get("content"))
         if "tool_calls" in one:
-            one["tool_calls"] = [_in_form(call, form.arguments) for call in one["tool_calls"]]
+            one["tool_calls"] = [in_form(call, form.arguments) for call in one["tool_calls"]]
         if form.calls == "written" and (calls := one.pop("tool_calls", None)):
             one["content"] = "\n".join([text_of(one.get("content")), *map(written_call, calls)]).lstrip("\n")
         if form.thought == "written":
@@ -326,13 +325,6 @@ def _applied(
             answers = False
         out.append(one)
     return out, instead
-
-
-def _in_form(call: Mapping[str, Any], arguments: str) -> dict[str, Any]:
-    own = call["function"]
-    if arguments == "text" and not isinstance(own["arguments"], str):
-        own = {**own, "arguments": json.dumps(own["arguments"], ensure_ascii=False)}
-    return {**call, "function": own}
 
 
 def _with_thought(

@@ -45,6 +45,14 @@ def text_of(content: Any) -> str:
     return "".join(part["text"] for part in content) if isinstance(content, list | tuple) else str(content or "")
 
 
+def in_form(call: Mapping[str, Any], arguments: str) -> dict[str, Any]:
+    """A call with its arguments as a "mapping" or as JSON "text"."""
+    own = call["function"]
+    if arguments == "text" and not isinstance(own["arguments"], str):
+        own = {**own, "arguments": json.dumps(own["arguments"], ensure_ascii=False)}
+    return {**call, "function": own}
+
+
 def written_call(call: Mapping[str, Any]) -> str:
     """A call in the format of Hermes, in which policies call tools whose chat template has no format of its own."""
     own = call["function"]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from jaxrl_llm.data.inert import control_tokens, encode, guarded
 from jaxrl_llm.data.messages import Message, parts_of
@@ -23,6 +24,7 @@ DIALECT = (
 )
 """How conversations are written without a chat template, after the token that the tokenizer begins texts with."""
 
+_takes_parts: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()  # by template
 _CODES = ("%-d", "%-m", *(f"%{code}" for code in "dmYyBbAajeFxDcHMSIpfZzUWuwGVT"), "%%")
 
 
@@ -94,8 +96,14 @@ class Rendering:
             ]
         return self._rendered(messages, reply)
 
-    @cached_property
+    @property
     def _takes_parts_alone(self) -> bool:
+        known = _takes_parts.setdefault(self.tokenizer, {})
+        if self.template not in known:
+            known[self.template] = self._found_parts_alone()
+        return known[self.template]
+
+    def _found_parts_alone(self) -> bool:
         def written(content: Any) -> bool:
             try:
                 return "a question" in self._rendered([{"role": "user", "content": content}], True)

@@ -140,8 +140,10 @@ class ChatTurns(Rendering):
         found: set[str | None] = set()
         for said, reply in zip(REPLIES, replies, strict=True):
             asked = [{"role": "user", "content": "x"}]
-            before = [*asked, reply]
             try:
+                before = fitted(self, [*asked, reply])[0]
+                if "tool_calls" in reply and "tool_calls" not in before[-1]:
+                    before = [*asked, dict(reply)]  # the template writes no calls
                 whole, written = self.render([*before, *messages]), self.written([*before, *messages])
                 alone, question = self.written(before), self.written(asked)
             except InputError:

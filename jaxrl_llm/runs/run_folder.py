@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -125,7 +126,6 @@ class RunFolder:
         raw, seen_from = read_json(self.config), self.started_in()
         for name in (STARTED_IN, CHOSEN_MESH, COMPOSED, STARTED_ON):
             raw.pop(name, None)
-        raw |= {"date": date} if (date := self.recorded_date()) else {}
         try:
             config = from_dict({**raw, "output": self.mirror.url if self.mirror else str(self.path)})
         except InputErrors as errors:
@@ -302,9 +302,14 @@ class UnwrittenFolder(RunFolder):
 
 
 def run_config(path_or_name: str) -> TrainConfig:
-    """The configuration of a run, or the defaults with the given model. InputError as `RunFolder.read_config`."""
+    """The configuration of a run, with its day, or the defaults with the given model.
+
+    InputError as `RunFolder.read_config`.
+    """
     folder = RunFolder(path_or_name, reading=True)
-    return folder.read_config() if folder.is_run() else TrainConfig(model=path_or_name)
+    if not folder.is_run():
+        return TrainConfig(model=path_or_name)
+    return dataclasses.replace(folder.read_config(), date=folder.recorded_date())
 
 
 def has_begun(config: TrainConfig, accept: bool) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import transformers.utils.chat_template_utils as template_utils
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -68,6 +68,7 @@ def test_the_date_is_the_formats_and_else_that_of_the_process(monkeypatch: pytes
     assert text_of(WITH_DATE, ASKED, options=options, date="2031-01-02").startswith("Today: 1 May 1900, 2031-01-02")
 
 
+@settings(deadline=None)
 @given(
     st.dates(datetime.date(1970, 1, 1)),
     st.lists(st.sampled_from(["%d", "%b", "%B", "%Y", "%m", "%A", "%H:%M", "%-d", "%j", "x", "%%"])),
