@@ -175,6 +175,25 @@ def number_of(text: str) -> Fraction | None:
     return None if found is None else _value(found)
 
 
+_USUAL = re.compile(r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:\s*/\s*[0-9]+)?")
+_CURRENCY = re.compile(r"(?<![0-9])[\u20ac\u00a3\u00a5\u20b9](?=[-+]?[0-9])")
+
+
+def with_usual_numbers(text: str) -> str:
+    """The text with numbers that are written in other ways than 1,234.5 or 3/4 written so.
+
+    >>> with_usual_numbers("It is 1 1/2, or 1.234.567, or -3 x 10^5.")
+    'It is 3/2, or 1234567, or -300000.'
+    """
+
+    def usual(found: re.Match[str]) -> str:
+        if _USUAL.fullmatch(found[0]) or (value := _value(found)) is None:
+            return found[0]
+        return str(value)
+
+    return _NUMBER.sub(usual, _CURRENCY.sub("", normalised(text)))
+
+
 def _value(found: re.Match[str]) -> Fraction | None:
     if len(found[0]) > _LONGEST:
         return None

@@ -13,7 +13,15 @@ from typing import Any
 
 from jaxrl_llm.errors import InputError, missing_package
 from jaxrl_llm.rewards.calling import per_sample
-from jaxrl_llm.rewards.final_answers import answer_text, final_answer, is_huge, last_number, normalised, number_of
+from jaxrl_llm.rewards.final_answers import (
+    answer_text,
+    final_answer,
+    is_huge,
+    last_number,
+    normalised,
+    number_of,
+    with_usual_numbers,
+)
 
 _THOUGHTS = re.compile(r"<think>(?!.*<think>).*?</think>", re.DOTALL)
 _ONE_ANSWER = r"<answer>(?:(?!</?answer>|</?think>).)*</answer>"
@@ -180,20 +188,24 @@ def _same_expression(text: str, expected: Any, strict: bool = False) -> bool:
         return True
     if is_huge(said) and not is_huge(wanted):
         return False
-    return any(verify(gold, one, timeout_seconds=None) for one in readings(text))
+    return any(verify(gold, one, timeout_seconds=None) for one in readings(text, number_of(wanted) is not None))
 
 
-def readings(text: str) -> Iterator[list[Any]]:
+def readings(text: str, numbers: bool = True) -> Iterator[list[Any]]:
     """The final expression of a text, as math-verify parses it, in each way to read it.
 
     A box or a tag may hold a formula, or words with one among them. Else it is the expression that math-verify finds,
-    and if it finds none, the one that quotes or brackets hide.
+    and if it finds none, the one that quotes or brackets hide. numbers: read them as `number_match` does.
     """
     if (found := final_answer(text)) is not None:
-        yield from filter(None, map(parsed, dict.fromkeys([f"\\boxed{{{found}}}", f"${normalised(found)}$", found])))
+        usual = with_usual_numbers(found) if numbers else found
+        yield from filter(
+            None, map(parsed, dict.fromkeys([f"\\boxed{{{usual}}}", f"${normalised(usual)}$", usual, found]))
+        )
         return
     said = _after_thoughts(text)
-    if one := parsed(said) or parsed(_QUOTES.sub(" ", normalised(said))):
+    usual = with_usual_numbers(said) if numbers else said
+    if one := parsed(usual) or parsed(_QUOTES.sub(" ", normalised(said))):
         yield one
 
 

@@ -179,6 +179,16 @@ MATH = [
 ]
 
 
+@pytest.mark.parametrize("form", ["The answer is {}.", "It is {}", "{}", "**Answer:** {}\n", "\\boxed{{{}}}"])
+def test_math_verify_reads_numbers_as_people_write_them(form: str) -> None:
+    pytest.importorskip("math_verify")
+    texts = [form.format(text) for text in NUMBERS]
+    found = verifiers.math_verify(texts, answer=list(NUMBERS.values()))
+    assert [text for text, one in zip(texts, found, strict=True) if one != 1.0] == []
+    others = verifiers.math_verify(texts, answer=[str(Fraction(value) + 1) for value in NUMBERS.values()])
+    assert [text for text, one in zip(texts, others, strict=True) if one != 0.0] == []
+
+
 @pytest.mark.parametrize(("text", "answer"), MATH)
 def test_math_verify_reads_final_answers(text: str, answer: str) -> None:
     pytest.importorskip("math_verify")
@@ -238,4 +248,4 @@ def test_huge_numbers_are_known_without_computing_them() -> None:
 
 
 def test_examples_in_docstrings() -> None:
-    assert doctest.testmod(final_answers) == (0, 4)
+    assert doctest.testmod(final_answers) == (0, 5)
