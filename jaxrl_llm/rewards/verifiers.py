@@ -26,8 +26,9 @@ from jaxrl_llm.rewards.final_answers import (
 _THOUGHTS = re.compile(r"<think>(?!.*<think>).*?</think>", re.DOTALL)
 _ONE_ANSWER = r"<answer>(?:(?!</?answer>|</?think>).)*</answer>"
 _THOUGHTS_AND_ANSWER = re.compile(rf"\s*<think>(?:(?!</?think>).)*</think>\s*{_ONE_ANSWER}\s*", re.DOTALL)
-_ANSWER_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_QUOTES = re.compile(r"[`*_\"'()\[\]]+(?=[-+]?\.?[0-9])|(?<=[0-9])[`*_\"'()\[\]]+")  # around numbers
+_QUOTE = r"[`*_\"'()\[\]]"
+_QUOTES = re.compile(rf"(?<!{_QUOTE}){_QUOTE}++(?=[-+]?\.?[0-9])|(?<=[0-9]){_QUOTE}++")  # around numbers
+_LONGEST = 2000  # characters of a final answer, and of the end of a text in which it is looked for
 _LATEX_DELIMITERS = ("$", r"\(", r"\[", r"\boxed", r"\begin")
 
 
@@ -198,12 +199,14 @@ def readings(text: str, numbers: bool = True) -> Iterator[list[Any]]:
     and if it finds none, the one that quotes or brackets hide. numbers: read them as `number_match` does.
     """
     if (found := final_answer(text)) is not None:
+        if len(found) > _LONGEST:
+            return
         usual = with_usual_numbers(found) if numbers else found
         yield from filter(
             None, map(parsed, dict.fromkeys([f"\\boxed{{{usual}}}", f"${normalised(usual)}$", usual, found]))
         )
         return
-    said = _after_thoughts(text)
+    said = _end_of(_after_thoughts(text))
     usual = with_usual_numbers(said) if numbers else said
     if one := parsed(usual) or parsed(_QUOTES.sub(" ", normalised(said))):
         yield one
@@ -217,6 +220,15 @@ def parsed(text: str) -> list[Any]:
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).addFilter(_is_not_about_timeouts)
     return list(parse(text, parsing_timeout=None))
+
+
+def _end_of(text: str) -> str:
+    """The last characters of a long text, from the beginning of a line or sentence on, so that no formula is cut."""
+    if len(text) <= _LONGEST:
+        return text
+    end = text[-_LONGEST:]
+    places = [place + 1 for sign in ("\n", ". ") if 0 <= (place := end.find(sign)) < _LONGEST // 2]
+    return end[min(places) :] if places else end
 
 
 def _after_thoughts(text: str) -> str:
@@ -263,8 +275,9 @@ def tagged_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) ->
 
 def last_tagged(text: str) -> str | None:
     """The text in the last `<answer>...</answer>`; None where there is none."""
-    found = _ANSWER_TAGS.findall(text)
-    return found[-1] if found else None
+    end = text.rfind("</answer>")  # and no regular expression, which takes the square of the number of tags
+    begin = text.rfind("<answer>", 0, max(end, 0))
+    return text[begin + len("<answer>") : end] if begin >= 0 else None
 
 
 @functools.cache  # building a task can be slow, e.g. if it reads word lists

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import time
 from fractions import Fraction
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards import final_answers, verifiers
 from jaxrl_llm.rewards.answers import expression, number
+from jaxrl_llm.rewards.code_blocks import code_in
 from jaxrl_llm.rewards.final_answers import answer_text, final_answer, is_huge, last_number, number_of
 
 NUMBERS = {
@@ -245,6 +247,51 @@ def test_huge_numbers_are_known_without_computing_them() -> None:
     small = ["2^{3^2}", "10^{100}", "5!", "(3!)!", "x^{2^n}", "2^10 = 1024", "0.5^2"]
     assert [is_huge(text) for text in huge] == [True] * len(huge)
     assert [is_huge(text) for text in small] == [False] * len(small)
+
+
+ENDLESS = [
+    "<answer>",
+    "\\boxed{",
+    "\\boxed{1} and ",
+    "{",
+    "1 ",
+    "1 000 ",
+    "1/",
+    "10^",
+    "-",
+    "(",
+    "`",
+    "\\frac{",
+    "$",
+    "a",
+]
+
+
+@pytest.mark.parametrize("part", ENDLESS)
+def test_what_a_policy_repeats_takes_no_time(part: str) -> None:
+    """Expressions that search for pairs easily take the square of the length."""
+    pytest.importorskip("math_verify")
+    start = time.monotonic()
+    text = part * (100_000 // len(part))
+    for read in (
+        final_answer,
+        last_number,
+        is_huge,
+        number_of,
+        final_answers.with_usual_numbers,
+        verifiers.last_tagged,
+    ):
+        read(text)
+    assert verifiers.math_verify([text], answer=["42"]) == [0.0]
+    assert code_in(text) is not None
+    assert time.monotonic() - start < 5
+
+
+def test_long_texts_end_with_their_answer() -> None:
+    pytest.importorskip("math_verify")
+    line = "We find $x_1 = 3$ and go on with $x_2$. "
+    for text in (line * 200 + "The answer is $42$.", (line * 3 + "\n") * 70 + "It is 42."):
+        assert verifiers.math_verify([text], answer=["42"]) == [1.0]
 
 
 def test_examples_in_docstrings() -> None:
