@@ -155,6 +155,9 @@ class ProcessFunction:
         """Make the calls of a message. A process that does not answer is ended, and its last result is `Lost`."""
         message: Asked | None = asked
         open_calls = 0  # whose answers nobody took
+        if self._closed:  # meanwhile: no other process is started for the samples that are left
+            yield from [Lost("closed while it scored")] * asked.number
+            return
         try:
             worker, grace = self._load(), 0.0 if math.isinf(asked.seconds) else GRACE
             if not self._warm:
