@@ -45,6 +45,21 @@ def by_value(value: Any, otherwise: str) -> Any:
     )
 
 
+def by_values(values: Any, kind: str) -> Any:
+    """One or several values, each as `by_value` makes it; names that several have are numbered.
+
+    kind: of those without a name, such as "reward". Anything without a value is returned as it is.
+    """
+    listed = values if isinstance(values, list | tuple) else [values]
+    named = [by_value(one, f"{kind}_{number}") for number, one in enumerate(listed, start=1)]
+    if not any(isinstance(one, ByValue) for one in named):
+        return values
+    for number, one in enumerate(named):
+        if isinstance(one, ByValue) and one in named[:number] and "*" not in one:
+            named[number] = ByValue(f"{one}_{number + 1}", one.value)
+    return tuple(named)
+
+
 def name_of(value: Any, otherwise: str) -> str:
     """The name of a function or class, or of an instance's class."""
     while isinstance(value, partial):

@@ -73,7 +73,9 @@ def verdict(run: RunData, found: Outcomes) -> Verdict:
         significant = p < 0.05 and low * high > 0
         detail = f"{fixed} of {n} prompts were fixed and {broken} broken (McNemar's exact test: {_p(p)})."
     else:
-        first, last = ((round(one["accuracy"] * one["prompts"]), int(one["prompts"])) for one in (before, after))
+        scored = [_scored(one) for one in (before, after)]
+        rights = [round(rate * of) for rate, of in zip(rates, scored, strict=True)]
+        first, last = zip(rights, scored, strict=True)
         difference, low, high = difference_interval(first, last)
         significant = low * high > 0
         on = f"{first[1]} prompts" if first[1] == last[1] else f"{first[1]} and {last[1]} prompts"
@@ -155,6 +157,12 @@ def _figures(value: Any) -> Mapping[str, Any] | None:
         return None
     accuracy, prompts = (as_number(value.get(name)) for name in ("accuracy", "prompts"))
     return value if 0 <= accuracy <= 1 and prompts >= 1 and prompts == int(prompts) else None
+
+
+def _scored(figures: Mapping[str, Any]) -> int:
+    """The number of prompts that an evaluation scored."""
+    prompts, unscored = int(figures["prompts"]), as_number(figures.get("unscored", 0))
+    return prompts - int(unscored) if 0 <= unscored < prompts else prompts
 
 
 def _percent(figures: Mapping[str, Any]) -> str:

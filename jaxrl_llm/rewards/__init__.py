@@ -10,6 +10,7 @@ from jaxrl_llm.lazy import imported_at_first_use
 if TYPE_CHECKING:
     from jaxrl_llm.rewards.registry import get_reward, get_rewards, names
     from jaxrl_llm.rewards.runner import Reward, Scores, close_rewards, require_columns, reward_digest, score
+    from jaxrl_llm.rewards.verifiers import text_of
 
 __all__ = [
     "Reward",
@@ -21,6 +22,7 @@ __all__ = [
     "require_columns",
     "reward_digest",
     "score",
+    "text_of",
 ]
 
 
@@ -34,6 +36,7 @@ _MODULES = {
     "names": "registry",
     "require_columns": "runner",
     "score": "runner",
+    "text_of": "verifiers",
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxrl_llm.rewards.entries import ANSWER_KEY, REWARD
-from jaxrl_llm.rewards.final_answers import final_answer, last_number
+from jaxrl_llm.rewards.final_answers import final_answer, is_huge, last_number
 from jaxrl_llm.rewards.verifiers import last_tagged, readings, text_of
 
 Function = Callable[..., Any]
@@ -57,7 +57,7 @@ def number(text: str) -> str | None:
 
 def expression(text: str) -> str | None:
     """The final expression, as math-verify parses it: a number by its value to 12 digits, others in sympy's form."""
-    found = next(readings(text), None)
+    found = None if is_huge(final_answer(text) or text) else next(readings(text), None)
     if not found:
         return None
     try:

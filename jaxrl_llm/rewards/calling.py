@@ -203,6 +203,14 @@ def _outcome(result: Any, count: int) -> Outcome:
     return Outcome(values, failed, problem, entries=entries)
 
 
+def reads_environments(function: Callable[..., Any]) -> bool:
+    """Whether a function names `environments`, or takes **kwargs and has that word as a text, to look it up there."""
+    taken = parameters(function)
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    looks_up = code is not None and ENVIRONMENTS in code.co_consts
+    return any(one.name == ENVIRONMENTS or (one.kind is one.VAR_KEYWORD and looks_up) for one in taken)
+
+
 def wants_texts(function: Callable[..., Any]) -> bool:
     """Whether a function declares that its completions are texts: `completions: list[str]`, or another of texts."""
     found = [one.annotation for one in parameters(function) if one.name == "completions"]

@@ -13,6 +13,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from jaxrl_llm.environments.sandbox import Limits, available, require_guards, run_code
@@ -25,6 +26,7 @@ from jaxrl_llm.rewards.verifiers import text_of
 __all__ = ["Case", "case_of", "code_in", "code_tests", "passed"]
 
 LIMITS = Limits(seconds=6.0, memory=512, output=2**16)
+VALUES = 2**20  # bytes of the values of all calls
 WORKERS = 2  # programs at once
 OVER = 3  # runs of a program that exceed a limit, after which the tests that are left have failed
 
@@ -166,6 +168,7 @@ def _values(code: str, calls: list[str], limits: Limits) -> tuple[list[str | Non
     own = secrets.token_hex(8)
     names = {node.id for call in calls for node in ast.walk(_tree(call)) if isinstance(node, ast.Name)}
     known = {name: KNOWN[name] for name in sorted(names & KNOWN.keys())}
+    limits = replace(limits, output=max(limits.output, VALUES))
     found = run_code(_CALLS, json.dumps([code, calls, known, own]), limits=limits)
     out: list[str | None] = [None] * len(calls)
     for line in found.stdout.splitlines():

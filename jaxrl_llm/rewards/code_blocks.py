@@ -165,12 +165,12 @@ def _unfenced(text: str) -> str:
     if _parses(text):
         return text
     lines = text.split("\n")
-    starts = [n for n, line in enumerate(lines) if _BEGINS.match(line)][:20]
+    starts = [n for n, line in enumerate(lines) if _BEGINS.match(line.lstrip())][:20]
     tries, best = 0, ""
     for start in starts:
         for end in range(len(lines), start, -1):
             tries += 1
-            code = "\n".join(lines[start:end])
+            code = textwrap.dedent("\n".join(lines[start:end]))
             if tries > _TRIES or len(code) <= len(best):
                 break
             if _parses(code):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterator
 from fractions import Fraction
 from numbers import Integral, Real
 from typing import Any
 
 from jaxrl_llm.errors import InputError, shown
 
-_TAG = re.compile(r"<(answer|final_answer)>(.*?)(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
+_TAG = re.compile(r"<(answer|final_answer)>", re.IGNORECASE)
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])\s*")
+_BRACES = re.compile(r"(?<!\\)[{}]")
 _TOKEN = re.compile(r"[-+]?(?:[0-9][0-9.,]*[0-9]|[0-9])|[A-Za-z]|\\[A-Za-z]+")
 _JOINED = re.compile(
     r"[\s$,;.]*(?:(?:and|or|\\text\{\s*(?:and|or)\s*\}|\\quad)[\s$,;]*)?"
@@ -32,34 +32,39 @@ def final_answer(text: str) -> str | None:
     _, thoughts, after = text.rpartition("</think>")
     if thoughts and (found := final_answer(after)) is not None:
         return found
-    tags, boxes = list(_TAG.finditer(text)), list(_boxes(text))
-    if tags and (not boxes or boxes[-1][1] <= tags[-1].end()):
-        inside = tags[-1][2].strip()
-        return _boxed(list(_boxes(inside)), inside) or inside
-    return _boxed(boxes, text)
+    tags, boxes = list(_TAG.finditer(text)), _boxes(text)
+    if not tags:
+        return _boxed(boxes, text)
+    begin, closed = tags[-1].end(), re.search(f"</{tags[-1][1]}>", text[tags[-1].end() :], re.IGNORECASE)
+    end = len(text) if closed is None else begin + closed.start()
+    if boxes and boxes[-1][1] > end:
+        return _boxed(boxes, text)
+    inside = text[begin:end].strip()
+    return _boxed(_boxes(inside), inside) or inside
 
 
-def _boxes(text: str) -> Iterator[tuple[int, int, str]]:
+def _boxes(text: str) -> list[tuple[int, int, str]]:
     """The outermost boxes of a text that are closed: where they begin and end, and what they hold."""
-    end = 0
-    for found in _BOX.finditer(text):
-        if found.start() < end:
-            continue  # inside of the last
-        at = found.end()
-        if text[at : at + 1] != "{":
-            token = _TOKEN.match(text, at)
-            if token is not None:
-                end = token.end()
-                yield found.start(), end, token[0]
-            continue
-        depth, place = 0, at
-        while place < len(text):
-            depth += {"{": 1, "}": -1}.get(text[place], 0) if text[place - 1] != "\\" else 0
-            place += 1
-            if depth == 0:
-                end = place
-                yield found.start(), end, text[at + 1 : place - 1].strip()
-                break
+    begins = {found.end(): found.start() for found in _BOX.finditer(text)}  # by the place of what they hold
+    found: list[tuple[int, int, str]] = []
+    open_braces: list[int] = []
+    for brace in _BRACES.finditer(text):
+        if brace[0] == "{":
+            open_braces.append(brace.start())
+        elif open_braces and (at := open_braces.pop()) in begins:
+            start, end = begins.pop(at), brace.end()
+            while found and found[-1][0] > start:
+                found.pop()  # inside of this one
+            found.append((start, end, text[at + 1 : end - 1].strip()))
+    for at, start in begins.items():
+        if text[at : at + 1] != "{" and (token := _TOKEN.match(text, at)) is not None:
+            found.append((start, token.end(), token[0]))
+    found.sort()
+    out: list[tuple[int, int, str]] = []
+    for one in found:
+        if not out or one[0] >= out[-1][1]:
+            out.append(one)
+    return out
 
 
 def _boxed(boxes: list[tuple[int, int, str]], text: str) -> str | None:
@@ -173,6 +178,25 @@ def number_of(text: str) -> Fraction | None:
         bare = bare[1:-1].strip()
     found = _NUMBER.fullmatch(bare)
     return None if found is None else _value(found)
+
+
+_USUAL = re.compile(r"[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:\s*/\s*[0-9]+)?")
+_CURRENCY = re.compile(r"(?<![0-9])[\u20ac\u00a3\u00a5\u20b9](?=[-+]?[0-9])")
+
+
+def with_usual_numbers(text: str) -> str:
+    """The text with numbers that are written in other ways than 1,234.5 or 3/4 written so.
+
+    >>> with_usual_numbers("It is 1 1/2, or 1.234.567, or -3 x 10^5.")
+    'It is 3/2, or 1234567, or -300000.'
+    """
+
+    def usual(found: re.Match[str]) -> str:
+        if _USUAL.fullmatch(found[0]) or (value := _value(found)) is None:
+            return found[0]
+        return str(value)
+
+    return _NUMBER.sub(usual, _CURRENCY.sub("", normalised(text)))
 
 
 def _value(found: re.Match[str]) -> Fraction | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from jaxrl_llm.by_value import ByValue
 from jaxrl_llm.errors import InputError, error_line
-from jaxrl_llm.rewards.calling import ENVIRONMENTS, parameters
+from jaxrl_llm.rewards.calling import reads_environments
 from jaxrl_llm.rewards.process import ProcessFunction
 from jaxrl_llm.rewards.runner import Reward
 from jaxrl_llm.signatures import PYTHON
@@ -26,7 +26,7 @@ def begun(spec: ByValue, folder: str | os.PathLike[str]) -> tuple[ProcessFunctio
     if isinstance(reward.function, ProcessFunction):  # of `get_reward`
         return reward.function, lambda: reward
     why, payload = "", b""
-    if any(one.name == ENVIRONMENTS for one in parameters(reward.function)):
+    if reads_environments(reward.function):
         why = "reads the environments of episodes"
     else:
         try:

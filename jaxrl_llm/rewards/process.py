@@ -43,7 +43,7 @@ class ProcessFunction:
         self.digest = ""  # SHA-256 of the loaded file; "" before loading, and if there is no file
         self.provides: tuple[str, ...] = ()  # entries that the function always returns; set when it is loaded
         self.per_sample = self.own_limits = False  # attributes of the function, see `limits`; set when it is loaded
-        self.wants_texts = False  # see `calling.wants_texts`; set when it is loaded
+        self.wants_texts = self.reads_environments = False  # see `calling`; set when it is loaded
         self.__name__ = name
         self.__signature__ = inspect.Signature()  # for inspect.signature; set when the function is loaded
         self._path = [str(entry) for entry in sys.path]
@@ -142,7 +142,7 @@ class ProcessFunction:
         self.__name__, self.digest, self._loaded = answer.name, answer.digest, True
         self._warm = not answer.warms_up
         self.provides, self.per_sample, self.own_limits = answer.provides, answer.per_sample, answer.own_limits
-        self.wants_texts = answer.wants_texts
+        self.wants_texts, self.reads_environments = answer.wants_texts, answer.reads_environments
         self.__signature__ = inspect.Signature(
             [
                 inspect.Parameter(name, getattr(inspect.Parameter, kind), default=None if optional else inspect._empty)
@@ -155,6 +155,9 @@ class ProcessFunction:
         """Make the calls of a message. A process that does not answer is ended, and its last result is `Lost`."""
         message: Asked | None = asked
         open_calls = 0  # whose answers nobody took
+        if self._closed:  # meanwhile: no other process is started for the samples that are left
+            yield from [Lost("closed while it scored")] * asked.number
+            return
         try:
             worker, grace = self._load(), 0.0 if math.isinf(asked.seconds) else GRACE
             if not self._warm:

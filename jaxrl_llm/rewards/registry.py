@@ -11,7 +11,6 @@ from jaxrl_llm.by_value import ByValue, value_of
 from jaxrl_llm.errors import InputError, InputErrors, unknown
 from jaxrl_llm.peer_options import reward_hint
 from jaxrl_llm.rewards import given
-from jaxrl_llm.rewards.calling import ENVIRONMENTS, parameters
 from jaxrl_llm.rewards.loading import ARGUMENTS, FACTORIES, FUNCTIONS, load_function
 from jaxrl_llm.rewards.of_environment import ENVIRONMENT, environment
 from jaxrl_llm.rewards.process import ProcessFunction
@@ -76,7 +75,7 @@ def _begun(spec: str, folder: str | os.PathLike[str]) -> tuple[ProcessFunction |
 
     def finish() -> Reward:
         process.load()
-        if any(one.name == ENVIRONMENTS for one in parameters(process)):
+        if process.reads_environments:
             return _in_this_process(process, weight)
         return Reward(process, weight)
 

@@ -13,13 +13,22 @@ from typing import Any
 
 from jaxrl_llm.errors import InputError, missing_package
 from jaxrl_llm.rewards.calling import per_sample
-from jaxrl_llm.rewards.final_answers import answer_text, final_answer, is_huge, last_number, normalised, number_of
+from jaxrl_llm.rewards.final_answers import (
+    answer_text,
+    final_answer,
+    is_huge,
+    last_number,
+    normalised,
+    number_of,
+    with_usual_numbers,
+)
 
 _THOUGHTS = re.compile(r"<think>(?!.*<think>).*?</think>", re.DOTALL)
 _ONE_ANSWER = r"<answer>(?:(?!</?answer>|</?think>).)*</answer>"
 _THOUGHTS_AND_ANSWER = re.compile(rf"\s*<think>(?:(?!</?think>).)*</think>\s*{_ONE_ANSWER}\s*", re.DOTALL)
-_ANSWER_TAGS = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_QUOTES = re.compile(r"[`*_\"'()\[\]]+(?=[-+]?\.?[0-9])|(?<=[0-9])[`*_\"'()\[\]]+")  # around numbers
+_QUOTE = r"[`*_\"'()\[\]]"
+_QUOTES = re.compile(rf"(?<!{_QUOTE}){_QUOTE}++(?=[-+]?\.?[0-9])|(?<=[0-9]){_QUOTE}++")  # around numbers
+_LONGEST = 2000  # characters of a final answer, and of the end of a text in which it is looked for
 _LATEX_DELIMITERS = ("$", r"\(", r"\[", r"\boxed", r"\begin")
 
 
@@ -180,20 +189,26 @@ def _same_expression(text: str, expected: Any, strict: bool = False) -> bool:
         return True
     if is_huge(said) and not is_huge(wanted):
         return False
-    return any(verify(gold, one, timeout_seconds=None) for one in readings(text))
+    return any(verify(gold, one, timeout_seconds=None) for one in readings(text, number_of(wanted) is not None))
 
 
-def readings(text: str) -> Iterator[list[Any]]:
+def readings(text: str, numbers: bool = True) -> Iterator[list[Any]]:
     """The final expression of a text, as math-verify parses it, in each way to read it.
 
     A box or a tag may hold a formula, or words with one among them. Else it is the expression that math-verify finds,
-    and if it finds none, the one that quotes or brackets hide.
+    and if it finds none, the one that quotes or brackets hide. numbers: read them as `number_match` does.
     """
     if (found := final_answer(text)) is not None:
-        yield from filter(None, map(parsed, dict.fromkeys([f"\\boxed{{{found}}}", f"${normalised(found)}$", found])))
+        if len(found) > _LONGEST:
+            return
+        usual = with_usual_numbers(found) if numbers else found
+        yield from filter(
+            None, map(parsed, dict.fromkeys([f"\\boxed{{{usual}}}", f"${normalised(usual)}$", usual, found]))
+        )
         return
-    said = _after_thoughts(text)
-    if one := parsed(said) or parsed(_QUOTES.sub(" ", normalised(said))):
+    said = _end_of(_after_thoughts(text))
+    usual = with_usual_numbers(said) if numbers else said
+    if one := parsed(usual) or parsed(_QUOTES.sub(" ", normalised(said))):
         yield one
 
 
@@ -205,6 +220,15 @@ def parsed(text: str) -> list[Any]:
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).addFilter(_is_not_about_timeouts)
     return list(parse(text, parsing_timeout=None))
+
+
+def _end_of(text: str) -> str:
+    """The last characters of a long text, from the beginning of a line or sentence on, so that no formula is cut."""
+    if len(text) <= _LONGEST:
+        return text
+    end = text[-_LONGEST:]
+    places = [place + 1 for sign in ("\n", ". ") if 0 <= (place := end.find(sign)) < _LONGEST // 2]
+    return end[min(places) :] if places else end
 
 
 def _after_thoughts(text: str) -> str:
@@ -251,8 +275,9 @@ def tagged_match(completions: Sequence[Any], answer: Sequence[Any], **_: Any) ->
 
 def last_tagged(text: str) -> str | None:
     """The text in the last `<answer>...</answer>`; None where there is none."""
-    found = _ANSWER_TAGS.findall(text)
-    return found[-1] if found else None
+    end = text.rfind("</answer>")  # and no regular expression, which takes the square of the number of tags
+    begin = text.rfind("<answer>", 0, max(end, 0))
+    return text[begin + len("<answer>") : end] if begin >= 0 else None
 
 
 @functools.cache  # building a task can be slow, e.g. if it reads word lists

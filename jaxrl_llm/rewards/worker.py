@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import error_line
 from jaxrl_llm.rewards import loading
-from jaxrl_llm.rewards.calling import Given, Lost, call_each, call_whole, parameters, wants_texts
+from jaxrl_llm.rewards.calling import Given, Lost, call_each, call_whole, parameters, reads_environments, wants_texts
 from jaxrl_llm.rewards.entries import provided
 
 _LENGTH = struct.Struct(">Q")
@@ -44,7 +44,8 @@ class Ready(NamedTuple):
     provides: tuple[str, ...] = ()  # see `entries.provided`
     per_sample: bool = False  # attributes of the function, see `limits`
     own_limits: bool = False
-    wants_texts: bool = False  # see `calling.wants_texts`
+    wants_texts: bool = False  # see `calling.wants_texts`, and `reads_environments`
+    reads_environments: bool = False
     warms_up: bool = False  # whether WARM follows
 
 
@@ -96,15 +97,17 @@ def _serve(channel: socket.socket) -> None:
         return
     name = str(getattr(function, "__name__", type(function).__name__))
     each, own = (bool(getattr(function, flag, False)) for flag in ("per_sample", "own_limits"))
-    send(
-        channel, Ready(name, takes, loaded.digest, gives, each, own, wants_texts(function), loaded.warm_up is not None)
-    )
+    send(channel, Ready(name, takes, loaded.digest, gives, each, own, *_seen(function), loaded.warm_up is not None))
     if loaded.warm_up is not None:
         with contextlib.suppress(Exception):  # the first call will report the problem
             loaded.warm_up()
         send(channel, WARM)
     while True:
         _answer(channel, loaded.function, receive(channel))
+
+
+def _seen(function: Callable[..., Any]) -> tuple[bool, bool]:
+    return wants_texts(function), reads_environments(function)
 
 
 def _answer(channel: socket.socket, function: Callable[..., Any], asked: Asked) -> None:

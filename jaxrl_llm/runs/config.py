@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxrl_llm.by_value import ByValue, by_value
+from jaxrl_llm.by_value import by_value, by_values
 from jaxrl_llm.data.rendering import PromptFormat
 from jaxrl_llm.errors import InputError, gather, require, shown
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig, check_optimizer
@@ -296,11 +296,7 @@ class TrainConfig:
         if isinstance(self.template_options, Mapping):
             object.__setattr__(self, "template_options", json.dumps(self.template_options))
         for name in ("rewards", "tools"):
-            given: Any = getattr(self, name)
-            listed = given if isinstance(given, list | tuple) else [given]
-            named = [by_value(one, f"{name[:-1]}_{number}") for number, one in enumerate(listed, start=1)]
-            if any(isinstance(one, ByValue) for one in named):
-                object.__setattr__(self, name, tuple(named))
+            object.__setattr__(self, name, by_values(getattr(self, name), name.removesuffix("s")))
         object.__setattr__(self, "environment", by_value(self.environment, "environment"))
         usual = self.rewards is TrainConfig.rewards
         wrong = coerce_fields(self)

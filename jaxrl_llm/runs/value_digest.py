@@ -54,7 +54,10 @@ class _Description:
         if id(value) in self._around:
             return f"value {self._around.index(id(value))}"
         self._around.append(id(value))
-        text = _digest(self._inside(value))
+        try:
+            text = _digest(self._inside(value))
+        except Exception:  # whatever objects raise that a function happens to refer to: they count by their class
+            text = _digest(f"{type(value).__module__}.{type(value).__qualname__}")
         self._around.pop()
         self._known[id(value)] = value, text
         return text
@@ -81,8 +84,15 @@ class _Description:
         if isinstance(value, list | tuple):
             return f"{kind} {self._all(*value)}"
         if hasattr(value, "__array__") and hasattr(value, "dtype"):
+            if "key<" in str(value.dtype):  # of JAX, which NumPy does not have
+                import jax
+
+                value = jax.random.key_data(value)
             array = np.asarray(value)
-            return f"array {array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}"
+            if array.dtype.hasobject:
+                return f"array {self._all(array.shape, array.tolist())}"
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            return f"array {array.dtype} {array.shape} {hashlib.sha256(data.data).hexdigest()}"
         if dataclasses.is_dataclass(value):
             return f"{kind} {self._all(*(getattr(value, field.name) for field in dataclasses.fields(value)))}"
         if hasattr(value, "__wrapped__"):  # such as a function that jax.jit gave

@@ -95,6 +95,8 @@ def test_what_a_program_does_beside_its_functions_does_not_matter() -> None:
     ends = "if __name__ == '__main__':\n    print(input())\nraise SystemExit\n"
     calls = [case_of("assert add(1, 2) == 3"), case_of("assert 3 == add(1, 2)"), case_of("assert add(0, 0) is None")]
     assert passed("from __future__ import annotations\n" + prints + ADD + ends, calls) == [1.0, 1.0, 0.0]
+    many = [case_of({"call": "[*range(add(20_000, 0))]", "value": list(range(20_000))})]
+    assert passed(ADD, many) == [1.0]
     large = [case_of({"call": f"len(add({'1' * 200_000!r}, ''))", "value": 200_000})]
     assert passed(ADD, large) == [1.0], "more than a command line holds"
     assert passed(ADD, [case_of("assert Counter(add('a', 'ab')) == Counter({'a': 2, 'b': 1})")]) == [1.0]
@@ -177,6 +179,7 @@ G = "def f(x):\n    return x + 2  # wrong, and longer than the other one\n"
         F,
         f"Here is the function.\n\n{F}\nIt adds one to x.",
         f"<answer>\n{F}</answer>",
+        f"Indented:\n\n    {F.strip().replace(chr(10), chr(10) + '    ')}\n\nThat is all.",
         f'```python\n{F[:9]}\n    """Adds one.\n\n    ```\n    f(1)\n    ```\n    """\n{F[10:]}```',
     ],
 )

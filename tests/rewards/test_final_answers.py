@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import time
 from fractions import Fraction
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards import final_answers, verifiers
 from jaxrl_llm.rewards.answers import expression, number
+from jaxrl_llm.rewards.code_blocks import code_in
 from jaxrl_llm.rewards.final_answers import answer_text, final_answer, is_huge, last_number, number_of
 
 NUMBERS = {
@@ -179,6 +181,16 @@ MATH = [
 ]
 
 
+@pytest.mark.parametrize("form", ["The answer is {}.", "It is {}", "{}", "**Answer:** {}\n", "\\boxed{{{}}}"])
+def test_math_verify_reads_numbers_as_people_write_them(form: str) -> None:
+    pytest.importorskip("math_verify")
+    texts = [form.format(text) for text in NUMBERS]
+    found = verifiers.math_verify(texts, answer=list(NUMBERS.values()))
+    assert [text for text, one in zip(texts, found, strict=True) if one != 1.0] == []
+    others = verifiers.math_verify(texts, answer=[str(Fraction(value) + 1) for value in NUMBERS.values()])
+    assert [text for text, one in zip(texts, others, strict=True) if one != 0.0] == []
+
+
 @pytest.mark.parametrize(("text", "answer"), MATH)
 def test_math_verify_reads_final_answers(text: str, answer: str) -> None:
     pytest.importorskip("math_verify")
@@ -237,5 +249,50 @@ def test_huge_numbers_are_known_without_computing_them() -> None:
     assert [is_huge(text) for text in small] == [False] * len(small)
 
 
+ENDLESS = [
+    "<answer>",
+    "\\boxed{",
+    "\\boxed{1} and ",
+    "{",
+    "1 ",
+    "1 000 ",
+    "1/",
+    "10^",
+    "-",
+    "(",
+    "`",
+    "\\frac{",
+    "$",
+    "a",
+]
+
+
+@pytest.mark.parametrize("part", ENDLESS)
+def test_what_a_policy_repeats_takes_no_time(part: str) -> None:
+    """Expressions that search for pairs easily take the square of the length."""
+    pytest.importorskip("math_verify")
+    start = time.monotonic()
+    text = part * (100_000 // len(part))
+    for read in (
+        final_answer,
+        last_number,
+        is_huge,
+        number_of,
+        final_answers.with_usual_numbers,
+        verifiers.last_tagged,
+    ):
+        read(text)
+    assert verifiers.math_verify([text], answer=["42"]) == [0.0]
+    assert code_in(text) is not None
+    assert time.monotonic() - start < 5
+
+
+def test_long_texts_end_with_their_answer() -> None:
+    pytest.importorskip("math_verify")
+    line = "We find $x_1 = 3$ and go on with $x_2$. "
+    for text in (line * 200 + "The answer is $42$.", (line * 3 + "\n") * 70 + "It is 42."):
+        assert verifiers.math_verify([text], answer=["42"]) == [1.0]
+
+
 def test_examples_in_docstrings() -> None:
-    assert doctest.testmod(final_answers) == (0, 4)
+    assert doctest.testmod(final_answers) == (0, 5)

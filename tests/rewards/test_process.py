@@ -362,6 +362,22 @@ def test_closing_ends_a_busy_process_and_its_children(
     assert eventually(lambda: not any(map(is_alive, pids)))
 
 
+def test_closing_ends_the_samples_that_are_left_too(source: Path) -> None:
+    reward = replace(get_reward(f"{source}:reward"), time_limit=600.0)
+    found: list[Any] = []
+    columns = {"what": ["regex"] * 5}
+    thread = threading.Thread(target=lambda: found.append(score([reward], ["a"] * 5, columns)))
+    thread.start()
+    time.sleep(0.5)
+    start = time.monotonic()
+    close_rewards([reward])
+    thread.join(60)
+    assert time.monotonic() - start < 5
+    assert found[0].failures == {"reward": 5}
+    assert isinstance(reward.function, ProcessFunction)
+    assert reward.function._worker is None
+
+
 def test_a_time_limit_ends_the_children_too(source: Path, tmp_path: Path) -> None:
     reward = replace(get_reward(f"{source}:orphan"), time_limit=1.0)
     assert score([reward], ["a"], {"path": [str(tmp_path / "pids")]}).failures == {"orphan": 1}

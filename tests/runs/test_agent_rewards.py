@@ -37,6 +37,10 @@ def coins(environments, **kwargs):
     return [float(environment.coins) for environment in environments]
 
 
+def looked_up(completions, **kwargs):
+    return [float(environment.coins) for environment in kwargs["environments"]]
+
+
 def told(completions, **kwargs):
     """What the last result of a tool says the environment has."""
     return [float(completion[-1]["content"].split()[0]) for completion in completions]
@@ -55,6 +59,9 @@ def state(completions, trainer_state=None, log_metric=None, log_extra=None, **kw
 '''
 
 
+NAMES = ("talk", "coins", "told", "said", "looked_up")
+
+
 def of(folder: Path, *names: str) -> tuple[str, ...]:
     (folder / "agent_rewards.py").write_text(REWARDS)
     return tuple(f"{folder / 'agent_rewards.py'}:{name}" for name in names)
@@ -64,14 +71,14 @@ def test_rewards_of_agents_see_the_conversation(
     tmp_path: Path, calling: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = config_of(
-        tmp_path, "Purse", steps=2, episode_tokens=90, rewards=of(tmp_path, "talk", "coins", "told", "said"),
+        tmp_path, "Purse", steps=2, episode_tokens=90, rewards=of(tmp_path, *NAMES),
     )  # fmt: skip
     summary = runs.train(config)
     lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
     for step, line in enumerate(lines):
-        assert [line[f"rewards/{name}/failed"] for name in ("talk", "coins", "told", "said")] == [0.0] * 4
+        assert [line[f"rewards/{name}/failed"] for name in NAMES] == [0.0] * 5
         assert line["rewards/talk"] == pytest.approx(line["rollout/calls"])
-        assert line["rewards/coins"] == line["rewards/told"] > 0
+        assert line["rewards/coins"] == line["rewards/told"] == line["rewards/looked_up"] > 0
         assert line["logged/step"] == step
         assert line["logged/reward/mean"] == 7.0
         assert line["reward/mean"] != 7.0

@@ -95,3 +95,21 @@ def test_cycles_end_and_shared_parts_do_not_count() -> None:
 def test_values_of_other_kinds_or_numbers_differ(one: Any, other: Any) -> None:
     assert value_digest(one) != value_digest(other)
     assert value_digest(one) == value_digest(one)
+
+
+def test_classes_count_by_their_members_and_keys_by_their_numbers() -> None:
+    def digest_of(source: str) -> str:
+        space: dict[str, Any] = {"__name__": "__main__"}
+        exec(compile(f"import jax, numpy\n{source}", "<cell>", "exec"), space)
+        return value_digest(space["value"])
+
+    known = "class A:\n    n = {n}\n    def f(self): return {f}\nvalue = A{end}"
+    a = [digest_of(known.format(n=n, f=f, end=end)) for n in (1, 2) for f in (1, 2) for end in ("", "()")]
+    assert len({*a}) == 8
+    assert a[0] == digest_of(known.format(n=1, f=1, end=""))
+    kept = "key = jax.random.key({n})\ndef value(): return key"
+    assert digest_of(kept.format(n=1)) == digest_of(kept.format(n=1)) != digest_of(kept.format(n=2))
+    objects = "table = numpy.array([{n}, 'a'], object)\ndef value(): return table"
+    assert digest_of(objects.format(n=1)) == digest_of(objects.format(n=1)) != digest_of(objects.format(n=2))
+    odd = "class Odd:\n    def __getattr__(self, name): raise RuntimeError\nodd = Odd()\ndef value(): return odd"
+    assert digest_of(odd) == digest_of(odd)

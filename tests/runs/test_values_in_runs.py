@@ -66,6 +66,9 @@ def test_functions_are_rewards_of_a_configuration() -> None:
     ]  # fmt: skip
     assert "cannot be sent to a process (TypeError: cannot pickle '_thread.lock' object)" in notes[2]
     assert all("\n" not in note for note in notes)
+    twice = TrainConfig(rewards=[near, near], tools=[Judge(), Judge()])  # type: ignore[list-item]
+    assert twice.rewards == ("python:near", "python:near_2")
+    assert twice.tools == ("python:Judge", "python:Judge_2")
     assert made_of(rewards=near)[1] == {"near": [11.0, 13.0]}, "one alone"
 
 
