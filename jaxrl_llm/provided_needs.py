@@ -232,6 +232,7 @@ PROVIDED = (
             provider=f"--rewards {name}",
         )
         for name, meaning in {
+            "one_answer": "how nearly the completion has one answer between tags",
             "gui_action": "1 where the action on the screen is the expected one",
             "gui_format": "1 where the answer is a list of well-formed actions",
             "box_overlap": "mean overlap of the answer's boxes with the expected ones",

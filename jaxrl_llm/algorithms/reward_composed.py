@@ -171,7 +171,8 @@ def srpo_self_referential(
     `rounds` rounds, and left out. average: see `average_by_name`.
 
     The paper trains robots' policies, whose trajectories are videos in the latent space of a world model. Here they are
-    texts: `--rewards 'distances(number_match)'` measures info["distance"] on counts of words. Another encoder is a
+    texts: `--rewards 'distances(number_match)'` measures info["distance"] on counts of words; with another `success`
+    than 0.5 write it there too, 'distances(number_match, 0.8)'. Another encoder is a
     reward function that returns the entry "distance".
 
     Defaults. Code: most, slope, least_rate, most_rate, clip_low, clip_high. Ours: success, rounds, average.
@@ -211,7 +212,7 @@ def subpo(average: AverageName = "sum") -> Algorithm:
 
 
 def ui_r1(
-    right: float = 1.0,
+    right: float = 3.0,
     slope: float = -0.5,
     offset: float = 0.5,
     clip_low: float = 0.2,
@@ -228,10 +229,11 @@ def ui_r1(
 
     so that easy prompts get short answers. A = (R - mean_g)/std_g, with clip_low, clip_high and the k3 penalty
     kl_coefficient. The rewards r themselves are the run's: the paper's are `--rewards answer_tags gui_kind gui_click`
-    (tags, the kind of the action, a click inside the box) of 0 or 1 each, and right is their sum, 3. Screenshots are
-    out of scope: a prompt describes the screen. The length term suits any task.
+    (tags, the kind of the action, a click inside the box) of 0 or 1 each, and right is their sum, 3. A run takes
+    the sum of the weights of its rewards for `right`, so that the length term suits any task. Screenshots are out of
+    scope: a prompt describes the screen.
 
-    Defaults. Code: slope, offset. Ours: right, clip_low, clip_high, kl_coefficient.
+    Defaults. Code: right, slope, offset. Ours: clip_low, clip_high, kl_coefficient.
     """
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean())
     objective = regularised(objective, sequence_mean(), kl_coefficient=kl_coefficient)

@@ -60,7 +60,9 @@ def otr(penalty: float = -0.1, temperature: float = 1.3, column: str = "answer")
     beta only scales it; above, beta lowers wrong tokens, and so sharpens the policy: on texts that the model would
     hardly write, more than the labels teach it, and 0 is better. The paper's constants are not verified.
 
-    Defaults. Paper: penalty, temperature. Ours: column.
+    The numbers are from memory of the paper.
+
+    Defaults. Ours: penalty, temperature, column.
     """
     check_number("penalty", penalty, most=0)
     need = f"heated_logp:{static_number('temperature', temperature):g}"

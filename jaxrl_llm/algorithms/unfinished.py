@@ -23,6 +23,12 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
     "capo_curvature": {
         "adam": ("the step model of Adam; a plain gradient step is used", "the optimiser's moments in the loss"),
     },
+    "ppo_max": {
+        "reward_model": (
+            "a critic that starts from a reward model; it starts from the policy instead, see --critic-steps",
+            "a reward model with a value head",
+        ),
+    },
     "decoupled_ppo": {
         "asynchronous": (
             "sampling beside training, with a bound on staleness and new weights in the middle of a completion",
@@ -70,7 +76,11 @@ NEEDED: dict[str, dict[str, str]] = {
     },
     "g_ra": {"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
     "gigpo": {"state_key": "turns that begin in the same state", "turns": "episodes of several turns"},
-    "grpo_roc": {"calls": "calls of tools", "failed_calls": "calls that gave an error"},
+    "grpo_roc": {
+        "calls": "calls of tools",
+        "failed_calls": "calls that gave an error",
+        "one_answer": "the form of the answer, half of the penalty, with the weight 0: 'one_answer*0'",
+    },
     "grpo_tcr": {"first_turn": "how many turns came before", "turns": "turns with calls of tools"},
     "gui_r1": {
         "gui_action": "whether the action is the expected one",
@@ -123,9 +133,6 @@ NEEDED: dict[str, dict[str, str]] = {
 BESIDES: dict[str, dict[str, tuple[str, str]]] = {
     "degrpo": {
         "control": ("a first model that knows both control tokens", "supervised training on answers of both modes"),
-    },
-    "ppo_max": {
-        "reward_model": ("a critic that starts from a reward model", "a reward model with a value head"),
     },
 }  # fmt: skip
 
