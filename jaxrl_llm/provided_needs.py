@@ -137,6 +137,11 @@ PROVIDED = (
         provider="--environment MODULE:NAME, or a --rollout that returns rollouts.programs.conversation(ENVIRONMENT)",
     ),
     Need(
+        "fresh_prompts", "info['fresh_prompts']", "[N]", "1 where the row is a turn after a whole prompt of its own",
+        StandIn("each row is", lambda random, logp: np.ones(logp.shape[0])),
+        provider="a --rollout that returns rollouts.agents.agent(ENVIRONMENT, fresh=True)",
+    ),
+    Need(
         "turn_rewards", "batch.turn_rewards", "[N, K]", "the environment's reward of each turn, beside the score",
         StandIn("the score comes with the last turn", turn_rewards),
         provider="--environment MODULE:NAME",

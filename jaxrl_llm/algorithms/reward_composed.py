@@ -9,6 +9,7 @@ from jaxrl_llm.advantages.gains import gains_to_come
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.actor_critic import ppo
 from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
+from jaxrl_llm.algorithms.run_settings import rewards_up_to, run_settings
 from jaxrl_llm.choices import AverageName
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
@@ -211,6 +212,11 @@ def subpo(average: AverageName = "sum") -> Algorithm:
     return Algorithm(gains_to_come(), objective)
 
 
+@run_settings(
+    rewards_up_to(
+        "right", "answer_tags", "gui_kind", "gui_click", why="rewards that add up to `right` in a right answer"
+    )
+)
 def ui_r1(
     right: float = 3.0,
     slope: float = -0.5,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.demonstrations import demonstrated_rows
 from jaxrl_llm.advantages.returns import at_last_action, sequence_values
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.algorithms.run_settings import more_samples_than, run_settings
 from jaxrl_llm.algorithms.tempered import static_number
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.expressions import part
@@ -94,6 +95,7 @@ def chosen_by_critic(keep: float, temperature: float) -> Callable[[jax.Array, Tr
     return choose
 
 
+@run_settings(more_samples_than("keep", "more samples of a prompt than the best ones that it keeps"))
 def pa_rl(keep: int = 10, temperature: float = 1.0, value_coefficient: float = 1.0) -> Algorithm:
     """Policy-Agnostic RL (PA-RL, arXiv 2412.06685, 2024), its form for language.
 

@@ -227,7 +227,7 @@ def eapo_iterresearch(
 
     Defaults. Ours: gamma, epsilon, clip_low, clip_high.
     """
-    rounds = rescore(discounted_by_round(gamma), {"episode", "first_turn"})
+    rounds = rescore(discounted_by_round(gamma), {"episode", "first_turn", "fresh_prompts"})
     return Algorithm(
         chain(rounds, group_relative(epsilon=epsilon, over="rows")),
         policy_gradient(sequence_ratio(), clip(clip_low, clip_high), sequence_mean()),

@@ -49,6 +49,7 @@ NEEDED: dict[str, dict[str, str]] = {
     "dart_gui": {
         "episode": "steps of one episode as rows",
         "first_turn": "the order of the steps",
+        "fresh_prompts": "a prompt of its own for each step; whole conversations are one row",
         "state_key": "how many steps there are",
         "turns": "episodes of several steps",
     },
@@ -65,6 +66,7 @@ NEEDED: dict[str, dict[str, str]] = {
     "eapo_iterresearch": {
         "episode": "rounds of one episode as rows",
         "first_turn": "the order of the rounds",
+        "fresh_prompts": "a prompt of its own for each round; on whole conversations the method is GSPO",
     },
     "epo": {"turns": "episodes of several turns"},
     "ettrl": {"answer_key": "votes of answers; without it whole completions vote"},
@@ -72,6 +74,7 @@ NEEDED: dict[str, dict[str, str]] = {
     "flow_grpo": {
         "episode": "turns of one episode as rows",
         "first_turn": "the order of the turns",
+        "fresh_prompts": "a prompt of its own, with the memory, for each turn; whole conversations are one row",
         "turns": "episodes of several turns",
     },
     "g_ra": {"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},

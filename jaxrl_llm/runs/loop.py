@@ -38,6 +38,7 @@ from jaxrl_llm.runs.learning import learn, scalars
 from jaxrl_llm.runs.lock import locked
 from jaxrl_llm.runs.memory_error import arrays_of, explained
 from jaxrl_llm.runs.method import check_provided, named
+from jaxrl_llm.runs.method_settings import fitted
 from jaxrl_llm.runs.metrics import (
     accuracy_line,
     closing_summary,
@@ -97,7 +98,7 @@ def train(
     """
     if source is not None and curriculum is not None:
         raise InputError("a source chooses its prompts itself: give either a source or a curriculum, not both")
-    config = named(config, algorithm)
+    config = fitted(named(config, algorithm))
     check_named(config.algorithm, algorithm is not None)
     if inputs is None:
         with read_inputs(config, resume=resume) as inputs:

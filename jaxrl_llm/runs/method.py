@@ -28,10 +28,11 @@ from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.graded import MODES
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.method_settings import check_settings, hyperparameters_of
 from jaxrl_llm.runs.reference import check_reference
 from jaxrl_llm.runs.rollout import check_rollout, rollout_of
 from jaxrl_llm.runs.value_digest import value_digest
-from jaxrl_llm.signatures import PYTHON, hyperparameters, is_in_file
+from jaxrl_llm.signatures import PYTHON, is_in_file
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, chain
 
@@ -167,13 +168,6 @@ def provided_by(config: TrainConfig, algorithm: Algorithm) -> set[str]:
     return {*provided_by_rewards(config.rewards), *rollout_of(config, algorithm).provides, *of_replay}
 
 
-def hyperparameters_of(config: TrainConfig) -> dict[str, Any]:
-    """The hyper-parameters of a method of the catalogue, where names have one meaning: defaults too. Else none."""
-    if config.algorithm not in CATALOGUE:
-        return {}
-    return {one.name: one.default for one in hyperparameters(config.algorithm)} | config.hyperparameters
-
-
 def check_groups(config: TrainConfig, algorithm: Algorithm) -> None:
     """InputError if a method compares the samples of a prompt but group_size is 1, so that it would learn nothing.
 
@@ -258,6 +252,7 @@ def check_method(
         lambda: check_rows(rows, config.minibatches, config.micro_batches, row_shards(mesh)),
         lambda: check_groups(config, algorithm),
         lambda: check_critic(config, algorithm),
+        lambda: check_settings(config),
         lambda: check_reference(config, algorithm),
         check_experience,
     )

@@ -80,7 +80,7 @@ def test_distances_have_the_success_of_their_method() -> None:
     for spec, known in {"distances(number_match)": True, "distances(number_match, 1)": False}.items():
         found = load(spec).function(completions, **given)
         assert (found["distance"][1] is not None) is known
-    with pytest.raises(InputError, match="no score above which"):
+    with pytest.raises(InputError, match="no number above which"):
         load("distances(number_match, high)")
 
 
