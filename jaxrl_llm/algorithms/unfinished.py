@@ -1,6 +1,7 @@
 """Methods with parts that are not implemented yet, or that only some runs provide: what is missing, and the provider.
 
-Without these parts a method is a simpler one than its name says. `jaxrl train` therefore refuses it unless the run
+Without these parts a method is a simpler one than its name says; see `omissions` for the rule, and for parts that
+papers have beside. `jaxrl train` therefore refuses it unless the run
 excludes each part by name: --algorithm.without PART, several separated by commas. The tables must be literals, because
 `jaxrl_llm.signatures` reads them from the source.
 """
@@ -22,6 +23,40 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
     },
     "capo_curvature": {
         "adam": ("the step model of Adam; a plain gradient step is used", "the optimiser's moments in the loss"),
+    },
+    "c_morl": {
+        "front": (
+            "the first policies of the front and the choice of those to extend; a run extends one",
+            "runs that share a front",
+        ),
+    },
+    "dart_gui": {
+        "adaptive": (
+            "fewer samples and steps for tasks that the policy solves, in separate services", "an asynchronous loop",
+        ),
+    },
+    "dots_rr": {
+        "predictor": (
+            "a language model's embeddings and networks trained before the run; words are counted "
+            "instead, and 7 numbers fitted",
+            "a model of difficulties",
+        ),
+    },
+    "dyna_grpo": {
+        "simulation": (
+            "the first stage (ReSim), supervised training on simulated futures in the thoughts",
+            "searches in the environment whose texts are trained on",
+        ),
+    },
+    "rapo_reward_aware": {
+        "step_rewards": ("the second stage's reward for single calls of tools", "a judge of calls"),
+    },
+    "v0_value": {
+        "value_model": (
+            "a pretrained model of values that reads other prompts' results; these are averaged over prompts with "
+            "alike words",
+            "a value model of prompts",
+        ),
     },
     "ppo_max": {
         "reward_model": (
@@ -131,13 +166,6 @@ NEEDED: dict[str, dict[str, str]] = {
     },
     "verpo": {"tests": "results of single tests of code; without it components of the reward are the tests"},
 }
-
-# Parts of papers that are not part of the method itself; runs may omit them.
-BESIDES: dict[str, dict[str, tuple[str, str]]] = {
-    "degrpo": {
-        "control": ("a first model that knows both control tokens", "supervised training on answers of both modes"),
-    },
-}  # fmt: skip
 
 
 def missing(method: str) -> dict[str, tuple[str, str]]:

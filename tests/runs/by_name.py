@@ -15,7 +15,7 @@ import numpy as np
 import tiny_runs as runs
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.unfinished import missing
+from jaxrl_llm.algorithms.unfinished import UNFINISHED, missing
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.runs import loop, setup
@@ -66,7 +66,7 @@ def experience_methods() -> list[str]:
         return any(part is not None for part in (one.rollout, one.prompts, one.replay, one.reference))
 
     names = [name for name in algorithms.names() if name in OF_REWARDS or of_experience(algorithms.get(name))]
-    return [name for name in names if name in OF_REWARDS or not missing(name)]
+    return [name for name in names if name in OF_REWARDS or not set(missing(name)) - set(UNFINISHED.get(name, {}))]
 
 
 HINTS = ("rollout/guided", "rollout/unhinted")
@@ -191,7 +191,7 @@ def config_of(folder: Path, name: str) -> TrainConfig:
     settings["rewards"] = tuple(one.replace("FOLDER", str(folder)) for one in settings["rewards"])
     return TrainConfig(
         model=MODEL, output=str(folder / "run"), prompts=str(folder / "rows.jsonl"), algorithm=name,
-        hyperparameters=case.options, **settings,
+        hyperparameters=runs.going_without_parts(name, case.options), **settings,
     )  # fmt: skip
 
 
