@@ -40,10 +40,12 @@ def plan_command(arguments: list[str]) -> int:
     _prepare(topology)
     from jaxrl_llm.distributed.chips import topology_of  # here: importing JAX takes seconds, and reads what was set
     from jaxrl_llm.runs import default_mesh, plan_table
+    from jaxrl_llm.runs.method_settings import fitted
     from jaxrl_llm.runs.plan_search import search
     from jaxrl_llm.runs.plan_shapes import shapes_of, sharding_table
 
     devices = topology_of(topology, int(slices or 1))
+    config = fitted(config)
     asked, config = config, default_mesh.planned(config, devices)
     chosen = ["--mesh", config.mesh] if config.mesh != asked.mesh else []
     chosen += ["--sampling-mesh", config.sampling_mesh] if config.sampling_mesh != asked.sampling_mesh else []

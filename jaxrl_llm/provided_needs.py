@@ -137,6 +137,11 @@ PROVIDED = (
         provider="--environment MODULE:NAME, or a --rollout that returns rollouts.programs.conversation(ENVIRONMENT)",
     ),
     Need(
+        "fresh_prompts", "info['fresh_prompts']", "[N]", "1 where the row is a turn after a whole prompt of its own",
+        StandIn("each row is", lambda random, logp: np.ones(logp.shape[0])),
+        provider="a --rollout that returns rollouts.agents.agent(ENVIRONMENT, fresh=True)",
+    ),
+    Need(
         "turn_rewards", "batch.turn_rewards", "[N, K]", "the environment's reward of each turn, beside the score",
         StandIn("the score comes with the last turn", turn_rewards),
         provider="--environment MODULE:NAME",
@@ -232,6 +237,7 @@ PROVIDED = (
             provider=f"--rewards {name}",
         )
         for name, meaning in {
+            "one_answer": "how nearly the completion has one answer between tags",
             "gui_action": "1 where the action on the screen is the expected one",
             "gui_format": "1 where the answer is a list of well-formed actions",
             "box_overlap": "mean overlap of the answer's boxes with the expected ones",

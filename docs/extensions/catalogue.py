@@ -13,9 +13,10 @@ from extensions.docstrings import escaped, restructured
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.composition import composition
 from jaxrl_llm.algorithms.describe import START, by_stage, method_card, origins, parameters
+from jaxrl_llm.algorithms.omissions import BESIDES
 from jaxrl_llm.algorithms.presets import presets_of
 from jaxrl_llm.algorithms.proofs import proof
-from jaxrl_llm.algorithms.unfinished import BESIDES, missing
+from jaxrl_llm.algorithms.unfinished import missing
 from jaxrl_llm.needs import need_of
 
 API = {

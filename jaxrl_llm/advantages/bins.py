@@ -35,7 +35,10 @@ def bin_of(accuracy: jax.Array, old: jax.Array, count: int, hysteresis: jax.Arra
         return jnp.clip(jnp.floor(count * x + 1e-6), 0, count - 1).astype(jnp.int32)
 
     target = at(accuracy)
-    up, down = jnp.maximum(old, at(accuracy - hysteresis)), jnp.minimum(old, at(accuracy + hysteresis))
+    # An upper edge belongs to the bin below it here, unlike in `at`.
+    below = jnp.ceil(count * (accuracy + hysteresis) - 1e-6) - 1
+    lower = jnp.maximum(target, jnp.clip(below, 0, count - 1).astype(jnp.int32))
+    up, down = jnp.maximum(old, at(accuracy - hysteresis)), jnp.minimum(old, lower)
     return jnp.where(target > old, up, jnp.where(target < old, down, old))
 
 

@@ -46,9 +46,9 @@ def between_turns(gamma: float) -> PerRow:
 
 
 @part
-def needs_turns() -> Transform:
-    """Need episodes of several turns; the batch stays as it is."""
-    return stateless(lambda batch: batch, TURNS)
+def needs_turns(fresh: bool = False) -> Transform:
+    """Need episodes of several turns; the batch stays as it is. fresh: each turn is a row with a prompt of its own."""
+    return stateless(lambda batch: batch, TURNS | ({"fresh_prompts"} if fresh else set()))
 
 
 @part

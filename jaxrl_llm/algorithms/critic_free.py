@@ -8,6 +8,7 @@ from jaxrl_llm.advantages.group import drop_small_advantages, group_relative
 from jaxrl_llm.advantages.returns import discounted_returns, whiten_advantages
 from jaxrl_llm.advantages.trackers import tracked_baseline
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.algorithms.run_settings import epochs_at_least, one_sample, run_settings
 from jaxrl_llm.algorithms.score_function import with_kl_reward
 from jaxrl_llm.choices import Scale, Span
 from jaxrl_llm.errors import require_choice
@@ -67,6 +68,7 @@ def reinforce_plus_plus_baseline(
     return Algorithm(chain(group_relative("none"), whiten_advantages(over, epsilon=epsilon)), objective)
 
 
+@run_settings(epochs_at_least(2, "two passes over a batch, without which it is RLOO"))
 def loop(
     clip_range: float = 0.1,
     bounds: Literal["paper", "reciprocal"] = "paper",
@@ -95,6 +97,7 @@ def loop(
     return Algorithm(chain(credit, drop_small_advantages(least_advantage)), objective)
 
 
+@run_settings(one_sample("one response to each prompt, whose baseline is the prompt's own history"))
 def spo_single_stream(
     half_life: float = 0.06,
     least_kept: float = 0.875,

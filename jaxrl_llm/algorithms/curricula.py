@@ -11,6 +11,7 @@ from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import dapo, grpo
 from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.references import periodic_reset
 from jaxrl_llm.rollouts.curricula import choose_prompts
 from jaxrl_llm.rollouts.curricula_arms import samples_by_bin
 from jaxrl_llm.rollouts.curricula_neighbours import samples_by_neighbours
@@ -141,7 +142,12 @@ def parse_phases(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def brorl(
-    clip_low: float = 0.2, clip_high: float = 0.4, kl_coefficient: float = 1e-4, rounds: int = 10, epsilon: float = 1e-6
+    clip_low: float = 0.2,
+    clip_high: float = 0.4,
+    kl_coefficient: float = 1e-4,
+    reset_every: int = 200,
+    rounds: int = 10,
+    epsilon: float = 1e-6,
 ) -> Algorithm:
     """BroRL: Scaling Reinforcement Learning via Broadened Exploration (arXiv 2510.01180, 2025).
 
@@ -153,22 +159,22 @@ def brorl(
     A2, B2, U_c2 and U_w2 being the sums of p^2 over right and wrong sampled, and right and wrong unsampled answers.
     Only the last term can lower Q, and it vanishes as N grows. The loss is DAPO's, with clip_low < clip_high, groups
     without signal replaced for up to `rounds` batches, A = (r - mean_g) / (std_g + epsilon), and kl_coefficient
-    times k3.
+    times k3 to a reference that becomes the policy after every reset_every updates.
 
     Micro-batches may be smaller than a group, so that the memory of an update does not grow with it. The paper goes on
-    from a model that longer training with few samples improves no more, and replaces the reference policy from time to
-    time: start a new run from the last checkpoint. It scales the learning rate with the root of the batch.
+    from a model that longer training with few samples improves no more. It scales the learning rate with the root of
+    the batch.
 
-    Defaults. Ours: clip_low, clip_high, kl_coefficient, rounds, epsilon.
+    Defaults. Ours: clip_low, clip_high, kl_coefficient, reset_every, rounds, epsilon.
     """
     base = dapo(clip_low, clip_high, rounds=rounds, epsilon=epsilon)
     penalty = kl_coefficient * kl(to="reference", estimator="k3", average=token_mean())
-    return replace(base, objective=base.objective + penalty)
+    return replace(base, objective=base.objective + penalty, reference=periodic_reset(reset_every))
 
 
 def dars(
     rule: Literal["equal", "hard"] = "equal",
-    most_samples: int = 32,
+    most_samples: int | None = None,
     scale: Literal["none", "std"] = "none",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
@@ -181,7 +187,7 @@ def dars(
         rule "equal"  ceil((N/2 - N S) / S) more, up to the peak of N S        (the paper's ET)
         rule "hard"   ceil(((1 - a) N - N S) / S) more, harder ones beyond it  (HW)
 
-    a is 0.5/N if no sample is right, and a prompt has at most most_samples (paper: 32 for "equal", 64 for "hard").
+    a is 0.5/N if no sample is right, and a prompt has at most most_samples (None: 32 for "equal", 64 for "hard").
     scale "std" divides the advantages by the standard deviation, and takes S = 2 sqrt(a (1 - a)) and the peak N. Over
     both stages, A_i = r_i - mean_g, without prompts that are all right or all wrong, in PPO's clipped loss (clip_low,
     clip_high), mean over tokens. DARS-B, the large breadth, is a setting of the run: many prompts_per_step, one
@@ -193,7 +199,7 @@ def dars(
     return Algorithm(
         chain(drop_rows(uniform_groups), group_relative(scale)),
         policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
-        rollout=topped_up(most_samples, rule, scale == "std"),
+        rollout=topped_up(most_samples or (64 if rule == "hard" else 32), rule, scale == "std"),
     )
 
 

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.algorithms import CATALOGUE, FAMILIES, constructor, get, names
 from jaxrl_llm.algorithms.composition import composition
+from jaxrl_llm.algorithms.omissions import BESIDES
 from jaxrl_llm.algorithms.presets import presets_of
 from jaxrl_llm.algorithms.proofs import proof
 from jaxrl_llm.algorithms.ranges import RANGES, TYPE_NAMES, annotation, is_choice
-from jaxrl_llm.algorithms.unfinished import BESIDES, missing
+from jaxrl_llm.algorithms.unfinished import missing
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.needs import need_of
 

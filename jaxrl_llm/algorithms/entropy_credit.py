@@ -101,8 +101,8 @@ def aepo_agentic(
         fork if clip((u + entropy_weight (H_t - H_root)) max(0, 1 - damping l), 0, 1) >= 1 - probability,  u ~ U(0, 1)
 
     `branches` - 1 times after each reply to an observation, until there are k; l counts the rounds before in which the
-    group forked. H is the mean over the first `first_tokens` tokens / log |V| (the code: the sum of parts that the ten
-    most probable tokens have). Missing episodes begin at the question. Rollout: `rollouts.agent_trees`.
+    group forked. H is the sum over the first `first_tokens` tokens / log |V| (the code: of the parts that the ten most
+    probable tokens have). Missing episodes begin at the question. Rollout: `rollouts.agent_trees`.
 
     Defaults. Paper: over, clamp, dual_clip. Code: strength, beta, branches, probability, entropy_weight, damping,
     first_tokens. Ours: clip_low, clip_high, ddof.
@@ -115,7 +115,7 @@ def aepo_agentic(
     return Algorithm(
         chain(needs_turns(), group_relative(), revised(scaled_by_entropy(strength, over, ddof, clamp))),
         objective,
-        rollout=forking_agents(forks, None, branches, first_tokens, beta),
+        rollout=forking_agents(forks, None, branches, first_tokens, beta, summed=True),
     )
 
 

@@ -27,7 +27,7 @@ from jaxrl_llm.objectives.averages import average_by_name, constant, token_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
-from jaxrl_llm.objectives.token_groups import first_action, later_actions, token_groups
+from jaxrl_llm.objectives.token_groups import actions_after, first_actions, token_groups
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.slices import sliced
@@ -242,6 +242,7 @@ def gated_length_bonus(
 
 def degrpo(
     control_weight: float = 0.001,
+    control_tokens: int = 1,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     kl_coefficient: float = 0.001,
@@ -250,20 +251,26 @@ def degrpo(
 ) -> Algorithm:
     """Decoupled GRPO (Thinkless: LLM Learns When to Think, arXiv 2505.13379, 2025).
 
-    The first action, a control token that chooses how to answer, has a separate weight, so that its weight does not
+    The first actions, a control tag that chooses how to answer, have a separate weight, so that its weight does not
     depend on the answer's length. With l = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), A_i = r_i - mean_g
     and alpha = control_weight,
 
         loss = mean_i [alpha l_i0 + 1/T_i sum_{t=1..T_i} l_it] + kl_coefficient mean k3 - entropy_coefficient mean H
 
-    with T_i the actions after the first; the last two means are over all tokens. average "token": the answers' tokens
-    are averaged over the batch instead of by sequence, as in the authors' code. The method requires a policy that was
-    trained on both control tokens, and rewards that prefer short right answers: `--rewards 'by_mode(number_match)'`
-    gives the paper's 1 for <short>, 0.5 for <think>, and -1 for wrong answers and without either.
+    with l_i0 the mean over the control_tokens tokens of the tag: 1 where the tags were added to the tokenizer, in a run
+    as many as the longer of <short> and <think> has in its tokenizer. T_i are the actions after them; the last two
+    means are over all tokens. average "token": the answers' tokens are averaged over the batch instead of by sequence,
+    as in the authors' code. The method requires a policy that was trained on both control tokens, and rewards that
+    prefer short right answers: `--rewards 'by_mode(number_match)'` gives the paper's 1 for <short>, 0.5 for <think>,
+    and -1 for wrong answers and without either.
 
     Defaults. Paper: control_weight, average. Code: clip_low, clip_high, kl_coefficient, entropy_coefficient.
+    Ours: control_tokens.
     """
-    groups = {"control": (control_weight, first_action), "answer": (1.0, later_actions)}
+    groups = {
+        "control": (control_weight, first_actions(control_tokens)),
+        "answer": (1.0, actions_after(control_tokens)),
+    }
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_groups(groups, over=average))
     objective = regularised(
         objective, token_mean(), kl_coefficient=kl_coefficient, entropy_coefficient=entropy_coefficient

@@ -104,7 +104,7 @@ def scaf_grpo(
 def nurl(
     source: Literal["own", "column"] = "own",
     column: str | None = None,
-    hints_from: int = 0,
+    hints_from: int | None = None,
     drop_solved: bool = True,
     success: float = 0.0,
     accuracy: str | None = None,
@@ -115,6 +115,7 @@ def nurl(
     epsilon: float = 1e-6,
     average: AverageName = "token",
     max_length: int | None = None,
+    total_steps: int | None = None,
 ) -> Algorithm:
     """Nudging with self-generated hints (NuRL, Nudging the Boundaries of LLM Reasoning, arXiv 2509.25666, 2025).
 
@@ -128,15 +129,17 @@ def nurl(
     answer, then names the knowledge that is needed, without answer and steps. The paper does this once, with the first
     policy; here the policy of the step writes it. "column": hints written beforehand, in a column ("hint").
 
-    hints_from: the step in which the second stage begins. The paper begins it when reward and validation accuracy have
-    been flat for 10 steps of GRPO, and first drops the prompts solved 8 of 8 times; here, with drop_solved, a prompt is
-    dropped when, from that step on, all samples of its group succeed without a hint. average: see grpo ("constant"
-    divides by max_length).
+    hints_from: the step in which the second stage begins; before it, the method is GRPO. None: half of total_steps, or
+    100 without it. The paper begins it when reward and validation accuracy have been flat for 10 steps, and first drops
+    the prompts solved 8 of 8 times; here, with drop_solved, a prompt is dropped when, from that step on, all samples of
+    its group succeed without a hint. average: see grpo ("constant" divides by max_length).
 
     Defaults. Paper: source, drop_solved, success. Ours: column, hints_from, accuracy, clip_low, clip_high,
-    kl_coefficient, ddof, epsilon, average. Run: max_length.
+    kl_coefficient, ddof, epsilon, average. Run: max_length, total_steps.
     """
     require_choice("source", source, ("own", "column"))
+    if hints_from is None:
+        hints_from = 100 if total_steps is None else total_steps // 2
     base = grpo(
         clip_low, clip_high, kl_coefficient, ddof=ddof, epsilon=epsilon, average=average, max_length=max_length
     )  # fmt: skip

@@ -58,7 +58,7 @@ def dart_gui(
     ratio = span_ratio("turn", "old", gradient="token")
     objective = policy_gradient(ratio, clip(clip_low, clip_high), sequence_mean())
     transform = chain(
-        needs_turns(),
+        needs_turns(fresh=True),
         group_relative(epsilon=epsilon, needs=EPISODES),
         importance_correction("token", "truncate", high=weight_cap),
         keep_uncertain_turns(kept),

@@ -8,6 +8,7 @@ from typing import Literal
 import jax
 
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.algorithms.run_settings import one_reward_of, run_settings
 from jaxrl_llm.choices import Estimator
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import is_off, require_choice
@@ -20,6 +21,7 @@ from jaxrl_llm.transform import chain
 __all__ = ["drpo_decoupled_reward", "trpa"]
 
 
+@run_settings(one_reward_of("tagged_levels", why="a reward of several levels, whose order its pairs are"))
 def trpa(beta: float = 0.1, anisotropy: float = 2.5, trust: float = 0.001, best: float = 1.0) -> Algorithm:
     """Trust Region Preference Approximation (arXiv 2504.04524, 2025).
 

@@ -270,7 +270,7 @@ def zppo(
     check_number("replay_share", replay_share, least=0)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
     return Algorithm(
-        chain(at_most_parts(second_share / (1 + replay_share)), informative_relative(epsilon)),
+        chain(at_most_parts(second_share, replay_share, threshold, most_stored), informative_relative(epsilon)),
         objective,
         curriculum=hard_buffer(replay_share, threshold, most_stored),
         rollout=with_candidates(column, threshold, teachers, words, rewriter),

@@ -13,6 +13,7 @@ from jaxrl_llm.advantages import drop_uniform_groups, group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
 from jaxrl_llm.choices import AverageName, Gate
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
@@ -66,6 +67,7 @@ def epo(
     return Algorithm(chain(base.transform, corridor), base.objective - entropy_coefficient * smoothed_entropy())
 
 
+@run_settings(several_steps("several gradient steps on a batch: at the first no likelihood has fallen"))
 @presets(
     paper={"penalty_over": "nonnegative", "kl_coefficient": 0.0, "average": "prompt"},
     code={"penalty_over": "all", "kl_coefficient": 0.001, "average": "token"},

@@ -9,6 +9,7 @@ from jaxrl_llm.advantages.gains import gains_to_come
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.actor_critic import ppo
 from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
+from jaxrl_llm.algorithms.run_settings import rewards_up_to, run_settings
 from jaxrl_llm.choices import AverageName
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
@@ -171,7 +172,8 @@ def srpo_self_referential(
     `rounds` rounds, and left out. average: see `average_by_name`.
 
     The paper trains robots' policies, whose trajectories are videos in the latent space of a world model. Here they are
-    texts: `--rewards 'distances(number_match)'` measures info["distance"] on counts of words. Another encoder is a
+    texts: `--rewards 'distances(number_match)'` measures info["distance"] on counts of words; with another `success`
+    than 0.5 write it there too, 'distances(number_match, 0.8)'. Another encoder is a
     reward function that returns the entry "distance".
 
     Defaults. Code: most, slope, least_rate, most_rate, clip_low, clip_high. Ours: success, rounds, average.
@@ -210,8 +212,13 @@ def subpo(average: AverageName = "sum") -> Algorithm:
     return Algorithm(gains_to_come(), objective)
 
 
+@run_settings(
+    rewards_up_to(
+        "right", "answer_tags", "gui_kind", "gui_click", why="rewards that add up to `right` in a right answer"
+    )
+)
 def ui_r1(
-    right: float = 1.0,
+    right: float = 3.0,
     slope: float = -0.5,
     offset: float = 0.5,
     clip_low: float = 0.2,
@@ -228,10 +235,11 @@ def ui_r1(
 
     so that easy prompts get short answers. A = (R - mean_g)/std_g, with clip_low, clip_high and the k3 penalty
     kl_coefficient. The rewards r themselves are the run's: the paper's are `--rewards answer_tags gui_kind gui_click`
-    (tags, the kind of the action, a click inside the box) of 0 or 1 each, and right is their sum, 3. Screenshots are
-    out of scope: a prompt describes the screen. The length term suits any task.
+    (tags, the kind of the action, a click inside the box) of 0 or 1 each, and right is their sum, 3. A run takes
+    the sum of the weights of its rewards for `right`, so that the length term suits any task. Screenshots are out of
+    scope: a prompt describes the screen.
 
-    Defaults. Code: slope, offset. Ours: right, clip_low, clip_high, kl_coefficient.
+    Defaults. Code: right, slope, offset. Ours: clip_low, clip_high, kl_coefficient.
     """
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean())
     objective = regularised(objective, sequence_mean(), kl_coefficient=kl_coefficient)

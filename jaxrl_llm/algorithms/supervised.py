@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.demonstrations import demonstrated_rows
 from jaxrl_llm.advantages.returns import at_last_action, sequence_values
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.algorithms.run_settings import more_samples_than, run_settings
 from jaxrl_llm.algorithms.tempered import static_number
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.expressions import part
@@ -60,7 +61,9 @@ def otr(penalty: float = -0.1, temperature: float = 1.3, column: str = "answer")
     beta only scales it; above, beta lowers wrong tokens, and so sharpens the policy: on texts that the model would
     hardly write, more than the labels teach it, and 0 is better. The paper's constants are not verified.
 
-    Defaults. Paper: penalty, temperature. Ours: column.
+    The numbers are from memory of the paper.
+
+    Defaults. Ours: penalty, temperature, column.
     """
     check_number("penalty", penalty, most=0)
     need = f"heated_logp:{static_number('temperature', temperature):g}"
@@ -92,6 +95,7 @@ def chosen_by_critic(keep: float, temperature: float) -> Callable[[jax.Array, Tr
     return choose
 
 
+@run_settings(more_samples_than("keep", "more samples of a prompt than the best ones that it keeps"))
 def pa_rl(keep: int = 10, temperature: float = 1.0, value_coefficient: float = 1.0) -> Algorithm:
     """Policy-Agnostic RL (PA-RL, arXiv 2412.06685, 2024), its form for language.
 

@@ -66,8 +66,7 @@ def dgpo_distribution_guided(
 
     p is the behaviour policy. The loss is PPO's clip (clip_low, clip_high); average as in `grpo` (the sources available
     to us do not print it). squared False uses the Hellinger distance itself, sqrt(d), as the paper names it; the
-    re-implementations use its square. vocabulary_size: |V| of the model; log |V| is 10.4 to 12.5 for 32 to 256 thousand
-    tokens, so the default is close for most models; None: h = H.
+    re-implementations use its square. vocabulary_size: |V|, in a run that of its model; None: h = H.
 
     Defaults. Paper: tau, kappa, clip_low, clip_high. Code: squared. Ours: vocabulary_size, average.
     """

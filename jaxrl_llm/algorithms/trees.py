@@ -283,7 +283,9 @@ def pav(
     fits a verifier to such estimates, and reads its values. Rollout: `rollouts.trees.valued`, with an engine for the
     prover beside the policy's.
 
-    Defaults. Paper: k, strength. Ours: continuations, interval, prover, clip_low, clip_high.
+    The strength is from memory of the paper.
+
+    Defaults. Paper: k. Ours: strength, continuations, interval, prover, clip_low, clip_high.
     """
     check_number("k", k, least=1, whole=True)
     check_number("strength", strength, least=0)

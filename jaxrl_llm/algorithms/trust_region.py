@@ -12,6 +12,7 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.returns import whiten_advantages
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
 from jaxrl_llm.choices import Estimator, Scale
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
@@ -92,6 +93,7 @@ def bapo_adaptive_clip(
     return Algorithm(group_relative(), policy_gradient(rho, controlled_clip(dual_clip), token_mean(), refresh=search))
 
 
+@run_settings(several_steps("several gradient steps on a batch, towards ratios away from 1", 5))
 def gbpo(
     low: float = 0.3, high: float = 0.3, temperature: float = 1e-4, ddof: int = 1, epsilon: float = 1e-6
 ) -> Algorithm:
@@ -164,6 +166,7 @@ def r2vpo(
     return Algorithm(transform, objective + "variance_multiplier" * ratio_variance(variance_limit), replay=replay)
 
 
+@run_settings(several_steps("several gradient steps on a batch: at the first its divergence has no gradient", 4))
 def mdpo_mirror_descent(
     step_size: float = 1.0, total_steps: float | None = None, estimator: Estimator = "k3", epsilon: float = 1e-8
 ) -> Algorithm:

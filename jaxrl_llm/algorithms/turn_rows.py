@@ -16,6 +16,7 @@ from jaxrl_llm.advantages.turn_rewards import needs_turns
 from jaxrl_llm.advantages.turns import compared, of_episode, turn_advantages
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.algorithms.run_settings import one_reward_of, run_settings
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.episodes import episode_mean
@@ -64,10 +65,11 @@ def flow_grpo(
         credit = turn_advantages(of_episode("std", "turns", epsilon, "score"), needs=EPISODES)
     mean = episode_mean() if average == "episode" else token_mean()
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean)
-    steps = (needs_turns(), credit, *((episode_shares(),) if average == "episode" else ()))
+    steps = (needs_turns(fresh=True), credit, *((episode_shares(),) if average == "episode" else ()))
     return Algorithm(chain(*steps), regularised(objective, mean, kl_coefficient=kl_coefficient))
 
 
+@run_settings(one_reward_of("environment", why="the reward of its recorded environment"))
 def ui_s1(
     gamma: float = 0.5,
     patches: int = 2,

@@ -7,7 +7,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.episodes import episode_keys, turns_before
+from jaxrl_llm.advantages.episodes import episode_keys, episode_lengths, turns_before
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
 from jaxrl_llm.advantages.turn_rewards import gated_rewards, needs_turns
 from jaxrl_llm.advantages.turns import of_episode, turn_advantages, turn_mask
@@ -27,6 +27,7 @@ from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.trajectory import Array, Trajectories, bucket_sums, joint_key
 from jaxrl_llm.transform import chain
 
+FORM = "one_answer"  # the reward that says how nearly a completion has one answer
 __all__ = ["deeptravel", "eapo_iterresearch", "g_ra", "grpo_roc", "grpo_tcr"]
 
 
@@ -101,15 +102,15 @@ def grpo_tcr(
         r = 1 for a success,    r = min(failed_at_most, -1 + call_credit * calls) for a failure,
 
     with a call in each turn but the last; call_credit 0 is the paper's ablation. Episodes of more than longest -
-    overlong_buffer sampled tokens lose up to 1 (longest None: none do). Then GRPO's advantages (epsilon), PPO's clip
-    (clip_low, clip_high) averaged over the tokens of the batch, no penalty and no dynamic sampling. Its choice of
-    prompts by the model's own pass rate, and the supervised stage, come before the run.
+    overlong_buffer sampled tokens, in all of their rows, lose up to 1 (longest None: none do). Then GRPO's advantages
+    (epsilon), PPO's clip (clip_low, clip_high) averaged over the tokens of the batch, no penalty and no dynamic
+    sampling. Its choice of prompts by the model's own pass rate, and the supervised stage, come before the run.
 
     Defaults. Code: call_credit, failed_at_most, success, longest, overlong_buffer, epsilon, clip_low, clip_high.
     """
     steps = [needs_turns(), rescore(credit_of_calls(call_credit, failed_at_most, success), {"first_turn"})]
     if longest is not None:
-        steps.append(soft_overlong_penalty(longest, overlong_buffer))
+        steps.append(soft_overlong_penalty(longest, overlong_buffer, episode_lengths))
     return Algorithm(
         chain(*steps, group_relative(epsilon=epsilon)),
         policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
@@ -137,12 +138,11 @@ def cleanest_right_rows_out(
         penalty = jnp.full(batch.group.shape, 0.5)
         if calls is not None and failed is not None:
             penalty = jnp.where(calls > 0, failed / jnp.maximum(calls, 1.0), 0.5)
-        if component is not None:
-            if component not in (batch.rewards or {}):
-                raise InputError(
-                    f"grpo_roc: the reward has no component {component!r}, which says if the form is right"
-                )
-            penalty = penalty + 1.0 - jnp.nan_to_num((batch.rewards or {})[component])
+        form = (batch.rewards or {}).get(component or "")
+        if form is not None:
+            penalty = penalty + 1.0 - jnp.nan_to_num(form)
+        elif component not in (None, FORM):
+            raise InputError(f"grpo_roc: the reward has no component {component!r}, which says if the form is right")
         noise = row_noise(batch, 0)
         rank = ranks_within(2 * batch.group + right, jnp.where(right, -penalty, 0.0), noise, scored)
         return scored & ~whole & (rank >= jnp.where(right, one, zero))
@@ -154,7 +154,7 @@ def grpo_roc(
     keep: float = 0.5,
     least_right: int = 2,
     least_wrong: int = 2,
-    component: str | None = None,
+    component: str | None = "one_answer",
     epsilon: float = 1e-6,
     clip_low: float = 0.2,
     clip_high: float = 0.28,
@@ -167,20 +167,23 @@ def grpo_roc(
 
         p = failed calls / calls of tools (1/2 without any) + 1 - r_form
 
-    r_form: a component of the reward for the form, from 0 to 1, named by `component`; None: without it. So the group
+    r_form: a component of the reward for the form, from 0 to 1, named by `component`; None: without it. That of the
+    code is `one_answer`, with the weight 0: `--rewards number_match 'one_answer*0'`, 0 where the answer's tags are
+    missing or unbalanced, else 1 - min((blocks - 1)/turns, 1). So the group
     size of the run is the paper's oversampled one, twice what is trained on. Groups of equal rewards are left out. Then
     GRPO's advantages over the rows that are kept (epsilon), and PPO's clip (clip_low, clip_high) averaged over their
     tokens. This is the released code, which rounds half to even and keeps the right ones of least penalty; the paper
-    draws them with a probability that falls with it. Its form counts answer blocks by turn.
+    draws them with a probability that falls with it.
 
-    Defaults. Code: keep, least_right, least_wrong, epsilon, clip_low, clip_high. Ours: component.
+    Defaults. Code: keep, least_right, least_wrong, component, epsilon, clip_low, clip_high.
     """
     check_number("keep", keep, above=0, most=1)
     check_number("least_right", least_right, least=0, whole=True)
     check_number("least_wrong", least_wrong, least=0, whole=True)
     chosen = cleanest_right_rows_out(keep, least_right, least_wrong, component)
+    needs = {"calls", "failed_calls", *([FORM] if component == FORM else [])}
     return Algorithm(
-        chain(leave_out(chosen, {"calls", "failed_calls"}), drop_uniform_groups(), group_relative(epsilon=epsilon)),
+        chain(leave_out(chosen, needs), drop_uniform_groups(), group_relative(epsilon=epsilon)),
         policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
     )
 
@@ -224,7 +227,7 @@ def eapo_iterresearch(
 
     Defaults. Ours: gamma, epsilon, clip_low, clip_high.
     """
-    rounds = rescore(discounted_by_round(gamma), {"episode", "first_turn"})
+    rounds = rescore(discounted_by_round(gamma), {"episode", "first_turn", "fresh_prompts"})
     return Algorithm(
         chain(rounds, group_relative(epsilon=epsilon, over="rows")),
         policy_gradient(sequence_ratio(), clip(clip_low, clip_high), sequence_mean()),

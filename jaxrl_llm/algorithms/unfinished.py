@@ -1,6 +1,7 @@
 """Methods with parts that are not implemented yet, or that only some runs provide: what is missing, and the provider.
 
-Without these parts a method is a simpler one than its name says. `jaxrl train` therefore refuses it unless the run
+Without these parts a method is a simpler one than its name says; see `omissions` for the rule, and for parts that
+papers have beside. `jaxrl train` therefore refuses it unless the run
 excludes each part by name: --algorithm.without PART, several separated by commas. The tables must be literals, because
 `jaxrl_llm.signatures` reads them from the source.
 """
@@ -23,6 +24,46 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
     "capo_curvature": {
         "adam": ("the step model of Adam; a plain gradient step is used", "the optimiser's moments in the loss"),
     },
+    "c_morl": {
+        "front": (
+            "the first policies of the front and the choice of those to extend; a run extends one",
+            "runs that share a front",
+        ),
+    },
+    "dart_gui": {
+        "adaptive": (
+            "fewer samples and steps for tasks that the policy solves, in separate services", "an asynchronous loop",
+        ),
+    },
+    "dots_rr": {
+        "predictor": (
+            "a language model's embeddings and networks trained before the run; words are counted "
+            "instead, and 7 numbers fitted",
+            "a model of difficulties",
+        ),
+    },
+    "dyna_grpo": {
+        "simulation": (
+            "the first stage (ReSim), supervised training on simulated futures in the thoughts",
+            "searches in the environment whose texts are trained on",
+        ),
+    },
+    "rapo_reward_aware": {
+        "step_rewards": ("the second stage's reward for single calls of tools", "a judge of calls"),
+    },
+    "v0_value": {
+        "value_model": (
+            "a pretrained model of values that reads other prompts' results; these are averaged over prompts with "
+            "alike words",
+            "a value model of prompts",
+        ),
+    },
+    "ppo_max": {
+        "reward_model": (
+            "a critic that starts from a reward model; it starts from the policy instead, see --critic-steps",
+            "a reward model with a value head",
+        ),
+    },
     "decoupled_ppo": {
         "asynchronous": (
             "sampling beside training, with a bound on staleness and new weights in the middle of a completion",
@@ -43,6 +84,7 @@ NEEDED: dict[str, dict[str, str]] = {
     "dart_gui": {
         "episode": "steps of one episode as rows",
         "first_turn": "the order of the steps",
+        "fresh_prompts": "a prompt of its own for each step; whole conversations are one row",
         "state_key": "how many steps there are",
         "turns": "episodes of several steps",
     },
@@ -59,6 +101,7 @@ NEEDED: dict[str, dict[str, str]] = {
     "eapo_iterresearch": {
         "episode": "rounds of one episode as rows",
         "first_turn": "the order of the rounds",
+        "fresh_prompts": "a prompt of its own for each round; on whole conversations the method is GSPO",
     },
     "epo": {"turns": "episodes of several turns"},
     "ettrl": {"answer_key": "votes of answers; without it whole completions vote"},
@@ -66,11 +109,16 @@ NEEDED: dict[str, dict[str, str]] = {
     "flow_grpo": {
         "episode": "turns of one episode as rows",
         "first_turn": "the order of the turns",
+        "fresh_prompts": "a prompt of its own, with the memory, for each turn; whole conversations are one row",
         "turns": "episodes of several turns",
     },
     "g_ra": {"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
     "gigpo": {"state_key": "turns that begin in the same state", "turns": "episodes of several turns"},
-    "grpo_roc": {"calls": "calls of tools", "failed_calls": "calls that gave an error"},
+    "grpo_roc": {
+        "calls": "calls of tools",
+        "failed_calls": "calls that gave an error",
+        "one_answer": "the form of the answer, half of the penalty, with the weight 0: 'one_answer*0'",
+    },
     "grpo_tcr": {"first_turn": "how many turns came before", "turns": "turns with calls of tools"},
     "gui_r1": {
         "gui_action": "whether the action is the expected one",
@@ -118,16 +166,6 @@ NEEDED: dict[str, dict[str, str]] = {
     },
     "verpo": {"tests": "results of single tests of code; without it components of the reward are the tests"},
 }
-
-# Parts of papers that are not part of the method itself; runs may omit them.
-BESIDES: dict[str, dict[str, tuple[str, str]]] = {
-    "degrpo": {
-        "control": ("a first model that knows both control tokens", "supervised training on answers of both modes"),
-    },
-    "ppo_max": {
-        "reward_model": ("a critic that starts from a reward model", "a reward model with a value head"),
-    },
-}  # fmt: skip
 
 
 def missing(method: str) -> dict[str, tuple[str, str]]:

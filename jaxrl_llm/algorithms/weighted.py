@@ -6,6 +6,7 @@ from typing import Literal
 
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
 from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
 from jaxrl_llm.choices import Scale
 from jaxrl_llm.objectives.averages import constant, sequence_mean, token_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
@@ -36,6 +37,7 @@ def cispo(
     return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)
 
 
+@run_settings(several_steps("several gradient steps on a batch: at the first all ratios are 1"))
 def dispo(
     positive_low: float = 0.2,
     positive_high: float = 10.0,

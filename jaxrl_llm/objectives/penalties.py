@@ -152,8 +152,8 @@ def likelihood_preserving(
 ) -> Objective:
     """Mean `likelihood_drop` on the tokens of answers with advantage >= 0 (LLDS, 2512.04220).
 
-    against: the policy before the update. The slope jumps at equality with it, so that it must be the trainer's own,
-    since the sampler's differs by rounding.
+    against: the policy before the update. The slope jumps at equality with it, so that it must be the trainer's own:
+    the sampler's differs by rounding.
     With a gate other than "token", gains of some tokens can offset drops of others in the same turn or sequence. Tokens
     of other answers count in the mean with value 0. gate: one of GATES. final: weight of the last turn's tokens.
     Metric: "likelihood/fallen".

@@ -8,6 +8,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import part
 from jaxrl_llm.objectives.averages import Average, sequence_mean
@@ -17,14 +18,18 @@ from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, totals_of
 Tokens = Callable[[Trajectories], jax.Array]  # batch -> bool[N, L]
 
 
-def first_action(batch: Trajectories) -> jax.Array:
-    """bool[N, L]: the first action of each row."""
-    return batch.action_index == 0
+@part
+def first_actions(count: int = 1) -> Tokens:
+    """A function `batch -> bool[N, L]`: the first so many actions of each row."""
+    check_number("count", count, least=1, whole=True)
+    return lambda batch: (batch.action_index >= 0) & (batch.action_index < count)
 
 
-def later_actions(batch: Trajectories) -> jax.Array:
-    """bool[N, L]: all actions except the first."""
-    return batch.action_index > 0
+@part
+def actions_after(count: int = 1) -> Tokens:
+    """A function `batch -> bool[N, L]`: all actions except the first so many of each row."""
+    check_number("count", count, least=1, whole=True)
+    return lambda batch: batch.action_index >= count
 
 
 @part

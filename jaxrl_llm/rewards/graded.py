@@ -70,12 +70,12 @@ def by_mode(base: Function) -> Function:
     return _named(by_mode, "by_mode")
 
 
-def distances(base: Function) -> Function:
+def distances(base: Function, success: float = 0.5) -> Function:
     """A reward with the entry "distance": how far a failure's text is from the successes of its prompt.
 
-    base: a reward function; a success has a reward above 0.5. A text is a vector of unit length, the counts of its
-    words and pairs of words. The successes are clustered, and the distance is that to the nearest centre of a cluster.
-    There is none for successes, for texts without words, and where a prompt has no success.
+    base: a reward function; a success has a reward above `success`. A text is a vector of unit length, the counts of
+    its words and pairs of words. The successes are clustered, and the distance is that to the nearest centre of a
+    cluster. There is none for successes, for texts without words, and where a prompt has no success.
     """
 
     @functools.wraps(base)
@@ -84,7 +84,7 @@ def distances(base: Function) -> Function:
 
         found = base(completions, prompts=prompts, **columns)
         entries = dict(found) if isinstance(found, dict) else {REWARD: found}
-        good = [value is not None and value > 0.5 for value in entries[REWARD]]
+        good = [value is not None and value > success for value in entries[REWARD]]
         vectors = np.stack([_vector(text_of(completion)) for completion in completions])
         there = np.any(vectors != 0, axis=1).tolist()
         out: list[float | None] = [None] * len(completions)

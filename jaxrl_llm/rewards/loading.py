@@ -35,6 +35,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "gui_parameter": screens.gui_parameter,
     "number_match": answers.keyed(verifiers.number_match, answers.number),
     "number_match_strict": answers.keyed(verifiers.number_match_strict, answers.number),
+    "one_answer": tagged_lists.one_answer,
     "math_verify": answers.keyed(verifiers.math_verify, answers.expression),
     "math_verify_strict": answers.keyed(verifiers.math_verify_strict, answers.expression),
     "reasoning_gym": verifiers.reasoning_gym,
@@ -42,18 +43,32 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "think_format_reward": verifiers.think_format_reward,
     "tagged_match": answers.keyed(verifiers.tagged_match, answers.tagged),
 }
+
+
+def _distances(text: str) -> Callable[..., Any]:
+    """`distances(NAME)` or `distances(NAME, SUCCESS)`."""
+    name, _, success = text.partition(",")
+    try:
+        above = float(success) if success.strip() else 0.5
+    except ValueError:
+        raise InputError(
+            f"distances({text}): {success.strip()!r} is no number above which a reward is a success"
+        ) from None
+    return graded.distances(_built_in(name.strip(), "distances"), above)
+
+
 FACTORIES: dict[str, Callable[[str], Callable[..., Any]]] = {
     "by_mode": lambda name: graded.by_mode(_built_in(name, "by_mode")),
     "code_tests": answers.providing(code.code_tests, "tests"),
     "coverage": answers.providing(graded.coverage, "share", "spans"),
-    "distances": answers.providing(lambda name: graded.distances(_built_in(name, "distances")), "distance"),
+    "distances": answers.providing(_distances, "distance"),
     "format_match": verifiers.format_match,
 }
 ARGUMENTS = {
     "by_mode": "NAME",
     "code_tests": "COLUMN",
     "coverage": "COLUMN",
-    "distances": "NAME",
+    "distances": "NAME, SUCCESS",
     "format_match": "REGEX",
 }
 READ_ANSWERS = {  # whose answers are texts or numbers, see `final_answers.answer_text`

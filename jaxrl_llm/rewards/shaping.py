@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -23,9 +25,19 @@ def overlong_penalty(lengths: jax.Array, max_tokens: int, buffer: int) -> jax.Ar
     return jnp.clip((max_tokens - buffer - lengths) / buffer, -1.0, 0.0)
 
 
+def row_lengths(batch: Trajectories) -> jax.Array:
+    """f32[N]: number of actions of each row."""
+    return batch.lengths
+
+
 @part
-def soft_overlong_penalty(max_tokens: int, buffer: int) -> Transform:
-    """Add `overlong_penalty` to the combined reward. InputError unless 0 < buffer <= max_tokens."""
+def soft_overlong_penalty(
+    max_tokens: int, buffer: int, lengths: Callable[[Trajectories], jax.Array] = row_lengths
+) -> Transform:
+    """Add `overlong_penalty` to the combined reward. InputError unless 0 < buffer <= max_tokens.
+
+    lengths: batch -> f32[N], of each row by default; `advantages.episodes.episode_lengths` for episodes of several.
+    """
     for name, value in (("max_tokens", max_tokens), ("buffer", buffer)):
         check_number(f"soft_overlong_penalty: {name}", value, least=1)
     if not 0 < buffer <= max_tokens:
@@ -34,7 +46,6 @@ def soft_overlong_penalty(max_tokens: int, buffer: int) -> Transform:
     def add(batch: Trajectories) -> Trajectories:
         if batch.reward is None:
             raise InputError("the batch has no rewards: score it before adding the overlong penalty")
-        lengths = jnp.sum(batch.action_mask, axis=1).astype(jnp.float32)
-        return batch.replace(reward=batch.reward + overlong_penalty(lengths, max_tokens, buffer))
+        return batch.replace(reward=batch.reward + overlong_penalty(lengths(batch), max_tokens, buffer))
 
     return stateless(add)

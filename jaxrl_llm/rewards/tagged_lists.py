@@ -21,6 +21,29 @@ def answer_tags(completions: Sequence[Any], reply_start: Sequence[str] | None = 
     return matching(TAGS.fullmatch, completions, reply_start)
 
 
+def one_answer(completions: Sequence[Any], **_: Any) -> list[float]:
+    """How nearly a completion has one tagged answer: 1 - min((blocks - 1)/turns, 1); 0 without one, or unbalanced tags.
+
+    The form that `grpo_roc` prefers among right episodes, as the component `one_answer*0` of the reward. turns: the
+    messages of the policy, 1 for a text.
+
+    >>> one_answer(["<answer>4</answer>", "4", "<answer>4", "<answer>3</answer> or <answer>4</answer>"])
+    [1.0, 0.0, 0.0, 0.0]
+    """
+    return [_one_answer(one) for one in completions]
+
+
+def _one_answer(completion: Any) -> float:
+    said = [completion]
+    if not isinstance(completion, str):
+        said = [str(one.get("content") or "") for one in completion if one.get("role") == "assistant"]
+    text = "\n".join(said)
+    blocks = text.count("<answer>")
+    if not blocks or blocks != text.count("</answer>"):
+        return 0.0
+    return 1.0 - min((blocks - 1) / max(len(said), 1), 1.0)
+
+
 def read(text: str) -> Any:
     """JSON or a Python literal; None for anything else."""
     for read in (json.loads, ast.literal_eval):

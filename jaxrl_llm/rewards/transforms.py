@@ -28,12 +28,13 @@ def leave_out(rows: Callable[[Trajectories], jax.Array], needs: Iterable[str] = 
     Averages over all rows with an action (`objectives.constant`) still count them.
     """
 
-    def drop(batch: Trajectories) -> Trajectories:
-        out = rows(batch)
-        before = jnp.ones(batch.tokens.shape, jnp.float32) if batch.weights is None else batch.weights
-        return batch.replace(reward=jnp.where(out, jnp.nan, batch.scores), weights=jnp.where(out[:, None], 0.0, before))
+    return stateless(lambda batch: without_rows(batch, rows(batch)), needs)
 
-    return stateless(drop, needs)
+
+def without_rows(batch: Trajectories, out: jax.Array) -> Trajectories:
+    """The batch with the rows bool[N] excluded, as `leave_out` does."""
+    before = jnp.ones(batch.tokens.shape, jnp.float32) if batch.weights is None else batch.weights
+    return batch.replace(reward=jnp.where(out, jnp.nan, batch.scores), weights=jnp.where(out[:, None], 0.0, before))
 
 
 def useful_range(value: jax.Array, low: float | jax.Array, high: float | jax.Array) -> jax.Array:

@@ -53,9 +53,26 @@ def whole_paths(budget: int, at_question: float, of_turns: float, beta: float) -
     return min(math.floor(budget / (1 + math.exp(-beta * (at_question - of_turns)))) + 1, budget)
 
 
+def reply_entropy(entropies: Sequence[float] | np.ndarray, first: int, vocabulary: int, summed: bool = False) -> float:
+    """Mean or sum of the entropies of a reply's first tokens over the logarithm of the vocabulary's size; 0 without.
+
+    >>> round(reply_entropy([2.0, 1.0, 9.0], 2, 10), 4), round(reply_entropy([2.0, 1.0, 9.0], 2, 10, summed=True), 4)
+    (0.6514, 1.3029)
+    """
+    drawn = np.asarray(entropies, np.float64)[:first]
+    if not drawn.size:
+        return 0.0
+    return float(np.sum(drawn) if summed else np.mean(drawn)) / math.log(max(vocabulary, 2))
+
+
 @part
 def forking_agents(
-    forks: Forks, initial: int | None = 8, branches: int = 2, first_tokens: int = 20, beta: float = 0.5
+    forks: Forks,
+    initial: int | None = 8,
+    branches: int = 2,
+    first_tokens: int = 20,
+    beta: float = 0.5,
+    summed: bool = False,
 ) -> Rollout:
     """The episodes of the run's agents as trees that fork after observations, `task.samples` in all.
 
@@ -65,10 +82,10 @@ def forking_agents(
     question. initial None: a first episode is played to its end, and `whole_paths` of the entropy of its first reply,
     the mean of its replies', and beta says how many begin there, it included.
 
-    The entropy of a reply is the mean over its first `first_tokens` tokens, divided by the logarithm of the
-    vocabulary's size; its change is that to the first reply of the episode. Each episode has all of its tokens, those
-    from before a fork too. Provides node, the same for tokens that episodes share. It goes around the run's agents;
-    InputError around another rollout.
+    The entropy of a reply is the mean over its first `first_tokens` tokens, or with `summed` their sum, divided by the
+    logarithm of the vocabulary's size; its change is that to the first reply of the episode. Each episode has all of
+    its tokens, those from before a fork too. Provides node, the same for tokens that episodes share. It goes around the
+    run's agents; InputError around another rollout.
     """
     check_number("initial", initial, least=1, whole=True, or_none=True)
     check_number("branches", branches, least=2, whole=True)
@@ -76,8 +93,8 @@ def forking_agents(
     check_number("beta", beta)
 
     def entropy_of(tools: Tools, path: Path) -> float:
-        drawn = path.one.rows[-1].segments[-1].tokens.entropy[:first_tokens]
-        return float(np.mean(drawn)) / math.log(max(len(tools.tokenizer), 2)) if len(drawn) else 0.0
+        drawn = path.one.rows[-1].segments[-1].tokens.entropy
+        return reply_entropy(drawn, first_tokens, len(tools.tokenizer), summed)
 
     async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Conversation]:
         paths, at_first, level = list[Path](), dict[int, float](), 0

@@ -106,7 +106,8 @@ def agent(
     An environment that fails in `reset` is made anew once; if it fails again, or in `close`, its episode is not scored.
     One that fails in `step` ends its episode there. Either is logged and counted.
 
-    Provides turns, state_key, episode, first_turn, calls and failed_calls, and turn_rewards where asked.
+    Provides turns, state_key, episode, first_turn, calls and failed_calls, and turn_rewards and, with fresh,
+    fresh_prompts where asked.
     Raises InputError for compact without context_tokens, or with fresh.
     """
     limits = Limits(turns, turn_tokens, episode_tokens, context_tokens, compact, fresh)
@@ -133,7 +134,8 @@ def plays(settings: AgentSettings, players: int = 1) -> Program:
 def of_agents(program: Program, settings: AgentSettings, ahead: int | None = AHEAD, players: int = 1) -> Rollout:
     """The rollout of a program whose episodes are conversations. ahead: see `Rollout.ahead`. players: that each has."""
     limits, turn_rewards = settings.limits, settings.turn_rewards
-    provides = {"turns", "state_key", "episode", "first_turn", *CALLS} | ({"turn_rewards"} if turn_rewards else set())
+    provides = {"turns", "state_key", "episode", "first_turn", *CALLS}
+    provides |= ({"turn_rewards"} if turn_rewards else set()) | ({"fresh_prompts"} if limits.fresh else set())
     longest = [limits.episode_tokens, limits.context_tokens]
     if limits.episode_tokens is None and limits.turn_tokens is not None and not limits.fresh:
         longest.append(limits.turns * (limits.turn_tokens + OBSERVATION))
@@ -199,7 +201,8 @@ async def begun(tools: Tools, task: Task, number: int, settings: AgentSettings, 
         for one in seats:
             one.scored = False
         return path
-    path.one.info = dict(path.seen.info)
+    fresh = {"fresh_prompts": 1.0} if settings.limits.fresh else {}
+    path.one.info = {**path.seen.info, **fresh}
     for one in seats:
         one.world = path.world
     return path

@@ -204,7 +204,7 @@ def rewritten(
         asked = (harder if solved else simpler if is_hard else reworded).format(problem=said, solution=solution)
         answer = await tools.sample(tools.prompt(asked), number=G, limit=limit)
         text = fenced(tools.decode(answer.last))
-        if not text or (solution and solution in text and solution not in said):
+        if not text or (solution and states(text, solution) and not states(said, solution)):
             return [episode.with_info(**{**plain, "unhinted": 1.0}) for episode in old]
         new = await sampled(tools, tools.prompt(text), G + 1, G)
         kept = [episode.with_info(**plain) for episode in old] if 0 < share < 1 else []
@@ -214,6 +214,15 @@ def rewritten(
 
     provides = frozenset({"rewritten", "hard"})
     return Rollout(program, f"rewritten({which})", provides, (column,), ragged=True, most=lambda G: 2 * G)
+
+
+def states(text: str, solution: str) -> bool:
+    """Whether a text has the solution as words or numbers of its own, not within longer ones.
+
+    >>> states("It is 8.", "8"), states("There are 18 or 8.5 of them, or 8,000.", "8"), states("x = a/b", "a/b")
+    (True, False, True)
+    """
+    return re.search(rf"(?<!\w)(?<!\d[.,]){re.escape(solution)}(?!\w)(?![.,]\d)", text) is not None
 
 
 def fenced(text: str) -> str:

@@ -39,6 +39,7 @@ from jaxrl_llm.runs.learning import learn, scalars
 from jaxrl_llm.runs.lock import locked
 from jaxrl_llm.runs.memory_error import arrays_of, explained
 from jaxrl_llm.runs.method import check_provided, named
+from jaxrl_llm.runs.method_settings import fitted
 from jaxrl_llm.runs.metrics import (
     accuracy_line,
     closing_summary,
@@ -108,7 +109,7 @@ def train(
         raise InputError("a source chooses its prompts itself: give either a source or a curriculum, not both")
     changes = {"rewards": rewards, "environment": environment, "tools": tools}
     config = dataclasses.replace(config, **{name: value for name, value in changes.items() if value is not None})
-    config = named(config, algorithm)
+    config = fitted(named(config, algorithm))
     check_named(config.algorithm, algorithm is not None)
     if inputs is None:
         with read_inputs(config, resume=resume) as inputs:

@@ -20,16 +20,19 @@ from jaxrl_llm.distributed import check_rows
 from jaxrl_llm.errors import InputError, gather, unknown
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import critic_of
+from jaxrl_llm.models.load import load_tokenizer
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.needs import value_of, values_of
 from jaxrl_llm.reporting import compare
 from jaxrl_llm.rewards import Reward
+from jaxrl_llm.rewards.graded import MODES
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.method_settings import check_settings, hyperparameters_of
 from jaxrl_llm.runs.reference import check_reference
 from jaxrl_llm.runs.rollout import check_rollout, rollout_of
 from jaxrl_llm.runs.value_digest import value_digest
-from jaxrl_llm.signatures import PYTHON, hyperparameters, is_in_file
+from jaxrl_llm.signatures import PYTHON, is_in_file
 from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, chain
 
@@ -66,10 +69,11 @@ def make_algorithm(config: TrainConfig, given: Given | None = None) -> Algorithm
     unknown method or hyper-parameter, a value out of range, and as `algorithms.build_of` does.
     """
     config = named(config, given)
-    facts = {"max_length": config.max_new_tokens, "total_steps": config.steps}
+    facts: dict[str, Any] = {"max_length": config.max_new_tokens, "total_steps": config.steps}
     published = config.algorithm in CATALOGUE
     chosen = {name: x for name, x in config.hyperparameters.items() if name != "without" or not published}
     build = build_of(config.algorithm if given is None else given)
+    facts |= _facts_of_model(config, set(inspect.signature(build).parameters) - set(chosen))
     algorithm = build(**with_facts(build, chosen, learning_rate=config.optimizer.learning_rate, **facts))
     if published:
         algorithm = going_without(algorithm, _without(config))
@@ -79,6 +83,23 @@ def make_algorithm(config: TrainConfig, given: Given | None = None) -> Algorithm
         return algorithm
     penalty: Transform = soft_overlong_penalty(config.max_new_tokens, config.overlong_tokens)
     return dataclasses.replace(algorithm, transform=chain(penalty, algorithm.transform))
+
+
+def _facts_of_model(config: TrainConfig, wanted: set[str]) -> dict[str, Any]:
+    """Those of the wanted facts that the run's model says; none where it cannot be read, which loading it reports.
+
+    vocabulary_size; control_tokens: tokens of the longer of the tags with which `by_mode` begins a completion.
+    """
+    from jaxrl_llm.runs.plan_shapes import config_of  # which imports this module
+
+    found = dict[str, Any]()
+    with contextlib.suppress(InputError, OSError, ValueError):
+        if "vocabulary_size" in wanted:
+            found["vocabulary_size"] = float(config_of(config.model).vocab_size)
+        if "control_tokens" in wanted:
+            tokenizer = load_tokenizer(config.model)
+            found["control_tokens"] = max(len(tokenizer.encode(tag, add_special_tokens=False)) for tag in MODES)
+    return found
 
 
 def with_routing(config: TrainConfig, algorithm: Algorithm, model: ModelConfig) -> Algorithm:
@@ -145,13 +166,6 @@ def provided_by(config: TrainConfig, algorithm: Algorithm) -> set[str]:
     """The needs that the configured rollout, rewards and replay provide. InputError for an unknown rollout."""
     of_replay = frozenset[str]() if algorithm.replay is None else algorithm.replay.provides
     return {*provided_by_rewards(config.rewards), *rollout_of(config, algorithm).provides, *of_replay}
-
-
-def hyperparameters_of(config: TrainConfig) -> dict[str, Any]:
-    """The hyper-parameters of a method of the catalogue, where names have one meaning: defaults too. Else none."""
-    if config.algorithm not in CATALOGUE:
-        return {}
-    return {one.name: one.default for one in hyperparameters(config.algorithm)} | config.hyperparameters
 
 
 def check_groups(config: TrainConfig, algorithm: Algorithm) -> None:
@@ -238,6 +252,7 @@ def check_method(
         lambda: check_rows(rows, config.minibatches, config.micro_batches, row_shards(mesh)),
         lambda: check_groups(config, algorithm),
         lambda: check_critic(config, algorithm),
+        lambda: check_settings(config),
         lambda: check_reference(config, algorithm),
         check_experience,
     )

@@ -22,6 +22,7 @@ from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.config_json import to_dict
 from jaxrl_llm.runs.fallbacks import fallback_notes, fallback_warnings, grown_counts
 from jaxrl_llm.runs.goodput import goodput
+from jaxrl_llm.runs.method_settings import setting_notes
 from jaxrl_llm.runs.rollout import fork_notes, strategy_of
 from jaxrl_llm.runs.run_folder import RunFolder
 from jaxrl_llm.runs.setup import RunParts
@@ -115,7 +116,7 @@ def opening_notes(config: TrainConfig, parts: RunParts, first: int, resumed: boo
         f"{config.prompts or 'seeds'}, {config.prompts_per_step} x {config.group_size} completions per step, "
         f"{devices}, output in {config.output}"
     ]
-    text += parts.notes
+    text += [*parts.notes, *setting_notes(config)]
     if prompts.ahead is not None:
         text.append(
             "too many prompts to read them all at the start: each is read and checked when it is drawn, and repeated "

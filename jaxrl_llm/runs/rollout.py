@@ -117,8 +117,27 @@ def rollout_of(config: TrainConfig, algorithm: Algorithm) -> Rollout:
     if config.rollout == TrainConfig.rollout and algorithm.rollout is not None:
         rollout = algorithm.rollout
     elif config.rollout != TrainConfig.rollout:
+        check_replaced(config, algorithm, rollout)
         rollout = _around(algorithm, rollout)
     return with_greedy_baseline(rollout) if GREEDY in algorithm.needs else rollout
+
+
+def check_replaced(config: TrainConfig, algorithm: Algorithm, rollout: Rollout) -> None:
+    """InputError if a rollout takes the place of the method's own, and is none of its kind: another call of the same.
+
+    Where the method reads what its own rollout provides, what provides the same may take its place.
+    """
+    own = algorithm.rollout
+    if own is None or own.around is not None or own.provides & algorithm.needs or _kind(own) == _kind(rollout):
+        return
+    raise InputError(
+        f"{config.algorithm} has a rollout of its own, {own.name}, without which it is another method, but rollout is "
+        f"{config.rollout}: leave out rollout, or choose another method"
+    )
+
+
+def _kind(rollout: Rollout) -> str:
+    return rollout.name.partition("(")[0]
 
 
 def _around(algorithm: Algorithm, rollout: Rollout) -> Rollout:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.unfinished import BESIDES, NEEDED, UNFINISHED, check_needs, check_whole, missing, names_in
+from jaxrl_llm.algorithms.describe import page
+from jaxrl_llm.algorithms.omissions import BESIDES
+from jaxrl_llm.algorithms.unfinished import NEEDED, UNFINISHED, check_needs, check_whole, missing, names_in
 from jaxrl_llm.distributed import data_mesh
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.needs import NEEDS, need_of
@@ -39,7 +43,7 @@ def refused(config: TrainConfig) -> None:
 
 def test_the_tables_are_of_methods_and_say_what_is_missing() -> None:
     assert set(UNFINISHED) | set(NEEDED) | set(BESIDES) <= set(algorithms.names())
-    assert not (set(UNFINISHED) | set(NEEDED)) & set(BESIDES)
+    assert not any(set(missing(name)) & set(parts) for name, parts in BESIDES.items()), "a part is in one table"
     for name in {*UNFINISHED, *NEEDED}:
         assert missing(name)
         assert not set(UNFINISHED.get(name, {})) & set(NEEDS), "a part is not a need"
@@ -47,6 +51,27 @@ def test_the_tables_are_of_methods_and_say_what_is_missing() -> None:
         for name, said in parts.items():
             assert name.isidentifier()
             assert all(text and not text.endswith(".") for text in said)
+
+
+OMISSION = re.compile(
+    r"\bnot here\b|\bNot here:|not implemented|out of scope|\bis absent|\bis not there\b|"
+    r"\b(?:variant|option|stage|rule|version|paper's|code's)\b[^.]*(?:left out\b(?! of)|is not here)"
+)
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_a_docstring_that_speaks_of_an_omission_has_an_entry(name: str) -> None:
+    """Of a part that the paper has and the method has not; `jaxrl algorithms NAME` shows it."""
+    said = " ".join((inspect.getdoc(algorithms.constructor(name)) or "").split())
+    found = OMISSION.search(said)
+    assert found is None or name in BESIDES or name in UNFINISHED, found and found[0]
+
+
+@pytest.mark.parametrize("name", BESIDES)
+def test_what_a_method_leaves_out_is_shown(name: str) -> None:
+    shown = page(name)
+    assert "Also in the paper, but not implemented:" in shown
+    assert all(part in shown for part in BESIDES[name])
 
 
 @pytest.mark.parametrize("name", algorithms.names())
@@ -89,7 +114,8 @@ def test_the_refusal_names_what_would_provide_the_need(need: str, tmp_path: Path
     """And a run that has it is not refused."""
     # They take rollouts of agents alone; see test_agent_trees.py.
     forking = ("aepo_agentic", "arpo_agentic", "dyna_grpo", "r3l")
-    method = next(name for name in NEEDED if need in NEEDED[name] and name not in forking)
+    own = {name for name in NEEDED if (made := algorithms.get(name).rollout) is not None and made.around is None}
+    method = next(name for name in NEEDED if need in NEEDED[name] and name not in own.union(forking))
     others = ",".join(name for name in missing(method) if name != need)
     config = TrainConfig(algorithm=method, hyperparameters={"without": others})
     provider = NEEDS[need].provider

@@ -12,7 +12,7 @@ import pytest
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.surrogates import geometric_clip, one_sided_log, soft_gated_value
-from jaxrl_llm.objectives.token_groups import first_action, later_actions, token_groups
+from jaxrl_llm.objectives.token_groups import actions_after, first_actions, token_groups
 from jaxrl_llm.objectives.weights import (
     bernoulli_kl,
     by_sign,
@@ -73,7 +73,7 @@ def test_averages_with_dropped_rows_and_a_given_length() -> None:
 @pytest.mark.parametrize("left", [0, 2])
 def test_groups_of_tokens(left: int) -> None:
     mask, values = (np.pad(x, ((0, 0), (left, 1))) for x in (MASK, VALUES))
-    groups = {"first": (0.5, first_action), "later": (2.0, later_actions)}
+    groups = {"first": (0.5, first_actions()), "later": (2.0, actions_after())}
     first, later = (1 + 4 + 7 + 10) / 4, [2.5, 5, 0, 11.5]
     by_sequence = 0.5 * first + 2 * sum(later) / 4
     assert averaged(token_groups(groups), batch_of(mask), values) == pytest.approx(by_sequence)

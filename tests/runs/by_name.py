@@ -15,7 +15,7 @@ import numpy as np
 import tiny_runs as runs
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.unfinished import missing
+from jaxrl_llm.algorithms.unfinished import UNFINISHED, missing
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.runs import loop, setup
@@ -66,7 +66,7 @@ def experience_methods() -> list[str]:
         return any(part is not None for part in (one.rollout, one.prompts, one.replay, one.reference))
 
     names = [name for name in algorithms.names() if name in OF_REWARDS or of_experience(algorithms.get(name))]
-    return [name for name in names if name in OF_REWARDS or not missing(name)]
+    return [name for name in names if name in OF_REWARDS or not set(missing(name)) - set(UNFINISHED.get(name, {}))]
 
 
 HINTS = ("rollout/guided", "rollout/unhinted")
@@ -104,7 +104,7 @@ METHODS: dict[str, Case] = {
     "icpo_in_context": Case({"reject": False}, metrics=("rollout/guided", "off_prompt/share")),
     "latr": Case({"windows": "2", "absolute": 0.001, "relative": 0.5}, info=("node",)),
     "masa": Case(metrics=("rollout/parts",), more=True),
-    "nurl": Case(metrics=("rollout/guided",), logged=(*HINTS, "curriculum/left_out/solved")),
+    "nurl": Case({"hints_from": 0}, metrics=("rollout/guided",), logged=(*HINTS, "curriculum/left_out/solved")),
     "otr": Case(settings={"group_size": 1}, info=("demonstrated",)),
     "pa_rl": Case({"keep": 2}),
     "prefixrl": Case(metrics=("rollout/parts", "rollout/prefixed"), more=True),
@@ -119,6 +119,7 @@ METHODS: dict[str, Case] = {
     "spark_co_evolving": Case({"share": 1.0}, metrics=("rollout/parts",), more=True),
     "spear": Case({"replay_rows": 2, "surplus": 1.0}, logged=("replay/share",)),
     "spo_segment": Case({"continuations": 2, "interval": 2}, metrics=("rollout/leaves",), info=("state_value",)),
+    "spo_single_stream": Case(settings={"group_size": 1}),
     "srpo_self_referential": Case({"rounds": 1}, {"rewards": ("distances(number_match)",)}, info=("distance",)),
     "subpo": Case(settings={"rewards": ("coverage(items)",)}),
     "symphony_fading_replay": Case(metrics=("replay/share", "replay/age")),
@@ -190,7 +191,7 @@ def config_of(folder: Path, name: str) -> TrainConfig:
     settings["rewards"] = tuple(one.replace("FOLDER", str(folder)) for one in settings["rewards"])
     return TrainConfig(
         model=MODEL, output=str(folder / "run"), prompts=str(folder / "rows.jsonl"), algorithm=name,
-        hyperparameters=case.options, **settings,
+        hyperparameters=runs.going_without_parts(name, case.options), **settings,
     )  # fmt: skip
 
 

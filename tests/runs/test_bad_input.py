@@ -116,7 +116,7 @@ CASES = {
     "forks past the end": (["--rollout", "forked(6, 32)"], "forks after 6 tokens, but completions have at most 6"),
     "a tree that forks past the end": (["--rollout", "tree(0, 64)"], "forks after 64 tokens, but completions have at"),
     "segments past the end": (["--algorithm", "treepo"], "budgeted_tree(512) forks after 512 tokens, but completions"),
-    "one sample": (["--algorithm", "v0_value", "--group-size", "1"], "group_size is 1, but must be at least 2"),
+    "one sample": (["--algorithm", "sgpo", "--group-size", "1"], "group_size is 1, but must be at least 2"),
     "no such configuration file": (["--config", "nowhere.yaml"], "there is no configuration file nowhere.yaml"),
 }  # fmt: skip
 

@@ -83,7 +83,7 @@ def test_all_prompts_dropped_is_said_or_an_error(tmp_path: Path, capsys: pytest.
     assert "step 3: the policy solves all prompts" in capsys.readouterr().out
     assert any("came back, in 1 of 4 steps" in text for text in summary["warnings"])
     (tmp_path / "other").mkdir()
-    config = config_of(tmp_path / "other", algorithm="nurl")
+    config = config_of(tmp_path / "other", algorithm="nurl", hyperparameters={"hints_from": 0})
     write_solved(config.prompts)
     with pytest.raises(InputError, match="the policy solves every prompt"):
         runs.train(config)

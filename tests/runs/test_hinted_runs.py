@@ -22,7 +22,8 @@ ROW = {
 }  # fmt: skip
 HARD = {"success": 1.0}  # no sample succeeds
 METHODS: dict[str, dict[str, Any]] = {
-    "ghpo": HARD, "scaf_grpo": {"hints_from": 0}, "nurl": {**HARD, "source": "column"}, "sage_self_hint": HARD,
+    "ghpo": HARD, "scaf_grpo": {"hints_from": 0}, "sage_self_hint": HARD,
+    "nurl": {**HARD, "source": "column", "hints_from": 0},
     "clpo": {}, "icpo_in_context": {"reject": False}, "ampo_multi_guidance": HARD, "hbpo": {},
     "srpo_sample_routing": {"top": 8, "success": 0.5},
     "adhint": {"hinted": 2, "noise": 0.0, "hint_low": 0.5},

@@ -32,6 +32,8 @@ def config_of(folder: Path, name: str, **changes: Any) -> TrainConfig:
         "algorithm": name, "hyperparameters": GIVEN.get(name, {}), "steps": 4, "eval_size": 0, "minibatches": 1,
         "checkpoint_every": 2, "reward": "starts_even",
     }  # fmt: skip
+    if name == "spo_single_stream":
+        settings["group_size"] = 1
     config = runs.small_config(folder, **{**settings, **changes})
     runs.write_prompts(Path(config.prompts), 4)
     return config

@@ -38,7 +38,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "eapo_iterresearch": {},
     "g_ra": {},
     "deeptravel": {"every": 1, "replay_share": 1.0},
-    "grpo_roc": {},
+    "grpo_roc": {"component": None},
     "grpo_tcr": {},
     "loop": {},
     "epo": {},

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_llm.algorithms.unfinished import UNFINISHED
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards.scoring import Scored
@@ -118,7 +119,16 @@ def small_config(folder: Path, **changes: Any) -> TrainConfig:
     }
     if settings["prompts"] == str(folder / "prompts.jsonl"):
         write_prompts(folder / "prompts.jsonl")
+    settings["hyperparameters"] = going_without_parts(
+        settings.get("algorithm", "grpo"), settings.get("hyperparameters")
+    )
     return TrainConfig(**settings)
+
+
+def going_without_parts(name: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Hyper-parameters of a run that excludes the parts that its method lacks, where they say nothing of it."""
+    parts = {"without": ",".join(UNFINISHED[name])} if name in UNFINISHED else {}
+    return {**parts, **(given or {})}
 
 
 class Taken(NamedTuple):

@@ -1,0 +1,98 @@
+"""Settings of a run that a method needs, as data on the method.
+
+`@run_settings(...)` on a method's function says what of a run the method rests on, such as groups of one sample or
+several gradient steps on a batch. A run by the method's name takes these settings where its own are at their defaults,
+says so, and is refused where they contradict the method (`runs.method_settings`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Build = TypeVar("Build", bound=Callable[..., Any])
+Given = Mapping[str, Any]  # hyper-parameters of the method, with their defaults
+
+
+@dataclass(frozen=True)
+class RunSetting:
+    """One setting of a run, `name` of `TrainConfig`.
+
+    take: the value of a run that has the default, of the method's hyper-parameters. fits: (configuration,
+    hyper-parameters) -> whether a run is as the method needs. why: what the setting is to the method.
+    """
+
+    name: str
+    take: Callable[[Given], Any]
+    fits: Callable[[Any, Given], bool]
+    why: str
+
+
+def run_settings(*settings: RunSetting) -> Callable[[Build], Build]:
+    """Decorate a method's function with the settings of a run that it needs."""
+
+    def decorate(build: Build) -> Build:
+        build.__dict__["run_settings"] = settings
+        return build
+
+    return decorate
+
+
+def run_settings_of(build: Callable[..., Any]) -> tuple[RunSetting, ...]:
+    """The settings of a run that a method needs; none for what has no `@run_settings`."""
+    return tuple(getattr(build, "run_settings", ()))
+
+
+def several_steps(why: str, epochs: int = 2) -> RunSetting:
+    """More than one gradient step on a batch, by epochs or minibatches."""
+    return RunSetting("epochs", lambda given: epochs, lambda config, given: config.epochs * config.minibatches > 1, why)
+
+
+def epochs_at_least(number: int, why: str) -> RunSetting:
+    """So many passes over a batch."""
+    return RunSetting("epochs", lambda given: number, lambda config, given: config.epochs >= number, why)
+
+
+def one_sample(why: str) -> RunSetting:
+    """One sample of each prompt."""
+    return RunSetting("group_size", lambda given: 1, lambda config, given: config.group_size == 1, why)
+
+
+def more_samples_than(name: str, why: str) -> RunSetting:
+    """Groups larger than the hyper-parameter `name`; by default the next power of two."""
+    return RunSetting(
+        "group_size",
+        lambda given: 1 << int(given[name]).bit_length(),
+        lambda config, given: config.group_size > given[name],
+        why,
+    )
+
+
+def one_reward_of(*rewards: str, why: str) -> RunSetting:
+    """One of the named reward functions, or one of a file or module of the user's."""
+
+    def fits(config: Any, given: Given) -> bool:
+        return any(":" in spec or _name(spec) in rewards for spec in config.rewards)
+
+    return RunSetting("rewards", lambda given: rewards[:1], fits, why)
+
+
+def rewards_up_to(name: str, *rewards: str, why: str) -> RunSetting:
+    """Rewards whose weights add up to the hyper-parameter `name` at least, where each is at most 1."""
+
+    def fits(config: Any, given: Given) -> bool:
+        return any(":" in spec for spec in config.rewards) or sum(map(_weight, config.rewards)) >= given[name] - 1e-9
+
+    return RunSetting("rewards", lambda given: rewards, fits, why)
+
+
+def _name(spec: str) -> str:
+    return spec.partition("(")[0].partition("*")[0].strip()
+
+
+def _weight(spec: str) -> float:
+    try:
+        return max(float(spec.rpartition("*")[2]), 0.0) if "*" in spec and not spec.endswith(")") else 1.0
+    except ValueError:  # the reward's own check says so
+        return 1.0
