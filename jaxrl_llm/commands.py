@@ -12,14 +12,13 @@ import sys
 import typing
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Annotated
 
 from jaxrl_llm.errors import InputError, gather
 from jaxrl_llm.host_options import host_options
 from jaxrl_llm.info_commands import agent_demo_command, demo_command, env_command
 from jaxrl_llm.lab_command import lab_command
 from jaxrl_llm.option_groups import setting_docs
-from jaxrl_llm.options import before, described, flag, only, parse, parse_config, positional, take
+from jaxrl_llm.options import before, described, flag, only, parse, parse_config, positional, short_help, take
 from jaxrl_llm.peer_options import method_name, translated
 from jaxrl_llm.plan_command import plan_command
 from jaxrl_llm.process import PREEMPTED, FailsafeStream, interruptible, preemptible, stop_if
@@ -30,6 +29,10 @@ from jaxrl_llm.runs.config_json import located
 from jaxrl_llm.signatures import hyperparameters
 
 STRICT = "--fail-without-signal"
+_OF_RUNS = (
+    ("--config FILE", "Settings from a YAML or TOML file"),
+    ("--resume RUN", "Go on with a run, with its own settings; auto: the run in --output, or begin it"),
+)
 
 
 def train_command(arguments: list[str]) -> int:
@@ -37,6 +40,7 @@ def train_command(arguments: list[str]) -> int:
     from jaxrl_llm.runs.run_folder import RunFolder, has_begun
 
     arguments = own_names(arguments)
+    arguments = short_help(arguments, "jaxrl train [OPTIONS]", str(train_command.__doc__), _OF_RUNS)
     given, arguments = take(arguments, "--resume")
     join, arguments = host_options(arguments)
     accept, arguments = flag(arguments, ACCEPT)
@@ -137,23 +141,29 @@ def report_command(arguments: list[str]) -> int:
     """Write a run's report.html again, or one page about several runs: their differences in settings and results.
 
     The page of several runs is comparison.html in the folder of the first, unless --output FILE names another.
-    --compare METHOD ... (last) adds the credit that other methods give the last completions of the run.
+    --compare METHOD ... (last) adds the credit that the run's own and other methods give its last completions, where
+    they were sampled or, with --after-steps N, after N steps of each, where their ratios have left 1.
     --prompts writes no page, but prints which prompts were tried, how they did, and what was left out and why.
     """
     from jaxrl_llm.runs.run_folder import RunFolder
     from jaxrl_llm.runs.run_report import write_report
 
     if not arguments or arguments[0] in ("-h", "--help"):
-        usage = "jaxrl report RUN [RUN ...] [--output FILE] [--prompts] [--compare METHOD ...]"
+        usage = "jaxrl report RUN [RUN ...] [--output FILE] [--prompts] [--after-steps N] [--compare METHOD ...]"
         print(f"usage: {usage}\n\n{inspect.getdoc(report_command)}")
         return 0
     arguments, others = before(arguments, "--compare")
     others = [method_name(name) for name in others]
     prompts, arguments = flag(arguments, "--prompts")
-    output, names = take(arguments, "--output")
+    output, arguments = take(arguments, "--output")
+    steps, names = take(arguments, "--after-steps")
     for name in names:
         if name.startswith("-"):
-            raise InputError(f"jaxrl report has no option {name}: it takes runs, --output, --prompts and --compare")
+            raise InputError(
+                f"jaxrl report has no option {name}: it takes runs, --output, --prompts, --after-steps and --compare"
+            )
+    if steps is not None and (not others or not steps.isdecimal()):
+        raise InputError(f"--after-steps is {steps}, but must be a number of steps, and is of --compare METHOD ...")
     folders = [RunFolder(name, reading=True) for name in names]
     if not folders:
         raise InputError("jaxrl report needs the folder of a run")
@@ -171,10 +181,12 @@ def report_command(arguments: list[str]) -> int:
         return 0
     more = {}
     if others:
-        from jaxrl_llm.reporting import compare, logged_batch, logged_prompts
+        from jaxrl_llm.reporting import logged_batch, logged_prompts
+        from jaxrl_llm.runs.run_report import credit_by_method
 
         batch, texts = logged_batch(folders[0].path)
-        more["Credit by method"] = compare(others, batch).to_html(texts, prompts=logged_prompts(folders[0].path))
+        found = credit_by_method(folders[0].read_config(), others, batch, int(steps or 0))
+        more["Credit by method"] = found.to_html(texts, prompts=logged_prompts(folders[0].path))
     print(write_report([folder.path for folder in folders], more, output))
     return 0
 
@@ -184,9 +196,9 @@ def export_command(arguments: list[str]) -> int:
 
     @dataclasses.dataclass(frozen=True)
     class Arguments:
-        model: Annotated[str, positional()]
+        model: positional("MODEL")  # type: ignore[valid-type]
         """A run's folder, or a model as for jaxrl train."""
-        folder: Annotated[str, positional()]
+        folder: positional("FOLDER")  # type: ignore[valid-type]
         """The folder to write, new or empty."""
         overwrite: bool = False
         """Replace the model that the folder holds. Runs and other files are never replaced."""

@@ -120,10 +120,10 @@ def help_command(arguments: list[str], commands: Mapping[str, Callable[[list[str
     if not arguments:
         print(help_text(commands))
         return 0
-    if len(arguments) > 1:
+    if len(arguments) > 1 and arguments[1:] != ["all"]:
         raise InputError(f"jaxrl help takes one command at most: remove {' '.join(arguments[1:])}")
     if arguments[0] not in commands:
         from jaxrl_llm.peer_options import unknown_command
 
         raise unknown_command(arguments[0], [*commands])
-    return commands[arguments[0]](["--help"])
+    return commands[arguments[0]](["--help", *arguments[1:]])

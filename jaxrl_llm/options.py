@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import io
 import json
 import re
+import textwrap
 import typing
 from collections.abc import Sequence
 from functools import partial
@@ -127,9 +129,50 @@ def described(kind: Any, text: str) -> Any:
     return Annotated[kind, _tyro().conf.arg(help=text)]
 
 
-def positional() -> Any:
-    """Marks a positional argument: Annotated[str, positional()]."""
-    return _tyro().conf.Positional
+def positional(name: str, many: bool = False) -> Any:
+    """The type of a positional argument that the help calls by this name: a text, or many of them."""
+    conf = _tyro().conf
+    return Annotated[
+        tuple[str, ...] if many else str, conf.Positional, conf.arg(metavar=f"[{name} ...]" if many else name)
+    ]
+
+
+SHORT = (
+    "model", "prompts", "rewards", "algorithm", "output", "steps", "prompts_per_step", "group_size", "max_new_tokens",
+    "temperature", "environment", "tools", "lora_rank", "dtype", "mesh", "epochs", "eval_size", "eval_every", "seed",
+)  # fmt: skip
+
+
+def short_help(arguments: list[str], usage: str, description: str, own: Sequence[tuple[str, str]] = ()) -> list[str]:
+    """The arguments, where they ask for no help or for all (--help all); for --help it prints the short one and exits.
+
+    The short one has the command's own options, the settings that most runs change, and the hyper-parameters of the
+    method that is named. own: options with what they are.
+    """
+    at = next((i for i, one in enumerate(arguments) if one in ("-h", "--help")), None)
+    if at is None:
+        return arguments
+    if arguments[at + 1 : at + 2] == ["all"]:
+        return [*arguments[: at + 1], *arguments[at + 2 :]]
+    docs, method = setting_docs(TrainConfig), _last(arguments, "--algorithm")
+    rows = [*own, *((f"--{name.replace('_', '-')}", docs[name]) for name in SHORT)]
+    rows.insert(len(own) + 12, ("--optimizer.learning-rate", setting_docs(OptimizerConfig)["learning_rate"]))
+    if method is not None:
+        method = method_name(method)
+        for one in options_of(method, None):
+            rows.append((f"--algorithm.{one.name.replace('_', '-')}", parameter_doc(method, one.name)))
+    width = max(len(option) for option, _ in rows) + 2
+    lines = [f"usage: {usage}", "", *inspect.cleandoc(description).splitlines(), ""]
+    for option, text in rows:
+        first = re.split(r"(?<=[^.])\. |: ", text, maxsplit=1)[0].rstrip(".")
+        lines += textwrap.wrap(
+            first, 100 - width, initial_indent=f"  {option:{width}}", subsequent_indent=" " * (width + 2)
+        )
+    count = len(dataclasses.fields(TrainConfig)) + len(dataclasses.fields(OptimizerConfig))
+    command = " ".join(usage.split()[:2])
+    lines += ["", f"{command} --help all describes all {count} settings and the method's hyper-parameters."]
+    print("\n".join(lines))
+    raise SystemExit(0)
 
 
 def take(arguments: list[str], option: str) -> tuple[str | None, list[str]]:

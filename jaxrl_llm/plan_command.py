@@ -10,7 +10,15 @@ import sys
 from pathlib import Path
 
 from jaxrl_llm.errors import InputError, require
-from jaxrl_llm.options import flag, parse_config, take
+from jaxrl_llm.options import flag, parse_config, short_help, take
+
+_OWN = (
+    ("--topology TOPOLOGY", "The devices: v5e:4x4, h100:8, cpu:1 and so on"),
+    ("--slices N", "Of a TPU topology: that many slices"),
+    ("--json", "Print a JSON object"),
+    ("--shardings", "Print every array with its sharding and bytes"),
+    ("--picture FILE", "Draw the memory over the phases"),
+)
 
 
 def plan_command(arguments: list[str]) -> int:
@@ -23,6 +31,8 @@ def plan_command(arguments: list[str]) -> int:
     array with its sharding and bytes, --picture FILE draws the memory over the phases. Other options are those of jaxrl
     train.
     """
+    usage = "jaxrl plan --topology TOPOLOGY [OPTIONS of jaxrl train]"
+    arguments = short_help(arguments, usage, str(plan_command.__doc__), _OWN)
     given = list(arguments)
     topology, arguments = take(arguments, "--topology")
     slices, arguments = take(arguments, "--slices")

@@ -8,7 +8,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from jaxrl_llm.errors import InputError, gather, require
 from jaxrl_llm.options import check_output_file, check_temperature, flag, parse, positional
@@ -21,7 +21,7 @@ def eval_command(arguments: list[str]) -> int:
 
     @dataclasses.dataclass(frozen=True)
     class Arguments:
-        model: Annotated[str, positional()]
+        model: positional("MODEL")  # type: ignore[valid-type]
         """A run's folder, or a model as for jaxrl train."""
         prompts: str | None = None
         """Prompts, given as for jaxrl train; default: the run's held-out ones."""
@@ -103,9 +103,9 @@ def sample_command(arguments: list[str]) -> int:
 
     @dataclasses.dataclass(frozen=True)
     class Arguments:
-        model: Annotated[str, positional()]
+        model: positional("MODEL")  # type: ignore[valid-type]
         """A run's folder, or a model as for jaxrl train."""
-        prompts: Annotated[tuple[str, ...], positional()]
+        prompts: positional("PROMPT", many=True)  # type: ignore[valid-type]
         """One or more prompts; chat models apply their template. With an environment, a JSON object is a row with all
         its columns, and there may be no prompt."""
         samples: int = 1

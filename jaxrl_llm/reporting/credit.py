@@ -43,6 +43,7 @@ class Comparison:
     reward: np.ndarray  # f32[N]
     tokenizer: Any = None  # of the tokens' texts; None shows ids
     where: str = ""  # the policy at which the gradient was taken, in words
+    later: str = ""  # what compares at a later policy, where that would differ
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -118,7 +119,8 @@ class Comparison:
 
     def notes(self) -> list[str]:
         """Lines of text: where the gradient is taken, which algorithms coincide there, and what stood in for what."""
-        lines = [f"The gradient is taken {self.where}."] if self.where else []
+        later = f"; {self.later} compares later" if self.later else ""
+        lines = [f"The gradient is taken {self.where}{later}."] if self.where else []
         for first, *others in self.alike():
             for name in others:
                 factor = residual(self.pushes[first], self.pushes[name])[0]
@@ -209,8 +211,9 @@ def compare(
     shown = (batch.tokens, batch.token_mask, batch.action_mask, batch.group, batch.scores)
     tokens, token_mask, action_mask, group, reward = map(np.asarray, shown)
     where = _where(outputs is not None, after_steps, nats_per_step)
+    later = "" if after_steps or outputs is not None else "after_steps=3"
     return Comparison(
-        advantages, gradients, losses, filled, tokens, token_mask, action_mask, group, reward, tokenizer, where
+        advantages, gradients, losses, filled, tokens, token_mask, action_mask, group, reward, tokenizer, where, later
     )
 
 
@@ -229,7 +232,7 @@ def _where(given: bool, steps: int, nats: float) -> str:
         return f"{many} from {start.removeprefix('at ')}, each method's own"
     if given:
         return start
-    return f"{start}: ratios are 1, where clipping has no effect; after_steps=3 compares later"
+    return f"{start}: ratios are 1, where clipping has no effect"
 
 
 def _chosen(algorithms: Which, hyperparameters: Mapping[str, Any]) -> dict[str, Algorithm]:

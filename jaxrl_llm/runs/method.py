@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import sys
 from collections.abc import Iterable, Sequence
 from tokenize import TokenError
 from typing import Any
@@ -40,8 +41,8 @@ from jaxrl_llm.transform import Transform, chain
 def named(config: TrainConfig, given: Given | None) -> TrainConfig:
     """The configuration with the algorithm's name: its own, or that of the algorithm that a program gives.
 
-    A name of the catalogue or of a file is taken as it is. An Algorithm is "python:algorithm", and a function of
-    hyper-parameters "python:" and its name. Raises InputError for what is none of these, and for hyper-parameters of a
+    A name of the catalogue or of a file is taken as it is. An Algorithm is "python:" and the name of the caller's
+    variable, or that which its run has already, and a function of hyper-parameters "python:" and its name. Raises InputError for what is none of these, and for hyper-parameters of a
     value, which has none.
     """
     if given is None:
@@ -59,7 +60,18 @@ def named(config: TrainConfig, given: Given | None) -> TrainConfig:
             f"the algorithm is a value, which has no hyper-parameters: leave out {', '.join(config.hyperparameters)}, "
             "or give a function of them that returns an Algorithm"
         )
-    return dataclasses.replace(config, algorithm=f"{PYTHON}algorithm")
+    if config.algorithm.startswith(PYTHON):
+        return config
+    return dataclasses.replace(config, algorithm=PYTHON + _variable_of(given))
+
+
+def _variable_of(value: Any) -> str:
+    """The name of the variable in which the program that calls this package has a value, or "algorithm"."""
+    frame, package = sys._getframe(), __name__.partition(".")[0]
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == package:
+        frame = frame.f_back  # type: ignore[assignment]
+    known = {} if frame is None else {**frame.f_globals, **frame.f_locals}
+    return next((name for name, one in known.items() if one is value and not name.startswith("_")), "algorithm")
 
 
 def make_algorithm(config: TrainConfig, given: Given | None = None) -> Algorithm:

@@ -1,16 +1,21 @@
-"""The report of runs, with the settings that differ from the defaults first."""
+"""The report of runs: settings that differ from the defaults first, and its method beside others."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm import reporting
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.config_json import to_dict
 from jaxrl_llm.signatures import options
+
+if TYPE_CHECKING:
+    from jaxrl_llm.reporting import Comparison
+    from jaxrl_llm.trajectory import Trajectories
 
 
 def write_report(
@@ -35,3 +40,19 @@ def defaults_of(config: Mapping[str, Any]) -> dict[str, Any]:
     except (InputError, TypeError):  # TypeError: a damaged file may hold anything there
         return {**found, "hyperparameters": {}}
     return {**found, "hyperparameters": {one.name: one.default for one in parameters} | {"preset": None}}
+
+
+def credit_by_method(
+    config: TrainConfig, others: Sequence[str], batch: Trajectories, after_steps: int = 0
+) -> Comparison:
+    """The credit that a run's own method and others give a batch; see `reporting.compare`.
+
+    The own one comes first, with the run's hyper-parameters; a Python value, which a run's folder does not hold, is
+    left out. Raises InputError for a method that is not known.
+    """
+    from jaxrl_llm.runs.method import PYTHON, make_algorithm  # here: the module of reports needs no JAX
+
+    own = {} if config.algorithm.startswith(PYTHON) else {f"{config.algorithm} (this run)": make_algorithm(config)}
+    named: dict[str, Any] = {**own, **{name: name for name in others}}
+    found = reporting.compare(named, batch, after_steps=after_steps)
+    return dataclasses.replace(found, later="--after-steps 3" if found.later else "")
