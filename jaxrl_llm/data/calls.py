@@ -192,7 +192,9 @@ def _template(turns: ChatTurns, prefix: str) -> tuple[dict[str, Any], CallFormat
     call = {"type": "function", "id": "call00000", "function": {"name": "look", "arguments": {"text": "at it"}}}
     said = turns.written([*asked, {"role": "assistant", "content": "~"}])
     try:
-        text = turns.written(fitted(turns, [*asked, {"role": "assistant", "content": "", "tool_calls": [call]}])[0])
+        called: list[dict[str, Any]] = [*asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        given = fitted(turns, called)[0]
+        text = turns.written(given if "tool_calls" in given[-1] else called)  # in its own format, if it has one
     except InputError:
         text = said
     same = next((i for i, (a, b) in enumerate(zip(text, said, strict=False)) if a != b), min(len(text), len(said)))

@@ -78,7 +78,7 @@ def conversation_text(rendering: Rendering, messages: Sequence[Message]) -> str:
         return put(rendering.render(given), instead)
     if messages[-1].get("tool_calls"):
         raise InputError(
-            f"message {len(messages)} calls tools, but nothing answers: give their results, or leave it out"
+            f"message {len(messages)} calls tools that nothing answers: give their results, or leave it out"
         )
     given, instead = fitted(rendering, messages)
     last: dict[str, Any] = given[-1]
@@ -232,8 +232,7 @@ def _found_forms(rendering: Rendering, shape: list[dict[str, Any]], marks: list[
             "call": "write the call into the content",
         }.get(one.what, "give it another role, or write the prompt yourself: prompt_format rendered")
         raise InputError(
-            f"message {one.message + 1}: the chat template does not write the {one.what} of the role {role} once: "
-            f"{remedy}"
+            f"message {one.message + 1}: the chat template drops or repeats the {one.what} of the role {role}: {remedy}"
         )
     return tuple(forms)
 

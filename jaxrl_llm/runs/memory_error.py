@@ -24,7 +24,7 @@ from jaxrl_llm.signatures import PYTHON
 SHOWN = 4  # arrays in the message
 REASON = 140  # letters of XLA's message
 # Settings without effect on what a plan says.
-APART = {"output", "tensorboard", "wandb"}
+APART = {"output", "tensorboard", "wandb", "date"}
 
 
 class OutOfMemoryError(InputError):

@@ -145,3 +145,28 @@ def test_a_dialect_without_a_chat_template() -> None:
     assert turns.reading(turns.encode(" It is 4.\n\nUser: next?<eos>")).message["content"] == "It is 4."
     with pytest.raises(InputError, match="a prompt of messages needs a chat template"):
         encode_prompt(tokenizer, ASKED)
+
+
+KNOWS = (
+    "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}<|{{ m.role }}|>{{ m.content }}"
+    "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("messages", "line"),
+    [
+        ([{"role": "critic", "content": "x"}, *ASKED], "message 1: the chat template drops or repeats the content"),
+        ([{"role": "system", "content": "x"}, *ASKED], "message 1: .* of the role system: give it another role"),
+        ([{"role": "user|>", "content": "x"}], r"message 1: its role is 'user\|>', but must be a word"),
+        ([*ASKED, {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}],
+         "message 2 calls tools that nothing answers"),
+        ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], "of the role user, with a part of type image"),
+    ],
+)  # fmt: skip
+def test_what_is_dropped_in_every_form_is_refused(messages: Any, line: str) -> None:
+    with pytest.raises(InputError, match=line) as caught:
+        text_of(KNOWS, messages)
+    assert "\n" not in str(caught.value)
+    assert text_of(KNOWS, [*ASKED, {"role": "tool", "content": "r"}]) == "<|user|>hi<|user|>r<|assistant|>"
