@@ -12,7 +12,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count as numbers
 from typing import Any, Protocol
 
@@ -29,8 +29,8 @@ class Calls(Protocol):
     def whole(self, seconds: float) -> Outcome | Lost:
         """Call the function once with all samples."""
 
-    def each(self, first: int, seconds: float, at_once: bool) -> Iterator[Outcome | Lost]:
-        """Call it for each sample from the `first` on; ends after a call that did not end by itself."""
+    def each(self, places: Sequence[int], seconds: float, at_once: bool) -> Iterator[Outcome | Lost]:
+        """Call it for each of these samples; ends after a call that did not end by itself."""
 
 
 def batch_limit(limit: float, count: int) -> float:
@@ -55,29 +55,33 @@ def within_limits(
         if count == 1:
             return found.outcome(1)._replace(seconds=time.monotonic() - start)
         problem = found.problem
+    # Neighbours, the completions of one prompt, are apart: if all of these hang, that says nothing of the others.
+    step = math.isqrt(count)
+    order = [place for first in range(step) for place in range(first, count, step)]
     parts: list[Outcome] = []
     scored, tries = time.monotonic(), 0
     while len(parts) < count:
         if time.monotonic() - scored >= PATIENCE * limit:
             why = f"no sample was scored for {PATIENCE * limit:g} s, so that the rest was not tried"
-            parts.append(Lost(why, late=True).outcome(count - sum(len(one.values) for one in parts)))
+            parts += [Lost(why, late=True).outcome(1)] * (count - len(parts))
             break
-        for one in calls.each(len(parts), limit, tries == 0):
+        for one in calls.each(order[len(parts) :], limit, tries == 0):
             if isinstance(one, Outcome):
                 scored = time.monotonic()
             parts.append(one if isinstance(one, Outcome) else one.outcome(1))
             if time.monotonic() - scored >= PATIENCE * limit:
                 break
         tries += 1
+    parts = [part for _, part in sorted(zip(order, parts, strict=True), key=lambda one: one[0])]
     lost = [one.problem for one in parts if one.problem]
     return Outcome(
-        [value for one in parts for value in one.values],
-        [failed for one in parts for failed in one.failed],
+        [one.values[0] for one in parts],
+        [one.failed[0] for one in parts],
         (lost or [problem])[0],
         time.monotonic() - start,
-        joined((one.entries, len(one.values)) for one in parts),
-        [late for one in parts for late in one.late or [False] * len(one.values)],
-        all_logged((one.logged, len(one.values)) for one in parts),
+        joined((one.entries, 1) for one in parts),
+        [any(one.late) for one in parts],
+        all_logged((one.logged, 1) for one in parts),
     )
 
 
@@ -98,21 +102,21 @@ class ThreadCalls:
         found = _taken(results, seconds)
         return Lost(time_limit_text(seconds), late=True) if found is None else found
 
-    def each(self, first: int, seconds: float, at_once: bool) -> Iterator[Outcome | Lost]:
+    def each(self, places: Sequence[int], seconds: float, at_once: bool) -> Iterator[Outcome | Lost]:
         """See `Calls`."""
-        own = {name: list(column[first:]) for name, column in self._arguments.items()}
+        own = {name: [column[place] for place in places] for name, column in self._arguments.items()}
         results: queue.SimpleQueue[Outcome | Lost] = queue.SimpleQueue()
         abandoned = threading.Event()
 
         def run() -> None:
-            for one in call_each(self._function, own, self._count - first, seconds, self._given, at_once):
+            for one in call_each(self._function, own, len(places), seconds, self._given, at_once):
                 results.put(one)
                 if abandoned.is_set():
                     return
 
         _in_thread(run)
         try:
-            for _ in range(self._count - first):
+            for _ in places:
                 if (found := _taken(results, seconds)) is None:
                     yield Lost(time_limit_text(seconds), late=True)
                     return

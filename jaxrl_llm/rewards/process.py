@@ -10,7 +10,7 @@ import pickle
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -205,25 +205,25 @@ class _ProcessCalls:
 
     def whole(self, seconds: float) -> Outcome | Lost:
         """See `Calls`."""
-        asked = self._asked(0, seconds, False, False)
+        asked = self._asked(range(self._count), seconds, False, False)
         return asked if isinstance(asked, Lost) else next(self._function.ask(asked, self._memory))
 
-    def each(self, first: int, seconds: float, at_once: bool) -> Iterator[Outcome | Lost]:
+    def each(self, places: Sequence[int], seconds: float, at_once: bool) -> Iterator[Outcome | Lost]:
         """See `Calls`."""
-        asked = self._asked(first, seconds, True, at_once)
+        asked = self._asked(places, seconds, True, at_once)
         if isinstance(asked, Lost):
-            yield from [asked] * (self._count - first)
+            yield from [asked] * len(places)
         else:
             yield from self._function.ask(asked, self._memory)
 
-    def _asked(self, first: int, seconds: float, each: bool, at_once: bool) -> Asked | Lost:
+    def _asked(self, places: Sequence[int], seconds: float, each: bool, at_once: bool) -> Asked | Lost:
         columns = {}
         for name, values in self._arguments.items():
             try:
-                columns[name] = pickle.dumps(values[first:], pickle.HIGHEST_PROTOCOL)
+                columns[name] = pickle.dumps([values[place] for place in places], pickle.HIGHEST_PROTOCOL)
             except Exception as error:
                 return Lost(f"column {name!r} cannot be sent to its process: {error_line(error)}")
-        return Asked(columns, self._count - first, seconds, self._given, each, at_once)
+        return Asked(columns, len(places), seconds, self._given, each, at_once)
 
 
 def _nothing() -> None:

@@ -222,6 +222,18 @@ def test_a_batch_may_take_longer_than_a_sample() -> None:
     assert calls == [8, 16, *[1] * 16]
 
 
+def test_a_prompt_whose_completions_all_hang_leaves_the_others() -> None:
+    """16 of 64 in a row: more than are tried in vain, if they came one after the other."""
+
+    def hangs(completions):
+        time.sleep(30 if "hang" in completions else 0)
+        return [1.0] * len(completions)
+
+    completions = ["a"] * 16 + ["hang"] * 16 + ["b"] * 32
+    found = score([Reward(hangs, time_limit=0.1)], completions, {}).total
+    np.testing.assert_array_equal(found, [1.0] * 16 + [NAN] * 16 + [1.0] * 32)
+
+
 def test_what_hangs_on_every_sample_is_given_up() -> None:
     calls = []
 
