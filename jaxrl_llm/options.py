@@ -164,10 +164,11 @@ def short_help(arguments: list[str], usage: str, description: str, own: Sequence
     width = max(len(option) for option, _ in rows) + 2
     lines = [f"usage: {usage}", "", *inspect.cleandoc(description).splitlines(), ""]
     for option, text in rows:
-        first = re.split(r"(?<=[^.])\. |: ", text, maxsplit=1)[0].rstrip(".")
+        first = re.split(r"(?<=[^.])\. (?=[A-Z])", text, maxsplit=1)[0].rstrip(".")
         lines += textwrap.wrap(
-            first, 100 - width, initial_indent=f"  {option:{width}}", subsequent_indent=" " * (width + 2)
-        )
+            first, 110, initial_indent=f"  {option:{width}}", subsequent_indent=" " * (width + 2),
+            break_on_hyphens=False, max_lines=3,
+        )  # fmt: skip
     count = len(dataclasses.fields(TrainConfig)) + len(dataclasses.fields(OptimizerConfig))
     command = " ".join(usage.split()[:2])
     lines += ["", f"{command} --help all describes all {count} settings and the method's hyper-parameters."]

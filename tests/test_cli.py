@@ -67,7 +67,7 @@ def test_every_command_helps(command: str, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    text = output_of(capsys, "train", "--help")
+    text = output_of(capsys, "train", "--help", "all")
     for field in dataclasses.fields(TrainConfig):
         name = field.name.replace("_", "-")
         if field.name == "hyperparameters":

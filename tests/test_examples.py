@@ -72,7 +72,7 @@ def test_what_the_readme_composes_is_trained(tmp_path: Path) -> None:
     exec(compile("\n".join(imports), "README.md", "exec"), names)
     exec(compile(composed, "README.md", "exec"), names)
     exec(compile(third, "README.md", "exec"), names)
-    assert names["run"].config.algorithm == "python:algorithm"
+    assert names["run"].config.algorithm == "python:mine"
     assert names["Run"](tmp_path / "wider").config.algorithm == "python:wider"
     assert names["curve"].shape == (2,)
 

@@ -67,7 +67,7 @@ def test_descriptions_that_all_methods_share_are_of_names_that_several_have() ->
 
 
 def test_the_help_is_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--algorithm", "dapo", "--help"]) == 0
+    assert main(["train", "--algorithm", "dapo", "--help", "all"]) == 0
     text = capsys.readouterr().out
     places = [text.index(f" {name} options ") for name in GROUPS]
     assert places == sorted(places)
@@ -78,5 +78,29 @@ def test_the_help_is_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"--algorithm.{one.name.replace('_', '-')}" in plain
         assert parameter_doc("dapo", one.name)[:30] in plain
     assert "Hyper-parameters of dapo" in plain
-    assert main(["train", "--help", "--algorithm=GRPO"]) == 0
+    assert main(["train", "--help", "all", "--algorithm=GRPO"]) == 0
     assert "Hyper-parameters of grpo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("command", "own"), [("train", "--resume RUN"), ("plan", "--topology TOPOLOGY")])
+def test_the_short_help_has_what_most_runs_change_and_the_methods_own(
+    command: str, own: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--help", "--algorithm", "gspo"]) == 0
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) < 80
+    assert max(map(len, text.splitlines())) <= 120
+    for option in (own, "--model", "--prompts", "--rewards", "--optimizer.learning-rate", "--algorithm.clip-high"):
+        assert f"  {option} " in text
+    assert "--hang-factor" not in text
+    assert f"jaxrl {command} --help all describes" in text
+    assert main(["help", command]) == 0
+    assert f"usage: jaxrl {command} " in capsys.readouterr().out
+    assert main(["help", command, "all"]) == 0
+    assert "--hang-factor" in capsys.readouterr().out
+
+
+def test_positional_arguments_have_names(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, usage in (("eval", "MODEL"), ("sample", "MODEL [PROMPT ...]"), ("export", "MODEL FOLDER")):
+        assert main([command, "--help"]) == 0
+        assert usage in capsys.readouterr().out.splitlines()[0]

@@ -42,8 +42,8 @@ def named(config: TrainConfig, given: Given | None) -> TrainConfig:
     """The configuration with the algorithm's name: its own, or that of the algorithm that a program gives.
 
     A name of the catalogue or of a file is taken as it is. An Algorithm is "python:" and the name of the caller's
-    variable, or that which its run has already, and a function of hyper-parameters "python:" and its name. Raises InputError for what is none of these, and for hyper-parameters of a
-    value, which has none.
+    variable, or that which its run has already, and a function of hyper-parameters "python:" and its name. Raises
+    InputError for what is none of these, and for hyper-parameters of a value, which has none.
     """
     if given is None:
         return config
@@ -71,7 +71,8 @@ def _variable_of(value: Any) -> str:
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == package:
         frame = frame.f_back  # type: ignore[assignment]
     known = {} if frame is None else {**frame.f_globals, **frame.f_locals}
-    return next((name for name, one in known.items() if one is value and not name.startswith("_")), "algorithm")
+    named = (name for name, one in known.items() if one is value and name.isidentifier() and name[0] != "_")
+    return next(named, "algorithm")
 
 
 def make_algorithm(config: TrainConfig, given: Given | None = None) -> Algorithm:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import typing
@@ -233,6 +234,9 @@ def test_the_configuration_says_what_is_trained() -> None:
     assert named(config, mine).algorithm == "python:mine"
     assert named(config, partial(mine, rounds=3)).algorithm == "python:mine"
     assert named(config, mine()).algorithm == "python:algorithm"
+    longer = mine()  # a value has the name of its variable, which its run keeps
+    assert named(config, longer).algorithm == "python:longer"
+    assert named(dataclasses.replace(config, algorithm="python:first"), longer).algorithm == "python:first"
     for value in (mine, mine()):
         with pytest.raises(
             InputError, match=r"^algorithm is a value, .*: give the value to train\(config, algorithm=\)$"
