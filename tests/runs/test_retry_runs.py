@@ -18,17 +18,21 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import agent_retries
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.rollouts.retries import Reflection, reflecting
+from jaxrl_llm.rollouts.retries import Reflection, reflecting, reflection_in
 from jaxrl_llm.rollouts.simulations import simulating
 from jaxrl_llm.runs import loop
 
 
 @pytest.fixture
 def readable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the policy says: to try again from the second turn. What it is asked fits a context of 128 tokens."""
+    """What the policy, of random weights, would have to write: to try again from the second turn.
 
-    def read(text: str, steps: int) -> Reflection:
-        return Reflection(False, 1, f"not {text[:2]}")
+    It is read as a run reads it. What it is asked fits a context of 128 tokens.
+    """
+
+    def read(text: str, steps: int) -> Reflection | None:
+        written = {"outcome": "failed", "step": 1, "suggestion": f"not {text[:2]}"}
+        return reflection_in(f"I think: {json.dumps(written)}", steps)
 
     short = {"reflect": "{attempt:.60}", "guidance": "{suggestion}", "read": read}
     monkeypatch.setattr(agent_retries, "reflecting", lambda *given: reflecting(*given, **short))
