@@ -104,7 +104,7 @@ COMMANDS = (
     # Anybody.
     First("--version", prints="jaxrl_llm [0-9]"),
     First("help", prints="First steps"),
-    First("help train", prints="run options"),
+    First("help train", prints="jaxrl train --help all describes"),
     First("list", says="jaxrl list is jaxrl algorithms here"),
     First("train --prompts nothing.jsonl --rewards nothing", says="nothing.jsonl.*|unknown reward 'nothing'"),
     First(f"{TRAIN} --batch_size 32", says="--prompts-per-step here"),

@@ -14,7 +14,7 @@ import compiling
 import jax
 import numpy as np
 import pytest
-from heavy import few
+from heavy import few, is_in_share
 
 from jaxrl_llm import load_policy, sample
 from jaxrl_llm.models import Policy
@@ -35,8 +35,16 @@ MAPS = Path("/proc/self/maps")
 
 
 @pytest.hookimpl(trylast=True)  # after tests were deselected
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the longest tests evenly over the others, so that no worker is left with several of them at the end."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out heavy tests of other shares (`heavy.is_in_share`), and spread the longest evenly over the others.
+
+    So no worker is left with several long ones at the end.
+    """
+    others = [item for item in items if item.get_closest_marker("heavy") and not is_in_share(item.nodeid)]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        left_out = set(others)
+        items[:] = [item for item in items if item not in left_out]
     long = [item for item in items if "on_smollm2" in item.nodeid]
     rest = [item for item in items if "on_smollm2" not in item.nodeid]
     for number, item in reversed(list(enumerate(long))):

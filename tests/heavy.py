@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+import zlib
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -18,8 +19,10 @@ def few(values: Iterable[Any], light: Collection[Any], unpack: bool = False) -> 
     return [value if value in light else heavy(value) for value in values]
 
 
-def share(values: Sequence[Any], which: str | None = None) -> list[Any]:
-    """All values, or where METHODS_SHARE (or `which`) is "k/n", with 0 <= k < n, those at k, k + n, k + 2 n, ..."""
-    which = os.environ.get("METHODS_SHARE") if which is None else which
-    first, each = map(int, which.split("/")) if which else (0, 1)
-    return list(values[first::each])
+def is_in_share(name: str, which: str | None = None) -> bool:
+    """Whether HEAVY_SHARE (or `which`), "k/n" with 0 <= k < n, has a test: each is in one of n shares, by its name."""
+    which = os.environ.get("HEAVY_SHARE") if which is None else which
+    if not which:
+        return True
+    number, count = map(int, which.split("/"))
+    return zlib.crc32(name.encode()) % count == number
