@@ -46,7 +46,8 @@ def test_names_are_all_known() -> None:
     assert names() == [
         "answer_tags", "box_confidence", "box_format", "box_overlap", "by_mode", "class_match", "code_tests",
         "coverage", "distances", "environment", "exact_match", "format_match", "gui_action", "gui_click",
-        "gui_format", "gui_kind", "gui_parameter", "math_verify", "number_match", "one_answer", "reasoning_gym", "tagged_levels",
+        "gui_format", "gui_kind", "gui_parameter", "math_verify", "number_match", "one_answer",
+        "reasoning_gym", "tagged_levels",
         "tagged_match",
     ]  # fmt: skip
     for name in names():
