@@ -152,6 +152,15 @@ def is_off(coefficient: Any) -> bool:
     return isinstance(coefficient, int | float) and coefficient == 0
 
 
+def several(count: int, what: str) -> str:
+    """A count with its noun.
+
+    >>> several(1, "prompt"), several(1200, "prompt")
+    ('1 prompt', '1,200 prompts')
+    """
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def error_line(error: BaseException) -> str:
     """The exception in one line of at most 300 characters, since its message may contain a whole completion."""
     try:

@@ -12,7 +12,7 @@ from jaxrl_llm.data.chat import encode_prompt, format_notes
 from jaxrl_llm.data.prompt_rows import SAMPLED, PromptRows
 from jaxrl_llm.data.prompts import Same, same_prompt
 from jaxrl_llm.data.rendering import PromptFormat
-from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.errors import InputError, several, shown
 
 logger = logging.getLogger("jaxrl_llm.data")
 T = TypeVar("T")
@@ -61,7 +61,7 @@ def encode_rows(
         kept.append(row)
         ids.append(fitting)
     if not kept:
-        raise InputError(f"all {len(rows)} prompts have more than {max_tokens} tokens: raise max_prompt_tokens")
+        raise InputError(f"{_all(len(rows))} more than {max_tokens} tokens: raise max_prompt_tokens")
 
     def encode(prompt: Any) -> list[int]:
         return encode_prompt(tokenizer, prompt, system_prompt=system_prompt, format=format)
@@ -108,7 +108,7 @@ def encode_as_drawn(
 
     if not any([encode(row, where) for where, row in rows.sample]):
         raise InputError(
-            f"all {len(rows.sample)} prompts that were sampled from {rows.name} have more than {max_tokens} tokens: "
+            f"all of {several(len(rows.sample), 'prompt')} that were sampled from {rows.name} have more than {max_tokens} tokens: "
             "raise max_prompt_tokens"
         )
     _tell(tokenizer, [row for _, row in rows.sample], format)
@@ -140,6 +140,10 @@ class _Lookup(Sequence[T], Generic[T]):
         if not -self._count <= index < self._count:
             raise IndexError(f"there are {self._count} prompts, found the index {index}")
         return self._look_up(int(index) % self._count)
+
+
+def _all(count: int) -> str:
+    return "the only prompt has" if count == 1 else f"all {count:,} prompts have"
 
 
 def _fit(ids: list[int], max_tokens: int, long_prompts: str) -> list[int]:

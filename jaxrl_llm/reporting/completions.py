@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.data.chat import prompt_text
-from jaxrl_llm.errors import InputError, shown, unknown
+from jaxrl_llm.errors import InputError, several, shown, unknown
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.reporting.conversations import common_prefix, observation
 from jaxrl_llm.reporting.shading import LEVELS, level_value, shade_level, style_rules, visible
@@ -62,7 +62,7 @@ class Completions:
         return values[np.isfinite(values)]
 
     def __str__(self) -> str:
-        lines = [f"{len(self.rows)} completions, {self._range()}"]
+        lines = [f"{several(len(self.rows), 'completion')}, {self._range()}"]
         for row in self.rows:
             values = row.numbers[self.by][row.action]
             values = values[np.isfinite(values)]
@@ -118,7 +118,7 @@ class Completions:
         return f"{self.by} {values.min():.3g} to {values.max():.3g}, mean {values.mean():.3g}"
 
     def _more(self) -> list[str]:
-        return [f"{self.left_out} more rows: pass rows= to show them"] if self.left_out else []
+        return [f"{several(self.left_out, 'more row')}: pass rows= to show them"] if self.left_out else []
 
 
 def show(batch: Trajectories, tokenizer: Any, by: str = "logp", rows: int = 16) -> Completions:

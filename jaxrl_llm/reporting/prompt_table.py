@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.errors import InputError, several
 from jaxrl_llm.reporting.run_data import RunData
 from jaxrl_llm.reporting.shown_completions import shared_beginning
 from jaxrl_llm.reporting.statistics import as_number
@@ -168,7 +168,7 @@ def tried_text(table: PromptTable) -> str:
 
 def groups_text(table: PromptTable) -> str:
     """How many groups there were, and how many taught nothing."""
-    text = f"{table.groups:,} groups, {table.equal:,} with equal rewards"
+    text = f"{several(table.groups, 'group')}, {table.equal:,} with equal rewards"
     return text + (f"; sampled and not trained on: {listed(table.dropped)}" if table.dropped else "")
 
 

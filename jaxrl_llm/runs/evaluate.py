@@ -14,7 +14,7 @@ from jaxrl_llm.data.prompt_set import PromptSet, encode_rows
 from jaxrl_llm.data.prompts import load_prompts
 from jaxrl_llm.data.rendering import PromptFormat
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
-from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.errors import InputError, several, unknown
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.process import stop_if
@@ -53,7 +53,7 @@ class Evaluation(NamedTuple):
     def __repr__(self) -> str:
         low, value, high = (100 * self.figures[name] for name in ("low", "accuracy", "high"))
         samples = f", {self.figures['samples']} samples each" if self.figures["samples"] > 1 else ""
-        prompts = "1 prompt" if self.figures["prompts"] == 1 else f"{self.figures['prompts']} prompts"
+        prompts = several(self.figures["prompts"], "prompt")
         left_out = f", {self.figures['unscored']} not scored" if self.figures["unscored"] else ""
         return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {prompts}{samples}{left_out}"
 

@@ -15,7 +15,7 @@ from jaxrl_llm.data.prompt_rows import PromptRows
 from jaxrl_llm.data.prompt_set import PromptSet, encode_as_drawn, encode_rows
 from jaxrl_llm.data.prompts import Same, conflicting, load_prompts, open_prompts, same_prompt, same_row, without
 from jaxrl_llm.data.random_access import RandomAccess
-from jaxrl_llm.errors import InputError, InputErrors, gather
+from jaxrl_llm.errors import InputError, InputErrors, gather, several
 from jaxrl_llm.reporting.writers import check_writers
 from jaxrl_llm.rewards import Reward, close_rewards, reward_digest
 from jaxrl_llm.runs.config import TrainConfig
@@ -176,7 +176,7 @@ def _held_out_size(config: TrainConfig, rows: int, notes: list[str]) -> int:
         )
         return rows // 4
     if rows <= size:
-        prompts = "1 different prompt" if rows == 1 else f"{rows} different prompts"
+        prompts = several(rows, "different prompt")
         raise InputError(
             f"{config.prompts} has {prompts}, too few to hold {size} out for evaluation: lower eval_size (0 is none), "
             "or give eval_prompts"

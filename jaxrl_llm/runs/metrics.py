@@ -12,6 +12,7 @@ import numpy as np
 from jaxrl_llm.advantages.group import TOLERANCE
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
+from jaxrl_llm.errors import several
 from jaxrl_llm.learner.signal import signal
 from jaxrl_llm.process import compiles
 from jaxrl_llm.reporting.writers import JsonlWriter, MetricWriter, TensorBoardWriter, WandbWriter, all_of
@@ -112,7 +113,7 @@ def opening_notes(config: TrainConfig, parts: RunParts, first: int, resumed: boo
     devices += f", {parts.hosts.together} of which sample as one" if parts.hosts.together > 1 else ""
     devices += f" ({', '.join(f'{name}={size}' for name, size in parts.mesh.shape.items())})" if config.mesh else ""
     text = [
-        f"{config.algorithm} on {config.model} ({policy.config.family}), {len(prompts.rows)} prompts from "
+        f"{config.algorithm} on {config.model} ({policy.config.family}), {several(len(prompts.rows), 'prompt')} from "
         f"{config.prompts or 'seeds'}, {config.prompts_per_step} x {config.group_size} completions per step, "
         f"{devices}, output in {config.output}"
     ]
@@ -259,10 +260,12 @@ def accuracy_line(figures: dict[str, Any], of: str = "held-out prompts") -> str:
     'accuracy 50.0 % (40.0 to 60.0) on 256 held-out prompts, 4.2 tokens a completion'
     """
     low, value, high = (100 * figures[name] for name in ("low", "accuracy", "high"))
-    on = f"{figures['prompts']} {of}, {figures['length']:.1f} tokens a completion"
+    one = figures["prompts"] == 1
+    on = f"{figures['prompts']} {of.replace('prompts', 'prompt', 1) if one else of}, "
+    on += f"{figures['length']:.1f} tokens a completion"
     left_out = f", {figures['unscored']} not scored" if figures.get("unscored") else ""
     if failed := figures.get("failed_environments"):
-        left_out += f", {failed} environment{'s' if failed > 1 else ''} failed"
+        left_out += f", {several(failed, 'environment')} failed"
     return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {on}{left_out}"
 
 

@@ -110,3 +110,10 @@ def test_dynamic_sampling_counts_all_that_it_draws(tmp_path: Path) -> None:
     assert said["trained/tokens"] < said["completion/tokens"]
     summary = json.loads((Path(config.output) / "summary.json").read_text())
     assert summary["tokens"] == {"sampled": said["completion/tokens"], "trained": said["trained/tokens"]}
+
+
+def test_one_of_something_is_singular() -> None:
+    figures: dict[str, Any] = {"accuracy": 1.0, "low": 0.1, "high": 1.0, "prompts": 1, "length": 2.0, "unscored": 0}
+    assert "on 1 held-out prompt, 2.0 tokens" in accuracy_line(figures)
+    assert "on 1 prompt of a.jsonl, " in accuracy_line(figures, "prompts of a.jsonl")
+    assert "on 2 prompts of a.jsonl, " in accuracy_line({**figures, "prompts": 2}, "prompts of a.jsonl")
