@@ -108,8 +108,8 @@ def encode_as_drawn(
 
     if not any([encode(row, where) for where, row in rows.sample]):
         raise InputError(
-            f"all of {several(len(rows.sample), 'prompt')} that were sampled from {rows.name} have more than {max_tokens} "
-            "tokens: raise max_prompt_tokens"
+            f"all {len(rows.sample)} prompts that were sampled from {rows.name} have more than {max_tokens} tokens: "
+            "raise max_prompt_tokens"
         )
     _tell(tokenizer, [row for _, row in rows.sample], format)
     drawn = Ahead(load, workers, lambda number: int(rows.order[number]))
