@@ -12,7 +12,7 @@ from jaxrl_llm.data.chat import encode_prompt, format_notes
 from jaxrl_llm.data.prompt_rows import SAMPLED, PromptRows
 from jaxrl_llm.data.prompts import Same, same_prompt
 from jaxrl_llm.data.rendering import PromptFormat
-from jaxrl_llm.errors import InputError, several, shown
+from jaxrl_llm.errors import InputError, shown
 
 logger = logging.getLogger("jaxrl_llm.data")
 T = TypeVar("T")
