@@ -40,6 +40,10 @@ FINE: tuple[str, ...] = (
     "len(tools.asked(([1, 2], [3]), key=jax.random.PRNGKey(0)).requests) == 2",
     "tools.asked([[1]], stop_token_ids=[-1], prompt_ids=np.array([3])).requests[0].prompt_id == 3",
     "tools.asked([[1], [2]], prompt_ids=[7, 7]).requests[1].prompt_id == 7",
+    "TrainConfig(rewards=(len,)).rewards == ('python:len',)",
+    "TrainConfig(optimizer={'learning_rate': 3e-6}).optimizer == OptimizerConfig(learning_rate=3e-6)",
+    "replace(TrainConfig(), template_options={'enable_thinking': False}).format.options == {'enable_thinking': False}",
+    "bool(jaxrl_llm.prepare(chain(group_relative(), revised(lambda b: 2 * b.advantages)), None, scored)[1].advantages.any())",
     "statistics.wilson_interval(0, 0) == (0.0, 1.0)",
 )
 NAMES: tuple[str, ...] = (*MISUSES, *FINE)
