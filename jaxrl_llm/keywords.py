@@ -18,7 +18,7 @@ from jaxrl_llm.peer_names import TRL_FLAGS, TRL_OTHER, TRL_SAME
 
 F = TypeVar("F", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type[Any])
-Elsewhere = Callable[[str], str]  # where a name belongs, such as "TrainConfig(steps=...)"; "" where it is unknown
+Elsewhere = Callable[[str], str]  # where a name belongs, such as "OptimizerConfig(beta1=...)"; "" where it is unknown
 
 _OPTION = re.compile(r"--(no-)?(?:(optimizer|algorithm)\.)?([a-z][a-z0-9-]*)")
 _NONE: Mapping[str, str] = MappingProxyType({})
@@ -87,8 +87,8 @@ def unknown_keyword(name: str, known: Iterable[str], kind: str, elsewhere: Elsew
 def _same(name: str, known: Iterable[str], elsewhere: Elsewhere) -> str:
     """What a name of TRL is here, in words; "" where it is none."""
     if name in TRL_FLAGS:
-        option, *value = TRL_FLAGS[name][0]
-        return f"is {option.removeprefix('--').replace('-', '_')}={(value or [True])[0]!r} here"
+        option, *values = TRL_FLAGS[name][0]
+        return f"is {option.removeprefix('--').replace('-', '_')}={(values[0] if values else True)!r} here"
     if name not in TRL_SAME:
         return ""
     found = _OPTION.fullmatch(TRL_SAME[name].option)

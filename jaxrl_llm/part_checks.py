@@ -21,13 +21,15 @@ def names_of(needs: Iterable[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def require_function(name: str, value: Any) -> None:
-    """InputError unless the value is a function of a batch, not a factory of transforms or objectives."""
+def require_function(name: str, value: Any, alone: bool = False) -> None:
+    """InputError unless the value is a function of a batch, not a factory of transforms or objectives.
+
+    alone: and of nothing else that it requires.
+    """
     if not callable(value):
         raise InputError(f"{name} is {shown(value)}, but must be a function of a batch")
     made = getattr(value, "__annotations__", {}).get("return")
-    required = _required_of(value)
-    if required > 1:
+    if alone and (required := _required_of(value)) > 1:
         raise InputError(f"{name} is a function of {required} values, but must be a function of a batch alone")
     if made in ("Transform", "Objective"):
         raise InputError(

@@ -148,7 +148,7 @@ class Guarded:
 @part
 def stateless(f: Callable[[Trajectories], Trajectories], needs: Iterable[str] = ()) -> Transform:
     """The transform that applies `f` and has no state."""
-    require_function("what makes a transform", f)
+    require_function("what makes a transform", f, alone=True)
     return Transform(lambda: (), lambda state, batch: (state, f(batch)), names_of(needs))
 
 

@@ -205,7 +205,7 @@ def on_actions(
 
     over: whether an episode of several rows counts once, see `once_per_episode`, or with each row.
     """
-    require_function("the advantage", advantage)
+    require_function("the advantage", advantage, alone=True)
     require_choice("over", over, ("episodes", "rows"))
     found = once_per_episode(advantage) if over == "episodes" else advantage
 

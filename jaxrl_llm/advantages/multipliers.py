@@ -31,7 +31,7 @@ def revised(advantages: Callable[[Trajectories], jax.Array], needs: Iterable[str
 
     Raises InputError when applied, for another shape or dtype, and for what the batch does not have yet.
     """
-    require_function("the revised advantages", advantages)
+    require_function("the revised advantages", advantages, alone=True)
 
     def revise(batch: Trajectories) -> Trajectories:
         value = advantages(batch)

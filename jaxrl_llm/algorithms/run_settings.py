@@ -19,7 +19,7 @@ Given = Mapping[str, Any]  # hyper-parameters of the method, with their defaults
 
 @dataclass(frozen=True)
 class RunSetting:
-    """One setting of a run, `name` of `TrainConfig`.
+    """One setting of a run, `name` of its configuration.
 
     take: the value of a run that has the default, of the method's hyper-parameters. fits: (configuration,
     hyper-parameters) -> whether a run is as the method needs. why: what the setting is to the method.
