@@ -11,15 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from jaxrl_llm.part_checks import expect
-
 Build = TypeVar("Build", bound=Callable[..., Any])
 Given = Mapping[str, Any]  # hyper-parameters of the method, with their defaults
 
 
 @dataclass(frozen=True)
 class RunSetting:
-    """One setting of a run, `name` of its configuration.
+    """One setting of a run, by its `name` in the configuration.
 
     take: the value of a run that has the default, of the method's hyper-parameters. fits: (configuration,
     hyper-parameters) -> whether a run is as the method needs. why: what the setting is to the method.
@@ -32,9 +30,7 @@ class RunSetting:
 
 
 def run_settings(*settings: RunSetting) -> Callable[[Build], Build]:
-    """Decorate a method's function with the settings of a run that it needs. InputError for anything else."""
-    for setting in settings:
-        expect("what a method needs of a run", setting, RunSetting)
+    """Decorate a method's function with the settings of a run that it needs."""
 
     def decorate(build: Build) -> Build:
         build.__dict__["run_settings"] = settings

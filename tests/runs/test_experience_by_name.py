@@ -27,7 +27,6 @@ def test_each_test_is_in_one_share() -> None:
     for name in NAMES:
         assert [is_in_share(name, f"{k}/3") for k in range(3)].count(True) == 1
         assert is_in_share(name, "")
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_the_table_names_such_methods() -> None:
