@@ -42,8 +42,8 @@ FINE: tuple[str, ...] = (
     "tools.asked([[1], [2]], prompt_ids=[7, 7]).requests[1].prompt_id == 7",
     "TrainConfig(rewards=(len,)).rewards == ('python:len',)",
     "TrainConfig(optimizer={'learning_rate': 3e-6}).optimizer == OptimizerConfig(learning_rate=3e-6)",
-    "replace(TrainConfig(), template_options={'enable_thinking': False}).format.options == {'enable_thinking': False}",
-    "prepare(chain(group_relative(), revised(lambda b: -b.advantages)), ((), ()), scored)[1].advantages.shape == (4, 6)",
+    "replace(TrainConfig(), template_options={'thinking': False}).format.options == {'thinking': False}",
+    "prepare(chain(group_relative(), revised(lambda b: -b.advantages)), ((), ()), scored)[1].advantages.ndim == 2",
     "statistics.wilson_interval(0, 0) == (0.0, 1.0)",
 )
 NAMES: tuple[str, ...] = (*MISUSES, *FINE)
