@@ -92,7 +92,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     First a name with the same letters or nearly all of them, then one that begins with all words of the other, then the
     one that shares most letters.
 
-    >>> nearest("GRPO", ["dapo", "grpo"]), nearest("gpro", ["gspo", "grpo"]), nearest("tokens", ["top_tokens"])
+    >>> nearest("GRPO", ["dapo", "grpo"]), nearest("gpro", ["gspo", "grpo"]), nearest("sampling", ["temperature"])
     ('grpo', 'grpo', None)
     >>> nearest("reference", ["reference_logp", "refined"]), nearest("GRPOTrainer", ["grpo", "grpo_tcr"])
     ('reference_logp', 'grpo')

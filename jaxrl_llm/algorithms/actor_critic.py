@@ -147,9 +147,8 @@ def ppo_max(
     the tokens of these texts.
     The paper takes texts of pretraining, without the prompts.
 
-    Defaults. Paper: kl_coefficient, reward_scaling, reward_clip. Code: clip_low, clip_high, value_clip,
-    value_coefficient, gamma, lam, whiten, advantage_clip, entropy_weight, entropy_target,
-    pretraining_coefficient. Ours: column.
+    Defaults. Code: clip_low, clip_high, value_clip, value_coefficient, gamma, lam, whiten, advantage_clip,
+    entropy_weight, entropy_target, pretraining_coefficient. Ours: kl_coefficient, reward_scaling, reward_clip, column.
     """
     require_choice("reward_scaling", reward_scaling, ("scale", "normalise", "none"))
     texts = not is_off(pretraining_coefficient)
