@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_TYPO, _SIMILAR = 0.85, 0.66  # shares of letters, as difflib counts them, from which names are suggested
 
 
 class InputError(ValueError):
@@ -87,15 +89,32 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name most similar to this one, ignoring case; None if none is similar.
 
-    Of names with letters exchanged, one with the same letters is the nearest.
+    First a name with the same letters or nearly all of them, then one that begins with all words of the other, then the
+    one that shares most letters.
 
-    >>> nearest("GRPO", ["dapo", "grpo"]), nearest("gpro", ["gspo", "grpo"])
-    ('grpo', 'grpo')
+    >>> nearest("GRPO", ["dapo", "grpo"]), nearest("gpro", ["gspo", "grpo"]), nearest("sampling", ["temperature"])
+    ('grpo', 'grpo', None)
+    >>> nearest("reference", ["reference_logp", "refined"]), nearest("GRPOTrainer", ["grpo", "grpo_tcr"])
+    ('reference_logp', 'grpo')
     """
-    plain, name = {one.lower(): one for one in known}, name[:200].lower()
-    near = difflib.get_close_matches(name, plain, n=10, cutoff=0.6)
-    near.sort(key=lambda one: sorted(one) != sorted(name))
-    return plain[near[0]] if near else None
+    plain, words = {one.lower(): one for one in known}, _words(name[:200])
+    name = name[:200].lower()
+    same = [one for one in plain if sorted(one) == sorted(name)]
+    typo = difflib.get_close_matches(name, plain, n=1, cutoff=_TYPO)
+    longer = [one for one in plain if words and _words(one)[: len(words)] == words]
+    shorter = [one for one in plain if (own := _words(one)) and words[: len(own)] == own]
+    begun = sorted(longer + shorter, key=lambda one: (abs(len(one) - len(name)), one))
+    found = [*same, *typo, *begun, *difflib.get_close_matches(name, plain, n=1, cutoff=_SIMILAR)]
+    return plain[found[0]] if found else None
+
+
+def _words(name: str) -> list[str]:
+    """The words of a name in lower case, of one in capitals too.
+
+    >>> _words("GRPOTrainer"), _words("clip_high")
+    (['grpo', 'trainer'], ['clip', 'high'])
+    """
+    return [word.lower() for word in re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z0-9]+|[A-Z0-9]+", name)]
 
 
 def missing_package(package: str, extra: str, why: str) -> InputError:

@@ -197,11 +197,32 @@ def value_of(need: str) -> tuple[str, float | None]:
     """Name and number of a need; InputError where there is no such name."""
     name, _, number = need.partition(":")
     if name not in NEEDS:
-        raise unknown("need", name, NEEDS)
+        raise no_need(name) or unknown("need", name, NEEDS)
     try:
         return name, float(number) if number else None
     except ValueError:
         raise InputError(f"the need {need!r} has the value {number!r}, which is not a number") from None
+
+
+def no_need(name: str) -> InputError | None:
+    """The error for a need of what needs no name; None for any other name."""
+    why = f"outputs.{name} is always there" if name in ("logp", "outputs") else where_from(name)
+    return InputError(f"{name!r} is no need: {why}; leave it out of needs") if why else None
+
+
+def where_from(name: str) -> str:
+    """Where a field of a batch comes from that is no need, in words; "" for any other name."""
+    if name not in Trajectories.__dataclass_fields__:
+        return ""
+    if name in ("reward", "rewards"):
+        return f"every scored batch has batch.{name}"
+    if name in ("advantages", "returns", "weights", "controls"):
+        return f"batch.{name} is what a transform before writes"
+    if name in ("info", "totals"):
+        return f"batch.{name} holds what others write"
+    if Trajectories.__dataclass_fields__[name].default is None:
+        return f"batch.{name} is what the source of the batch gives, where it has it"
+    return f"batch.{name} is always there"
 
 
 def values_of(needs: Iterable[str], name: str) -> list[float]:

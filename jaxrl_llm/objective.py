@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, is_off
 from jaxrl_llm.expressions import Negation, Operation, layout, recorded
-from jaxrl_llm.part_checks import check_divisor, expect, require_function
+from jaxrl_llm.part_checks import check_divisor, expect, names_of, require_function
 from jaxrl_llm.shapes import FLOATS, check_array
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch
 
@@ -86,6 +86,9 @@ class Objective:
     function: Callable[[PolicyOutputs, Trajectories], tuple[jax.Array, Metrics]]
     needs: frozenset[str] = frozenset()  # names of what the loop must provide, e.g. "reference_logp"
     refresh: Refresh | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "needs", names_of(self.needs))
 
     def __call__(self, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         check_outputs(outputs, batch)

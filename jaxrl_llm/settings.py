@@ -9,6 +9,7 @@ import dataclasses
 import math
 import os
 import sys
+from collections.abc import Mapping
 from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -21,8 +22,9 @@ _WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "t
 def check_types(settings: Any, prefix: str = "") -> None:
     """Check every field of a frozen dataclass against its annotation, and convert it to that type.
 
-    Lists become tuples, paths become strings, and NumPy scalars become Python's. Supported annotations are int, float
-    (finite), str, bool, Literal, tuple[T, ...], dict[str, T], dataclasses, T | None and Any.
+    Lists become tuples, paths become strings, and NumPy scalars become Python's. A dict may
+    stand for a dataclass. Supported annotations are int, float (finite), str, bool, Literal, tuple[T, ...],
+    dict[str, T], dataclasses, T | None and Any.
     Raises InputError, naming the field with `prefix` in front, for a value of another type.
     """
     if wrong := coerce_fields(settings, prefix):
@@ -69,13 +71,15 @@ def _coerce(value: Any, kind: Any, name: str) -> Any:
         if not isinstance(value, list | tuple):
             raise _wrong(name, value, f"a list, each entry {_WORDS.get(inner[0], 'a value')}")
         return tuple(_coerce(entry, inner[0], f"an entry of {name}") for entry in value)
-    if origin is dict:
-        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+    if origin in (dict, Mapping):
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise _wrong(name, value, "settings by name")
         return {key: _coerce(entry, inner[1], f"{name}.{key}") for key, entry in value.items()}
     if dataclasses.is_dataclass(kind):
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            return kind(**value)  # type: ignore[operator]
         if not isinstance(value, kind):  # type: ignore[arg-type]
-            raise _wrong(name, value, "settings by name")
+            raise _wrong(name, value, f"settings by name, {kind.__name__}(...)")  # type: ignore[union-attr]
         return value
     if kind is str and isinstance(value, os.PathLike):
         value = os.fspath(value)

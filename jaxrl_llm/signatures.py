@@ -7,13 +7,14 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jaxrl_llm import choices
 from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.peer_names import COMMANDS
 
 CATALOGUE = Path(__file__).parent / "algorithms"
 _CHOICES = {name: kind for name, kind in vars(choices).items() if typing.get_origin(kind) is Literal}
@@ -43,7 +44,7 @@ def hyperparameters(method: str, preset: str | None = None) -> list[Hyperparamet
     if method not in known:
         added = getattr(sys.modules.get("jaxrl_llm.algorithms"), "CATALOGUE", {})  # registered in this process
         if method not in added:
-            raise unknown("algorithm", method, {*known, *added})
+            raise unknown_method(method, {*known, *added})
         hints, parameters = typing.get_type_hints(added[method]), inspect.signature(added[method]).parameters
         return [Hyperparameter(one.name, hints[one.name], one.default) for one in parameters.values()]
     arguments, sets = known[method].args, _presets(known[method])
@@ -58,6 +59,20 @@ def hyperparameters(method: str, preset: str | None = None) -> list[Hyperparamet
     if sets:
         found.append(Hyperparameter("preset", Literal[tuple(sets)] | None, preset))
     return found
+
+
+def unknown_method(name: str, known: Iterable[str]) -> InputError:
+    """The error for an unknown method: what is there instead of one that is no reinforcement learning, or the nearest.
+
+    >>> str(unknown_method("gropo", ["grpo"]))
+    "unknown algorithm 'gropo': did you mean 'grpo'? Known: grpo"
+    """
+    here = COMMANDS.get(name, "")
+    return (
+        InputError(f"the algorithm {name} is {here}")
+        if here.startswith("not here")
+        else unknown("algorithm", name, known)
+    )
 
 
 def is_in_file(method: str) -> bool:

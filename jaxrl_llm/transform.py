@@ -8,11 +8,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.absent import explained
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.expressions import Call, layout, part, record
@@ -96,6 +98,7 @@ class Transform:
         if not isinstance(apply, Guarded):
             apply = Guarded(apply)
             object.__setattr__(self, "apply", apply)
+        object.__setattr__(self, "needs", names_of(self.needs))
         needs = {"needs": self.needs} if self.needs else {}
         record(self, Call(Transform, (), {"init": init.function, "apply": apply.function, **needs}))
 
@@ -132,13 +135,20 @@ class Guarded:
         if isinstance(state, Trajectories):
             raise InputError("a transform was applied to (batch, state), but takes (state, batch): swap them")
         check_batch(batch)
-        return self.function(state, batch)
+        try:
+            return self.function(state, batch)
+        except (TypeError, AttributeError, KeyError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            if said := explained(error, partial(self.function, state), batch):
+                raise InputError(said) from error
+            raise
 
 
 @part
 def stateless(f: Callable[[Trajectories], Trajectories], needs: Iterable[str] = ()) -> Transform:
     """The transform that applies `f` and has no state."""
-    require_function("what makes a transform", f)
+    require_function("what makes a transform", f, alone=True)
     return Transform(lambda: (), lambda state, batch: (state, f(batch)), names_of(needs))
 
 

@@ -31,6 +31,7 @@ class Tools:
         import jaxrl_llm.advantages.functional
         import jaxrl_llm.objectives.functional
         from jaxrl_llm import advantages, algorithms, data, objectives, rewards, sampling
+        from jaxrl_llm.algorithms import run_settings
         from jaxrl_llm.in_jax import tasks
         from jaxrl_llm.in_jax import train as in_jax
         from jaxrl_llm.learner import optimizer, provide, steps, update
@@ -38,6 +39,7 @@ class Tools:
         from jaxrl_llm.rewards.shaping import soft_overlong_penalty
         from jaxrl_llm.rollouts.rules import Partial
         from jaxrl_llm.runs import config, config_json
+        from jaxrl_llm.transform import stateless
 
         return {
             **{name: getattr(jaxrl_llm, name) for name in jaxrl_llm.__all__},
@@ -52,6 +54,7 @@ class Tools:
             "Lab": in_jax.LabSettings,
             "OptimizerConfig": optimizer.OptimizerConfig,
             "Partial": Partial,
+            "PromptFormat": data.PromptFormat,
             "Path": Path,
             "DynamicSampling": algorithms.DynamicSampling,
             "TrainConfig": config.TrainConfig,
@@ -60,6 +63,7 @@ class Tools:
             "from_dict": config_json.from_dict,
             "inf": math.inf,
             "jax": jax,
+            "jaxrl_llm": jaxrl_llm,
             "jnp": jnp,
             "key": jax.random.key(0),
             "make_optimizer": optimizer.make_optimizer,
@@ -73,6 +77,9 @@ class Tools:
             "provide": provide.provide,
             "replace": dataclasses.replace,
             "rewards": rewards,
+            "run_settings": run_settings.run_settings,
+            "several_steps": run_settings.several_steps,
+            "stateless": stateless,
             "shade": shading.shade,
             "soft_overlong_penalty": soft_overlong_penalty,
             "statistics": statistics,

@@ -17,10 +17,11 @@ from experiments.attacks.misuse_tools import Tools, make_tools
 from experiments.attacks.misuses_batches import BATCHES
 from experiments.attacks.misuses_inputs import INPUTS
 from experiments.attacks.misuses_methods import METHODS
+from experiments.attacks.misuses_names import OTHER_NAMES
 from experiments.attacks.misuses_sampling import SAMPLING
 from experiments.attacks.misuses_training import TRAINING
 
-MISUSES: dict[str, str] = {**BATCHES, **METHODS, **SAMPLING, **TRAINING, **INPUTS}
+MISUSES: dict[str, str] = {**BATCHES, **METHODS, **SAMPLING, **TRAINING, **INPUTS, **OTHER_NAMES}
 FINE: tuple[str, ...] = (
     "apply(scored.replace(reward=np.array([1.0, 0.0, 0.0, 1.0]))).advantages.shape == (4, 6)",
     "apply(scored.replace(reward=jnp.array([1, 0, 0, 1]))).advantages.shape == (4, 6)",
@@ -39,6 +40,10 @@ FINE: tuple[str, ...] = (
     "len(tools.asked(([1, 2], [3]), key=jax.random.PRNGKey(0)).requests) == 2",
     "tools.asked([[1]], stop_token_ids=[-1], prompt_ids=np.array([3])).requests[0].prompt_id == 3",
     "tools.asked([[1], [2]], prompt_ids=[7, 7]).requests[1].prompt_id == 7",
+    "TrainConfig(rewards=(len,)).rewards == ('python:len',)",
+    "TrainConfig(optimizer={'learning_rate': 3e-6}).optimizer == OptimizerConfig(learning_rate=3e-6)",
+    "replace(TrainConfig(), template_options={'thinking': False}).format.options == {'thinking': False}",
+    "prepare(chain(group_relative(), revised(lambda b: -b.advantages)), ((), ()), scored)[1].advantages.ndim == 2",
     "statistics.wilson_interval(0, 0) == (0.0, 1.0)",
 )
 NAMES: tuple[str, ...] = (*MISUSES, *FINE)

@@ -12,6 +12,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.absent import absent
 from jaxrl_llm.advantages.episodes import once_per_episode
 from jaxrl_llm.choices import Baseline, Scale
 from jaxrl_llm.coefficients import check_moments, check_number
@@ -19,6 +20,7 @@ from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.expressions import part
 from jaxrl_llm.part_checks import require_function
 from jaxrl_llm.selection.rows import ranks_within
+from jaxrl_llm.shapes import NUMBERS, check_array
 from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.transform import Transform, stateless
 
@@ -203,10 +205,18 @@ def on_actions(
 
     over: whether an episode of several rows counts once, see `once_per_episode`, or with each row.
     """
-    require_function("the advantage", advantage)
+    require_function("the advantage", advantage, alone=True)
     require_choice("over", over, ("episodes", "rows"))
     found = once_per_episode(advantage) if over == "episodes" else advantage
-    return stateless(lambda b: b.replace(advantages=found(b)[:, None] * b.action_mask), needs)
+
+    def write(batch: Trajectories) -> Trajectories:
+        value = found(batch)
+        if value is None and (said := absent(found, batch)):
+            raise InputError(said)
+        check_array("the advantage", value, NUMBERS, batch.group.shape)
+        return batch.replace(advantages=value[:, None] * batch.action_mask)
+
+    return stateless(write, needs)
 
 
 def uniform_groups(batch: Trajectories) -> jax.Array:

@@ -12,10 +12,12 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.absent import absent
 from jaxrl_llm.advantages.group import group_advantage
-from jaxrl_llm.errors import require_choice
+from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.expressions import part
 from jaxrl_llm.part_checks import require_function
+from jaxrl_llm.shapes import FLOATS, check_array
 from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.transform import Transform, stateless
 
@@ -25,9 +27,20 @@ COMPOSITIONS = ("additive", "multiplicative")
 
 @part
 def revised(advantages: Callable[[Trajectories], jax.Array], needs: Iterable[str] = ()) -> Transform:
-    """The transform that replaces the advantages of action tokens by `advantages(batch)` f32[N, L]."""
-    require_function("the revised advantages", advantages)
-    return stateless(lambda b: b.replace(advantages=jnp.where(b.action_mask, advantages(b), 0.0)), needs)
+    """The transform that replaces the advantages of action tokens by `advantages(batch)` f32[N, L].
+
+    Raises InputError when applied, for another shape or dtype, and for what the batch does not have yet.
+    """
+    require_function("the revised advantages", advantages, alone=True)
+
+    def revise(batch: Trajectories) -> Trajectories:
+        value = advantages(batch)
+        if value is None and (said := absent(advantages, batch)):
+            raise InputError(said)
+        check_array("the revised advantages", value, FLOATS, batch.tokens.shape)
+        return batch.replace(advantages=jnp.where(batch.action_mask, value, 0.0))
+
+    return stateless(revise, needs)
 
 
 def token_moments(

@@ -57,8 +57,8 @@ from jaxrl_llm.algorithms import (
 from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.given import Build, Given, builder, from_file
 from jaxrl_llm.algorithms.ranges import checked
-from jaxrl_llm.errors import InputError, shown, unknown
-from jaxrl_llm.signatures import is_in_file
+from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.signatures import is_in_file, unknown_method
 
 FAMILIES = (
     actor_critic,
@@ -128,7 +128,7 @@ def constructor(name: str) -> Build:
     if is_in_file(name):
         return from_file(name)[0]
     if name not in CATALOGUE:
-        raise unknown("algorithm", name, CATALOGUE)
+        raise unknown_method(name, CATALOGUE)
     return CATALOGUE[name]
 
 

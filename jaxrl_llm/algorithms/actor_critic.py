@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+import jax
+
 from jaxrl_llm.advantages.demonstrations import demonstrated_rows, demonstrations_apart
 from jaxrl_llm.advantages.kl_rewards import adaptive_kl, kl_reward
 from jaxrl_llm.advantages.normalisation import normalised_values, running_reward_scaling
@@ -17,11 +19,12 @@ from jaxrl_llm.choices import Estimator
 from jaxrl_llm.errors import is_off, require_choice
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.penalties import imitation
-from jaxrl_llm.objectives.subset import count_tokens, mean_by
+from jaxrl_llm.objectives.subset import count_tokens, mean_by, mean_over
 from jaxrl_llm.objectives.thresholds import distance, kl_threshold, threshold_penalty
 from jaxrl_llm.objectives.values import huber, last_action_mean, soft_minimum, value_loss
 from jaxrl_llm.rollouts.demonstrated import with_demonstration
 from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Objective, Transform, chain
 
 __all__ = ["ppo", "ppo_max", "safe_entropy_aware"]
@@ -30,6 +33,11 @@ __all__ = ["ppo", "ppo_max", "safe_entropy_aware"]
 def clipped_policy(low: float, high: float, dual: float | None = None) -> Objective:
     """PPO's clipped surrogate of token ratios, averaged over the batch's tokens; `low`, `high`, `dual` as in `clip`."""
     return policy_gradient(token_ratio(), clip(low, high, dual), token_mean())
+
+
+def sampled_rows(batch: Trajectories) -> jax.Array:
+    """bool[N]: the rows that the policy sampled, and no texts of the data set."""
+    return ~demonstrated_rows(batch)
 
 
 def chain_present(*parts: Transform | None) -> Transform:
@@ -135,12 +143,12 @@ def ppo_max(
     initialises the critic from the reward model and trains it before the policy (the run's `critic_steps`).
 
     pretraining_coefficient above 0 adds, to each group, the text in `column` of its row of the data set, which has no
-    score and no advantage, and to the loss that coefficient times the mean of -log pi over the tokens of these texts.
+    score and no advantage and counts in no other mean, and to the loss that coefficient times the mean of -log pi over
+    the tokens of these texts.
     The paper takes texts of pretraining, without the prompts.
 
-    Defaults. Paper: kl_coefficient, reward_scaling, reward_clip. Code: clip_low, clip_high, value_clip,
-    value_coefficient, gamma, lam, whiten, advantage_clip, entropy_weight, entropy_target,
-    pretraining_coefficient. Ours: column.
+    Defaults. Code: clip_low, clip_high, value_clip, value_coefficient, gamma, lam, whiten, advantage_clip,
+    entropy_weight, entropy_target, pretraining_coefficient. Ours: kl_coefficient, reward_scaling, reward_clip, column.
     """
     require_choice("reward_scaling", reward_scaling, ("scale", "normalise", "none"))
     texts = not is_off(pretraining_coefficient)
@@ -152,9 +160,12 @@ def ppo_max(
         whiten_advantages(epsilon=1e-6) if whiten else None,
         None if advantage_clip is None else clip_advantages(advantage_clip),
         count_tokens(demonstrated_rows, "text_tokens") if texts else None,
+        count_tokens(sampled_rows, "sampled_tokens") if texts else None,
     )
-    objective = clipped_policy(clip_low, clip_high) + value_coefficient * value_loss(value_clip)
-    objective += entropy_weight * distance(entropy(), entropy_target)
+    average = mean_over(sampled_rows, "sampled_tokens") if texts else token_mean()
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
+    objective += value_coefficient * value_loss(value_clip, average)
+    objective += entropy_weight * distance(entropy(average), entropy_target)
     if not texts:
         return Algorithm(transform, objective)
     objective += pretraining_coefficient * imitation(demonstrated_rows, mean_by("text_tokens"), "pretraining")

@@ -9,7 +9,8 @@ from typing import Any
 
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.ranges import annotation, check, names_of
-from jaxrl_llm.errors import InputError, error_line, require_choice, unknown
+from jaxrl_llm.errors import InputError, error_line, require_choice
+from jaxrl_llm.keywords import unknown_keyword
 from jaxrl_llm.rewards.loading import check_file, load_value
 from jaxrl_llm.signatures import NOT_GIVEN, PYTHON
 from jaxrl_llm.trajectory import in_words
@@ -70,7 +71,7 @@ def builder(given: Algorithm | Build, name: str = "") -> Build:
                 if value is not None and (known := names_of(kind.partition(" | ")[0])):
                     require_choice(f"{key} of {label}", value, known)
             elif not open_ended:
-                raise unknown(f"hyper-parameter of {label}", key, parameters)
+                raise unknown_keyword(key, parameters, f"hyper-parameter of {label}")
         try:
             signature.bind(*args, **hyperparameters)
         except TypeError as error:

@@ -264,8 +264,8 @@ def degrpo(
     prefer short right answers: `--rewards 'by_mode(number_match)'` gives the paper's 1 for <short>, 0.5 for <think>,
     and -1 for wrong answers and without either.
 
-    Defaults. Paper: control_weight, average. Code: clip_low, clip_high, kl_coefficient, entropy_coefficient.
-    Ours: control_tokens.
+    Defaults. Code: control_weight, clip_low, clip_high, kl_coefficient, entropy_coefficient. Ours: average,
+    control_tokens.
     """
     groups = {
         "control": (control_weight, first_actions(control_tokens)),

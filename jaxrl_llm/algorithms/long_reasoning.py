@@ -112,7 +112,7 @@ def t_ppo(
     paper. With segments 1 every completion is finished in its step, as in a rollout without windows. While the critic
     is untrained, windows before the last have no learning signal: train it first (the run's `critic_steps`).
 
-    Defaults. Paper: value_clip, gamma, segments. Ours: clip_low, clip_high, value_coefficient, lam. Run: max_length.
+    Defaults. Ours: value_clip, gamma, segments, clip_low, clip_high, value_coefficient, lam. Run: max_length.
     """
     check_number("segments", segments, least=1)
     window = 0 if max_length is None or segments == 1 else math.ceil(max_length / segments)

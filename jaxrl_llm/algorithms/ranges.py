@@ -13,7 +13,8 @@ from typing import Any
 from jaxrl_llm import choices
 from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError, shown, unknown
+from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.keywords import unknown_keyword
 from jaxrl_llm.parameter_ranges import RANGES
 
 TYPE_NAMES = {"bool": "true or false", "str": "text", "int": "a whole number", "float": "a number"}
@@ -80,7 +81,7 @@ def checked(build: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
         given = {**dict(zip(parameters, args, strict=False)), **hyperparameters}
         for name, value in given.items():
             if name not in parameters:
-                raise unknown(f"hyper-parameter of {build.__name__}", name, parameters)
+                raise unknown_keyword(name, parameters, f"hyper-parameter of {build.__name__}")
             check(build.__name__, name, value, annotation(parameters[name]))
         return build(**given)
 

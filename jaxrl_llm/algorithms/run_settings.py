@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from jaxrl_llm.part_checks import expect
+
 Build = TypeVar("Build", bound=Callable[..., Any])
 Given = Mapping[str, Any]  # hyper-parameters of the method, with their defaults
 
@@ -30,7 +32,9 @@ class RunSetting:
 
 
 def run_settings(*settings: RunSetting) -> Callable[[Build], Build]:
-    """Decorate a method's function with the settings of a run that it needs."""
+    """Decorate a method's function with the settings of a run that it needs. InputError for anything else."""
+    for setting in settings:
+        expect("what a method needs of a run", setting, RunSetting)
 
     def decorate(build: Build) -> Build:
         build.__dict__["run_settings"] = settings

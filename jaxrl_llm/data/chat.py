@@ -85,6 +85,8 @@ def encode_prompt(
     rejects or leaves out.
     """
     format = PromptFormat() if format is None else format
+    if not isinstance(format, PromptFormat):
+        raise InputError(f"format is {preview(format)}, but must be a PromptFormat, such as PromptFormat('plain')")
     if system_prompt is not None and (not isinstance(system_prompt, str) or not is_unicode(system_prompt)):
         raise InputError(f"the system prompt is {preview(system_prompt)}, but must be text")
     if not isinstance(prompt, str) and not is_conversation(prompt):

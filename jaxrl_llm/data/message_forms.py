@@ -10,32 +10,18 @@ from __future__ import annotations
 
 import itertools
 import re
-import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from jaxrl_llm.data.inert import guarded
-from jaxrl_llm.data.messages import CLOSED, OPENED, Message, has_thought, in_form, plain_message, text_of, written_call
+from jaxrl_llm.data.message_changes import MOVES, NONCE, Form, Move, applied, as_user
+from jaxrl_llm.data.messages import CLOSED, OPENED, Message, plain_message
 from jaxrl_llm.data.rendering import Rendering
 from jaxrl_llm.errors import InputError, shown
 
-_NONCE = f"q{secrets.token_hex(4)}"
-_ROLES = {"developer": "system", "function": "tool"}
 _known: WeakKeyDictionary[Any, dict[Any, tuple[Form, ...] | str]] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class Form:
-    """How a message is given to the template."""
-
-    role: str | None = None  # instead of its own
-    content: str = "own"  # "text": parts as one; "empty": a text where there is none
-    arguments: str = "mapping"  # or "text": JSON
-    calls: str = "own"  # "written": within the content
-    thought: str = "own"  # "written": within the content, as the template writes that of a last reply
 
 
 class Mark(NamedTuple):
@@ -64,7 +50,7 @@ def fitted(rendering: Rendering, messages: Sequence[Message]) -> tuple[list[dict
         message if message["role"] == "assistant" else {**guarded(message, rendering.control), "role": message["role"]}
         for message in plain
     ]
-    return _applied(rendering, safe, forms)
+    return applied(rendering, safe, forms)
 
 
 def conversation_text(rendering: Rendering, messages: Sequence[Message]) -> str:
@@ -83,7 +69,7 @@ def conversation_text(rendering: Rendering, messages: Sequence[Message]) -> str:
     given, instead = fitted(rendering, messages)
     last: dict[str, Any] = given[-1]
     content: Any = last.get("content") or ""
-    end = f"{_NONCE}end"
+    end = f"{NONCE}end"
     parts = isinstance(content, list)
     said = content[-1]["text"] if isinstance(content, list) else str(content)
     longer: Any = [*content[:-1], {**content[-1], "text": said + end}] if parts else said + end
@@ -99,7 +85,7 @@ def conversation_text(rendering: Rendering, messages: Sequence[Message]) -> str:
 def lost_thoughts(rendering: Rendering, messages: Sequence[Message]) -> int:
     """How many thoughts of replies the template leaves out of a conversation, whose other texts it writes."""
     shape, marks = _shape([plain_message(message) for message in messages])
-    given, instead = _applied(rendering, shape, _forms(rendering, shape, marks))
+    given, instead = applied(rendering, shape, _forms(rendering, shape, marks))
     text = put(rendering.written(given), instead)
     return sum(one.what == "thought" and one.text not in text for one in marks)
 
@@ -119,7 +105,7 @@ def _shape(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], li
     def mark(place: int, what: str, text: str) -> str:
         if not text.strip():
             return text
-        marks.append(Mark(place, what, f"{_NONCE}m{len(marks)}m"))
+        marks.append(Mark(place, what, f"{NONCE}m{len(marks)}m"))
         return marks[-1].text
 
     def marked_parts(place: int, texts: Sequence[str]) -> Iterator[dict[str, str]]:
@@ -185,7 +171,7 @@ def _found_forms(rendering: Rendering, shape: list[dict[str, Any]], marks: list[
 
     def lost(tried: Sequence[Form]) -> list[Mark] | InputError:
         try:
-            given, instead = _applied(rendering, shape, tried)
+            given, instead = applied(rendering, shape, tried)
             ends = shape[-1]["role"] == "assistant"
             text = put(rendering.written(given) if ends else rendering.render(given), instead)
         except InputError as error:
@@ -208,11 +194,11 @@ def _found_forms(rendering: Rendering, shape: list[dict[str, Any]], marks: list[
 
     missing = lost(forms)
     if isinstance(missing, InputError):  # it does not say of which message; what it says of tools counts
-        for tried in everywhere([move for move in _MOVES if move[1] is not _as_user or "tool" not in template]):
+        for tried in everywhere([move for move in MOVES if move[1] is not as_user or "tool" not in template]):
             if not isinstance(now := lost(tried), InputError):
                 forms, missing = tried, now
                 break
-    for move in _MOVES * 2:
+    for move in MOVES * 2:
         if not missing or isinstance(missing, InputError):
             break
         gone = missing
@@ -221,7 +207,7 @@ def _found_forms(rendering: Rendering, shape: list[dict[str, Any]], marks: list[
         if not isinstance(now, InputError) and len(now) < len(missing):
             forms, missing = tried, now
     if missing and not isinstance(missing, InputError):  # several changes may be needed together
-        forms = next((tried for tried in everywhere(_MOVES) if lost(tried) == []), forms)
+        forms = next((tried for tried in everywhere(MOVES) if lost(tried) == []), forms)
         missing = lost(forms)
     if isinstance(missing, InputError):
         raise missing
@@ -248,105 +234,3 @@ def _is_there(mark: Mark, text: str) -> bool:
     if mark.is_part and re.search(rf"""(["'])text\1: ?(["']) ?{mark.text} ?\2""", text):
         return False  # as JSON, or as Python writes it
     return text.count(mark.text) == 1 and (not mark.spaced or re.search(rf"\s{mark.text}", text) is not None)
-
-
-Change = Callable[[Form, Mapping[str, Any]], Form | None]
-Move = tuple[str, Change]
-
-
-def _as_text(form: Form, message: Mapping[str, Any]) -> Form | None:
-    return replace(form, content="text") if isinstance(message.get("content"), list) else None
-
-
-def _as_json(form: Form, message: Mapping[str, Any]) -> Form | None:
-    return replace(form, arguments="text") if message.get("tool_calls") else None
-
-
-def _written_calls(form: Form, message: Mapping[str, Any]) -> Form | None:
-    return replace(form, calls="written") if message.get("tool_calls") else None
-
-
-def _other_role(form: Form, message: Mapping[str, Any]) -> Form | None:
-    other = _ROLES.get(message["role"])
-    return replace(form, role=other) if other else None
-
-
-def _as_user(form: Form, message: Mapping[str, Any]) -> Form | None:
-    return replace(form, role="user") if message["role"] in ("tool", "function") else None
-
-
-def _empty(form: Form, message: Mapping[str, Any]) -> Form | None:
-    return replace(form, content="empty") if "content" not in message else None
-
-
-def _written_thought(form: Form, message: Mapping[str, Any]) -> Form | None:
-    return replace(form, thought="written") if has_thought(message) else None
-
-
-_MOVES: tuple[Move, ...] = (
-    ("content", _empty),
-    ("content", _as_text),
-    ("call", _as_json),
-    ("content", _other_role),
-    ("content", _as_user),
-    ("call", _written_calls),
-    ("thought", _written_thought),
-)
-
-
-def _applied(
-    rendering: Rendering, messages: Sequence[dict[str, Any]], forms: Sequence[Form]
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """The messages in these forms, and texts by the placeholders that stand for them."""
-    out: list[dict[str, Any]] = []
-    instead: dict[str, str] = {}
-    answers = False  # whether the last message is of results that a user gives
-    for number, (message, form) in enumerate(zip(messages, forms, strict=True)):
-        one = dict(message)
-        if form.content in ("text", "empty"):
-            one["content"] = text_of(one.get("content"))
-        if "tool_calls" in one:
-            one["tool_calls"] = [in_form(call, form.arguments) for call in one["tool_calls"]]
-        if form.calls == "written" and (calls := one.pop("tool_calls", None)):
-            one["content"] = "\n".join([text_of(one.get("content")), *map(written_call, calls)]).lstrip("\n")
-        if form.thought == "written":
-            one, own = _with_thought(rendering, one, f"{_NONCE}kept{number}kept")
-            instead |= own
-        if form.role is not None:
-            answers_too = message["role"] in ("tool", "function") and form.role == "user"
-            one = {name: value for name, value in one.items() if name not in ("name", "tool_call_id")}
-            one["role"] = form.role
-            if answers and answers_too:
-                out[-1]["content"] = f"{text_of(out[-1]['content'])}\n{text_of(one['content'])}"
-                continue
-            answers = answers_too
-        else:
-            answers = False
-        out.append(one)
-    return out, instead
-
-
-def _with_thought(
-    rendering: Rendering, message: dict[str, Any], placeholder: str
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """The reply with a placeholder as its content, and what stands for it: the thought, as a last reply has it."""
-    content = text_of(message.get("content"))
-    thought = message.get("reasoning_content")
-    if thought is None:
-        before, _, content = content.rpartition(CLOSED)
-        thought, content = before.replace(OPENED, "").strip("\n"), content.lstrip("\n")
-    first, last = f"{_NONCE}thought", f"{_NONCE}said"
-    question = {"role": "user", "content": "x"}
-    said = {"role": "assistant", "content": last}
-    asked = rendering.written([question])
-    usual = _between(asked, rendering.written([question, said, question]), last)
-    whole = _between(asked, rendering.written([question, {**said, "reasoning_content": first}]), last)
-    if first not in whole:
-        whole = f"{usual}{OPENED}\n{first}\n{CLOSED}\n\n"
-    out = {name: value for name, value in message.items() if name != "reasoning_content"} | {"content": placeholder}
-    return out, {usual + placeholder: whole.replace(first, str(thought)) + content}
-
-
-def _between(start: str, text: str, end: str) -> str:
-    """What is between a start and an end of a text; empty if there is no such."""
-    return text[len(start) : text.index(end)] if text.startswith(start) and end in text else ""

@@ -12,7 +12,9 @@ from weakref import WeakKeyDictionary
 
 from jaxrl_llm.data.inert import control_tokens, encode, guarded
 from jaxrl_llm.data.messages import Message, parts_of
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.keywords import settings_class
+from jaxrl_llm.settings import check_types
 
 Thoughts = Literal["keep", "as-template"]
 
@@ -24,6 +26,7 @@ DIALECT = (
 )
 """How conversations are written without a chat template, after the token that the tokenizer begins texts with."""
 
+_TEMPLATE_OPTIONS = ("enable_thinking", "thinking", "reasoning_effort", "add_generation_prompt", "documents")
 _takes_parts: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()  # by template
 _CODES = ("%-d", "%-m", *(f"%{code}" for code in "dmYyBbAajeFxDcHMSIpfZzUWuwGVT"), "%%")
 
@@ -34,6 +37,7 @@ def today() -> str:
     return datetime.date.today().isoformat()
 
 
+@settings_class(lambda name: f"PromptFormat(options={{{name!r}: ...}})" if name in _TEMPLATE_OPTIONS else "")
 @dataclass(frozen=True)
 class PromptFormat:
     """How prompts become token ids."""
@@ -48,6 +52,13 @@ class PromptFormat:
     out as the template does."""
     date: str | None = None
     """What the chat template takes for today, as 2031-01-31; None: when this process began to render."""
+
+    def __post_init__(self) -> None:
+        check_types(self, "a prompt format's ")
+        try:
+            datetime.date.fromisoformat(self.date or "2000-01-01")
+        except ValueError:
+            raise InputError(f"date is {shown(self.date)}, but must be a day, such as 2031-01-31") from None
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ import optax
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.in_jax.tasks import Task
+from jaxrl_llm.keywords import settings_class
 from jaxrl_llm.learner.optimizer import of_critic
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.config import ModelConfig
@@ -19,6 +20,7 @@ from jaxrl_llm.trajectory import in_words
 Array = jax.Array
 
 
+@settings_class()
 @dataclass(frozen=True)
 class LabSettings:
     """What shapes a run; other numbers need another compilation."""

@@ -23,11 +23,13 @@ import optax
 from jaxrl_llm.algorithms import CATALOGUE, Algorithm, Given, build_of, with_facts
 from jaxrl_llm.algorithms.unfinished import check_needs, check_whole, going_without, names_in
 from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.errors import InputError
+from jaxrl_llm.in_jax.checks import check_lone, check_losses
 from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch, true_reward
 from jaxrl_llm.in_jax.settings import DEFAULTS, LabSettings, check_settings, fresh_params, make_optimizer, make_policy
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.in_jax.tasks.environment import replayed
+from jaxrl_llm.keywords import belonging, checked_keywords, unknown_keyword
 from jaxrl_llm.learner.previous import first_previous
 from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.learner.steps import draw_steps
@@ -105,7 +107,7 @@ def build(make: Callable[..., Algorithm], settings: LabSettings, task: Task, giv
     """The algorithm with its hyper-parameters, facts of the run filled in. InputError for an unknown name."""
     known = inspect.signature(make).parameters
     for name in given.keys() - known.keys() - {"learning_rate"}:
-        raise unknown("hyper-parameter", name, known)
+        raise unknown_keyword(name, known, "hyper-parameter")
     own = {name: value for name, value in given.items() if name in known}
     return make(
         **with_facts(
@@ -115,6 +117,7 @@ def build(make: Callable[..., Algorithm], settings: LabSettings, task: Task, giv
     )  # fmt: skip
 
 
+@checked_keywords(belonging({"LabSettings({}=...)": LabSettings.__dataclass_fields__}))
 def make_train(
     task: Task,
     algorithm: Given,
@@ -229,8 +232,12 @@ def make_train(
         # Plain numbers and strings stay what they are: a method may leave out a term whose coefficient is 0.
         traced = {name: value for name, value in given.items() if isinstance(value, Array)}
         fixed = {name: value for name, value in given.items() if name not in traced}
+        if settings.group_size == 1:
+            check_lone(build(make, settings, task, fixed))
         one = partial(run, fixed)
-        return (jax.custom_batching.sequential_vmap(one) if settings.exact else one)(key, traced, start)
+        found: Run = (jax.custom_batching.sequential_vmap(one) if settings.exact else one)(key, traced, start)
+        check_losses(found.metrics)
+        return found
 
     return train
 

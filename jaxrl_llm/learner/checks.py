@@ -101,3 +101,15 @@ def check_rows(policy: Any, batch: Any) -> None:
     check_policy(policy)
     check_batch(batch)
     check_tokens(policy, batch)
+
+
+def check_finite(name: str, values: Any, mask: Any) -> None:
+    """InputError where values f32[N, L] at hand are infinite or NaN on the mask bool[N, L]; traced ones pass."""
+    if not known(values) or not known(mask):
+        return
+    wrong = np.any(~np.isfinite(np.asarray(values)) & np.asarray(mask), axis=1)
+    if wrong.any():
+        raise InputError(
+            f"{name} are infinite or NaN in {int(wrong.sum())} of {len(wrong)} rows: look for a division by 0 in the "
+            "transform, and for rewards that are not finite"
+        )

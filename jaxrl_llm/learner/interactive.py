@@ -19,6 +19,7 @@ import optax
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner import update as programs
+from jaxrl_llm.learner.checks import check_finite
 from jaxrl_llm.learner.provide import provide
 from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.learner.update import TrainState
@@ -50,7 +51,7 @@ def prepare(
     of the target critic (at first a copy of params["critic"], then what `algorithm.target.update` gives), for those
     that need target_values.
 
-    Raises InputError where the algorithm needs something that is not given.
+    Raises InputError where the algorithm needs something that is not given, and for advantages that are not finite.
     """
     if not isinstance(algorithm, Transform):
         expect("what prepares a batch", algorithm, Algorithm)
@@ -70,7 +71,9 @@ def prepare(
     if feedback is not None and "feedback" in algorithm.needs:
         known = {"updates": 1.0, **feedback}
         batch = batch.replace(feedback={name: jnp.float32(value) for name, value in known.items()})
-    return programs.prepare(transform, transform.init() if memory is None else memory, batch)
+    memory, batch = programs.prepare(transform, transform.init() if memory is None else memory, batch)
+    check_finite("the advantages", batch.advantages, batch.action_mask)
+    return memory, batch
 
 
 def update(

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxrl_llm.errors import InputError, require
+from jaxrl_llm.keywords import settings_class
 from jaxrl_llm.settings import check_types
 
 SMALLEST = 1e-30  # many devices take numbers below 1.2e-38 for zero
 LARGEST = 1e30
 
 
+@settings_class()
 @dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW and its schedule."""

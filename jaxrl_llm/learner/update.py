@@ -28,6 +28,7 @@ from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.placement import EXPERT, FSDP, TENSOR
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.needs import value_of
 from jaxrl_llm.part_checks import expect
 from jaxrl_llm.trajectory import SHARED, PolicyOutputs, Trajectories, check_batch, in_words, map_rows, with_totals
 from jaxrl_llm.transform import Metrics, Objective, Transform
@@ -232,6 +233,8 @@ def update(
 def _check_prepare(given: Any) -> None:
     expect("the transform", given.transform, Transform)
     check_batch(given.batch)
+    for need in given.transform.needs:
+        value_of(need)
 
 
 @compiled(_check_prepare, static_argnames=("transform",))

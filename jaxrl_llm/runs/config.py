@@ -12,18 +12,31 @@ from typing import TYPE_CHECKING, Any, Literal
 from jaxrl_llm.by_value import by_value, by_values
 from jaxrl_llm.data.rendering import PromptFormat
 from jaxrl_llm.errors import InputError, gather, require, shown
+from jaxrl_llm.keywords import settings_class
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig, check_optimizer
 from jaxrl_llm.rewards.of_environment import ENVIRONMENT, is_among
-from jaxrl_llm.runs.config_checks import COUNT, RANGES, check_format, check_together
+from jaxrl_llm.runs.config_checks import COUNT, RANGES, check_entries, check_format, check_together
 from jaxrl_llm.settings import coerce_fields, raise_error
+from jaxrl_llm.signatures import hyperparameters, known_methods
 
 if TYPE_CHECKING:
     from jaxrl_llm.sampling.requests import SamplingConfig
 
 LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down"]
+
+
+def inside(name: str) -> str:
+    """Where a name belongs that is no setting of `TrainConfig`: to the optimiser's, or to the method's."""
+    if name in OptimizerConfig.__dataclass_fields__:
+        return f"optimizer=OptimizerConfig({name}=...)"
+    methods = (one for method in sorted(known_methods()) for one in hyperparameters(method))
+    return f"hyperparameters={{{name!r}: ...}}" if any(one.name == name for one in methods) else ""
+
+
 _NAMES = ("model", "output", "algorithm", "rollout")
 
 
+@settings_class(elsewhere=inside)
 @dataclass(frozen=True)
 class TrainConfig:
     """A training run: the model, the data, the method, and where results are written."""
@@ -294,9 +307,10 @@ class TrainConfig:
                 "algorithm is a value, but must be a name here: give the value to train(config, algorithm=)"
             )
         if isinstance(self.template_options, Mapping):
-            object.__setattr__(self, "template_options", json.dumps(self.template_options))
+            object.__setattr__(self, "template_options", _as_json(self.template_options))
         for name in ("rewards", "tools"):
             object.__setattr__(self, name, by_values(getattr(self, name), name.removesuffix("s")))
+            check_entries(name, getattr(self, name))
         object.__setattr__(self, "environment", by_value(self.environment, "environment"))
         usual = self.rewards is TrainConfig.rewards
         wrong = coerce_fields(self)
@@ -327,6 +341,13 @@ class TrainConfig:
         check_format(self)
         if "" in self.stop:
             raise InputError("stop holds an empty string, which every text contains: remove it")
+
+
+def _as_json(options: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(options)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"template_options cannot be written as JSON: {error}") from None
 
 
 def _in_range(name: str, value: float, least: float, most: float | None) -> None:

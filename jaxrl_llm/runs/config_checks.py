@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.learner.optimizer_config import SMALLEST
@@ -40,6 +41,13 @@ AGENT = (
     "environment_steps",
     "tool_time_limit",
 )
+
+
+def check_entries(name: str, values: Any) -> None:
+    """InputError for a reward or tool that is neither a value of a program nor a name."""
+    for one in values if isinstance(values, list | tuple) else ():
+        if not isinstance(one, str | os.PathLike):
+            raise InputError(f"{name} holds {shown(one)}, but each must be a function, or the name of one")
 
 
 def check_format(config: TrainConfig) -> None:

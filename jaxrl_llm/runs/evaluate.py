@@ -15,6 +15,7 @@ from jaxrl_llm.data.prompts import load_prompts
 from jaxrl_llm.data.rendering import PromptFormat
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.errors import InputError, several, unknown
+from jaxrl_llm.keywords import checked_keywords
 from jaxrl_llm.models.check import check_params
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.process import stop_if
@@ -58,6 +59,7 @@ class Evaluation(NamedTuple):
         return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {prompts}{samples}{left_out}"
 
 
+@checked_keywords(peers={"num_generations": "samples", "eval_dataset": "prompts", "max_samples": "size"})
 def evaluate(
     policy: Policy,
     params: Params,

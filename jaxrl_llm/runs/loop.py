@@ -13,7 +13,9 @@ import jax
 
 from jaxrl_llm.algorithms import Given
 from jaxrl_llm.errors import InputError
+from jaxrl_llm.keywords import checked_keywords
 from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.part_checks import expect
 from jaxrl_llm.process import (
     Preempted,
     count_compiles,
@@ -28,7 +30,7 @@ from jaxrl_llm.reporting import Progress, read_jsonl
 from jaxrl_llm.rollouts.sources import Source
 from jaxrl_llm.runs.activity import Activity
 from jaxrl_llm.runs.checkpoints import Checkpoints
-from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.runs.config import TrainConfig, inside
 from jaxrl_llm.runs.config_json import to_dict
 from jaxrl_llm.runs.default_mesh import with_mesh
 from jaxrl_llm.runs.evaluate import evaluate_run
@@ -67,6 +69,12 @@ logger = logging.getLogger("jaxrl_llm.runs")
 EVALUATED_SHOWN = 1024  # held-out prompts whose completions before and after training are logged
 
 
+def _of_config(name: str) -> str:
+    """Where a name belongs that is no argument of `train`: to the configuration."""
+    return f"train(TrainConfig({name}=...))" if name in TrainConfig.__dataclass_fields__ else inside(name)
+
+
+@checked_keywords(_of_config, {"args": "config, a TrainConfig", "train_dataset": "TrainConfig(prompts=...)"})
 def train(
     config: TrainConfig,
     *,
@@ -107,6 +115,7 @@ def train(
     """
     if source is not None and curriculum is not None:
         raise InputError("a source chooses its prompts itself: give either a source or a curriculum, not both")
+    expect("config", config, TrainConfig)
     changes = {"rewards": rewards, "environment": environment, "tools": tools}
     config = dataclasses.replace(config, **{name: value for name, value in changes.items() if value is not None})
     config = fitted(named(config, algorithm))

@@ -11,8 +11,6 @@ from tokenize import TokenError
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from jaxrl_llm.algorithms import CATALOGUE, Algorithm, Given, build_of, with_facts
 from jaxrl_llm.algorithms.given import from_file, name_of
@@ -24,7 +22,7 @@ from jaxrl_llm.models.critic import critic_of
 from jaxrl_llm.models.load import load_tokenizer
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.needs import value_of, values_of
-from jaxrl_llm.reporting import compare
+from jaxrl_llm.reporting.lone import compares_samples
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.graded import MODES
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
@@ -34,7 +32,6 @@ from jaxrl_llm.runs.reference import check_reference
 from jaxrl_llm.runs.rollout import check_rollout, rollout_of
 from jaxrl_llm.runs.value_digest import value_digest
 from jaxrl_llm.signatures import PYTHON, is_in_file
-from jaxrl_llm.trajectory import Trajectories
 from jaxrl_llm.transform import Transform, chain
 
 
@@ -184,7 +181,7 @@ def provided_by(config: TrainConfig, algorithm: Algorithm) -> set[str]:
 def check_groups(config: TrainConfig, algorithm: Algorithm) -> None:
     """InputError if a method compares the samples of a prompt but group_size is 1, so that it would learn nothing.
 
-    Found by trying it: on four groups of one sample with different rewards, such a method has zero gradients.
+    Also where sets are larger than groups.
     """
     if algorithm.target is not None:  # a critic says which of its actions are good, also of a single sample
         return
@@ -196,15 +193,7 @@ def check_groups(config: TrainConfig, algorithm: Algorithm) -> None:
                     f"{config.algorithm}: {name} is {value}, but must be at most group_size {config.group_size}"
                 )
         return
-    action, rows = jnp.ones((4, 3), bool), jnp.arange(4, dtype=jnp.int32)
-    logp, zeros = -0.1 * (1 + jnp.arange(12.0).reshape(4, 3)), jnp.zeros((4, 3), jnp.int32)
-    reward = jnp.asarray([0.0, 1.0, 0.5, 1.0])
-    lone = Trajectories(
-        tokens=zeros, token_mask=action, action_mask=action, behaviour_logp=logp, policy_step=zeros, turn=zeros,
-        group=rows, prompt_id=rows, truncated=rows < 0, rewards={"probe": reward}, reward=reward,
-        info={"greedy_reward": jnp.full(4, 0.25), "demonstrated": jnp.ones(4)},
-    )  # fmt: skip
-    if not np.any(compare(algorithm, lone).gradients["algorithm 1"]):
+    if compares_samples(algorithm):
         raise InputError(
             f"{config.algorithm} compares the completions of a prompt with each other: group_size is 1, but must be at "
             "least 2"

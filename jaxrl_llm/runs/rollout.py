@@ -123,12 +123,9 @@ def rollout_of(config: TrainConfig, algorithm: Algorithm) -> Rollout:
 
 
 def check_replaced(config: TrainConfig, algorithm: Algorithm, rollout: Rollout) -> None:
-    """InputError if a rollout takes the place of the method's own, and is none of its kind: another call of the same.
-
-    Where the method reads what its own rollout provides, what provides the same may take its place.
-    """
+    """InputError if a rollout takes the place of the method's own, and is no other call of the same."""
     own = algorithm.rollout
-    if own is None or own.around is not None or own.provides & algorithm.needs or _kind(own) == _kind(rollout):
+    if own is None or own.around is not None or _kind(own) == _kind(rollout):
         return
     raise InputError(
         f"{config.algorithm} has a rollout of its own, {own.name}, without which it is another method, but rollout is "

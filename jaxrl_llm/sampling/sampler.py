@@ -15,6 +15,7 @@ import numpy as np
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.data.chat import encode_prompt, prompt_text
 from jaxrl_llm.data.rendering import PromptFormat
+from jaxrl_llm.keywords import checked_keywords
 from jaxrl_llm.models.check import check_key, check_params, check_policy
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
@@ -55,6 +56,7 @@ class StreamArguments(NamedTuple):
     cut: Cut | None  # finds where a stop string ends a completion; None without stop strings
 
 
+@checked_keywords()
 def sample(
     policy: Policy,
     params: Params,

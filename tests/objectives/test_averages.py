@@ -136,6 +136,7 @@ def test_an_average_brings_what_it_needs_to_every_objective() -> None:
     """Needs and refreshes of an average need not be passed to the objective as well."""
     seen = Average(lambda x, b: b.controls["seen"] * jnp.sum(x), frozenset({"values"}), see)
     batch = batch_of(MASK).replace(advantages=jnp.asarray(MASK, jnp.float32), reference_logp=jnp.zeros((N, L)))
+    batch = batch.replace(old_logp=jnp.zeros((N, L)))
     outputs = PolicyOutputs(jnp.full((N, L), -0.5), jnp.asarray(TOKEN_LOSSES, jnp.float32))
     for objective in (
         policy_gradient(token_ratio(), clip(), seen), kl(average=seen), entropy(seen), imitation(average=seen),

@@ -79,7 +79,7 @@ def test_what_fits_stays(name: str, changes: dict[str, Any]) -> None:
     assert setting_notes(config) == []
 
 
-OWN = ("ghpo", "scaf_grpo", "nurl", "masa", "xrpo", "sage_self_hint", "dars", "prefixrl", "latr")
+OWN = ("ghpo", "scaf_grpo", "nurl", "masa", "xrpo", "sage_self_hint", "dars", "prefixrl", "latr", "icpo_in_context")
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -87,6 +87,12 @@ def test_another_rollout_than_the_method_s_own_is_refused(name: str) -> None:
     config = TrainConfig(algorithm=name, rollout="forked(8)")
     with pytest.raises(InputError, match=f"{name} has a rollout of its own, .*: leave out rollout, or choose another"):
         check_method(config, data_mesh())
+
+
+def test_hints_do_not_replace_a_method_s_own_guidance() -> None:
+    """Though both make guided rows: ICPO also draws the wrong ones again, from the plain prompt."""
+    with pytest.raises(InputError, match=r"icpo_in_context has a rollout of its own, in_context"):
+        check_method(TrainConfig(algorithm="icpo_in_context", rollout="hinted(hint)"), data_mesh())
 
 
 def test_another_call_of_the_same_rollout_is_the_method_s() -> None:
@@ -100,6 +106,9 @@ def test_whole_conversations_are_refused_where_turns_have_prompts_of_their_own(n
         "def rounds():\n    return agent(lambda row: None, fresh=True)\n"
     )
     config = TrainConfig(algorithm=name, environment=f"{tmp_path}/own.py:rounds")
-    with pytest.raises(InputError, match=rf"{name} needs fresh_prompts .*: use a --rollout that returns .*fresh=True"):
+    with pytest.raises(
+        InputError, match=rf"{name} .*needs fresh_prompts .*: use a --rollout that returns .*fresh=True"
+    ):
         check_method(config, data_mesh())
-    check_method(TrainConfig(algorithm=name, rollout=f"{tmp_path}/own.py:rounds"), data_mesh())
+    without = {"without": "adaptive"} if name == "dart_gui" else {}
+    check_method(TrainConfig(algorithm=name, rollout=f"{tmp_path}/own.py:rounds", hyperparameters=without), data_mesh())
