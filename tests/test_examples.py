@@ -17,6 +17,7 @@ from jaxrl_llm.agent_demo import Calculator, questions
 from jaxrl_llm.cli import main
 from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.demo import easy_first, examples
+from jaxrl_llm.in_jax.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 TINY = str(ROOT / "tests/vectors/llama_tied")
@@ -73,6 +74,8 @@ def test_what_the_readme_counts() -> None:
     assert counts == [len(algorithms.names())] * 2
     assert len(list((ROOT / "colab").glob("*.ipynb"))) == len(re.findall(r"\]\(colab/\d", text)) == 5
     assert "five notebooks" in text
+    assert len(TASKS) == 12
+    assert "twelve small tasks" in (ROOT / "docs/compositions.md").read_text()
 
 
 @pytest.mark.heavy
