@@ -75,7 +75,7 @@ def write_report(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=jinja2.FileSystemLoader(_TEMPLATES)
     )
     environment.filters["number"] = _show
-    environment.filters["breakable"] = lambda text: jinja2.utils.markupsafe.Markup(breakable(text))
+    environment.filters["breakable"] = breakable
     context = {**_curves(runs), **(_one_run(runs[0], defaults) if len(runs) == 1 else side_by_side(runs, defaults))}
     context |= {"title": " and ".join(names_of(runs)), "more": more or {}, "style": _style()}
     script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
