@@ -17,7 +17,7 @@ from jaxrl_llm.agent_demo import Calculator, questions
 from jaxrl_llm.cli import main
 from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.demo import easy_first, examples
-from jaxrl_llm.in_jax.train import LabSettings
+from jaxrl_llm.in_jax.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 TINY = str(ROOT / "tests/vectors/llama_tied")
@@ -27,22 +27,37 @@ def code_lines(text: str) -> int:
     return len([line for line in text.splitlines() if line.strip()])
 
 
+def python_blocks(path: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), flags=re.DOTALL)
+
+
 def test_readme_example(capsys: pytest.CaptureFixture[str], smollm2: object) -> None:
-    first, _, second, _, before = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    _, first, second = python_blocks("README.md")
     assert code_lines(first) <= 15
-    module = types.ModuleType("readme")  # where its functions have their names, as in __main__
-    sys.modules[module.__name__], names = module, vars(module)
+    names: dict[str, Any] = {}
     exec(compile(first, "README.md", "exec"), names)  # the example itself is under test
-    printed = capsys.readouterr().out
-    assert printed.startswith("[")
-    assert printed.count(",") >= 3
-    assert "reference_logp" in names["grpo"].needs  # type: ignore[attr-defined]
-    assert names["batch"].tokens.shape[0] == 4  # type: ignore[attr-defined]
+    assert "reference_logp" in names["grpo"].needs
+    assert names["batch"].tokens.shape[0] == 4
     exec(compile(second, "README.md", "exec"), names)
     table, shown = capsys.readouterr().out.split("\nAlgorithm(")
+    assert table.splitlines()[0].split() == ["row", "group", "reward", "actions", "grpo", "gspo", "mine"]
     assert f"```text\nAlgorithm({shown}```" in (ROOT / "README.md").read_text()
     assert repr(eval(f"Algorithm({shown}", names)) + "\n" == f"Algorithm({shown}"
-    exec(compile(before, "README.md", "exec"), names)
+
+
+def test_the_page_of_compositions(capsys: pytest.CaptureFixture[str], smollm2: object) -> None:
+    first, second, _, before = python_blocks("docs/compositions.md")
+    module = types.ModuleType("compositions")  # where its functions have their names, as in __main__
+    sys.modules[module.__name__], names = module, vars(module)
+    exec(compile(first, "compositions.md", "exec"), names)
+    exec(compile(second, "compositions.md", "exec"), names)
+    table, shown = capsys.readouterr().out.split("\nAlgorithm(")
+    assert table.splitlines()[0].split() == ["row", "group", "reward", "actions", "grpo", "dapo", "mine"]
+    assert f"```text\nAlgorithm({shown}```" in (ROOT / "docs/compositions.md").read_text()
+    assert repr(eval(f"Algorithm({shown}", names)) + "\n" == f"Algorithm({shown}"
+    for definition in re.findall(r"^(?:grpo|dapo|mine) = \w+\(\n(.*?)^\)", second, flags=re.DOTALL | re.MULTILINE):
+        assert code_lines(definition) <= 5
+    exec(compile(before, "compositions.md", "exec"), names)
     printed = capsys.readouterr().out
     for part in (
         "choose_prompts(thompson(), drop_solved(back=50))",
@@ -50,38 +65,24 @@ def test_readme_example(capsys: pytest.CaptureFixture[str], smollm2: object) -> 
         "tree(0, 256",
     ):
         assert part in printed
-    assert table.splitlines()[0].split() == ["row", "group", "reward", "actions", "grpo", "dapo", "mine"]
-    assert f"has {len(algorithms.names())} published methods" in (ROOT / "README.md").read_text()
-    for definition in re.findall(r"^(?:grpo|dapo|mine) = \w+\(\n(.*?)^\)", second, flags=re.DOTALL | re.MULTILINE):
-        assert code_lines(definition) <= 5
 
 
-@pytest.mark.heavy
-def test_what_the_readme_composes_is_trained(tmp_path: Path) -> None:
-    """With another model and a smaller run than the README's."""
-    first, _, second, third, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    imports = [line for line in first.splitlines() if re.match(r"(from|import) ", line)]
-    small = f"TrainConfig(model={TINY!r}, steps=2, prompts_per_step=2, group_size=4, eval_size=2, num_prompts=20, "
-    small += "max_new_tokens=6, tensorboard=False, "
-    third = third.replace("TrainConfig(", small).replace("runs/", f"{tmp_path}/").replace("max_new_tokens=32, ", "")
-    third = third.replace("number_match", f"{tmp_path}/own.py:even").replace("(), mine", "(), mine, LAB")
-    reward = "def even(completion_ids, **_):\n    return [ids[0] % 2 for ids in completion_ids]\n"
-    (tmp_path / "own.py").write_text(reward)
-    names: dict[str, Any] = {"LAB": LabSettings(iterations=2, prompts=2, group_size=4, hidden=8, layers=1)}
-    composed = second[: second.index("scored = ")]
-    exec(compile("\n".join(imports), "README.md", "exec"), names)
-    exec(compile(composed, "README.md", "exec"), names)
-    exec(compile(third, "README.md", "exec"), names)
-    assert names["run"].config.algorithm == "python:mine"
-    assert names["Run"](tmp_path / "wider").config.algorithm == "python:wider"
-    assert names["curve"].shape == (2,)
+def test_what_the_readme_counts() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 220
+    counts = [int(number) for number in re.findall(r"(\d+) published methods", text)]
+    assert counts == [len(algorithms.names())] * 2
+    assert len(list((ROOT / "colab").glob("*.ipynb"))) == len(re.findall(r"\]\(colab/\d", text)) == 5
+    assert "five notebooks" in text
+    assert len(TASKS) == 12
+    assert "twelve small tasks" in (ROOT / "docs/compositions.md").read_text()
 
 
 @pytest.mark.heavy
 def test_the_readmes_agent_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its class and its command, with a tiny model and a smaller run."""
     text = (ROOT / "README.md").read_text()
-    section = text[text.index("## An agent in ten lines") : text.index("## Compose an algorithm")]
+    section = text[text.index("## Train an agent") : text.index("## Compose an algorithm")]
     (agent,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
     (command,) = re.findall(r"```bash\n(.*?)```", section, flags=re.DOTALL)
     assert code_lines(agent) <= 10
@@ -92,9 +93,7 @@ def test_the_readmes_agent_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert game.step("0")[:3] == ("higher", 0.0, False)
     assert game.step(f"{game.number}")[1:3] == (1.0, True)
     monkeypatch.chdir(tmp_path)
-    (row,) = re.findall(r"`(\{.*?\})`", section)
     (tmp_path / "guess.py").write_text(agent)
-    (tmp_path / "games.jsonl").write_text("".join(row.replace("1", f"{i}") + "\n" for i in range(8)))
     shutil.copytree(TINY, tmp_path / "tiny")
     template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}{{ '<eos>' if m.role == 'assistant' else '' }}\n"
     template += "{% endfor %}{% if add_generation_prompt %}a:{% endif %}"

@@ -20,7 +20,8 @@ _STYLE = """
 .jaxrl-credit table{border-collapse:collapse}
 .jaxrl-credit th{font-weight:600;text-align:left;vertical-align:top;white-space:nowrap;padding:.1em 1em .1em 0}
 .jaxrl-credit td{text-align:left;padding:.1em 0}
-.jaxrl-credit .credit td,.jaxrl-credit pre{font-family:monospace;white-space:pre-wrap;overflow-wrap:anywhere}
+.jaxrl-credit .credit td,.jaxrl-credit pre{font-family:monospace;white-space:pre-wrap;overflow-wrap:break-word}
+@media(max-width:42rem){.jaxrl-credit .credit th{white-space:normal}}
 .jaxrl-credit .sums{margin:.3em 0 .6em}
 .jaxrl-credit .sums th,.jaxrl-credit .sums td{padding:.05em 1.4em .05em 0;text-align:right}
 .jaxrl-credit .sums th[scope=row]{text-align:left}

@@ -24,6 +24,7 @@ from jaxrl_llm.reporting.curves import (
 from jaxrl_llm.reporting.overview import Defaults, overview, side_by_side
 from jaxrl_llm.reporting.prompt_table import groups_text, listed, prompt_table, tried_text
 from jaxrl_llm.reporting.run_data import RunData
+from jaxrl_llm.reporting.settings_shown import breakable
 from jaxrl_llm.reporting.shading import KINDS, LEVELS, level_value, style_rules
 from jaxrl_llm.reporting.shown_completions import (
     chosen_groups,
@@ -74,6 +75,7 @@ def write_report(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=jinja2.FileSystemLoader(_TEMPLATES)
     )
     environment.filters["number"] = _show
+    environment.filters["breakable"] = breakable
     context = {**_curves(runs), **(_one_run(runs[0], defaults) if len(runs) == 1 else side_by_side(runs, defaults))}
     context |= {"title": " and ".join(names_of(runs)), "more": more or {}, "style": _style()}
     script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 # Where a run is and was started, which say nothing about it.
 _PLACES = ("output", "started_in")
+_LONGEST = 24  # characters that stay on one line, if nothing between them may break
 
 
 class Setting(NamedTuple):
@@ -54,6 +57,16 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[name] = value
     return found
+
+
+def breakable(text: Any) -> str:
+    """A name, path or value as HTML whose lines break between its parts, and within a part only if that is very long.
+
+    >>> breakable("max_new_tokens")
+    'max_<wbr>new_<wbr>tokens'
+    """
+    parts = re.sub(r"(?<=[/_.:,=])(?=[^\W\d_])", "\0", str(text))
+    return html.escape(re.sub(rf"(\w{{{_LONGEST}}})(?=\w)", "\\1\0", parts)).replace("\0", "<wbr>")
 
 
 def _plain(value: Any) -> Any:

@@ -191,6 +191,29 @@ def test_reports_fit_narrow_screens(runs: tuple[Path, Path], tmp_path: Path, wid
         assert found == {"over": 0, "wide": []}
 
 
+def test_no_word_of_a_table_is_broken_on_a_phone(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    changed = {"seed": 5, "prompts": "", "max_new_tokens": 1, "environment": "world.py:Countdown"}
+    page = write_report(runs[0], defaults=lambda config: {name: changed.get(name, -1) for name in config})
+    probe = """
+        page.querySelectorAll("details").forEach(one => one.open = true);
+        const broken = [], walker = page.createTreeWalker(page.body, 4), range = page.createRange();
+        while (walker.nextNode()) {
+          const node = walker.currentNode;
+          if (!node.parentElement.closest(".facts")) continue;
+          for (const word of node.textContent.matchAll(/[^\\s-]+/g)) {
+            range.setStart(node, word.index);
+            range.setEnd(node, word.index + word[0].length);
+            if (new Set([...range.getClientRects()].map(one => one.top)).size > 1) broken.push(word[0]);
+          }
+        }
+        return {tables: all(".facts").length, broken};
+    """
+    found, said = look(page, probe, 420, tmp_path)
+    assert said == []
+    assert found["tables"] > 2
+    assert found["broken"] == []
+
+
 def test_a_plot_in_a_notebook_has_its_curves(runs: tuple[Path, Path], tmp_path: Path) -> None:
     page = tmp_path / "plot.html"
     page.write_text("<!doctype html><body>" + plot_runs(list(runs), ["reward/mean"])._repr_html_())

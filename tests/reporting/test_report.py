@@ -19,7 +19,7 @@ from jaxrl_llm.reporting.report import write_report
 from jaxrl_llm.reporting.shading import shade
 
 pytest.importorskip("matplotlib")
-VOID = {"meta", "br", "input", "link", "img", "hr"}
+VOID = {"meta", "br", "input", "link", "img", "hr", "wbr"}
 
 
 class Page(HTMLParser):
@@ -27,7 +27,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)
-        self.tags, self.open, self.text, self.svgs = [], [], [], 0
+        self.tags, self.open, self.text, self.svgs, self.goes_on = [], [], [], 0, False
         self.feed(text)
         self.close()
         assert self.open == []
@@ -35,6 +35,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attributes):
         self.tags.append((tag, dict(attributes)))
         self.svgs += tag == "svg"
+        self.goes_on = tag == "wbr"  # which is within a word
         if tag not in VOID:
             self.open.append(tag)
 
@@ -46,7 +47,11 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         if self.open and self.open[-1] not in ("style", "script"):
-            self.text.append(data)
+            if self.goes_on:
+                self.text[-1] += data
+            else:
+                self.text.append(data)
+            self.goes_on = False
 
     @property
     def visible(self):
