@@ -25,11 +25,17 @@ _shorten.maxstring = _shorten.maxother = _shorten.maxlong = 60
 
 
 def is_conversation(prompt: Any) -> bool:
-    """Whether the prompt is a non-empty list of messages, `[{"role": ..., "content": ...}, ...]`."""
+    """Whether the prompt is a non-empty list of messages, `[{"role": ..., "content": ...}, ...]`.
+
+    A message that calls tools may have no content.
+    """
     return (
         isinstance(prompt, list | tuple)
         and len(prompt) > 0
-        and all(isinstance(message, dict) and {"role", "content"} <= message.keys() for message in prompt)
+        and all(
+            isinstance(message, dict) and "role" in message and ("content" in message or message.get("tool_calls"))
+            for message in prompt
+        )
     )
 
 
@@ -41,7 +47,7 @@ def fault_of(prompt: Any) -> str | None:
     """
     texts = [prompt] if isinstance(prompt, str) else []
     for number, message in enumerate([] if texts else prompt, start=1):
-        role, content = message["role"], message["content"]
+        role, content = message["role"], message.get("content")
         if not isinstance(role, str) or not role:
             return f"message {number}: its role is {preview(role)}, but must be text, such as 'user'"
         if _is_list(content) and content and all(map(_is_text_part, content)):
