@@ -87,6 +87,9 @@ def same_text(one: str, other: str) -> bool:
 
 
 def _written(text: str) -> str:
-    return re.sub(r"\\(?:left|right|displaystyle|text|mathrm|quad|[,;:! ])|[\s${}]|\\[()\[\]]", "", text).replace(
-        r"\ldots", "..."
-    ).replace(r"\dots", "...").replace(r"\cdots", "...")
+    return (
+        re.sub(r"\\(?:left|right|displaystyle|text|mathrm|quad|[,;:! ])|[\s${}]|\\[()\[\]]", "", text)
+        .replace(r"\ldots", "...")
+        .replace(r"\dots", "...")
+        .replace(r"\cdots", "...")
+    )

@@ -32,8 +32,12 @@ _QUOTES = re.compile(rf"(?<!{_QUOTE}){_QUOTE}++(?=[-+]?\.?[0-9])|(?<=[0-9]){_QUO
 _LONGEST = 2000  # characters of a final answer, and of the end of a text in which it is looked for
 _SMALL = 1e-3  # numbers below are compared by their ratio
 _INLINE = re.compile(r"\$([^$\n]+)\$")
-_FORMULA = re.compile(r"(?=.*\\[a-z])(?:\\[a-zA-Z]+|[^\\$A-Za-z\n]|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))+")  # without words
-_LATEX_DELIMITERS = ("$", r"\(", r"\[", r"\boxed", r"\begin")
+_FORMULA = re.compile(
+    r"(?=.*(?:\\[a-z]|[\^*/=+]))(?:\\[a-zA-Z]+|[^\\$A-Za-z\n]|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))+"
+)  # without words
+_LATEX_DELIMITERS = (
+    "$", r"\(", r"\[", r"\boxed", *(rf"\begin{{{kind}" for kind in ("equation", "align", "gather", "math")),
+)  # fmt: skip
 
 
 def text_of(completion: Any) -> str:
@@ -226,14 +230,17 @@ def readings(text: str, numbers: bool = True) -> Iterator[list[Any]]:
             return
         usual = with_usual_numbers(found) if numbers else found
         yield from filter(
-            None, map(parsed, dict.fromkeys([f"\\boxed{{{usual}}}", f"${normalised(usual)}$", usual, found, f"${as_latex(found)}$"]))
+            None,
+            map(
+                parsed,
+                dict.fromkeys([f"\\boxed{{{usual}}}", f"${normalised(usual)}$", usual, found, f"${as_latex(found)}$"]),
+            ),
         )
         return
     said = _INLINE.sub(lambda one: f"${as_latex(one[1])}$", _end_of(_after_thoughts(text)))
     usual = with_usual_numbers(said) if numbers else said
-    if _FORMULA.fullmatch(said) and (one := parsed(f"${as_latex(said)}$")):
-        yield one
-    elif one := parsed(usual) or parsed(_QUOTES.sub(" ", normalised(said))):
+    alone = parsed(f"${as_latex(said)}$") if _FORMULA.fullmatch(said) else []
+    if one := alone or parsed(usual) or parsed(_QUOTES.sub(" ", normalised(said))):
         yield one
 
 

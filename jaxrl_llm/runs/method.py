@@ -42,8 +42,8 @@ def named(config: TrainConfig, given: Given | None) -> TrainConfig:
     """The configuration with the algorithm's name: its own, or that of the algorithm that a program gives.
 
     A name of the catalogue or of a file is taken as it is. An Algorithm is "python:" and the name of the caller's
-    variable, or that which its run has already, and a function of hyper-parameters "python:" and its name. Raises InputError for what is none of these, and for hyper-parameters of a
-    value, which has none.
+    variable, or that which its run has already, and a function of hyper-parameters "python:" and its name. Raises
+    InputError for what is none of these, and for hyper-parameters of a value, which has none.
     """
     if given is None:
         return config
