@@ -74,6 +74,7 @@ def encode_prompt(
     system_prompt: str | None = None,
     format: PromptFormat | None = None,
     row: Mapping[str, Any] | None = None,
+    dialect: bool = False,
 ) -> list[int]:
     """The token ids of a prompt, after which the policy starts to generate.
 
@@ -85,6 +86,7 @@ def encode_prompt(
     system_prompt: prepended to the messages, unless they contain a system message.
     format: a string may be plain or rendered text instead, and the chat template may have options.
     row: of the data set, whose columns `tools` (JSON schemas) and `chat_template_kwargs` the chat template gets.
+    dialect: messages without a chat template are written in `rendering.DIALECT`, as those of environments are.
 
     Raises InputError for any other type, for an invalid prompt (see `fault_of`), for a prompt without tokens, for
     messages or a system prompt without a chat template or in another format, and for messages that the chat template
@@ -99,7 +101,9 @@ def encode_prompt(
         raise InputError(f"prompt {preview(prompt)}: {fault}")
     elif not callable(tokenizer):
         raise InputError(f"the tokenizer is {preview(tokenizer)}: pass the one of load_policy, or token ids as prompts")
-    elif has_chat_template(tokenizer) and format.kind == "chat":
+    elif (has_chat_template(tokenizer) and format.kind == "chat") or (dialect and not isinstance(prompt, str)):
+        if not has_chat_template(tokenizer):
+            format = replace(format, kind="plain")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if system_prompt is not None and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": system_prompt}, *messages]

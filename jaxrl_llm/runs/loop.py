@@ -109,10 +109,10 @@ def train(
     if source is not None and curriculum is not None:
         raise InputError("a source chooses its prompts itself: give either a source or a curriculum, not both")
     changes = {"rewards": rewards, "environment": environment, "tools": tools}
-    given = {name: value for name, value in changes.items() if value is not None}
-    if "rewards" in given and config.eval_reward == ENVIRONMENT:
-        given["eval_reward"] = None  # it may be no longer among them
-    config = dataclasses.replace(config, **given)
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if "rewards" in changes and config.eval_reward == ENVIRONMENT:
+        changes["eval_reward"] = None  # it may be no longer among them
+    config = dataclasses.replace(config, **changes)
     config = fitted(named(config, algorithm))
     check_named(config.algorithm, algorithm is not None)
     if inputs is None:
