@@ -25,11 +25,17 @@ _shorten.maxstring = _shorten.maxother = _shorten.maxlong = 60
 
 
 def is_conversation(prompt: Any) -> bool:
-    """Whether the prompt is a non-empty list of messages, `[{"role": ..., "content": ...}, ...]`."""
+    """Whether the prompt is a non-empty list of messages, `[{"role": ..., "content": ...}, ...]`.
+
+    A message that calls tools may have no content.
+    """
     return (
         isinstance(prompt, list | tuple)
         and len(prompt) > 0
-        and all(isinstance(message, dict) and {"role", "content"} <= message.keys() for message in prompt)
+        and all(
+            isinstance(message, dict) and "role" in message and ("content" in message or message.get("tool_calls"))
+            for message in prompt
+        )
     )
 
 
@@ -41,7 +47,7 @@ def fault_of(prompt: Any) -> str | None:
     """
     texts = [prompt] if isinstance(prompt, str) else []
     for number, message in enumerate([] if texts else prompt, start=1):
-        role, content = message["role"], message["content"]
+        role, content = message["role"], message.get("content")
         if not isinstance(role, str) or not role:
             return f"message {number}: its role is {preview(role)}, but must be text, such as 'user'"
         if _is_list(content) and content and all(map(_is_text_part, content)):
@@ -68,6 +74,7 @@ def encode_prompt(
     system_prompt: str | None = None,
     format: PromptFormat | None = None,
     row: Mapping[str, Any] | None = None,
+    dialect: bool = False,
 ) -> list[int]:
     """The token ids of a prompt, after which the policy starts to generate.
 
@@ -79,6 +86,7 @@ def encode_prompt(
     system_prompt: prepended to the messages, unless they contain a system message.
     format: a string may be plain or rendered text instead, and the chat template may have options.
     row: of the data set, whose columns `tools` (JSON schemas) and `chat_template_kwargs` the chat template gets.
+    dialect: messages without a chat template are written in `rendering.DIALECT`, as those of environments are.
 
     Raises InputError for any other type, for an invalid prompt (see `fault_of`), for a prompt without tokens, for
     messages or a system prompt without a chat template or in another format, and for messages that the chat template
@@ -95,7 +103,9 @@ def encode_prompt(
         raise InputError(f"prompt {preview(prompt)}: {fault}")
     elif not callable(tokenizer):
         raise InputError(f"the tokenizer is {preview(tokenizer)}: pass the one of load_policy, or token ids as prompts")
-    elif has_chat_template(tokenizer) and format.kind == "chat":
+    elif (has_chat_template(tokenizer) and format.kind == "chat") or (dialect and not isinstance(prompt, str)):
+        if not has_chat_template(tokenizer):
+            format = replace(format, kind="plain")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if system_prompt is not None and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": system_prompt}, *messages]

@@ -149,7 +149,7 @@ def before_the_answer(messages: Any, where: str) -> tuple[Any, str | None]:
     asked = list(messages[:-1])
     if not asked:
         raise InputError(f"{where}: the conversation has only an assistant's message, found {preview(messages)}")
-    content = messages[-1]["content"]
+    content = messages[-1].get("content")
     return asked, content if isinstance(content, str) else None
 
 

@@ -92,6 +92,8 @@ def call_of(found: Any) -> Call:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError('a call is a JSON object with "name" and "arguments"')
     arguments = function.get("arguments", function.get("parameters", {}))
+    if arguments is None or arguments == "":  # as some write that there are none
+        arguments = {}
     if isinstance(arguments, str):
         arguments = read_json(arguments.strip())[0]
     if not isinstance(arguments, Mapping):
@@ -151,7 +153,12 @@ def _values(text: str, start: int, form: CallFormat) -> tuple[list[Value], int]:
     try:
         value, stop, loose = read_json(text, start)
         several = value if isinstance(value, list) else [value]
-        return [(one, loose, text[start:stop]) for one in several], stop
+        out: list[Value] = [(one, loose, text[start:stop]) for one in several]
+        more = re.compile(r'[\s,;]*(?=\{\s*"name")').match(text, stop)
+        if not form.closed or more is None:
+            return out, stop
+        others, stop = _values(text, more.end(), form)  # several calls between one pair of tags
+        return [*out, *((one, True, raw) for one, _, raw in others)], stop
     except ValueError as error:
         ends = [text.find(mark, start) for mark in (form.closed, form.opened) if mark]
         end = min((place for place in ends if place >= 0), default=len(text))

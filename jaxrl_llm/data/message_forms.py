@@ -61,7 +61,7 @@ def conversation_text(rendering: Rendering, messages: Sequence[Message]) -> str:
     """
     if not messages or messages[-1].get("role") != "assistant":
         given, instead = fitted(rendering, messages)
-        return put(rendering.render(given), instead)
+        return put(rendering.asked(given), instead)
     if messages[-1].get("tool_calls"):
         raise InputError(
             f"message {len(messages)} calls tools that nothing answers: give their results, or leave it out"

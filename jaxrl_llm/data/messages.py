@@ -26,7 +26,7 @@ def plain_message(message: Message) -> dict[str, Any]:
     if thought := next((out[name] for name in THOUGHTS if out.get(name)), None):
         out = {name: value for name, value in out.items() if name not in THOUGHTS} | {"reasoning_content": thought}
     if calls := out.pop("tool_calls", None):
-        out["tool_calls"] = [_plain_call(dict(call)) for call in calls]
+        out |= {"content": out.get("content", ""), "tool_calls": [_plain_call(dict(call)) for call in calls]}
     return out
 
 

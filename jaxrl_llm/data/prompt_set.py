@@ -40,17 +40,20 @@ class Drawn(NamedTuple):
 
 def encode_rows(
     tokenizer: Any, rows: Sequence[dict[str, Any]], *, max_tokens: int, long_prompts: str, system_prompt: str | None,
-    format: PromptFormat | None = None,
+    format: PromptFormat | None = None, dialect: bool = False,
 ) -> PromptSet:  # fmt: skip
     """Encode the prompts of rows, with their columns `tools` and `chat_template_kwargs` where there are.
 
     long_prompts: "skip", "truncate" (on the left) or "error", for prompts of more than `max_tokens` tokens.
+    dialect: see `encode_prompt`.
     Raises InputError for an invalid prompt, and if all prompts are skipped.
     """
     kept, ids, skipped, shortened = [], [], 0, 0
     for number, row in enumerate(rows, start=1):
         try:
-            tokens = encode_prompt(tokenizer, row["prompt"], system_prompt=system_prompt, format=format, row=row)
+            tokens = encode_prompt(
+                tokenizer, row["prompt"], system_prompt=system_prompt, format=format, row=row, dialect=dialect
+            )
         except InputError as error:
             raise InputError(f"prompt {number} of {len(rows)}, {shown(row['prompt'])}: {error}") from None
         fitting = _fit(tokens, max_tokens, long_prompts)
@@ -64,7 +67,7 @@ def encode_rows(
         raise InputError(f"{_all(len(rows))} more than {max_tokens} tokens: raise max_prompt_tokens")
 
     def encode(prompt: Any) -> list[int]:
-        return encode_prompt(tokenizer, prompt, system_prompt=system_prompt, format=format)
+        return encode_prompt(tokenizer, prompt, system_prompt=system_prompt, format=format, dialect=dialect)
 
     _tell(tokenizer, rows[:SAMPLED], format)
     return PromptSet(kept, ids, skipped, shortened, encode=encode)
@@ -78,6 +81,7 @@ def encode_as_drawn(
     long_prompts: str,
     system_prompt: str | None,
     format: PromptFormat | None = None,
+    dialect: bool = False,
     held_out: Iterable[dict[str, Any]] = (),
     same: Same = same_prompt,
     workers: int = WORKERS,
@@ -93,14 +97,16 @@ def encode_as_drawn(
     def encode(row: dict[str, Any], where: str) -> list[int]:
         try:
             with one_at_a_time:  # tokenizers may not be shared between threads
-                ids = encode_prompt(tokenizer, row["prompt"], system_prompt=system_prompt, format=format, row=row)
+                ids = encode_prompt(
+                    tokenizer, row["prompt"], system_prompt=system_prompt, format=format, row=row, dialect=dialect
+                )
             return _fit(ids, max_tokens, long_prompts)
         except InputError as error:
             raise InputError(f"{where}, {shown(row['prompt'])}: {error}") from None
 
     def encode_another(prompt: Any) -> list[int]:
         with one_at_a_time:
-            return encode_prompt(tokenizer, prompt, system_prompt=system_prompt, format=format)
+            return encode_prompt(tokenizer, prompt, system_prompt=system_prompt, format=format, dialect=dialect)
 
     def load(numbers: list[int]) -> list[Drawn]:
         found = zip(numbers, rows.rows(numbers), strict=True)

@@ -184,6 +184,19 @@ class Rendering:
         """What the template writes before a reply; empty for templates that mark the end of questions alone."""
         return self._turn[0]
 
+    def asked(self, messages: Sequence[Message]) -> str:
+        """The text of messages and the beginning of the next reply.
+
+        Where a reply both says something and calls tools, some templates close its turn after the results, and begin no
+        other: the policy would speak outside of any turn.
+        """
+        text = self.render(messages)
+        if not self.reply_start or messages[-1].get("role") != "tool" or text != self.render(messages, reply=False):
+            return text
+        said = "a question"
+        closing = self.render([{"role": "user", "content": said}], reply=False).rpartition(said)[2]
+        return text + self.reply_start if closing and text.endswith(closing) else text
+
     def written(self, messages: Sequence[Message]) -> str:
         """The text of messages without the beginning of a reply, and without what ends a whole conversation."""
         return self.render(messages, reply=False).removesuffix(self._turn[1])

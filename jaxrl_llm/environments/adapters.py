@@ -210,8 +210,8 @@ class OfSteps:
             raise InputError(f"an environment's step returns 3, 4 or 5 values, but this one's {shown(found)}")
         if len(found) == 3:  # scores of TextWorld are sums
             reward, self._score = float(found[1] or 0) - self._score, float(found[1] or 0)
-        else:
-            reward = float(found[1])
+        else:  # some give None for a turn that has no reward
+            reward = 0.0 if found[1] is None else float(found[1])
         return Observation(_user(_text(found[0])), reward, bool(found[2]), len(found) == 5 and bool(found[3]))
 
     def copy(self) -> OfSteps:

@@ -22,6 +22,7 @@ from jaxrl_llm.rewards.final_answers import (
     number_of,
     with_usual_numbers,
 )
+from jaxrl_llm.rewards.notation import as_latex, choice_of, same_text
 
 _THOUGHTS = re.compile(r"<think>(?!.*<think>).*?</think>", re.DOTALL)
 _ONE_ANSWER = r"<answer>(?:(?!</?answer>|</?think>).)*</answer>"
@@ -29,7 +30,14 @@ _THOUGHTS_AND_ANSWER = re.compile(rf"\s*<think>(?:(?!</?think>).)*</think>\s*{_O
 _QUOTE = r"[`*_\"'()\[\]]"
 _QUOTES = re.compile(rf"(?<!{_QUOTE}){_QUOTE}++(?=[-+]?\.?[0-9])|(?<=[0-9]){_QUOTE}++")  # around numbers
 _LONGEST = 2000  # characters of a final answer, and of the end of a text in which it is looked for
-_LATEX_DELIMITERS = ("$", r"\(", r"\[", r"\boxed", r"\begin")
+_SMALL = 1e-3  # numbers below are compared by their ratio
+_INLINE = re.compile(r"\$([^$\n]+)\$")
+_FORMULA = re.compile(
+    r"(?=.*(?:\\[a-z]|[\^*/=+]))(?:\\[a-zA-Z]+|[^\\$A-Za-z\n]|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))+"
+)  # without words
+_LATEX_DELIMITERS = (
+    "$", r"\(", r"\[", r"\boxed", *(rf"\begin{{{kind}" for kind in ("equation", "align", "gather", "math")),
+)  # fmt: skip
 
 
 def text_of(completion: Any) -> str:
@@ -178,18 +186,37 @@ def _same_expression(text: str, expected: Any, strict: bool = False) -> bool:
     except ImportError as error:
         raise missing_package("math-verify", "verifiers", "the reward 'math_verify'") from error
     wanted, found = answer_text(expected), final_answer(text)
-    gold = parsed(wanted if any(one in wanted for one in _LATEX_DELIMITERS) else f"${wanted}$")
+    formula = as_latex(wanted)
+    gold = parsed(formula if any(one in wanted for one in _LATEX_DELIMITERS) else f"${formula}$")
     if not gold:
         raise InputError(f"math_verify cannot parse the answer {str(expected)[:80]!r}: use exact_match for text")
     if found is None and strict:
         return False
     said = _after_thoughts(text) if found is None else found
-    number = number_of(said)
-    if number is not None and number == number_of(wanted):
+    number, right = number_of(said), number_of(wanted)
+    if number is not None and right is not None and (number == right or number.denominator == right.denominator == 1):
+        return number == right
+    if (letter := choice_of(wanted)) is not None and len(wanted.strip(" $()")) == 1 and choice_of(said) == letter:
         return True
+    if "dots" in wanted or "..." in wanted:  # what is left out cannot be computed
+        return same_text(said, wanted)
     if is_huge(said) and not is_huge(wanted):
         return False
-    return any(verify(gold, one, timeout_seconds=None) for one in readings(text, number_of(wanted) is not None))
+    return any(
+        verify(gold, one, allow_set_relation_comp=True, timeout_seconds=None) and _near(gold[0], one[0])
+        for one in readings(text, right is not None)
+    )
+
+
+def _near(one: Any, other: Any) -> bool:
+    """Whether numbers that math-verify takes for equal are: it rounds to six decimals, where small ones are all 0."""
+    from sympy import Expr, N
+
+    if not all(isinstance(each, Expr) and each.is_number and each.is_real for each in (one, other)):
+        return True
+    first, second = N(one, 15), N(other, 15)
+    small, large = sorted((abs(first), abs(second)))
+    return bool(small == 0 or small > _SMALL or (first * second > 0 and small > large * (1 - _SMALL)))
 
 
 def readings(text: str, numbers: bool = True) -> Iterator[list[Any]]:
@@ -203,12 +230,17 @@ def readings(text: str, numbers: bool = True) -> Iterator[list[Any]]:
             return
         usual = with_usual_numbers(found) if numbers else found
         yield from filter(
-            None, map(parsed, dict.fromkeys([f"\\boxed{{{usual}}}", f"${normalised(usual)}$", usual, found]))
+            None,
+            map(
+                parsed,
+                dict.fromkeys([f"\\boxed{{{usual}}}", f"${normalised(usual)}$", usual, found, f"${as_latex(found)}$"]),
+            ),
         )
         return
-    said = _end_of(_after_thoughts(text))
+    said = _INLINE.sub(lambda one: f"${as_latex(one[1])}$", _end_of(_after_thoughts(text)))
     usual = with_usual_numbers(said) if numbers else said
-    if one := parsed(usual) or parsed(_QUOTES.sub(" ", normalised(said))):
+    alone = parsed(f"${as_latex(said)}$") if _FORMULA.fullmatch(said) else []
+    if one := alone or parsed(usual) or parsed(_QUOTES.sub(" ", normalised(said))):
         yield one
 
 
@@ -219,7 +251,9 @@ def parsed(text: str) -> list[Any]:
 
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).addFilter(_is_not_about_timeouts)
-    return list(parse(text, parsing_timeout=None))
+    found = list(parse(text, parsing_timeout=None))
+    is_cut = bool(found) and isinstance(found[-1], str) and found[-1].count("{") != found[-1].count("}")
+    return [] if is_cut else found
 
 
 def _end_of(text: str) -> str:

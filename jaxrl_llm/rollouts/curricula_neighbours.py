@@ -46,7 +46,9 @@ def kernel_average(
 def features_of(row: Mapping[str, Any]) -> Array:
     """`text_features` of a row's prompt, a text or messages."""
     prompt = row["prompt"]
-    return text_features(prompt if isinstance(prompt, str) else " ".join(str(turn["content"]) for turn in prompt))
+    return text_features(
+        prompt if isinstance(prompt, str) else " ".join(str(turn.get("content") or "") for turn in prompt)
+    )
 
 
 @part

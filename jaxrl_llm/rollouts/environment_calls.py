@@ -122,7 +122,7 @@ def _checked(found: Observation) -> Observation:
     messages: Any = [dict(one) if isinstance(one, Mapping) else one for one in found.messages or ()]
     if messages and not is_conversation(messages):
         raise RuntimeError(f"its messages are {shown(found.messages)}, but must be a list of dicts of role and content")
-    texts = [(one, one["content"]) for one in messages if isinstance(one["content"], str | bytes)]
+    texts = [(one, one["content"]) for one in messages if isinstance(one.get("content"), str | bytes)]
     for one, text in texts:
         one["content"] = result_text(text, MOST)
     info = {name: float(value) for name, value in (found.info or {}).items()}

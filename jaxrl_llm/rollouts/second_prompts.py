@@ -47,7 +47,7 @@ def second_prompt(tools: Tools, task: Task, text: str) -> tuple[int, ...]:
 
 
 def _content(message: dict[str, Any]) -> str:
-    content = message["content"]
+    content = message.get("content")
     return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
 
 

@@ -85,7 +85,7 @@ def check_together(config: TrainConfig) -> None:
     if of_agents and not config.environment and not config.tools:
         raise InputError(
             f"{', '.join(of_agents)} {'is' if len(of_agents) == 1 else 'are'} given, but the run has neither an "
-            "environment nor tools: give one, or leave them out"
+            "environment nor tools: give one (TrainConfig takes Python values, as train does), or leave them out"
         )
     if config.compact is not None and not config.context_tokens:
         raise InputError("compact is given, but context_tokens is not, which says when: give it too")

@@ -260,7 +260,7 @@ def encode_for(
         )
     how: dict[str, Any] = {
         "max_tokens": limit, "long_prompts": config.long_prompts, "system_prompt": config.system_prompt,
-        "format": config.format,
+        "format": config.format, "dialect": bool(config.environment or config.tools),
     }  # fmt: skip
     if isinstance(rows, PromptRows):
         return encode_as_drawn(tokenizer, rows, held_out=held_out, same=same_task(config), **how)

@@ -27,6 +27,7 @@ from jaxrl_llm.process import (
     use_compile_cache,
 )
 from jaxrl_llm.reporting import Progress, read_jsonl
+from jaxrl_llm.rewards.of_environment import ENVIRONMENT
 from jaxrl_llm.rollouts.sources import Source
 from jaxrl_llm.runs.activity import Activity
 from jaxrl_llm.runs.checkpoints import Checkpoints
@@ -117,7 +118,10 @@ def train(
         raise InputError("a source chooses its prompts itself: give either a source or a curriculum, not both")
     expect("config", config, TrainConfig)
     changes = {"rewards": rewards, "environment": environment, "tools": tools}
-    config = dataclasses.replace(config, **{name: value for name, value in changes.items() if value is not None})
+    changes = {name: value for name, value in changes.items() if value is not None}
+    if "rewards" in changes and config.eval_reward == ENVIRONMENT:
+        changes["eval_reward"] = None  # it may be no longer among them
+    config = dataclasses.replace(config, **changes)
     config = fitted(named(config, algorithm))
     check_named(config.algorithm, algorithm is not None)
     if inputs is None:

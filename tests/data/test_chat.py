@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from jaxrl_llm.data import chat, encode_prompt, is_conversation, prompt_text
 from jaxrl_llm.data.chat import fault_of
+from jaxrl_llm.data.messages import plain_message
 from jaxrl_llm.errors import InputError
 
 WORDS = ["<unk>", "<bos>", "<system>", "<user>", "<assistant>", "hello", "there", "be", "brief"]
@@ -111,6 +112,15 @@ def test_messages_of_other_types_are_refused(message: dict, reason: str) -> None
     with pytest.raises(InputError, match=reason) as caught:
         encode_prompt(CHAT, [{"role": "user", "content": "hello"}, message])
     str(caught.value).encode("utf-8")
+
+
+def test_a_message_that_calls_tools_needs_no_content() -> None:
+    called = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    assert is_conversation([{"role": "user", "content": "a"}, called])
+    assert not is_conversation([{"role": "assistant", "tool_calls": []}])
+    for content in ({}, {"content": None}, {"content": ""}):
+        assert fault_of([{**called, **content}]) is None
+        assert plain_message({**called, **content})["content"] == ""
 
 
 def test_messages_that_chat_templates_know() -> None:

@@ -52,6 +52,15 @@ READ: dict[str, tuple[str, CallFormat, list[tuple[str, Any]], int]] = {
     "arguments as text": (
         OPEN + written("run", json.dumps('{"p": "\\d"}')) + CLOSE, HERMES, [("run", {"p": "\\d"})], 0
     ),
+    "no arguments, as a text": (OPEN + written("now", '""') + CLOSE, HERMES, [("now", {})], 0),
+    "no arguments, as null": (OPEN + written("now", "null") + CLOSE, HERMES, [("now", {})], 0),
+    "two between one pair of tags": (
+        OPEN + written("a", '{"x": 1}') + "\n" + written("b", "{}") + CLOSE, HERMES, [("a", {"x": 1}), ("b", {})], 1
+    ),
+    "and a comma": (
+        OPEN + written("a", "{}") + ", " + written("b", "{}") + CLOSE + OPEN + written("c", "{}") + CLOSE, HERMES,
+        [("a", {}), ("b", {}), ("c", {})], 1,
+    ),
     "a list": (
         "[CALLS][" + written("a", '{"x": "1\n"}') + ", " + written("b", "{}") + "]", LIST,
         [("a", {"x": "1\n"}), ("b", {})], 2,
@@ -83,6 +92,8 @@ def test_a_broken_call_takes_no_other_with_it() -> None:
     )
     assert [one.name for one in of_list.calls] == ["a", "c"]
     assert [(one.place, one.name) for one in of_list.broken] == [(1, "b")]
+    together = read_calls(f"{OPEN}{written('a', '{}')}\n{written('b', '{oh}')}{CLOSE} so", HERMES)
+    assert (together.calls, [one.name for one in together.broken]) == ((Call("a", {}),), ["b"])
     no_object = read_calls(OPEN + written("a", "3") + CLOSE, HERMES).broken
     assert no_object[0].why == "the arguments of a are no JSON object"
 

@@ -161,3 +161,21 @@ def test_turns_are_prefixes_of_the_next_or_a_new_row(name: str, thoughts: Any, c
         before, _, after = kept.partition("A1x")
         assert text == after
         assert [*begun, *said, *more] == whole or start != before, "or it began otherwise"
+
+
+@each_template
+def test_after_results_the_policy_speaks_within_a_turn(name: str) -> None:
+    """Whether the reply before said something beside its call, or had no content at all, makes no difference."""
+    tokenizer = tokenizer_of(name)
+    ends = set()
+    for content in ({"content": ""}, {}, {"content": None}, {"content": "I look."}):
+        called = {"role": "assistant", "tool_calls": [call(1)], **content}
+        try:
+            ids = encode_prompt(tokenizer, [{"role": "user", "content": "so?"}, called, result(1, "found 41")])
+        except InputError:
+            continue
+        text = tokenizer.decode(ids)
+        begun = tokenizer.decode(encode_prompt(tokenizer, [{"role": "user", "content": "so?"}]))
+        turn = begun.rpartition("so?")[2]
+        ends.add("turn" if text.endswith(turn) else text.rpartition("found 41")[2])
+    assert len(ends - {"turn"}) <= 1

@@ -134,6 +134,17 @@ def test_an_environment_of_gymnasium() -> None:
     assert {len(one.episodes[0].turn_rewards) for one in found.groups} == {2, 3}, "seeds differ"
 
 
+def test_a_turn_may_have_no_reward() -> None:
+    class Late(Corridor):
+        def step(self, action: str) -> Any:
+            observation, reward, *rest = super().step(action)
+            return observation, reward or None, *rest
+
+    rollout = agent(environments(Late), turns=5, turn_rewards=True)
+    found, _ = run_agents(rollout, tokenizer_of("hermes"), lambda _, sample: "east" + END, ROWS)
+    assert all(sum(one.turn_rewards) == 1.0 for group in found.groups for one in group.episodes)
+
+
 class Scores:
     """As TextWorld has them: states with feedback, and sums of scores."""
 

@@ -28,6 +28,7 @@ from jaxrl_llm.runs import loop, setup
 from jaxrl_llm.runs.agents import check_agent
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.config_json import from_dict, located, to_dict
+from jaxrl_llm.runs.inputs import encode_for
 from jaxrl_llm.runs.method import make_algorithm
 from jaxrl_llm.runs.rollout import rollout_of
 from jaxrl_llm.transform import stateless
@@ -351,3 +352,13 @@ def test_conversations_in_flight_resume(kind: str, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("WORLD_SECONDS", "0.01")
     loop.resume(str(killed))
     assert_same_run(killed, tmp_path / "run")
+
+
+def test_messages_are_prompts_of_environments_without_a_chat_template(tmp_path: Path) -> None:
+    tokenizer, rows = load_tokenizer(str(runs.MODEL)), [{"prompt": [{"role": "user", "content": "Odd?"}]}]
+    alone, played = runs.small_config(tmp_path), config_of(tmp_path, "Purse", template=None)
+    assert not tokenizer.chat_template
+    with pytest.raises(InputError, match="a prompt of messages needs a chat template, but this tokenizer has none"):
+        encode_for(alone, tokenizer, 128, rows)
+    ids = encode_for(played, tokenizer, 128, rows).ids[0]
+    assert ids == ChatTurns(tokenizer).begin(rows[0]["prompt"])
