@@ -95,7 +95,7 @@ def test_what_a_run_cannot_do_is_refused_before_a_model_is_loaded() -> None:
     checked()
     with pytest.raises(
         InputError,
-        match=r"nlpo has a rollout of its own, .*lagged_nucleus.*, but rollout is down_sampled\(2\): leave out",
+        match=r"nlpo has a rollout of its own, .*lagged_nucleus.*, but rollout is down_sampled\(2\)",
     ):
         check_method(TrainConfig(rollout="down_sampled(2)", algorithm="nlpo"), mesh_of(""))
     with pytest.raises(InputError, match="forbids tokens itself, which top_k, top_p and min_p do not support"):
