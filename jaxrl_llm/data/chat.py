@@ -103,7 +103,9 @@ def encode_prompt(
         raise InputError(f"prompt {preview(prompt)}: {fault}")
     elif not callable(tokenizer):
         raise InputError(f"the tokenizer is {preview(tokenizer)}: pass the one of load_policy, or token ids as prompts")
-    elif (has_chat_template(tokenizer) and format.kind == "chat") or (dialect and not isinstance(prompt, str)):
+    elif (has_chat_template(tokenizer) and format.kind == "chat") or (
+        dialect and not (isinstance(prompt, str) and prompt)
+    ):
         if not has_chat_template(tokenizer):
             format = replace(format, kind="plain")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)

@@ -65,7 +65,9 @@ def _closing(text: str, start: int) -> int | None:
 
 _STYLE = re.compile(r"\\(?:text[a-z]*|math[a-z]+|mbox)\s*\{([^{}]*)\}")
 _LETTER = re.compile(r"\(?([A-J])(?:\)?|\)?[:.)](?:[\s\\].*)?|\)\s*\S.*)", re.DOTALL)
-_SAID = re.compile(r"\b(?:answer|option|choice)\s*(?:is|:)?[\s:*]*\(?([A-J])\b(?!\s*[-+*/^=])", re.IGNORECASE)
+_SAID = re.compile(
+    r"\b(?:answer|option|choice)\s*(?:is|:)?[\s:*]*\(?([A-J])\b(?!\s*(?:[-+/^=]|\*(?!\*)))", re.IGNORECASE
+)
 
 
 def choice_of(text: str) -> str | None:

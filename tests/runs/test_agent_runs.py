@@ -362,3 +362,4 @@ def test_messages_are_prompts_of_environments_without_a_chat_template(tmp_path: 
         encode_for(alone, tokenizer, 128, rows)
     ids = encode_for(played, tokenizer, 128, rows).ids[0]
     assert ids == ChatTurns(tokenizer).begin(rows[0]["prompt"])
+    assert encode_for(played, tokenizer, 128, [{"prompt": ""}]).ids[0], "without a data set there is nothing to say"
