@@ -136,10 +136,11 @@ def test_the_refusal_names_what_would_provide_the_need(need: str, tmp_path: Path
 
 
 def test_rewards_and_rollouts_of_the_library_provide_what_they_say(tmp_path: Path) -> None:
-    """A hint of a column makes guided rows, as the method's own rollout does, a conversation turns."""
+    """The method's own rollout makes guided rows, which none of another kind replaces; a conversation makes turns."""
     for method in ("icpo_in_context", "hbpo"):
         refused(TrainConfig(algorithm=method))
-    refused(TrainConfig(algorithm="icpo_in_context", rollout="hinted(hint)"))
+    with pytest.raises(InputError, match=r"icpo_in_context has a rollout of its own, .* but rollout is hinted\(hint\)"):
+        refused(TrainConfig(algorithm="icpo_in_context", rollout="hinted(hint)"))
     with pytest.raises(InputError, match="hbpo needs budget"):
         refused(TrainConfig(algorithm="hbpo", rollout="hinted(hint)"))
     (tmp_path / "talk.py").write_text(TALK)
@@ -157,7 +158,10 @@ def test_an_algorithm_that_is_given_as_a_value_is_checked_too() -> None:
     with pytest.raises(InputError, match=r"^the algorithm needs guided .*: use --rollout 'hinted\(COLUMN\)'$"):
         check_method(TrainConfig(), data_mesh(), dataclasses.replace(algorithms.get("icpo_in_context"), rollout=None))
     check_method(TrainConfig(), data_mesh(), algorithms.get("icpo_in_context"))
-    check_method(TrainConfig(rollout="hinted(hint)"), data_mesh(), algorithms.get("icpo_in_context"))
+    without = dataclasses.replace(algorithms.get("icpo_in_context"), rollout=None)
+    check_method(TrainConfig(rollout="hinted(hint)"), data_mesh(), without)
+    with pytest.raises(InputError, match="has a rollout of its own"):
+        check_method(TrainConfig(rollout="hinted(hint)"), data_mesh(), algorithms.get("icpo_in_context"))
     check_needs({"old_logp", "feedback", "values:2"}, ())
     # What a source of one's own provides is known, and checked, when it has been made.
     check_method(TrainConfig(algorithm="icpo_in_context"), data_mesh(), own_source=True)
