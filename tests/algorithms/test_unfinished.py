@@ -141,7 +141,7 @@ def test_rewards_and_rollouts_of_the_library_provide_what_they_say(tmp_path: Pat
         refused(TrainConfig(algorithm=method))
     with pytest.raises(InputError, match=r"icpo_in_context has a rollout of its own, .* but rollout is hinted\(hint\)"):
         refused(TrainConfig(algorithm="icpo_in_context", rollout="hinted(hint)"))
-    with pytest.raises(InputError, match="hbpo needs budget"):
+    with pytest.raises(InputError, match="hbpo has a rollout of its own, with_budgets"):
         refused(TrainConfig(algorithm="hbpo", rollout="hinted(hint)"))
     (tmp_path / "talk.py").write_text(TALK)
     refused(TrainConfig(algorithm="epo", rollout=f"{tmp_path / 'talk.py'}:talk"))
