@@ -312,8 +312,11 @@ def scored_rows(found: Step, learned: Learned) -> Scored:
         batch = map_rows(lambda x: x[:rows], batch)
     action, turn = np.asarray(batch.action_mask), np.asarray(batch.turn)
     used = np.any(action, axis=1, keepdims=True)  # the method saw others without their actions
+    whole = np.asarray(scored.batch.action_mask)
+    if "window" in (scored.batch.info or {}):  # a row that waits for others has none in this step
+        whole = whole & np.asarray(scored.batch.need("window")).astype(bool)
     batch = batch.replace(
-        action_mask=np.where(used, action, np.asarray(scored.batch.action_mask)),
+        action_mask=np.where(used, action, whole),
         turn=np.where(used, turn, np.asarray(scored.batch.turn)),
         reward=scored.batch.reward,
         rewards=scored.batch.rewards,

@@ -159,7 +159,7 @@ def test_long_prompts_keep_their_end_or_stop_the_run(tokenizer: Any) -> None:
     assert tokenizer.decode(got.ids[0]) == "efg"
     with pytest.raises(InputError, match="a prompt has 7 tokens, more than max_prompt_tokens 3"):
         encode_rows(tokenizer, rows, max_tokens=3, long_prompts="error", system_prompt=None)
-    with pytest.raises(InputError, match="all 1 prompts have more than 3 tokens"):
+    with pytest.raises(InputError, match="the only prompt has more than 3 tokens"):
         encode_rows(tokenizer, rows, max_tokens=3, long_prompts="skip", system_prompt=None)
 
 

@@ -179,7 +179,8 @@ def test_completions_are_written_token_by_token(tmp_path: Path) -> None:
     folder.log_completions(3, "train", tokenizer, Scored(batch, [], {}), rows)
     lines = lines_of(folder.completions)
     assert lines[1] == {
-        "step": 3, "phase": "train", "prompt_id": 10, "sample": 1, "prompt": "one", "tokens": ["<4>", "<5>"],
+        "step": 3, "phase": "train", "prompt_id": 10, "group": 0, "sample": 1,
+        "prompt": "one", "tokens": ["<4>", "<5>"],
         "advantage": None, "logp": [-0.5714, -0.7143], "entropy": [0.5714, 0.7143], "reward": None,
         "rewards": {"right": 1.0, "bad": None}, "answer": "5", "truncated": False,
     }  # fmt: skip

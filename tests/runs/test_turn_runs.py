@@ -85,6 +85,7 @@ ENVIRONMENT: dict[str, Any] = {
 CHANGES: dict[str, dict[str, Any]] = {
     "hiper": {"rollout": f"{WORLDS}:plans"},
     "ipa": ENVIRONMENT,
+    "grpo_roc": {"hyperparameters": {"component": None, "without": "one_answer"}},
     "ui_s1": {"rollout": f"{WORLDS}:recorded", "rewards": ("environment",)},
     "loop": ENVIRONMENT,
     "epo": ENVIRONMENT,

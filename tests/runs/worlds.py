@@ -264,7 +264,8 @@ def recorded() -> Rollout:
     def judge(reply: str, expert: Mapping[str, Any]) -> tuple[float, float]:
         return 1.0, float(len(reply) % 2 == 0)
 
-    return agent(lambda row: RecordedSteps({**row, "s": steps}, "s", -1, judge), 3, turn_rewards=True, fresh=True)
+    made = agent(lambda row: RecordedSteps({**row, "s": steps}, "s", -1, judge), 3, turn_rewards=True, fresh=True)
+    return replace(made, name="semi_online(s)")  # as ui_s1's own
 
 
 def rounds() -> Rollout:
