@@ -47,6 +47,7 @@ def _other_role(form: Form, message: Mapping[str, Any]) -> Form | None:
 
 
 def as_user(form: Form, message: Mapping[str, Any]) -> Form | None:
+    """The form of a tool's result as a user's message; None for a message of another role."""
     return replace(form, role="user") if message["role"] in ("tool", "function") else None
 
 

@@ -63,6 +63,7 @@ def written_call(call: Mapping[str, Any]) -> str:
 
 
 def parts_of(text: str) -> list[dict[str, Any]]:
+    """A text as the list of parts that some chat templates take."""
     return [{"type": "text", "text": text}]
 
 

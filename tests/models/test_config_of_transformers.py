@@ -71,7 +71,7 @@ def files(draw: Any) -> dict[str, Any]:
     return raw
 
 
-def rope_of(found: dict[str, Any], config: Any) -> Rope:
+def rope_of(found: dict[str, Any]) -> Rope:
     """What transformers' settings of a rotation mean."""
     kind = found["rope_type"]
     out: dict[str, Any] = {"theta": float(found["rope_theta"]), "kind": kind}
@@ -107,10 +107,10 @@ def test_settings_are_read_as_transformers_reads_them(raw: dict[str, Any]) -> No
     assert ours.window_of_layer == tuple(window if one == "sliding_attention" else 0 for one in types)
     found = theirs.rope_parameters
     if raw["model_type"] == "gemma3_text":
-        expected = tuple(rope_of(found[name], theirs) for name in ("full_attention", "sliding_attention"))
+        expected = tuple(rope_of(found[name]) for name in ("full_attention", "sliding_attention"))
         assert [ours.ropes[i] for i in ours.rope_of_layer] == [expected[one == "sliding_attention"] for one in types]
     else:
-        expected = (rope_of(found, theirs),)
+        expected = (rope_of(found),)
     assert ours.ropes == expected
     gemma = raw["model_type"].startswith("gemma")
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
@@ -129,7 +129,7 @@ def test_settings_are_read_as_transformers_reads_them(raw: dict[str, Any]) -> No
     again: Any = CONFIG_MAPPING[raw["model_type"]](**copy.deepcopy(back))
     rotated = again.rope_parameters
     names = ("full_attention", "sliding_attention")
-    kept = tuple(rope_of(rotated[n], again) for n in names) if len(expected) == 2 else (rope_of(rotated, again),)
+    kept = tuple(rope_of(rotated[n]) for n in names) if len(expected) == 2 else (rope_of(rotated),)
     assert kept == expected
     assert not types or getattr(again, "layer_types", types) == types
 
