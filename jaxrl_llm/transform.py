@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -127,16 +127,20 @@ class StateInit:
 
 @dataclass(frozen=True)
 class Guarded:
-    """`apply` of a transform, after a static check of the batch's shapes and dtypes (`check_batch`)."""
+    """`apply` of a transform, after a static check of the batch's shapes and dtypes (`check_batch`).
+
+    rows: what an algorithm does to a batch first (`selection.rows.counted_alone`). A `chain` leaves it to its own.
+    """
 
     function: Callable[[State, Trajectories], tuple[State, Trajectories]]
+    rows: Callable[[Trajectories], Trajectories] | None = None
 
     def __call__(self, state: State, batch: Trajectories) -> tuple[State, Trajectories]:
         if isinstance(state, Trajectories):
             raise InputError("a transform was applied to (batch, state), but takes (state, batch): swap them")
         check_batch(batch)
         try:
-            return self.function(state, batch)
+            return self.function(state, batch if self.rows is None else self.rows(batch))
         except (TypeError, AttributeError, KeyError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
@@ -160,6 +164,7 @@ def chain(*transforms: Transform) -> Transform:
     """
     for number, one in enumerate(transforms, start=1):
         expect(f"part {number} of a chain", one, Transform)
+    applied = [replace(t.apply, rows=None) if isinstance(t.apply, Guarded) else t.apply for t in transforms]
 
     def init(facts: RunFacts) -> State:
         return tuple(t.init(facts) for t in transforms)
@@ -169,8 +174,8 @@ def chain(*transforms: Transform) -> Transform:
             found = f"of {len(state)}" if isinstance(state, tuple | list) else in_words(state)
             raise InputError(f"the state of a chain of {len(transforms)} is {found}: start from its own init()")
         after = []
-        for transform, before in zip(transforms, state, strict=True):
-            new, batch = transform.apply(before, batch)
+        for part_apply, before in zip(applied, state, strict=True):
+            new, batch = part_apply(before, batch)
             after.append(new)
         return tuple(after), batch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -19,25 +18,24 @@ from jaxrl_llm.rollouts.rules import DynamicSampling, Partial
 from jaxrl_llm.rollouts.sources import MakeCurriculum, Replay
 from jaxrl_llm.selection.rows import WITHOUT_SCORE, counted_alone
 from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import Guarded, Objective, State, Transform
+from jaxrl_llm.transform import Guarded, Objective, Transform
 
 
 @dataclass(frozen=True)
-class _OfCountedRows:
-    """`apply` of a transform on a batch whose rows without a score have no actions: they change no other row."""
+class _CountedAlone:
+    """Rows without a score have no actions, so that they change no other row."""
 
-    function: Callable[[State, Trajectories], tuple[State, Trajectories]]
     marks: tuple[str, ...]  # of rows that count without a score
 
-    def __call__(self, state: State, batch: Trajectories) -> tuple[State, Trajectories]:
-        return self.function(state, counted_alone(batch, self.marks))
+    def __call__(self, batch: Trajectories) -> Trajectories:
+        return counted_alone(batch, self.marks)
 
 
 def _of_counted_rows(transform: Transform, needs: frozenset[str]) -> Transform:
     """The transform, which prints as it did, on the rows that count to a method with these needs."""
-    apply = transform.apply.function if isinstance(transform.apply, Guarded) else transform.apply
-    apply = apply.function if isinstance(apply, _OfCountedRows) else apply
-    found = replace(transform, apply=_OfCountedRows(apply, tuple(mark for mark in WITHOUT_SCORE if mark in needs)))
+    function = transform.apply.function if isinstance(transform.apply, Guarded) else transform.apply
+    rows = _CountedAlone(tuple(mark for mark in WITHOUT_SCORE if mark in needs))
+    found = replace(transform, apply=Guarded(function, rows))
     if (expression := expression_of(transform)) is not None:
         record(found, expression)
     return found
