@@ -100,21 +100,30 @@ class Purse:
 
 
 class Tried(Purse):
-    """Of the first four episodes of a prompt every second has the reward 1, and no later one; "1": all have the same.
+    """Of the first four episodes of a prompt those that put coins in have the reward 1, and no later one; "1": all 0.5.
 
-    MADE counts the episodes of each prompt.
+    MADE counts the episodes of each prompt. What an episode gets depends on its own replies, not on when it began.
     """
 
     MADE: ClassVar[dict[str, Iterator[int]]] = {}
 
     def reset(self, **row: Any) -> str:
-        made = next(self.MADE.setdefault(row["prompt"], count()))
-        self.reward = 0.5 if row["answer"] == "1" else float(made in (0, 2))
+        self.early = next(self.MADE.setdefault(row["prompt"], count())) < 4
+        self.half, self.put = row["answer"] == "1", False
         return super().reset(**row)
 
+    def add(self, text: str) -> str:
+        """Put coins in.
+
+        Args:
+            text: one coin for each letter.
+        """
+        self.put = True
+        return super().add(text)
+
     def get_reward(self) -> float:
-        """As its number says."""
-        return self.reward
+        """Whether it put coins in, among the first."""
+        return 0.5 if self.half else float(self.early and self.put)
 
 
 BOTH = {"echo": Echo, "purse": Purse}
