@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxrl_llm.data.messages import CLOSED, OPENED, has_thought, in_form, text_of, written_call
+from jaxrl_llm.data.messages import CLOSED, OPENED, has_thought, in_form, parts_of, text_of, written_call
 from jaxrl_llm.data.rendering import Rendering
 
 NONCE = f"q{secrets.token_hex(4)}"
@@ -23,6 +23,7 @@ class Form:
     arguments: str = "mapping"  # or "text": JSON
     calls: str = "own"  # "written": within the content
     thought: str = "own"  # "written": within the content, as the template writes that of a last reply
+    name: str = "own"  # "written": before the content
 
 
 Change = Callable[[Form, Mapping[str, Any]], Form | None]
@@ -59,6 +60,10 @@ def _written_thought(form: Form, message: Mapping[str, Any]) -> Form | None:
     return replace(form, thought="written") if has_thought(message) else None
 
 
+def _written_name(form: Form, message: Mapping[str, Any]) -> Form | None:
+    return replace(form, name="written") if "name" in message else None
+
+
 MOVES: tuple[Move, ...] = (
     ("content", _empty),
     ("content", _as_text),
@@ -67,6 +72,7 @@ MOVES: tuple[Move, ...] = (
     ("content", as_user),
     ("call", _written_calls),
     ("thought", _written_thought),
+    ("name", _written_name),
 )
 
 
@@ -79,6 +85,9 @@ def applied(
     answers = False  # whether the last message is of results that a user gives
     for number, (message, form) in enumerate(zip(messages, forms, strict=True)):
         one = dict(message)
+        if form.name == "written":
+            said, before = one.get("content"), f"{one.pop('name')}: "
+            one["content"] = [*parts_of(before), *said] if isinstance(said, list) else before + text_of(said)
         if form.content in ("text", "empty"):
             one["content"] = text_of(one.get("content"))
         if "tool_calls" in one:

@@ -1,8 +1,9 @@
 """Messages that a chat template may not lose: what it drops is found with markers, and mapped or refused.
 
-A conversation is first rendered with a marker in place of each text: contents, parts of contents, thoughts, and the
-calls of tools. Where one is missing, the messages are given in another form that the template writes: parts as one
-text, `developer` as `system`, results of tools as a user's, calls and thoughts within the content.
+A conversation is first rendered with a marker in place of each text: contents, parts of contents, thoughts, the
+calls of tools, and the names of users and replies. Where one is missing, the messages are given in another form that
+the template writes: parts as one text, `developer` as `system`, results of tools as a user's, calls and thoughts within
+the content, names before it.
 What is found in no form is refused. The form is remembered for conversations of the same shape.
 """
 
@@ -28,7 +29,7 @@ class Mark(NamedTuple):
     """A text of a conversation that must be found in what the template writes."""
 
     message: int
-    what: str  # "content", "thought" or "call"
+    what: str  # "content", "thought", "call" or "name"
     text: str
     is_part: bool = False  # of a content of several
     spaced: bool = False  # whether there is white space between it and the part before
@@ -121,8 +122,9 @@ def _shape(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], li
     shape = []
     for place, message in enumerate(messages):
         out: dict[str, Any] = {"role": message["role"]}
-        if "name" in message:
-            out["name"] = "name"
+        if "name" in message:  # the call that a tool answers names it
+            tool = message["role"] in ("tool", "function")
+            out["name"] = "name" if tool else mark(place, "name", str(message["name"]))
         if "tool_call_id" in message:
             out["tool_call_id"] = ids.setdefault(str(message["tool_call_id"]), f"call{len(ids):05d}")
         if "reasoning_content" in message:

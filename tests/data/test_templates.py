@@ -64,6 +64,11 @@ CONVERSATIONS: dict[str, Messages] = {
     "a call as text": [USER, {**CALLED, "content": None, "tool_calls": [call(1, '{"q": "V1x"}')]}, result(1, "R1x")],
     "calls": [USER, {**CALLED, "tool_calls": [call(1), call(2)]}, result(1, "R1x"), result(2, "R2x"), REPLY, AGAIN],
     "a thought and a call": [USER, {**CALLED, "reasoning_content": "T1x"}, result(1, "R1x"), REPLY, AGAIN],
+    "names": [
+        {**USER, "name": "N1x"},
+        {**REPLY, "name": "N2x"},
+        {"role": "user", "content": parts("P1x"), "name": "N3x"},
+    ],
     "a function": [USER, CALLED, result(1, "R1x", "function")],
 }
 REFUSED = {"gemma": {"system", "developer", "parts everywhere"}}  # it says that it takes no system messages
