@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from jaxrl_llm.arguments import Count, Seconds, checked
 from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.environments.copies import deep_copy, own_or_deep_copy
 from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation, finite
@@ -30,8 +31,12 @@ from jaxrl_llm.threads import called, in_thread
 Factory = Callable[..., Any]
 
 
+@checked
 def environments(
-    factory: Factory | Mapping[str, Factory], tools: tuple[Tool, ...] = (), seconds: float = SECONDS, players: int = 1
+    factory: Factory | Mapping[str, Factory],
+    tools: tuple[Tool, ...] = (),
+    seconds: Seconds = SECONDS,
+    players: Count = 1,
 ) -> MakeEnvironment:
     """What makes a row's environment, as `rollouts.agents.agent` takes it.
 

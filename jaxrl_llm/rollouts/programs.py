@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm.arguments import Count
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.expressions import layout, part
 from jaxrl_llm.hooks import Hook
@@ -209,7 +210,7 @@ def forked(*places: int) -> Rollout:
 
 
 @part
-def conversation(environment: Callable[[dict[str, Any]], Any], turns: int = 2) -> Rollout:
+def conversation(environment: Callable[[dict[str, Any]], Any], turns: Count = 2) -> Rollout:
     """Episodes of at most `turns` turns with an environment.
 
     environment: builds the environment for a row of the data set. Its `step(text)` takes the policy's text and returns
