@@ -83,11 +83,15 @@ class Rollout:
         """Episodes of a group of `samples`, at most; of a ragged program that does not say so, as many as samples."""
         return samples if self.most is None else self.most(samples)
 
-    def room(self, limit: int) -> int:
-        """Tokens after the prompt for which the engine initially has room. It grows if an episode needs more."""
-        if self.longest is not None:
-            return bucket(self.longest)
-        return bucket(limit, least=4) if self.turns == 1 else bucket(self.turns * (limit + OBSERVATION))
+    def room(self, limit: int, context: int = 0) -> int:
+        """Tokens after the prompt for which the engine initially has room. It grows if an episode needs more.
+
+        limit: of a completion. context: tokens of the model's context, which bounds it; 0: unlimited.
+        """
+        if self.longest is None and self.turns == 1:
+            return bucket(limit, least=4)
+        wanted = self.turns * (limit + OBSERVATION) if self.longest is None else self.longest
+        return bucket(min(wanted, context or wanted))
 
 
 async def _group(tools: Tools, task: Task) -> list[Episode]:
