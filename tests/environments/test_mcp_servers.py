@@ -106,6 +106,20 @@ def test_its_tools(command: list[str]) -> None:
         tools["count"]()
 
 
+def test_other_text_of_a_server_is_one_line_and_counted(
+    command: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    banner = 'print("tiny 1.0\\nwelcome\\nready", flush=True)\n\nserver.run()'
+    (tmp_path / "server.py").write_text(SERVER.replace("server.run()", banner))
+    kit, tools = made(mcp_server(command))
+    assert tools["count"]() == "call 1"
+    kit.close()
+    said = [record.getMessage() for record in caplog.records if not record.exc_info]
+    assert len([text for text in said if "prints text to its stdout that is no message" in text]) == 1
+    assert [text for text in said if text.endswith("printed 3 lines that are no messages")]
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def says(text: str, sample: int) -> str:
     if "<tool_response>" in text:
         return f"It is {text.rpartition('<tool_response>')[2].split()[1]}.{END}"
@@ -152,7 +166,7 @@ def test_servers_that_do_not_start(command: list[str]) -> None:
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="the command of an MCP server is empty"):
         mcp_server("")
-    with pytest.raises(InputError, match="seconds is 0"):
+    with pytest.raises(InputError, match="seconds of mcp_server is 0"):
         mcp_server("server", seconds=0)
     monkeypatch.setitem(sys.modules, "mcp", None)
     with pytest.raises(InputError, match=r"needs the package 'mcp': pip install 'jaxrl_llm\[mcp\]'"):
