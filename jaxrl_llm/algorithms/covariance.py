@@ -57,7 +57,7 @@ def kl_cov(share: float = 2e-4, kl_coefficient: float = 1.0, ddof: int = 1, epsi
     YAML has 0.1); the paper's 7B runs have share 2e-3. A is GRPO's, with ddof and epsilon. At the first update of a
     batch the penalty has no gradient.
 
-    Defaults. Paper: share. Code: kl_coefficient, ddof, epsilon.
+    Defaults. Code: kl_coefficient, ddof, epsilon, share.
     """
     objective = policy_gradient(
         token_ratio(),

@@ -23,6 +23,7 @@ YEAR = re.compile(r"\b(?:19|20)\d\d\b(?!\.\d)")  # not the first half of an arXi
 ORIGINS = {  # words in the last paragraph of a docstring -> origins
     "Paper": "paper",
     "Code": "code",  # the released code, or a common implementation
+    "Recalled": "from memory",  # of the paper, by who noted it down: not read there again
     "Ours": "ours",
     "Run": "the run's",  # default None, filled in by the run
 }
@@ -110,12 +111,12 @@ def method_card(name: str) -> Card:
 
 
 def origins(docstring: str) -> dict[str, str]:
-    """The origin of each default, from a docstring that ends with "Defaults. Paper: a, b. Code: c. Ours: d. Run: e."
+    """The origin of each default, from a docstring that ends with "Defaults. Paper: a, b. Code: c. Recalled: d. Ours: e."
 
     Empty without such a paragraph. Raises ValueError for any other word, and for a parameter that is listed twice.
 
-    >>> origins("Title. Defaults. Nothing.\\n\\nDefaults. Paper: clip_low, kl. Ours: ddof.")
-    {'clip_low': 'paper', 'kl': 'paper', 'ddof': 'ours'}
+    >>> origins("Title. Defaults. Nothing.\\n\\nDefaults. Paper: clip_low. Recalled: kl. Ours: ddof.")
+    {'clip_low': 'paper', 'kl': 'from memory', 'ddof': 'ours'}
     """
     last = " ".join(inspect.cleandoc(docstring).split("\n\n")[-1].split())
     if not last.startswith("Defaults."):

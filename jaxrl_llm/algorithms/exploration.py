@@ -49,7 +49,7 @@ def ttrl(
     Answers are info["answer_key"] int32[N] (-1: none), which rewards such as number_match give, else whole completions.
     Special rollout: 64 votes per prompt.
 
-    Defaults. Paper: keep, kl_coefficient, average. Code: clip_low, clip_high. Ours: ties.
+    Defaults. Code: clip_low, clip_high, average. Recalled: keep, kl_coefficient. Ours: ties.
     """
     mean = average_by_name(average)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean)

@@ -60,8 +60,8 @@ def salsa(
     The soup is nearer to good policies than either model, so that more divergence from it is tolerated. clip_low,
     clip_high, value_clip, value_coefficient, gamma, lam and whiten as in `ppo`.
 
-    Defaults. Paper: share. Code: clip_low, clip_high, value_clip, value_coefficient, gamma, lam, whiten,
-    kl_coefficient. Run: other.
+    Defaults. Code: clip_low, clip_high, value_clip, value_coefficient, gamma, lam, whiten, kl_coefficient. Recalled:
+    share. Run: other.
     """
     base = ppo(
         clip_low=clip_low, clip_high=clip_high, value_clip=value_clip, value_coefficient=value_coefficient, gamma=gamma,

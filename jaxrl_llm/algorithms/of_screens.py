@@ -53,7 +53,7 @@ def dart_gui(
     are averaged by their tokens. The released trainer has another filter of steps; the paper's shares and thresholds
     were not available. Not here: fewer samples and steps for tasks that the policy solves, and separate services.
 
-    Defaults. Code: weight_cap, clip_low, clip_high, kl_coefficient. Ours: kept, success, stored, epsilon.
+    Defaults. Code: weight_cap, clip_low, clip_high, kl_coefficient. Recalled: kept. Ours: success, stored, epsilon.
     """
     ratio = span_ratio("turn", "old", gradient="token")
     objective = policy_gradient(ratio, clip(clip_low, clip_high), sequence_mean())

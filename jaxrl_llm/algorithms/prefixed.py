@@ -112,7 +112,7 @@ def prefixrl(
     that is uniform from prefix_low to prefix_high. Traces come from `jaxrl sample`, say; the method does not look for
     them. A step has more rows than prompts_per_step x group_size where problems are hard. Without traces it is GRPO.
 
-    Defaults. Paper: kl_coefficient. Ours: column, prefix_low, prefix_high, prefixes, clip_low, clip_high.
+    Defaults. Paper: kl_coefficient. Recalled: prefix_low, prefix_high. Ours: column, prefixes, clip_low, clip_high.
     """
     plain = grpo(clip_low, clip_high, kl_coefficient)
     return replace(plain, rollout=prefixed_groups(column, prefix_low, prefix_high, prefixes))

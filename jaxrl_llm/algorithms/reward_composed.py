@@ -206,7 +206,7 @@ def subpo(average: AverageName = "sum") -> Algorithm:
     of the last token. With an additive F this is REINFORCE with rewards to go. The paper leaves b open. average: see
     `average_by_name`.
 
-    Defaults. Paper: average.
+    Defaults. Recalled: average.
     """
     objective = policy_gradient(token_ratio(), log_probability(), average_by_name(average))
     return Algorithm(gains_to_come(), objective)

@@ -63,7 +63,7 @@ def otr(penalty: float = -0.1, temperature: float = 1.3, column: str = "answer")
 
     The numbers are from memory of the paper.
 
-    Defaults. Ours: penalty, temperature, column.
+    Defaults. Recalled: penalty, temperature. Ours: column.
     """
     check_number("penalty", penalty, most=0)
     need = f"heated_logp:{static_number('temperature', temperature):g}"

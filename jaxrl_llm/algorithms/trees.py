@@ -285,7 +285,7 @@ def pav(
 
     The strength is from memory of the paper.
 
-    Defaults. Paper: k. Ours: strength, continuations, interval, prover, clip_low, clip_high.
+    Defaults. Paper: k. Recalled: strength. Ours: continuations, interval, prover, clip_low, clip_high.
     """
     check_number("k", k, least=1, whole=True)
     check_number("strength", strength, least=0)

@@ -66,8 +66,8 @@ def gigpo(
     (`rollouts.similar_states`; the code's value is 0.95, and its default is not to). The code subtracts 0.1 for invalid
     actions, which here is the environment's to do. Without turn rewards the score comes with the last turn.
 
-    Defaults. Paper: step_weight. Code: gamma, scale, similarity, epsilon, clip_low, clip_high, kl_coefficient. Ours:
-    over.
+    Defaults. Paper: step_weight. Code: scale, similarity, epsilon, clip_low, clip_high. Recalled: gamma,
+    kl_coefficient. Ours: over.
     """
     step = where_given("state_key", compared(turn_returns(gamma), same_state(), scale, epsilon=epsilon))
     episode = of_episode(scale, over, epsilon)
