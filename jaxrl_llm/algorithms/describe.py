@@ -111,7 +111,7 @@ def method_card(name: str) -> Card:
 
 
 def origins(docstring: str) -> dict[str, str]:
-    """The origin of each default, from a docstring that ends with "Defaults. Paper: a, b. Code: c. Recalled: d. Ours: e."
+    """The origin of each default, from a docstring that ends with "Defaults. Paper: a, b. Code: c. Ours: d. Run: e."
 
     Empty without such a paragraph. Raises ValueError for any other word, and for a parameter that is listed twice.
 
