@@ -9,6 +9,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from typing import Any
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.process import default_cache_folder
+
+_VALIDATORS = ("ETag", "Last-Modified", "Content-MD5", "Digest")  # headers of HTTP that change with a file
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
@@ -63,26 +66,68 @@ def local_copy(url: str) -> Path:
     fs, path = filesystem(url)
     try:
         with reaching(url, "read"):
-            # The version of each file, so that a changed one is copied again.
-            files = {name: fs.ukey(name) for name in sorted(fs.find(path))}
+            found = [path] if _is_http(fs) else sorted(fs.find(path))
+            files = {name: _version(fs, name) for name in found}
             if not files:
                 raise FileNotFoundError
-            key = hashlib.sha256(repr((url, files)).encode()).hexdigest()[:32]
-            place = default_cache_folder().parent / "files" / key / path.rstrip("/").rpartition("/")[2]
-            if not place.exists():
-                partial = place.parent.with_name(f"{key}.{os.getpid()}")
-                shutil.rmtree(partial, ignore_errors=True)
-                for name in files:
-                    to = partial / place.name / name.removeprefix(path).lstrip("/")
-                    to = partial / place.name if name == path else to
+            name = path.rstrip("/").rpartition("/")[2].partition("?")[0] or "file"
+            if None not in files.values() and (place := _place((url, files), name)).exists():
+                return place
+            copied = _copies() / f"{os.getpid()}.{os.urandom(4).hex()}"
+            try:
+                digests = {}
+                for one in files:
+                    to = copied / name if one == path else copied / name / one.removeprefix(path).lstrip("/")
                     to.parent.mkdir(parents=True, exist_ok=True)
-                    fs.get_file(name, str(to))
-                with contextlib.suppress(OSError):  # another process was faster
-                    os.replace(partial, place.parent)
-                shutil.rmtree(partial, ignore_errors=True)
+                    fs.get_file(one, str(to))
+                    with to.open("rb") as file:
+                        digests[one] = hashlib.file_digest(file, "sha256").hexdigest()
+                place = _place((url, digests if None in files.values() else files), name)
+                with contextlib.suppress(OSError):  # it is there, or another process was faster
+                    os.replace(copied, place.parent)
+            finally:
+                shutil.rmtree(copied, ignore_errors=True)
             return place
     except FileNotFoundError:
         raise InputError(f"there is nothing at {url}") from None
+
+
+def _is_http(fs: Any) -> bool:
+    """Whether a file system is that of web pages, which has no folders."""
+    return "http" in ([fs.protocol] if isinstance(fs.protocol, str) else fs.protocol)
+
+
+def _version(fs: Any, name: str) -> Any:
+    """What changes when a file does; None where the storage does not say."""
+    if not _is_http(fs):
+        return fs.ukey(name)
+    known = fs.info(name)
+    found = {header: known[header] for header in _VALIDATORS if known.get(header)}
+    return {**found, "size": known.get("size")} if found else None
+
+
+def _copies() -> Path:
+    return default_cache_folder().parent / "files"
+
+
+def _place(version: Any, name: str) -> Path:
+    return _copies() / hashlib.sha256(repr(version).encode()).hexdigest()[:32] / name
+
+
+def by_url(text: str, url: str) -> str:
+    """A message about the local copy of a URL, which names the URL instead; other texts as they are."""
+    return re.sub(rf"{re.escape(str(_copies()))}/[0-9a-f]{{32}}/[^/,:'\s]*", lambda found: url, text)
+
+
+@contextlib.contextmanager
+def naming_url(source: str) -> Iterator[None]:
+    """Errors about the local copy of a source at a URL name the URL."""
+    try:
+        yield
+    except InputError as error:
+        if not is_url(source):
+            raise
+        raise InputError(by_url(str(error), source)) from None
 
 
 def unreadable(folder: str | os.PathLike[str], contents: bool) -> list[OSError]:

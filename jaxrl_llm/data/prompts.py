@@ -25,7 +25,7 @@ from jaxrl_llm.data.random_access import RandomAccess, open_records, row_of
 from jaxrl_llm.data.shards import format_of, lacking
 from jaxrl_llm.data.template import Template, columns_of, fill, read_template
 from jaxrl_llm.errors import InputError, shown, unknown
-from jaxrl_llm.storage import is_url
+from jaxrl_llm.storage import is_url, naming_url
 
 LISTED = 2**16  # most rows that `open_prompts` reads into a list
 _PLAIN = "{prompt}"
@@ -138,10 +138,11 @@ def _rows_of(source: str, limit: int | None) -> Iterator[Row]:
     if is_hub_data(source):
         yield from hub_rows(source, limit)
         return
-    found = located(source)
-    if isinstance(found, Path) or format_of(found[0]) != "array_record":
-        yield from read_rows(found, limit)
-        return
+    with naming_url(source):
+        found = located(source)
+        if isinstance(found, Path) or format_of(found[0]) != "array_record":
+            yield from read_rows(found, limit)
+            return
     records = open_records(source)
     assert records is not None
     for start in range(0, len(records), _TOGETHER):

@@ -28,6 +28,7 @@ from jaxrl_llm.data.hub import hub_data, is_hub_data
 from jaxrl_llm.data.shards import format_of
 from jaxrl_llm.errors import InputError, error_line, missing_package
 from jaxrl_llm.json_text import NotJson, check_regular, json_type, parse_json
+from jaxrl_llm.storage import by_url, naming_url
 
 Record = Mapping[str, Any] | bytes | str
 _CHUNK = 2**22  # bytes of JSON lines indexed at a time
@@ -58,8 +59,8 @@ class File(NamedTuple):
 class RecordFiles:
     """The records of several files, one file after the other, as a source of grain."""
 
-    def __init__(self, files: Sequence[File]) -> None:
-        self.files = tuple(files)
+    def __init__(self, files: Sequence[File], source: str = "") -> None:
+        self.files, self._source = tuple(files), source
         self._ends = np.cumsum([file.records for file in files], dtype=np.int64)
 
     def __len__(self) -> int:
@@ -86,7 +87,8 @@ class RecordFiles:
         """The file and the line or row of a record, for errors."""
         number = int(np.searchsorted(self._ends, index, side="right"))
         file = self.files[number]
-        return f"{file.path}, {file.place(int(index - (self._ends[number] - file.records)))}"
+        place = f"{file.path}, {file.place(int(index - (self._ends[number] - file.records)))}"
+        return by_url(place, self._source)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -115,16 +117,21 @@ def open_records(source: str) -> RecordFiles | None:
     """
     if is_hub_data(source):
         return RecordFiles([_of_hub(source)])
+    with naming_url(source):
+        return _opened(source)
+
+
+def _opened(source: str) -> RecordFiles | None:
     found = located(source)
     if isinstance(found, Path):  # a folder of datasets.save_to_disk
-        return RecordFiles([_saved(found)])
+        return RecordFiles([_saved(found)], source)
     kinds = {"jsonl": _json_lines, "parquet": _parquet, "array_record": _array_record}
     if any(format_of(path) not in kinds for path in found):
         return None
     try:
         for path in found:
             check_regular(path)
-        return RecordFiles([kinds[str(format_of(path))](path) for path in found])
+        return RecordFiles([kinds[str(format_of(path))](path) for path in found], source)
     except OSError as error:
         raise InputError(f"cannot read {error.filename or source}: {error.strerror or error_line(error)}") from error
 

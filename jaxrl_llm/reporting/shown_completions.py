@@ -17,6 +17,7 @@ from jaxrl_llm.reporting.shading import KINDS, shaded_tokens
 from jaxrl_llm.reporting.statistics import typical_size
 from jaxrl_llm.reporting.verdict import Outcomes
 
+CHANGES, KNOWN_ONCE = ("rose", "fell", "stayed"), "is known once"  # of the reward of a held-out prompt
 SHARED = 80  # characters that prompts have in common, from which on a card begins with what differs
 TOKENS = 25_000  # tokens shown in total, about 2.5 MB of HTML
 _STEPS, _PROMPTS, _SAMPLES = 8, 4, 8  # of training: steps, prompts of each, samples of each
@@ -111,15 +112,16 @@ def held_out_examples(rows: Sequence[Row], found: Outcomes) -> list[Examples]:
         "right": list(found.right),
     }  # fmt: skip
     if not (found.right or found.fixed or found.broken):
-        kinds = {"rose": [], "fell": [], "stayed": []}
+        kinds = {change: [] for change in (*CHANGES, KNOWN_ONCE)}
         for pair in found.wrong:
             kinds[_change(*pair)].append(pair)
+    half_known = kinds.pop(KNOWN_ONCE, [])
     before, after = (
         {row.prompt_id: row for row in reversed(rows) if row.phase == f"eval_{x}"} for x in ("before", "after")
     )
     known = {first.prompt_id for pairs in found for first, _ in pairs}
     others = sorted((before.keys() | after.keys()) - known)
-    kinds["known once"] = [(before.get(prompt), after.get(prompt)) for prompt in others]
+    kinds["known once"] = half_known + [(before.get(prompt), after.get(prompt)) for prompt in others]
     return [Examples(kind, len(pairs), pairs[:_EXAMPLES]) for kind, pairs in kinds.items() if pairs]
 
 
@@ -128,7 +130,7 @@ def reward_changes(rows: Sequence[Row]) -> dict[str, int]:
     before, after = (
         {row.prompt_id: row for row in reversed(rows) if row.phase == f"eval_{x}"} for x in ("before", "after")
     )
-    counts = dict.fromkeys(("rose", "fell", "stayed", "is known once"), 0)
+    counts = dict.fromkeys((*CHANGES, KNOWN_ONCE), 0)
     for prompt in before.keys() | after.keys():
         counts[_change(before.get(prompt), after.get(prompt))] += 1
     return {change: count for change, count in counts.items() if count}
@@ -193,4 +195,4 @@ def _by_prompt(rows: Sequence[Row], phase: str) -> dict[int, Row]:
 
 def _change(before: Row | None, after: Row | None) -> str:
     first, last = (math.nan if row is None else row.reward for row in (before, after))
-    return "rose" if last > first else "fell" if last < first else "stayed" if last == first else "is known once"
+    return "rose" if last > first else "fell" if last < first else "stayed" if last == first else KNOWN_ONCE

@@ -172,8 +172,9 @@ def train(
                 try:
                     if parts.hosts.first:
                         write_report(folder.path)
-                except (InputError, OSError) as error:  # e.g. no matplotlib; the run itself is complete and saved
-                    logger.warning("no report was written: %s", error)
+                except Exception as error:  # whatever it is: the run itself is complete and saved
+                    logger.warning("no report was written: %s: jaxrl report %s tries again", error, config.output)
+                    logger.debug("why no report was written", exc_info=True)
             parts.hosts.gather("done")  # a host that left earlier would count as dead
         except Preempted:
             parts.hosts.gather("saved")
