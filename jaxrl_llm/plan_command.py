@@ -21,6 +21,9 @@ _OWN = (
 )
 
 
+PICTURES = (".svg", ".png", ".pdf", ".jpg")
+
+
 def plan_command(arguments: list[str]) -> int:
     """Whether a run fits on some devices, its least time and price, and what to change: --topology v5e:4x4 and so on.
 
@@ -47,6 +50,8 @@ def plan_command(arguments: list[str]) -> int:
     require("--slices", int(slices or 1), least=1, most=2**16)
     if picture is not None and not Path(picture).absolute().parent.is_dir():
         raise InputError(f"--picture {picture!r} cannot be written: give the name of a file in a folder that exists")
+    if picture is not None and Path(picture).suffix not in PICTURES:
+        raise InputError(f"--picture {picture!r} cannot be drawn: its name must end in {', '.join(PICTURES)}")
     _prepare(topology)
     from jaxrl_llm.distributed.chips import topology_of  # here: importing JAX takes seconds, and reads what was set
     from jaxrl_llm.runs import default_mesh, plan_table

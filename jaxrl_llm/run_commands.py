@@ -161,6 +161,8 @@ def sample_command(arguments: list[str]) -> int:
     config = run_config(args.model)
     if plays or is_agent(config):
         return _play(args, config, accept)
+    if args.turns is not None:
+        raise InputError("--turns is given, but there is no environment: give --environment or --tools too")
     _some_prompts(args.prompts)
     prompts = filled_prompts(args.prompts, config.prompt_template if args.prompt_template is None
                              else args.prompt_template)  # fmt: skip

@@ -6,8 +6,10 @@ data sheets state. A link's rate is what a chip sends: half of a rate that count
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm.arguments import Count, checked
-from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.errors import InputError, shown, unknown
 
 GIB = 2**30
 # What the runtime keeps for itself: programs for v5e may use 15.75 of 16 GiB, those for v6e 31.25 of 32.
@@ -145,6 +147,19 @@ def simulated(topology: str) -> int:
     return int(count)
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what libtpu writes to the process's standard error where it finds no TPU; its errors are raised."""
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 @checked
 def topology_of(topology: str, slices: Count = 1) -> Topology:
     """The devices of a topology: "v5e:4x4", "h100:8", "cpu:1". InputError where it is malformed or not known here.
@@ -166,9 +181,12 @@ def topology_of(topology: str, slices: Count = 1) -> Topology:
         return Topology(chip, list(devices[:count]), "cuda" if name in GPUS else "cpu")
     from jax.experimental import topologies
 
+    if not re.fullmatch(r"\w+:[1-9]\d*(x[1-9]\d*){1,2}", topology):
+        raise InputError(f"the topology is {shown(topology)}, but must be a slice such as v5e:4x4 or v5p:2x2x2")
     options = {"num_slices": slices} if slices > 1 else {}
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options)
+        with _quiet():
+            found = topologies.get_topology_desc(platform="tpu", topology_name=topology, **options)
     except Exception as error:  # JAX raises several, also where libtpu is missing
         said = [line.strip() for line in str(error).splitlines() if line.strip()][:1]
         raise InputError(

@@ -24,7 +24,7 @@ from jaxrl_llm.lab.config import OPTIONS, LabConfig
 from jaxrl_llm.lab.grid import hyperparameters_of
 from jaxrl_llm.lab.outcome import Measuring, Outcome
 from jaxrl_llm.lab.results import Start, outcome_line, read_results, start_line, write_results
-from jaxrl_llm.lab.runs import RUNS, run_method
+from jaxrl_llm.lab.runs import RUNS, check_points, run_method
 from jaxrl_llm.process import use_compile_cache
 
 
@@ -74,12 +74,25 @@ def check_config(config: LabConfig) -> None:
         for name in config.grid:
             if not any(name in hyperparameters_of(method) for method in config.algorithms):
                 raise InputError(f"--grid {name}: none of the algorithms has this hyper-parameter")
+        refused: list[InputError] = []
+        for name in config.algorithms if config.grid and set(config.tasks) <= set(TASKS) else ():
+            try:
+                check_points(name, config.settings, get_task(config.tasks[0]), config.grid)
+            except InputError as error:
+                refused.append(error)
+        if refused and len(refused) == len(config.algorithms):
+            raise refused[0]
 
     def baseline() -> None:
         if config.baseline and config.baseline not in config.algorithms:
             raise unknown("baseline among the algorithms", config.baseline, config.algorithms)
 
-    gather(tasks, grid, baseline, lambda: check_settings(config.settings))
+    def once() -> None:
+        for what, named in (("algorithms", config.algorithms), ("tasks", config.tasks)):
+            if twice := [name for name in named if named.count(name) > 1]:
+                raise InputError(f"{what} names {twice[0]} twice: name each once")
+
+    gather(tasks, grid, baseline, once, lambda: check_settings(config.settings))
 
 
 def _start(task: Task, config: LabConfig, steps: int, params: Any) -> Start:

@@ -54,6 +54,13 @@ def lacking(name: str) -> list[str]:
     return [*missing(name), *sorted(needs - set(missing(name))), *sorted(experience_of(method))]
 
 
+def check_points(name: str, settings: LabSettings, task: Task, grid: Grid) -> None:
+    """InputError where a method refuses a point of the grid. Ranges are checked of plain numbers only."""
+    for point in points(grid, hyperparameters_of(name)):
+        check_number("learning_rate", point.get("learning_rate", 0), least=0)
+        build(constructor(name), settings, task, {**LABORATORY.get(name, {}), **point})
+
+
 def run_method(
     name: str,
     how: Measuring,
@@ -79,9 +86,7 @@ def run_method(
     several = [key for key in at[0] if len(grid[key]) > 1]
     traced = [key for key in several if key == "learning_rate" or "float" in str(known[key].annotation)]
     try:
-        for point in at:  # ranges are checked of plain numbers only
-            check_number("learning_rate", point.get("learning_rate", 0), least=0)
-            build(make, settings, task, {**fixed, **point})
+        check_points(name, settings, task, grid)
         train = make_train(task, name, settings, without)
         run = partial(_at_points, train, fixed, start, range(first_seed, first_seed + seeds), mesh)
         try:

@@ -172,6 +172,8 @@ def check_file(spec: str, what: str) -> None:
     source = spec.rpartition(":")[0]
     if spec.endswith(".py"):
         raise InputError(f"{what} {spec!r} names nothing in the file: write {spec}:NAME")
+    if not source:
+        raise InputError(f"{what} {spec!r} names no file: write path/to/file.py:NAME or package.module:NAME")
     if source.endswith(".py") and not (path := Path(source).expanduser()).is_file():
         where = "" if path.is_absolute() else f" in {path.absolute().parent}"
         raise InputError(f"no file {source!r}{where} for {what}: give the path of a Python file")

@@ -48,6 +48,11 @@ class Limits:
         if self.compact is not None and (self.context_tokens is None or self.fresh):
             why = "fresh prompts have nothing to compact" if self.fresh else "context_tokens says when: give it too"
             raise InputError(f"compact is given, but {why}")
+        if isinstance(self.compact, Summary) and self.compact.tokens >= (self.context_tokens or 0):
+            raise InputError(
+                f"a summary has {self.compact.tokens} tokens, but context_tokens is {self.context_tokens}, which must "
+                "hold the prompt beside it: lower one or raise the other"
+            )
 
 
 @dataclass

@@ -117,10 +117,12 @@ def transcript(message: Mapping[str, Any]) -> str:
 
 def rows_to_play(prompts: Sequence[str]) -> list[dict[str, Any]]:
     """Rows of the data set: a JSON object is one with all its columns, any other text a prompt. Without any, one whose
-    environment says everything. InputError for an object without a prompt that is a text."""
+    environment says everything. InputError for an object without a prompt that is a text, or that is cut off."""
     rows: list[dict[str, Any]] = []
     for text in prompts or ("",):
         row = _object(text)
+        if row is None and text.lstrip().startswith('{"'):
+            raise InputError(f'the row {shown(text)} is not valid JSON: write {{"prompt": ...}}, or a text')
         if row is not None and not isinstance(row.get("prompt", ""), str | list):
             raise InputError(f"the row's prompt is {shown(row['prompt'])}, but must be a text or messages")
         rows.append({"prompt": ""} | row if row is not None else {"prompt": text})
