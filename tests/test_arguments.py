@@ -81,7 +81,7 @@ def two(a: str, b: str) -> str:
         (Any, [None, 3, rule()], [rule]),
         (jax.Array | float, [jnp.ones(2), 1.0, np.float32(1)], ["1", None, True, float("nan")]),
     ],
-    ids=str,
+    ids=[str(number) for number in range(21)],
 )  # fmt: skip
 def test_a_kind(kind: Any, good: list[Any], bad: list[Any]) -> None:
     for value in good:
