@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from jaxrl_llm.environments.sandbox import LAYERS, Limits, Result, Session, available, guards, require_guards, run_code
-from jaxrl_llm.environments.sandbox.layers import bubblewrap, counts_processes
+
 from jaxrl_llm.environments.sandbox.run import family
 from jaxrl_llm.errors import InputError
 
