@@ -6,7 +6,6 @@ import os
 import platform
 import secrets
 import select
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.environments.sandbox.inside.confine import BOX, FOLDER
 from jaxrl_llm.environments.sandbox.inside.interpret import message
+from jaxrl_llm.environments.sandbox.inside.supervise import remove
 from jaxrl_llm.environments.sandbox.inside.watch import THREADS
 from jaxrl_llm.environments.sandbox.system_calls import OWN_PID, filter_program
 from jaxrl_llm.errors import InputError
@@ -264,4 +264,4 @@ class Supervisor:
         with suppress(OSError):
             process.stdout.close()  # type: ignore[union-attr]
         if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove(self._folder)

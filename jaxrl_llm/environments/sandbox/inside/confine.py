@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
+import _ctypes
 import os
 import resource
 import struct
-
-TYPE_CHECKING = False  # as in typing
-if TYPE_CHECKING:
-    from typing import Any
 
 NEW_MOUNTS, NEW_CGROUP, NEW_NAMES, NEW_IPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 NEW_USER, NEW_PIDS, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
@@ -17,7 +13,7 @@ NOSUID, NODEV, READ_ONLY = 2, 4, 1
 BIND, RECURSIVE, PRIVATE = 1 << 12, 1 << 14, 1 << 18
 DETACH, WHOLE_TREE, HERE = 2, 0x8000, -100
 MOUNT_SETATTR, PIVOT_ROOT = 442, {"x86_64": 155, "aarch64": 41}
-NO_NEW_PRIVILEGES, PARENT_DEATH, DUMPABLE, SECCOMP, NO_HUGE_PAGES = 38, 1, 4, 22, 41
+PARENT_DEATH, DUMPABLE, SECCOMP, SUBREAPER, NO_NEW_PRIVILEGES, NO_HUGE_PAGES = 1, 4, 22, 36, 38, 41
 DEVICES = [path for path in ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom") if os.path.exists(path)]
 FOLDER, BOX = "/box/code", "/box"  # where the code runs, in a root of its own
 WITHIN = 1000  # the user that code of a namespace of users takes itself for
@@ -27,32 +23,44 @@ WRITE = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 12 
 OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14
 TRUNCATE = 3  # the version from which Landlock keeps files from being cut, too
 
-library = ctypes.CDLL(None, use_errno=True)
+# All of ctypes takes half as long to import as Python takes to start; what it is made of suffices here.
+class _Int(_ctypes._SimpleCData):  # type: ignore[misc, type-arg]
+    _type_ = "i"
 
 
-def checked(found: int, what: str) -> int:
-    """The result of a function of C. OSError, which says what was tried, if it is below 0."""
+class _Function(_ctypes.CFuncPtr):  # type: ignore[misc]
+    _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
+    _restype_ = _Int
+
+
+class _Char(_ctypes._SimpleCData):  # type: ignore[misc, type-arg]
+    _type_ = "c"
+
+
+def c(function: str, *arguments: int | bytes | None) -> int:
+    """A function of the C library, of numbers below 2^31, bytes and null pointers. OSError if it gives less than 0."""
+    found = int(_Function(_ctypes.dlsym(_ctypes.dlopen(None, 0), function))(*arguments))
     if found < 0:
-        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+        number = _ctypes.get_errno()
+        raise OSError(number, f"{function}{arguments[:1]}: {os.strerror(number)}")
     return found
 
 
-def call(number: int, *arguments: Any) -> int:
+def call(number: int, *arguments: int | bytes | None) -> int:
     """A system call. OSError if it fails."""
-    return checked(int(library.syscall(ctypes.c_long(number), *arguments)), f"system call {number}")
+    return c("syscall", number, *arguments)
 
 
-def control(option: int, *arguments: Any) -> None:
+def control(option: int, value: int, pointer: int | bytes = 0) -> None:
     """`prctl`. OSError if it fails."""
-    padded = [*arguments, *[ctypes.c_ulong(0)] * (4 - len(arguments))]
-    checked(library.prctl(ctypes.c_int(option), *padded), f"prctl {option}")
+    c("prctl", option, value, pointer, 0, 0)
 
 
 def end_with_parent(alive: int) -> None:
     """Be killed when the process that started this one ends; at once, if it has. alive: a pipe that it reads."""
     import select
 
-    control(PARENT_DEATH, ctypes.c_ulong(9))
+    control(PARENT_DEATH, 9)
     waiting = select.poll()
     waiting.register(alive, 0)
     if waiting.poll(0):
@@ -61,7 +69,7 @@ def end_with_parent(alive: int) -> None:
 
 def separate(flags: int) -> None:
     """Have namespaces of one's own. OSError where the system gives none."""
-    checked(library.unshare(ctypes.c_int(flags)), "unshare")
+    c("unshare", flags)
 
 
 def own_users() -> None:
@@ -79,14 +87,14 @@ def own_users() -> None:
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
     """`mount`. OSError if it fails."""
-    text = [None if one is None else os.fsencode(one) for one in (source, target, kind, options)]
-    checked(library.mount(*text[:3], ctypes.c_ulong(flags), text[3]), f"mount {target}")
+    text = [None if one is None else os.fsencode(one) for one in (target, source, kind, options)]
+    c("mount", text[1], text[0], text[2], flags, text[3])
 
 
 def attributes(path: str, flags: int, tree: int) -> None:
     """Set flags of a mount, and of all mounts below it if `tree` is WHOLE_TREE. OSError before Linux 5.12."""
     wanted = struct.pack("=QQQQ", flags, 0, 0, 0)
-    call(MOUNT_SETATTR, ctypes.c_int(HERE), os.fsencode(path), ctypes.c_uint(tree), wanted, ctypes.c_size_t(32))
+    call(MOUNT_SETATTR, HERE, os.fsencode(path), tree, wanted, len(wanted))
 
 
 def own_root(readable: list[str], size: int, user: int | None) -> None:
@@ -122,27 +130,26 @@ def own_root(readable: list[str], size: int, user: int | None) -> None:
             if not os.path.lexists(link):
                 os.makedirs(os.path.dirname(link), exist_ok=True)
                 os.symlink(f"{BOX}/{name}", link)
-    checked(library.umount2(b"/old", ctypes.c_int(DETACH)), "umount")
+    c("umount2", b"/old", DETACH)
     os.rmdir("/old")
     attributes("/", READ_ONLY | NOSUID | NODEV, 0)
 
 
 def become(user: int | None) -> None:
     """Be a user that no system has, or stay the one that it is, without any capability."""
-    control(NO_NEW_PRIVILEGES, ctypes.c_ulong(1))
+    control(NO_NEW_PRIVILEGES, 1)
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-        control(DUMPABLE, ctypes.c_ulong(1))
-    header, none = struct.pack("=Ii", 0x20080522, 0), bytes(24)
-    checked(library.capset(header, none), "capset")
+        control(DUMPABLE, 1)
+    c("capset", struct.pack("=Ii", 0x20080522, 0), bytes(24))
 
 
 def landlock_version() -> int:
     """Of the kernel's Landlock; 0 without it."""
     try:
-        return call(444, None, ctypes.c_size_t(0), ctypes.c_uint(1))
+        return call(444, None, 0, 1)
     except OSError:
         return 0
 
@@ -155,14 +162,14 @@ def confine_files(readable: list[str], writable: list[str]) -> None:
     handled = READ | WRITE | 1 << 6 | 1 << 11 | (1 << 15 if version >= 5 else 0)
     wanted = struct.pack("=QQQ", handled, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
-    rules = call(444, wanted[:size], ctypes.c_size_t(size), ctypes.c_uint(0))
+    rules = call(444, wanted[:size], size, 0)
     for paths, allowed in ((readable, READ), (writable, READ | WRITE), (DEVICES, 1 << 1 | 1 << 2)):
         for path in paths:
             opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
             rights = allowed if os.path.isdir(path) else allowed & OF_FILES
-            call(445, ctypes.c_int(rules), ctypes.c_int(1), struct.pack("=Qi", rights, opened), ctypes.c_uint(0))
+            call(445, rules, 1, struct.pack("=Qi", rights, opened), 0)
             os.close(opened)
-    call(446, ctypes.c_int(rules), ctypes.c_uint(0))
+    call(446, rules, 0)
     os.close(rules)
 
 
@@ -172,13 +179,13 @@ def filter_calls(program: bytes, own: int) -> None:
     own: the number that stands in it for this process.
     """
     program = program.replace(struct.pack("=I", own), struct.pack("=I", os.getpid()))
-    held = ctypes.create_string_buffer(program, len(program))
-    bpf = struct.pack("@HxxxxxxP", len(program) // 8, ctypes.addressof(held))
-    control(SECCOMP, ctypes.c_ulong(2), bpf)
+    size = len(program)
+    held = type("_Text", (_ctypes.Array,), {"_type_": _Char, "_length_": size}).from_buffer(bytearray(program))
+    control(SECCOMP, 2, struct.pack("@HxxxxxxP", size // 8, _ctypes.addressof(held)))
 
 
 def limit(limits: dict[str, int]) -> None:
     """Limits of this process and its children: bytes of memory, seconds, files, processes, core dumps."""
     for name, value in limits.items():
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
-    control(NO_HUGE_PAGES, ctypes.c_ulong(1))  # memory is taken page by page, no faster than it is watched
+    control(NO_HUGE_PAGES, 1)  # memory is taken page by page, no faster than it is watched

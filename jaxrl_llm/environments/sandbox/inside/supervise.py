@@ -64,8 +64,8 @@ class Box:
                 for pid in left:
                     signalled(pid, KILL)
                 _reap()
-        if not self.settings["namespaces"]:
-            remove(self.settings["folder"])
+        if not self.settings["namespaces"] and os.getppid() != self.settings["owner"]:
+            remove(self.settings["folder"])  # otherwise the owner does
         if self.group is not None:
             for _ in range(100):
                 try:
@@ -129,7 +129,7 @@ def start(box: Box) -> bool:
     OSError where that fails before there is one; one that fails later tells why on its pipe "status".
     """
     settings, user = box.settings, box.settings["user"]
-    confine.control(36, confine.ctypes.c_ulong(1))  # orphans become the supervisor's children
+    confine.control(confine.SUBREAPER, 1)  # orphans become the supervisor's children
     if settings["group"] is not None:
         box.group = own_group(settings["group"], settings["memory"], settings["tasks"])
     if settings["namespaces"]:
@@ -194,7 +194,7 @@ def _be_first(box: Box) -> None:
     status = box.theirs.pop("status")
     for descriptor in box.theirs.values():
         os.close(descriptor)
-    confine.control(confine.DUMPABLE, confine.ctypes.c_ulong(0))  # nobody within may trace it
+    confine.control(confine.DUMPABLE, 0)  # nobody within may trace it
     while True:
         pid, found = os.wait()
         if pid == child:

@@ -8,6 +8,7 @@ import time
 
 KIBIBYTE, PAGE = 1024, os.sysconf("SC_PAGE_SIZE")
 SOCKET, PIPE, REGION = 212_992, 65_536, 256  # bytes: what the kernel keeps for each, at most; for a mapping, about
+TICK = 0.02  # seconds until the first look, and between two while there is one process
 ENTRIES = 10_000  # files in a folder that is looked through
 THREADS = 8  # for each process that is allowed
 KILL, STOP, GO_ON = 9, 19, 18
@@ -148,7 +149,7 @@ class Watch:
         """
         self.family, self.limits, self.outside = Family(os.getpid()), limits, outside
         self.bounded, self.folder = bounded, folder
-        self.next = 0.0
+        self.next = time.monotonic() + TICK
 
     def members(self) -> list[int]:
         """The code's processes."""
@@ -169,7 +170,7 @@ class Watch:
             found = "disk"
         # Several processes take memory faster than one may, but looking must not take much of the time.
         now = time.monotonic()
-        self.next = now + max(0.002 if not alone else 0.02, (1 if not alone else 10) * (now - began))
+        self.next = now + (max(TICK, 10 * (now - began)) if alone else max(TICK / 10, now - began))
         return found
 
     def _memory(self, pids: list[int]) -> int:
@@ -193,7 +194,7 @@ class Watch:
         """Let them go on."""
         for pid in self.members():
             signalled(pid, GO_ON)
-        self.next = 0.0
+        self.next = time.monotonic() + TICK
 
 
 def _stands(pid: int) -> bool:
