@@ -12,9 +12,10 @@ NEW_USER, NEW_PIDS, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
 NOSUID, NODEV, READ_ONLY = 2, 4, 1
 BIND, RECURSIVE, PRIVATE = 1 << 12, 1 << 14, 1 << 18
 DETACH, WHOLE_TREE, HERE = 2, 0x8000, -100
+KEYCTL = {"x86_64": 250, "aarch64": 219}
 MOUNT_SETATTR, PIVOT_ROOT = 442, {"x86_64": 155, "aarch64": 41}
 PARENT_DEATH, DUMPABLE, SECCOMP, SUBREAPER, NO_NEW_PRIVILEGES, NO_HUGE_PAGES = 1, 4, 22, 36, 38, 41
-DEVICES = [path for path in ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom") if os.path.exists(path)]
+DEVICES = [path for path in ("/dev/null", "/dev/random", "/dev/urandom") if os.path.exists(path)]
 FOLDER, BOX = "/box/code", "/box"  # where the code runs, in a root of its own
 WITHIN = 1000  # the user that code of a namespace of users takes itself for
 
@@ -97,16 +98,21 @@ def attributes(path: str, flags: int, tree: int) -> None:
     call(MOUNT_SETATTR, HERE, os.fsencode(path), tree, wanted, len(wanted))
 
 
-def own_root(readable: list[str], size: int, user: int | None) -> None:
+def own_root(readable: list[str], size: int, user: int | None) -> int:
     """A root with the readable paths, a few devices, and a folder in memory of at most `size` bytes, nothing else.
 
     Nothing can be written but the folder, the user's if there is one. Nothing of it is left when the processes end.
+    Returns a descriptor of a mount of /proc that shows the namespace's processes, and is nowhere in that root.
     """
     mount("none", "/", None, RECURSIVE | PRIVATE)
     real = {path: os.path.realpath(path) for path in [*readable, *DEVICES]}  # links may lead anywhere
     base = next(path for path in readable if os.path.isdir(path))  # covered for a moment
     mount("tmpfs", base, "tmpfs", NOSUID | NODEV, "size=1m,mode=0755")
-    os.mkdir(f"{base}/old")
+    for name in ("old", "proc"):
+        os.mkdir(f"{base}/{name}")
+    mount("proc", f"{base}/proc", "proc", NOSUID | NODEV)
+    proc = os.open(f"{base}/proc", os.O_RDONLY | os.O_DIRECTORY)
+    c("umount2", f"{base}/proc".encode(), DETACH)
     os.chdir(base)
     call(PIVOT_ROOT[os.uname().machine], b".", b"old")
     os.chdir("/")
@@ -132,7 +138,9 @@ def own_root(readable: list[str], size: int, user: int | None) -> None:
                 os.symlink(f"{BOX}/{name}", link)
     c("umount2", b"/old", DETACH)
     os.rmdir("/old")
+    os.rmdir("/proc")
     attributes("/", READ_ONLY | NOSUID | NODEV, 0)
+    return proc
 
 
 def become(user: int | None) -> None:
@@ -142,8 +150,16 @@ def become(user: int | None) -> None:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-        control(DUMPABLE, 1)
+    control(DUMPABLE, 1)  # whoever started it may look at it
     c("capset", struct.pack("=Ii", 0x20080522, 0), bytes(24))
+
+
+def own_keys() -> None:
+    """Have a keyring without the keys of who started this, where the kernel has keys."""
+    try:
+        call(KEYCTL[os.uname().machine], 1, None)
+    except OSError:
+        return
 
 
 def landlock_version() -> int:

@@ -72,10 +72,10 @@ def serve() -> None:
 
     read, load, names = read_message, message, own_main()
     os.dup2(1, 2)  # one stream, in order
-    sys.stderr = sys.stdout
-    write, number, flags = os.write, 0, ast.PyCF_ONLY_AST
+    write, number, flags, stdout = os.write, 0, ast.PyCF_ONLY_AST, sys.stdout
     while (code := read(ASK)) is not None:
         number += 1
+        sys.stdout = sys.stderr = stdout
         try:
             tree: Any = compile(code, "<code>", "exec", flags, dont_inherit=True)
             last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -88,7 +88,7 @@ def serve() -> None:
             kind, error, trace = sys.exc_info()
             traceback.print_exception(kind, error, trace.tb_next if trace is not None else None, file=sys.stdout)
         try:
-            sys.stdout.flush()
-        except (AttributeError, OSError, ValueError):
+            stdout.flush()
+        except (OSError, ValueError):
             pass
         write(TELL, load(number))

@@ -7,13 +7,13 @@ ends, it ends everything. Messages are those of `interpret`; a result is a line 
 
 from __future__ import annotations
 
+import _socket
 import os
 import select
-import sys
 import time
 
 from . import confine, interpret
-from .watch import KILL, Watch, signalled
+from .watch import KILL, Processes, Watch
 
 TYPE_CHECKING = False  # as in typing
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ class Box:
     def __init__(self, settings: dict[str, Any]) -> None:
         """settings: see `run.Box.settings`."""
         self.settings, self.owner = settings, os.pidfd_open(settings["owner"])
-        self.child, self.ended, self.outside = 0, -1, {os.getpid()}
-        self.theirs, self.ours = {}, dict[str, int]()
+        self.child, self.ended = 0, -1
+        self.theirs, self.ours = dict[str, int](), dict[str, int]()
         names = ("ask", "tell") if settings["session"] else ("stdin",)
         for name in (*names, "stdout", "stderr", "status"):
             read, write = os.pipe()
@@ -39,30 +39,38 @@ class Box:
             os.set_blocking(self.ours[name], False)
         self.group: str | None = None
         self.watch: Watch | None = None
+        self.sending, self.arriving = _socket.socketpair()  # by which a mount of /proc comes
 
     def started(self, child: int) -> None:
         """Keep what is needed of the child. child: its number."""
-        settings = self.settings
         self.child, self.ended = child, os.pidfd_open(child)
         for descriptor in self.theirs.values():
             os.close(descriptor)
-        if settings["namespaces"]:
-            self.outside.add(child)
-        folder = None if settings["namespaces"] else settings["folder"]
-        self.watch = Watch(self.outside, settings, "limits" in settings["layers"], folder)
+        self.sending.close()
+        if not self.settings["namespaces"]:
+            self.see()
+
+    def see(self) -> None:
+        """Watch the code's processes, which a mount of /proc shows: in namespaces their own, as it has come."""
+        if self.settings["namespaces"]:
+            _, came, _, _ = self.arriving.recvmsg(1, _socket.CMSG_SPACE(4))
+            held = Processes(int.from_bytes(came[0][2], "little")) if came else None  # it has ended before
+        else:
+            held = Processes(os.open("/proc", os.O_RDONLY), os.getpid())
+        self.watch = None if held is None else Watch(held, {os.getpid()}, self.settings)
 
     def close(self) -> None:
         """End all processes of the code, and remove what they leave."""
         if self.child:
-            signalled(self.child, KILL)
+            _signal(self.child, KILL)
             os.waitpid(self.child, 0)
             self.child = 0
-            for _ in range(1000):  # without namespaces they may have left the family of the first
+            for _ in range(0 if self.settings["namespaces"] else 1000):  # they may have left the family of the first
                 left = self.watch.members() if self.watch is not None else []
                 if not left:
                     break
                 for pid in left:
-                    signalled(pid, KILL)
+                    _signal(pid, KILL)
                 _reap()
         if not self.settings["namespaces"] and os.getppid() != self.settings["owner"]:
             remove(self.settings["folder"])  # otherwise the owner does
@@ -73,6 +81,13 @@ class Box:
                     break
                 except OSError:
                     time.sleep(0.01)
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        pass
 
 
 def _reap() -> None:
@@ -150,6 +165,7 @@ def start(box: Box) -> bool:
         if settings["namespaces"]:
             _be_first(box)
         os.setsid()  # signals to the process's own group reach nobody outside
+        confine.own_keys()
         os.chdir(settings["folder"])
         _own_descriptors(box)
         if "limits" in settings["layers"]:
@@ -187,12 +203,14 @@ def _be_first(box: Box) -> None:
     confine.separate(
         confine.NEW_MOUNTS | confine.NEW_NETWORK | confine.NEW_IPC | confine.NEW_NAMES | confine.NEW_CGROUP
     )
-    confine.own_root(settings["readable"], settings["disk"], settings["user"])
+    proc = confine.own_root(settings["readable"], settings["disk"], settings["user"])
+    box.sending.sendmsg([b"p"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, proc.to_bytes(4, "little"))])
+    os.close(proc)
     child = os.fork()
     if not child:
         return
     status = box.theirs.pop("status")
-    for descriptor in box.theirs.values():
+    for descriptor in (*box.theirs.values(), box.sending.detach()):
         os.close(descriptor)
     confine.control(confine.DUMPABLE, 0)  # nobody within may trace it
     while True:
@@ -243,13 +261,12 @@ def serve(box: Box) -> None:
         )
         if not told:
             return
-        assert box.watch is not None
-        if not box.watch.stop():
+        if box.watch is None or not box.watch.stop():
             box.close()
         code = next_request(box)
         if code is None:
             return
-        if box.child:
+        if box.child and box.watch is not None:
             box.watch.go_on()
         data = memoryview(interpret.message(code))
 
@@ -266,7 +283,7 @@ def _end_of(box: Box) -> tuple[bytes, int]:
     """Why the process did not start, if it did not, and its exit code; ends it if it has not ended."""
     if not box.child:
         return b"", -KILL
-    signalled(box.child, KILL)
+    _signal(box.child, KILL)
     code = os.waitstatus_to_exitcode(os.waitpid(box.child, 0)[1])
     box.child = 0
     try:
@@ -295,6 +312,9 @@ def attend(
     for descriptor in (*streams, box.ended, box.owner, *([box.ours["tell"]] if session else [])):
         waiting.register(descriptor, READABLE)
     waiting.register(inward, WRITABLE)
+    arriving = box.arriving.fileno() if box.watch is None else -1
+    if box.watch is None:
+        waiting.register(arriving, READABLE)
     while not ended and len(told) < len(end):
         left = deadline - time.monotonic()
         stopped = "seconds" if left <= 0 else box.watch.over() if box.watch is not None else None
@@ -302,7 +322,10 @@ def attend(
             break
         until = box.watch.next - time.monotonic() if box.watch is not None else left
         for descriptor, _ in waiting.poll(max(0.0, min(left, until)) * 1000 + 0.5):
-            if descriptor == inward:
+            if descriptor == arriving:
+                box.see()
+                waiting.unregister(descriptor)
+            elif descriptor == inward:
                 data = data[_wrote(inward, data) :]
                 if not data:
                     waiting.unregister(inward)
