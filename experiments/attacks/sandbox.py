@@ -34,7 +34,7 @@ from jaxrl_llm.rewards import code as rewards
 ROOT = Path(__file__).resolve().parents[2]
 SETS = {"all": LAYERS, **{f"without {one}": tuple(x for x in LAYERS if x != one) for one in LAYERS[:3]}}
 NOBODY, SECONDS, MOST = 65534, 2.0, 25.0
-LIMITS = Limits(seconds=SECONDS, memory=128, processes=8, output=100_000, disk=4)
+LIMITS = Limits(seconds=SECONDS, memory=256, processes=8, output=100_000, disk=4)
 KEPT, REACHED = "kept", "reached, which is not promised"
 
 

@@ -87,14 +87,14 @@ def _memory_between(make: Make, mark: str) -> bool:
     try:
         session.run(
             MARK % mark + "h = []\ndef take():\n    time.sleep(0.05)\n"
-            "    for _ in range(100): h.append(bytearray(b'1') * 2**20); time.sleep(0.001)\n    time.sleep(60)\n"
+            "    for _ in range(150): h.append(bytearray(b'1') * 2**20); time.sleep(0.001)\n    time.sleep(60)\n"
             "for _ in range(5):\n    if os.fork() == 0: take()"
         )
         most = 0
         for _ in range(40):
             time.sleep(0.03)
             most = max(most, resident(named(mark)))
-        return most > 1.1 * 128 * 2**20
+        return most > 1.1 * 256 * 2**20
     finally:
         session.close()
 
@@ -123,7 +123,7 @@ OWNER = """
 import json, sys, threading
 from jaxrl_llm.environments.sandbox import Limits, Session, run_code
 kind, layers, code = json.loads(sys.stdin.readline())
-limits = Limits(seconds=30, memory=128, processes=8, output=100_000, disk=4)
+limits = Limits(seconds=30, memory=256, processes=8, output=100_000, disk=4)
 if kind == "run":
     threading.Thread(target=run_code, args=(code,), kwargs=dict(limits=limits, layers=layers, weak=True)).start()
 else:

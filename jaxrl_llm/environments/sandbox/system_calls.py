@@ -30,7 +30,7 @@ getresgid 120 150, capget 125 90, set_tid_address 218 96, set_robust_list 273 99
 futex_waitv 449 449, arch_prctl 158 -, sched_yield 24 124, sched_get_priority_max 146 125,
 sched_get_priority_min 147 126, getcpu 309 168, nanosleep 35 101, clock_nanosleep 230 115, clock_gettime 228 113,
 clock_getres 229 114, gettimeofday 96 169, time 201 -, times 100 153, getrusage 98 165, getrlimit 97 163,
-setrlimit 160 164, sysinfo 99 179, uname 63 160, getrandom 318 278, rt_sigaction 13 134, rt_sigprocmask 14 135,
+sysinfo 99 179, uname 63 160, getrandom 318 278, rt_sigaction 13 134, rt_sigprocmask 14 135,
 rt_sigreturn 15 139, rt_sigpending 127 136, rt_sigtimedwait 128 137, rt_sigsuspend 130 133, sigaltstack 131 132,
 pause 34 -, alarm 37 -, getitimer 36 102, setitimer 38 103, timer_create 222 107, timer_settime 223 110,
 timer_gettime 224 108, timer_getoverrun 225 109, timer_delete 226 111, restart_syscall 219 128"""
@@ -43,13 +43,13 @@ METADATA = """chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chow
 fchownat 260 54, utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88, setxattr 188 5, lsetxattr 189 6,
 fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16"""
 PROCESSES = """fork 57 -, vfork 58 -, kill 62 129, tkill 200 130, tgkill 234 131, pidfd_open 434 434,
-pidfd_send_signal 424 424, prlimit64 302 261, setpriority 141 140, getpriority 140 141, sched_getaffinity 204 123,
+pidfd_send_signal 424 424, setpriority 141 140, getpriority 140 141, sched_getaffinity 204 123,
 sched_setaffinity 203 122, sched_getparam 143 121, sched_setparam 142 118, sched_getscheduler 145 120,
 sched_setscheduler 144 119, sched_getattr 315 275, sched_setattr 314 274, sched_rr_get_interval 148 127"""
 
 ARCHITECTURES = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}
 MISSING = 424  # calls from here on are younger than what C libraries take for granted: they try others
-EPERM, ENOSYS, EINVAL, ENOTTY, EAGAIN = 1, 38, 22, 25, 11
+EPERM, ENOSYS, EINVAL, ENOTTY = 1, 38, 22, 25
 OWN_PID = 0x5EED51D5  # stands in the program for the process that installs it
 
 WHOLE = 0xFFFFFFFF
@@ -58,34 +58,43 @@ THREAD = 0x10000
 TERMINAL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x802C542A)  # what a stream asks of itself
 DESCRIPTOR = (*range(8), 1030, 1032, 36, 37, 38)  # no owner, lease, notice or larger pipe
 OF_ITSELF = (0, OWN_PID)
+NOT_DATA = (0, 1, *range(3, 16))  # limits but that of data
+
+
+FAILS = 0x00050000  # with an error added
 
 
 class Condition(NamedTuple):
-    """A half of an argument that must have one of these values, after a mask."""
+    """A half of an argument that must have one of these values, after a mask; else the call fails."""
 
     word: int  # 2 * number of the argument, + 1 for its upper half
     values: tuple[int, ...]
     mask: int = WHOLE
+    otherwise: int = FAILS | EPERM
 
 
 class Rule(NamedTuple):
-    """A call that is allowed under conditions, all of them, and else fails with an error."""
+    """A call that is allowed under conditions, all of them."""
 
     numbers: str
     conditions: tuple[Condition, ...]
-    error: int = EPERM
 
 
 RULES = (
+    Rule("setrlimit 160 164", (Condition(0, NOT_DATA),)),
     # Anonymous memory that is shared, or of large pages, outlives what the limit of a process counts.
     Rule("mmap 9 222", (Condition(6, (0, 1, 0x20), 0x40021),)),
-    Rule("ioctl 16 29", (Condition(2, TERMINAL),), ENOTTY),
-    Rule("fcntl 72 25", (Condition(2, DESCRIPTOR),), EINVAL),
-    Rule("prctl 157 167", (Condition(0, (2, 3, 15, 16, 21, 23, 38, 39, 0x53564D41)),), EINVAL),
+    Rule("ioctl 16 29", (Condition(2, TERMINAL, WHOLE, FAILS | ENOTTY),)),
+    Rule("fcntl 72 25", (Condition(2, DESCRIPTOR, WHOLE, FAILS | EINVAL),)),
+    Rule("prctl 157 167", (Condition(0, (2, 3, 15, 16, 21, 23, 38, 39, 0x53564D41), WHOLE, FAILS | EINVAL),)),
     Rule("socketpair 53 199", (Condition(0, (1,)), Condition(2, (1,), 0xF))),  # UNIX streams, which have no addresses
     Rule("sendto 44 206", (Condition(8, (0,)), Condition(9, (0,)))),
 )
-TOGETHER = (Rule("clone 56 220", (Condition(0, (0,), NEW_NAMESPACES),)),)
+# Processes share their memory: none changes its part.
+TOGETHER = (
+    Rule("clone 56 220", (Condition(0, (0,), NEW_NAMESPACES),)),
+    Rule("prlimit64 302 261", (Condition(2, NOT_DATA),)),
+)
 ALONE = (  # no child processes, and nothing is done to others
     Rule("clone 56 220", (Condition(0, (THREAD,), NEW_NAMESPACES | THREAD),)),
     Rule("kill 62 129", (Condition(0, (OWN_PID,)),)),
@@ -95,8 +104,9 @@ ALONE = (  # no child processes, and nothing is done to others
     *[
         Rule(call, (Condition(0, OF_ITSELF),))
         for call in PROCESSES.replace("\n", " ").split(", ")
-        if call.startswith(("prlimit", "sched_"))
+        if call.startswith("sched_")
     ],
+    Rule("prlimit64 302 261", (Condition(0, OF_ITSELF), Condition(2, NOT_DATA))),
 )
 
 
@@ -135,13 +145,13 @@ def filter_program(machine: str, namespaces: bool) -> bytes:
     for first, last in _ranges(allowed):
         out += [(above, 0, 2, first), (above, 1, 0, last + 1), (end, 0, 0, allow)]
     for rule in (*RULES, *(TOGETHER if namespaces else ALONE)):
-        refuse, body = (end, 0, 0, 0x00050000 | rule.error), []
-        for word, values, mask in rule.conditions:
+        body = []
+        for word, values, mask, otherwise in rule.conditions:
             body += [(load, 0, 0, 16 + 4 * word), (masked, 0, 0, mask)]
             body += [(equal, len(values) - place, 0, value) for place, value in enumerate(values)]
-            body.append(refuse)
+            body.append((end, 0, 0, otherwise))
         body.append((end, 0, 0, allow))
         for number in _numbers(rule.numbers, column):
             out += [(equal, 0, len(body), number), *body]
-    out += [(above, 0, 1, MISSING), (end, 0, 0, 0x00050000 | ENOSYS), (end, 0, 0, 0x00050000 | EPERM)]
+    out += [(above, 0, 1, MISSING), (end, 0, 0, FAILS | ENOSYS), (end, 0, 0, FAILS | EPERM)]
     return b"".join(struct.pack("=HBBI", *one) for one in out)

@@ -98,21 +98,16 @@ def attributes(path: str, flags: int, tree: int) -> None:
     call(MOUNT_SETATTR, HERE, os.fsencode(path), tree, wanted, len(wanted))
 
 
-def own_root(readable: list[str], size: int, user: int | None) -> int:
+def own_root(readable: list[str], size: int, user: int | None) -> None:
     """A root with the readable paths, a few devices, and a folder in memory of at most `size` bytes, nothing else.
 
     Nothing can be written but the folder, the user's if there is one. Nothing of it is left when the processes end.
-    Returns a descriptor of a mount of /proc that shows the namespace's processes, and is nowhere in that root.
     """
     mount("none", "/", None, RECURSIVE | PRIVATE)
     real = {path: os.path.realpath(path) for path in [*readable, *DEVICES]}  # links may lead anywhere
     base = next(path for path in readable if os.path.isdir(path))  # covered for a moment
     mount("tmpfs", base, "tmpfs", NOSUID | NODEV, "size=1m,mode=0755")
-    for name in ("old", "proc"):
-        os.mkdir(f"{base}/{name}")
-    mount("proc", f"{base}/proc", "proc", NOSUID | NODEV)
-    proc = os.open(f"{base}/proc", os.O_RDONLY | os.O_DIRECTORY)
-    c("umount2", f"{base}/proc".encode(), DETACH)
+    os.mkdir(f"{base}/old")
     os.chdir(base)
     call(PIVOT_ROOT[os.uname().machine], b".", b"old")
     os.chdir("/")
@@ -138,9 +133,7 @@ def own_root(readable: list[str], size: int, user: int | None) -> int:
                 os.symlink(f"{BOX}/{name}", link)
     c("umount2", b"/old", DETACH)
     os.rmdir("/old")
-    os.rmdir("/proc")
     attributes("/", READ_ONLY | NOSUID | NODEV, 0)
-    return proc
 
 
 def become(user: int | None) -> None:

@@ -7,13 +7,12 @@ ends, it ends everything. Messages are those of `interpret`; a result is a line 
 
 from __future__ import annotations
 
-import _socket
 import os
 import select
 import time
 
 from . import confine, interpret
-from .watch import KILL, Processes, Watch
+from .watch import KILL, Watch, signalled
 
 TYPE_CHECKING = False  # as in typing
 if TYPE_CHECKING:
@@ -38,39 +37,28 @@ class Box:
             self.theirs[name], self.ours[name] = (read, write) if inward else (write, read)
             os.set_blocking(self.ours[name], False)
         self.group: str | None = None
-        self.watch: Watch | None = None
-        self.sending, self.arriving = _socket.socketpair()  # by which a mount of /proc comes
+        self.watch = Watch({os.getpid()}, settings)
 
     def started(self, child: int) -> None:
         """Keep what is needed of the child. child: its number."""
         self.child, self.ended = child, os.pidfd_open(child)
         for descriptor in self.theirs.values():
             os.close(descriptor)
-        self.sending.close()
-        if not self.settings["namespaces"]:
-            self.see()
-
-    def see(self) -> None:
-        """Watch the code's processes, which a mount of /proc shows: in namespaces their own, as it has come."""
         if self.settings["namespaces"]:
-            _, came, _, _ = self.arriving.recvmsg(1, _socket.CMSG_SPACE(4))
-            held = Processes(int.from_bytes(came[0][2], "little")) if came else None  # it has ended before
-        else:
-            held = Processes(os.open("/proc", os.O_RDONLY), os.getpid())
-        self.watch = None if held is None else Watch(held, {os.getpid()}, self.settings)
+            self.watch.outside.add(child)
 
     def close(self) -> None:
         """End all processes of the code, and remove what they leave."""
         if self.child:
-            _signal(self.child, KILL)
+            signalled(self.child, KILL)
             os.waitpid(self.child, 0)
             self.child = 0
             for _ in range(0 if self.settings["namespaces"] else 1000):  # they may have left the family of the first
-                left = self.watch.members() if self.watch is not None else []
+                left = self.watch.members()
                 if not left:
                     break
                 for pid in left:
-                    _signal(pid, KILL)
+                    signalled(pid, KILL)
                 _reap()
         if not self.settings["namespaces"] and os.getppid() != self.settings["owner"]:
             remove(self.settings["folder"])  # otherwise the owner does
@@ -81,13 +69,6 @@ class Box:
                     break
                 except OSError:
                     time.sleep(0.01)
-
-
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except OSError:
-        pass
 
 
 def _reap() -> None:
@@ -153,6 +134,9 @@ def start(box: Box) -> bool:
         os.mkdir(settings["folder"], 0o700)
     child = os.fork()
     if child:
+        if user is not None:  # by that it may set their limits
+            os.setresgid(user, -1, -1)
+            os.setresuid(user, -1, -1)
         box.started(child)
         return False
     try:
@@ -203,15 +187,13 @@ def _be_first(box: Box) -> None:
     confine.separate(
         confine.NEW_MOUNTS | confine.NEW_NETWORK | confine.NEW_IPC | confine.NEW_NAMES | confine.NEW_CGROUP
     )
-    proc = confine.own_root(settings["readable"], settings["disk"], settings["user"])
-    box.sending.sendmsg([b"p"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, proc.to_bytes(4, "little"))])
-    os.close(proc)
+    confine.own_root(settings["readable"], settings["disk"], settings["user"])
     child = os.fork()
     if not child:
         return
     status = box.theirs.pop("status")
-    for descriptor in (*box.theirs.values(), box.sending.detach()):
-        os.close(descriptor)
+    os.closerange(0, status)
+    os.closerange(status + 1, 256)
     confine.control(confine.DUMPABLE, 0)  # nobody within may trace it
     while True:
         pid, found = os.wait()
@@ -261,12 +243,12 @@ def serve(box: Box) -> None:
         )
         if not told:
             return
-        if box.watch is None or not box.watch.stop():
+        if not box.watch.stop():
             box.close()
         code = next_request(box)
         if code is None:
             return
-        if box.child and box.watch is not None:
+        if box.child:
             box.watch.go_on()
         data = memoryview(interpret.message(code))
 
@@ -283,7 +265,7 @@ def _end_of(box: Box) -> tuple[bytes, int]:
     """Why the process did not start, if it did not, and its exit code; ends it if it has not ended."""
     if not box.child:
         return b"", -KILL
-    _signal(box.child, KILL)
+    signalled(box.child, KILL)
     code = os.waitstatus_to_exitcode(os.waitpid(box.child, 0)[1])
     box.child = 0
     try:
@@ -312,20 +294,14 @@ def attend(
     for descriptor in (*streams, box.ended, box.owner, *([box.ours["tell"]] if session else [])):
         waiting.register(descriptor, READABLE)
     waiting.register(inward, WRITABLE)
-    arriving = box.arriving.fileno() if box.watch is None else -1
-    if box.watch is None:
-        waiting.register(arriving, READABLE)
     while not ended and len(told) < len(end):
         left = deadline - time.monotonic()
-        stopped = "seconds" if left <= 0 else box.watch.over() if box.watch is not None else None
+        stopped = "seconds" if left <= 0 else box.watch.over()
         if stopped is not None:
             break
-        until = box.watch.next - time.monotonic() if box.watch is not None else left
+        until = box.watch.next - time.monotonic()
         for descriptor, _ in waiting.poll(max(0.0, min(left, until)) * 1000 + 0.5):
-            if descriptor == arriving:
-                box.see()
-                waiting.unregister(descriptor)
-            elif descriptor == inward:
+            if descriptor == inward:
                 data = data[_wrote(inward, data) :]
                 if not data:
                     waiting.unregister(inward)
@@ -343,6 +319,8 @@ def attend(
                 waiting.unregister(descriptor)
             else:
                 told += more
+    if stopped is not None:
+        box.watch.kill()
     for descriptor, name in streams.items():  # what is in the pipes
         until = time.monotonic() + GRACE
         while _took(descriptor, out[name], most) and time.monotonic() < until:

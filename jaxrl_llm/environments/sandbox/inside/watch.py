@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import time
-
-from .confine import call
 
 TYPE_CHECKING = False  # as in typing
 if TYPE_CHECKING:
@@ -14,136 +13,110 @@ if TYPE_CHECKING:
 
 KIBIBYTE, PAGE = 1024, os.sysconf("SC_PAGE_SIZE")
 SOCKET, PIPE = 212_992, 65_536  # bytes that the kernel keeps for each, at most
-TICK, QUICK, OFTEN = 0.02, 0.001, 10  # seconds between looks, and every how many the dearest are made
+TICK, SOON, OFTEN = 0.005, 0.001, 5  # seconds between looks, and how many of them are without the dearest part
 ENTRIES = 10_000  # files in a folder that is looked through
 THREADS = 8  # for each process that is allowed
-SEND_SIGNAL = 424
 KILL, STOP, GO_ON = 9, 19, 18
 
 
 class Processes:
-    """Processes as a mount of /proc shows them: all of a namespace but its first, or those that descend from one."""
+    """A process and all that descend from it, as /proc shows them."""
 
-    def __init__(self, proc: int, root: int | None = None) -> None:
-        """proc: a descriptor of the mount. root: the process from which they descend."""
-        self._proc, self._root = proc, root
-        self._others = {1} if root is None else set[int]()
+    def __init__(self, root: int) -> None:
+        """root: the number of the first."""
+        self._root, self._others = root, set[int]()
 
     def members(self) -> list[int]:
-        """Their numbers there. With a root: its own, and all that descend from it as far as their parents live."""
-        entries = {int(name) for name in os.listdir(self._proc) if name.isdigit()}
-        if self._root is None:
-            return sorted(entries - self._others)
-        parents = {pid: up for pid in entries - self._others if (up := self.field(pid, 1)) is not None}
+        """Their numbers, as far as their parents live."""
+        entries = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        parents = {pid: up for pid in entries - self._others if (up := _parent(pid)) is not None}
         out = {self._root} & entries
         while new := {pid for pid, up in parents.items() if up in out and pid not in out}:
             out |= new
         self._others = (self._others & entries) | (parents.keys() - out)  # those of others are looked at once
         return sorted(out)
 
-    def text(self, pid: int, name: str) -> str:
-        """A file of a process. OSError where it has ended, or may not be looked at."""
-        opened = os.open(f"{pid}/{name}", os.O_RDONLY, dir_fd=self._proc)
-        try:
-            parts = [os.read(opened, 2**16)]
-            while parts[-1]:
-                parts.append(os.read(opened, 2**16))
-        finally:
-            os.close(opened)
-        return b"".join(parts).decode("utf-8", "surrogateescape")
 
-    def state(self, pid: int) -> list[str]:
-        """The fields of its file "stat", from its state on; empty if it has ended."""
-        try:
-            return self.text(pid, "stat").rpartition(")")[2].split()
-        except OSError:
-            return []
+def text(pid: int, name: str) -> str:
+    """A file of a process. OSError where it has ended, or may not be looked at."""
+    with open(f"/proc/{pid}/{name}", errors="surrogateescape") as opened:
+        return opened.read()
 
-    def field(self, pid: int, number: int) -> int | None:
-        """One of them."""
-        fields = self.state(pid)
-        return int(fields[number]) if fields else None
 
-    def descriptors(self, pid: int) -> list[os.stat_result]:
-        """What it has opened; nothing if that may not be looked at."""
-        out: list[os.stat_result] = []
-        try:
-            place = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._proc)
-        except OSError:
-            return out
-        for name in os.listdir(place):
-            try:
-                out.append(os.stat(name, dir_fd=place))
-            except OSError:
-                continue
-        os.close(place)
+def state(pid: int) -> list[str]:
+    """The fields of its file "stat", from its state on; empty if it has ended."""
+    try:
+        return text(pid, "stat").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def descriptors(pid: int) -> list[os.stat_result]:
+    """What it has opened; nothing if that may not be looked at."""
+    out: list[os.stat_result] = []
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
         return out
-
-    def signal(self, pid: int, number: int) -> None:
-        """Send a signal to one that may be gone."""
+    for name in names:
         try:
-            opened = os.open(str(pid), os.O_RDONLY | os.O_DIRECTORY, dir_fd=self._proc)
+            out.append(os.stat(f"/proc/{pid}/fd/{name}"))
         except OSError:
-            return
-        try:
-            call(SEND_SIGNAL, opened, number, None, 0)
-        except OSError:
-            pass
-        finally:
-            os.close(opened)
+            continue
+    return out
 
 
 def family(pid: int) -> list[int]:
     """A process and all that descend from it, as far as their parents live."""
-    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    return Processes(pid).members()
+
+
+def signalled(pid: int, number: int) -> None:
+    """Send a signal to a process that may be gone."""
     try:
-        return Processes(proc, pid).members()
-    finally:
-        os.close(proc)
+        os.kill(pid, number)
+    except OSError:
+        pass
 
 
-def resident(held: Processes, pids: list[int]) -> int:
-    """Bytes of memory that they hold of their own, at most: what several have in common counts for each."""
-    total = 0
-    for pid in pids:
-        try:
-            words = held.text(pid, "statm").split()
-            total += (int(words[1]) - int(words[2])) * PAGE
-        except (OSError, IndexError):
-            continue
-    return total
+def pages(pid: int) -> list[int]:
+    """Its file "statm" in bytes: all addresses, resident, shared, text, 0, data that it may write, 0."""
+    try:
+        return [int(word) * PAGE for word in text(pid, "statm").split()]
+    except OSError:
+        return [0] * 7
 
 
-def private(held: Processes, pids: list[int]) -> int:
+def private(pids: list[int]) -> int:
     """Bytes of memory that they hold of their own, what several have in common counted once."""
     total = 0
     for pid in pids:
         try:
-            lines = held.text(pid, "smaps_rollup").splitlines()[1:]
+            lines = text(pid, "smaps_rollup").splitlines()[1:]
             sizes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
             total += (sizes.get("Pss_Anon", sizes["Pss"]) + sizes.get("SwapPss", 0)) * KIBIBYTE
         except OSError:
-            total += resident(held, [pid])
+            total += pages(pid)[1]
         except (ValueError, IndexError, KeyError):
             continue  # it has just ended
     return total
 
 
-def nameless(held: Processes, pids: list[int]) -> dict[tuple[int, int], int]:
+def nameless(pids: list[int]) -> dict[tuple[int, int], int]:
     """Bytes of what no folder shows, by device and number, each once: what may be common to several processes.
 
     Memfds, shared memory that is mapped, unlinked files; pipes and sockets, as full as they can be.
     """
     out: dict[tuple[int, int], int] = {}
     for pid in pids:
-        for found in held.descriptors(pid):
+        for found in descriptors(pid):
             key = found.st_dev, found.st_ino
             if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
                 out[key] = found.st_blocks * 512
             elif stat.S_ISSOCK(found.st_mode) or stat.S_ISFIFO(found.st_mode):
                 out[key] = SOCKET if stat.S_ISSOCK(found.st_mode) else PIPE
         try:
-            lines = held.text(pid, "maps").splitlines()
+            lines = text(pid, "maps").splitlines()
         except OSError:
             continue
         for line in lines:
@@ -176,26 +149,22 @@ def files(folder: str, most: int) -> int:
 
 
 class Watch:
-    """Looks at the processes of a sandbox every so often, and says which limit they exceed."""
+    """Looks at the processes of a sandbox every so often, and says which limit they exceed.
 
-    def __init__(self, held: Processes, outside: set[int], settings: dict[str, Any]) -> None:
-        """outside: members that are not the code's. settings: see `supervisor.Supervisor`.
+    With limits and the filter of system calls the kernel bounds the memory of one process, and there is none but that
+    of processes, files, pipes and sockets. Several then have parts of it, which the kernel bounds too.
+    """
 
-        With limits and the filter of system calls the kernel bounds the memory of one process, and there is none but
-        that of processes, files, pipes and sockets.
-        """
-        self.held, self._outside, self._limits = held, outside, settings
+    def __init__(self, outside: set[int], settings: dict[str, Any]) -> None:
+        """outside: this process and others that are not the code's. settings: see `supervisor.Supervisor`."""
+        self.outside, self._family, self._limits = outside, Processes(os.getpid()), settings
         self._bounded = {"limits", "seccomp"} <= set(settings["layers"])
         self._folder = None if settings["namespaces"] else settings["folder"]
-        self._looks, self._extra, self.next = 0, 0, time.monotonic() + self._tick(1)
-
-    def _tick(self, count: int) -> float:
-        """Several processes take memory faster than one may; that there are several is cheaply seen in a namespace."""
-        return QUICK if count > 1 else TICK if self._folder is not None else 2 * QUICK
+        self._looks, self._extra, self.next = 0, 0, time.monotonic() + TICK
 
     def members(self) -> list[int]:
         """The code's processes."""
-        return [pid for pid in self.held.members() if pid not in self._outside]
+        return [pid for pid in self._family.members() if pid not in self.outside]
 
     def over(self) -> str | None:
         """The limit that they exceed together, None if none; looks only if it is time."""
@@ -203,45 +172,72 @@ class Watch:
         if began < self.next:
             return None
         pids, limits = self.members(), self._limits
-        found, thorough = None, self._looks % OFTEN == 0
+        found, fits = None, True
         self._looks += 1
-        if thorough and sum(self.held.field(pid, 17) or 0 for pid in pids) > THREADS * limits["processes"]:
+        if len(pids) - 1 > limits["processes"] or _threads(pids) > THREADS * limits["processes"]:
             found = "processes"
-        elif len(pids) - 1 > limits["processes"]:
-            found = "processes"
-        elif not (len(pids) <= 1 and self._bounded) and self._memory(pids, thorough) > limits["memory"]:
-            found = "memory"
-        elif self._folder is not None and thorough and self._disk(pids) > limits["disk"]:
+        elif len(pids) > 1 or not self._bounded:
+            fits = self._share(pids)
+            if not fits and private(pids) + self._extra > limits["memory"]:
+                found = "memory"
+        elif self._folder is not None and self._disk(pids) > limits["disk"]:
             found = "disk"
-        now = time.monotonic()
-        self.next = now + max(self._tick(len(pids)), (2 if len(pids) > 1 and self._bounded else 10) * (now - began))
+        # As often as looking takes no more than an eighth of the time, or two thirds where only it bounds the memory.
+        taken = time.monotonic() - began
+        self.next = time.monotonic() + max(TICK if fits else SOON, (8 if fits else 0.5) * taken)
         return found
-
-    def _memory(self, pids: list[int], thorough: bool) -> int:
-        if thorough or not self._bounded:
-            self._extra = sum(nameless(self.held, pids).values())
-        total = resident(self.held, pids)
-        return self._extra + (private(self.held, pids) if total + self._extra > self._limits["memory"] else total)
 
     def _disk(self, pids: list[int]) -> int:
         assert self._folder is not None
         device = os.stat(self._folder).st_dev
-        unlinked = sum(size for (place, _), size in nameless(self.held, pids).items() if place == device)
+        unlinked = sum(size for (place, _), size in nameless(pids).items() if place == device)
         return unlinked + files(self._folder, self._limits["disk"])
+
+    def _share(self, pids: list[int]) -> bool:
+        """Give each process an equal part of what is left of the memory, beside what it may write to now.
+
+        False if what they may write to is too much, so that what they have written must be measured.
+        """
+        if self._looks % OFTEN == 0 or not self._bounded:
+            self._extra = sum(nameless(pids).values())
+        most = self._limits["memory"]
+        data = {pid: pages(pid)[5] for pid in pids}
+        left = most - self._extra - sum(data.values())
+        for pid, size in data.items() if self._bounded else ():
+            try:
+                part = size + max(left, 0) // len(pids)
+                resource.prlimit(pid, resource.RLIMIT_DATA, (min(part, most), most))
+            except (OSError, ValueError):
+                left = -1
+        return left >= 0
+
+    def kill(self) -> None:
+        """Kill those that are there now, before the first process of a namespace comes to end the others."""
+        for pid in self.members():
+            signalled(pid, KILL)
 
     def stop(self) -> bool:
         """Stop them all; whether they stand still. Those that keep making others do not."""
         for attempt in range(40):
-            moving = [pid for pid in self.members() if (self.held.state(pid) or ["X"])[0] not in "TtZX"]
+            moving = [pid for pid in self.members() if (state(pid) or ["X"])[0] not in "TtZX"]
             if not moving:
                 return True
             for pid in moving:
-                self.held.signal(pid, STOP)
+                signalled(pid, STOP)
             time.sleep(0.0001 * attempt)
         return False
 
     def go_on(self) -> None:
         """Let them go on."""
         for pid in self.members():
-            self.held.signal(pid, GO_ON)
-        self.next = time.monotonic() + self._tick(1)
+            signalled(pid, GO_ON)
+        self.next = time.monotonic() + TICK
+
+
+def _parent(pid: int) -> int | None:
+    fields = state(pid)
+    return int(fields[1]) if fields else None
+
+
+def _threads(pids: list[int]) -> int:
+    return sum(int(fields[17]) for pid in pids if (fields := state(pid)))
