@@ -58,7 +58,7 @@ MEMORY = {
     "files that are unlinked": "for n in range(60):\n    f = open('f', 'wb', 0); held.append(f); os.unlink('f')\n    for _ in range(4): f.write(b'1' * 2**20); os.write(1, b'x')",
     "pipes": "import fcntl\ndef fill():\n    for _ in range(28):\n        r, w = os.pipe(); fcntl.fcntl(w, 1031, 2**20); os.set_blocking(w, False); n = os.write(w, b'1' * 2**20); os.write(1, b'x' * (n >> 20))\nforks(8, fill); time.sleep(60)",
     "a stack": "import threading\nthreading.stack_size(2**28)\nt = threading.Thread(target=take); t.start()",
-    "programs": "import subprocess\nfor _ in range(4): held.append(subprocess.Popen([sys.executable, '-c', 'import os, time; h = []\\nwhile True: h.append(bytearray(b\"1\") * 2**20); os.write(1, b\"x\")']))\ntime.sleep(60)",
+    "programs": "import subprocess\nwork = 'import os, time\\nh = []\\ntry:\\n while True: h.append(bytearray(b\"1\") * 2**20); os.write(1, b\"x\")\\nexcept MemoryError: time.sleep(60)'\nfor _ in range(4): held.append(subprocess.Popen([sys.executable, '-c', work]))\ntime.sleep(60)",
     "a higher limit": "import resource\ntry: resource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))\nexcept (OSError, ValueError): pass\ntake()",
     "large pages": "m = mmap.mmap(-1, 2**28, flags=0x40022)\nfor n in range(256): m[n << 20] = 1; os.write(1, b'x')",
     "locked pages": "m = mmap.mmap(-1, 2**28); libc.mlockall(3)\nfor n in range(256): m[n << 20 : (n + 1) << 20] = b'1' * 2**20; os.write(1, b'x')",

@@ -112,10 +112,10 @@ def _left_after_close(make: Make, mark: str) -> bool:
 
 def _left_after_stop(make: Make, mark: str) -> bool:
     session = make()
-    session.run(MARK % mark + "if os.fork() == 0:\n    os.setsid(); time.sleep(60)\nwhile True: pass")
-    left = still_there(mark)
+    found = session.run(MARK % mark + "if os.fork() == 0:\n    os.setsid(); time.sleep(60)\nwhile True: pass")
+    left = found.stopped is not None and bool(still_there(mark))
     session.close()
-    return bool(left)
+    return left
 
 
 # A program that starts a sandbox and says so, for one that is killed. Read from stdin: layers and code.
