@@ -35,7 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="file for the table, in Markdown")
     parser.add_argument("--workers", type=int, default=2, help="processes at a time")
     given = parser.parse_args(arguments)
-    runners = {"kills": _kills, "damages": _damages, "invocations": _invocations, "misuses": _misuses, "sandbox": _sandbox}
+    runners = {
+        "kills": _kills,
+        "damages": _damages,
+        "invocations": _invocations,
+        "misuses": _misuses,
+        "sandbox": _sandbox,
+    }
     outcomes: list[Outcome] = []
     for name, runner in runners.items():
         count = getattr(given, name)

@@ -119,8 +119,9 @@ def attacked(layers: Sequence[str], names: Sequence[str]) -> Iterator[Outcome]:
     with tempfile.TemporaryDirectory(prefix="sandbox-host-") as place:
         temporary = Path(place, "tmp")
         temporary.mkdir()
-        tempfile.tempdir, host, number = str(temporary), None, 0
+        before, host, number = tempfile.tempdir, None, 0
         for name in names:
+            tempfile.tempdir = str(temporary)
             number += 1
             if host is None:
                 folder = Path(place, str(number))
@@ -139,6 +140,7 @@ def attacked(layers: Sequence[str], names: Sequence[str]) -> Iterator[Outcome]:
                 promise, broken, said = "end", True, f"left: {left[:3]}"
             for pid in named(mark):
                 os.kill(pid, 9)
+            tempfile.tempdir = before
             verdict = "hang" if seconds > MOST else "clear"
             if verdict == "clear" and broken and (promise in promises or "credited" in promise):
                 verdict = "wrong"
@@ -179,7 +181,9 @@ def _process(job: tuple[str, str, int], names: Sequence[str]) -> list[Outcome]:
     found = [Outcome(*json.loads(line)) for line in process.stdout.splitlines()]
     out = [one._replace(name=f"{layers}, {user}: {one.name}") for one in found]
     if len(found) < len(names):
-        out.append(Outcome("sandbox", f"{layers}, {user}: {names[len(found)]}", "wrong", 0.0, "the attacker was killed"))
+        out.append(
+            Outcome("sandbox", f"{layers}, {user}: {names[len(found)]}", "wrong", 0.0, "the attacker was killed")
+        )
     return out
 
 
@@ -197,7 +201,14 @@ def table(outcomes: Sequence[Outcome]) -> str:
         for kind in kinds:
             kept, reached, broken = (found[kind, state] for state in ("kept", "reached", "broken"))
             more = [f"{reached} reached"] * bool(reached) + [f"**{broken} broken**"] * bool(broken)
-            cells.append(", ".join([f"{kept} kept" if "credited" not in kind else f"{broken} of {kept + broken}", *more[: 2 if "credited" not in kind else 0]]))
+            cells.append(
+                ", ".join(
+                    [
+                        f"{kept} kept" if "credited" not in kind else f"{broken} of {kept + broken}",
+                        *more[: 2 if "credited" not in kind else 0],
+                    ]
+                )
+            )
         lines.append(f"| {who} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

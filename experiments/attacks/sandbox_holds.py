@@ -4,6 +4,7 @@ Those of memory write an x for each mebibyte that they hold; with `{mark}` as th
 measured from outside. Those of resources must be stopped, or be refused; those of an end must leave nothing.
 """
 
+# ruff: noqa: E501  (programs of one line)
 from __future__ import annotations
 
 HOLD = """

@@ -3,6 +3,7 @@
 {...} are the targets of `sandbox_host`. A program is an expression or statements; a promise of `GUARDS` for each group.
 """
 
+# ruff: noqa: E501  (programs of one line)
 from __future__ import annotations
 
 BEGIN = """

@@ -1,5 +1,6 @@
 """Programs for code rewards: right ones, which must be credited, and ones that want credit without an answer."""
 
+# ruff: noqa: E501  (programs of one line)
 from __future__ import annotations
 
 from typing import Any

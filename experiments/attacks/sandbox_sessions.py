@@ -155,7 +155,9 @@ def _owner_killed(kind: str, how: int = signal.SIGKILL, code: str = "") -> Calla
             )  # fmt: skip
             assert owner.stdin is not None
             assert owner.stdout is not None
-            owner.stdin.write(json.dumps([kind, layers, MARK % mark + "open('f', 'w').write('x')\n" + code + wait]) + "\n")
+            owner.stdin.write(
+                json.dumps([kind, layers, MARK % mark + "open('f', 'w').write('x')\n" + code + wait]) + "\n"
+            )
             owner.stdin.flush()
             owner.stdout.readline()
             until = time.monotonic() + 10
@@ -208,7 +210,9 @@ SESSIONS: dict[str, dict[str, Callable[[Make, str], bool]]] = {
         ),
         "no stdout": _breaks("sys.stdout = None"),
         "stdout closed": _breaks("sys.stdout.close()"),
-        "no builtins": _breaks("import builtins\nfor name in ('print', 'compile', 'exec', 'eval'): delattr(builtins, name)"),
+        "no builtins": _breaks(
+            "import builtins\nfor name in ('print', 'compile', 'exec', 'eval'): delattr(builtins, name)"
+        ),
         "no os.write": _breaks("os.write = os.read = None"),
         "no marshal": _breaks("import marshal; marshal.loads = marshal.dumps = None"),
         "an exit": _breaks("os._exit(0)"),

@@ -73,6 +73,6 @@ def require_guards(layers: Iterable[str]) -> None:
     missing = [name for name in NEEDED if name not in held]
     if missing:
         raise InputError(
-            f"code of the policy would not be kept from {', '.join(missing)}: use a system with seccomp and either user "
-            "namespaces or Landlock (Linux 6.2), or weak=True if the code is trusted or the machine is disposable"
+            f"code of the policy would not be kept from {', '.join(missing)}: use a system with seccomp and either "
+            "user namespaces or Landlock (Linux 6.2), or weak=True if the code is trusted or the machine is disposable"
         )

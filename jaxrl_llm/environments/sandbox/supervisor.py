@@ -96,7 +96,9 @@ def _limits_memory(group: Path) -> bool:
         return False
     try:
         join = ["sh", "-c", f"echo 0 > '{group / 'cgroup.procs'}'"]
-        return (group / "memory.max").exists() and subprocess.run(join, capture_output=True, check=False).returncode == 0
+        return (group / "memory.max").exists() and subprocess.run(
+            join, capture_output=True, check=False
+        ).returncode == 0
     finally:
         with suppress(OSError):
             group.rmdir()
@@ -111,7 +113,7 @@ def _may_be_others() -> bool:
         lines = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
     except (OSError, ValueError):
         return False
-    return any(first <= FIRST_USER and FIRST_USER + USERS <= first + many for first, _, many in lines)
+    return any(first <= FIRST_USER and first + many >= FIRST_USER + USERS for first, _, many in lines)
 
 
 def _python() -> str:
@@ -155,7 +157,9 @@ def checked_files(files: Mapping[str, str], limits: Limits) -> dict[str, str]:
     for name, text in files.items():
         parts = name.split("/") if isinstance(name, str) else [""]
         if not isinstance(text, str) or name.startswith("/") or "\0" in name or {"", ".."} & {*parts}:
-            raise InputError(f"files has {name!r}, but needs a text by a name within the sandbox's folder, without '..'")
+            raise InputError(
+                f"files has {name!r}, but needs a text by a name within the sandbox's folder, without '..'"
+            )
     size = sum(len(text.encode("utf-8", "surrogatepass")) for text in files.values())
     if size > limits.disk * MEBIBYTE:
         raise InputError(f"files has {size:,} bytes, but the limit `disk` is {limits.disk} MiB")

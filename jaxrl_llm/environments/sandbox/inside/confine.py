@@ -7,6 +7,10 @@ import os
 import resource
 import struct
 
+TYPE_CHECKING = False  # as in typing
+if TYPE_CHECKING:
+    from typing import Any
+
 NEW_MOUNTS, NEW_CGROUP, NEW_NAMES, NEW_IPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 NEW_USER, NEW_PIDS, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
 NOSUID, NODEV, READ_ONLY = 2, 4, 1
@@ -24,23 +28,25 @@ WRITE = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 12 
 OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14
 TRUNCATE = 3  # the version from which Landlock keeps files from being cut, too
 
+
 # All of ctypes takes half as long to import as Python takes to start; what it is made of suffices here.
-class _Int(_ctypes._SimpleCData):  # type: ignore[misc, type-arg]
+class _Int(_ctypes._SimpleCData):
     _type_ = "i"
 
 
-class _Function(_ctypes.CFuncPtr):  # type: ignore[misc]
+class _Function(_ctypes.CFuncPtr):
     _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
     _restype_ = _Int
 
 
-class _Char(_ctypes._SimpleCData):  # type: ignore[misc, type-arg]
+class _Char(_ctypes._SimpleCData):
     _type_ = "c"
 
 
 def c(function: str, *arguments: int | bytes | None) -> int:
     """A function of the C library, of numbers below 2^31, bytes and null pointers. OSError if it gives less than 0."""
-    found = int(_Function(_ctypes.dlsym(_ctypes.dlopen(None, 0), function))(*arguments))
+    library = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]
+    found = int(_Function(_ctypes.dlsym(library, function))(*arguments))
     if found < 0:
         number = _ctypes.get_errno()
         raise OSError(number, f"{function}{arguments[:1]}: {os.strerror(number)}")
@@ -189,7 +195,8 @@ def filter_calls(program: bytes, own: int) -> None:
     """
     program = program.replace(struct.pack("=I", own), struct.pack("=I", os.getpid()))
     size = len(program)
-    held = type("_Text", (_ctypes.Array,), {"_type_": _Char, "_length_": size}).from_buffer(bytearray(program))
+    kind: Any = type("_Text", (_ctypes.Array,), {"_type_": _Char, "_length_": size})
+    held = kind.from_buffer(bytearray(program))
     control(SECCOMP, 2, struct.pack("@HxxxxxxP", size // 8, _ctypes.addressof(held)))
 
 

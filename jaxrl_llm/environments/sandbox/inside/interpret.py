@@ -87,7 +87,7 @@ def serve() -> None:
         except BaseException:
             kind, error, trace = sys.exc_info()
             traceback.print_exception(kind, error, trace.tb_next if trace is not None else None, file=sys.stdout)
-        try:
+        try:  # noqa: SIM105  (contextlib takes a moment to import)
             stdout.flush()
         except (OSError, ValueError):
             pass

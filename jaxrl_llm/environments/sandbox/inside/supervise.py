@@ -1,8 +1,8 @@
 """The supervisor: it starts the code's process, hands on what it reads and writes, and ends it at its limits.
 
-It is a process of its own, outside of the sandbox, where the code cannot reach it: `supervise.main()` reads settings and
-a request from stdin and writes a result to stdout, for a session one after another. When the process that started it
-ends, it ends everything. Messages are those of `interpret`; a result is a line of ASCII with bytes after it.
+It is a process of its own, outside of the sandbox, where the code cannot reach it: `supervise.main()` reads settings
+and a request from stdin and writes a result to stdout, for a session one after another. When the process that started
+it ends, it ends everything. Messages are those of `interpret`; a result is a line of ASCII with bytes after it.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ class Box:
                 for pid in left:
                     signalled(pid, KILL)
                 _reap()
-        if not self.settings["namespaces"] and os.getppid() != self.settings["owner"]:
-            remove(self.settings["folder"])  # otherwise the owner does
+        # Otherwise the owner does. That of a session may be about to end: its pipes close first.
+        if not self.settings["namespaces"] and (self.settings["session"] or os.getppid() != self.settings["owner"]):
+            remove(self.settings["folder"])
         if self.group is not None:
             for _ in range(100):
                 try:
@@ -86,6 +87,8 @@ def remove(folder: str) -> None:
 
     try:
         shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
     except (OSError, RecursionError):
         for command in (["chmod", "-R", "u+rwx", folder], ["rm", "-rf", folder]):
             subprocess.run(command, check=False, stdin=-3, stdout=-3, stderr=-3)
@@ -279,9 +282,7 @@ def _end_of(box: Box) -> tuple[bytes, int]:
     return b"", code
 
 
-def attend(
-    box: Box, data: memoryview, deadline: float, number: int
-) -> tuple[dict[str, bytearray], str | None, bool]:
+def attend(box: Box, data: memoryview, deadline: float, number: int) -> tuple[dict[str, bytearray], str | None, bool]:
     """Write data to the code and read what it writes, until its process or its block ends, or it exceeds a limit.
 
     Returns what it wrote, the limit, and whether the block of this number has ended.

@@ -19,16 +19,20 @@ THREADS = 8  # for each process that is allowed
 KILL, STOP, GO_ON = 9, 19, 18
 
 
+def _all() -> set[int]:
+    return {int(name) for name in os.listdir("/proc") if name.isdigit()}
+
+
 class Processes:
     """A process and all that descend from it, as /proc shows them."""
 
-    def __init__(self, root: int) -> None:
-        """root: the number of the first."""
-        self._root, self._others = root, set[int]()
+    def __init__(self, root: int, new: bool = False) -> None:
+        """root: the number of the first. new: it has started none yet."""
+        self._root, self._others = root, _all() - {root} if new else set[int]()
 
     def members(self) -> list[int]:
         """Their numbers, as far as their parents live."""
-        entries = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        entries = _all()
         parents = {pid: up for pid in entries - self._others if (up := _parent(pid)) is not None}
         out = {self._root} & entries
         while new := {pid for pid, up in parents.items() if up in out and pid not in out}:
@@ -73,7 +77,7 @@ def family(pid: int) -> list[int]:
 
 def signalled(pid: int, number: int) -> None:
     """Send a signal to a process that may be gone."""
-    try:
+    try:  # noqa: SIM105  (contextlib takes a moment to import)
         os.kill(pid, number)
     except OSError:
         pass
@@ -157,7 +161,7 @@ class Watch:
 
     def __init__(self, outside: set[int], settings: dict[str, Any]) -> None:
         """outside: this process and others that are not the code's. settings: see `supervisor.Supervisor`."""
-        self.outside, self._family, self._limits = outside, Processes(os.getpid()), settings
+        self.outside, self._family, self._limits = outside, Processes(os.getpid(), new=True), settings
         self._bounded = {"limits", "seccomp"} <= set(settings["layers"])
         self._folder = None if settings["namespaces"] else settings["folder"]
         self._looks, self._extra, self.next = 0, 0, time.monotonic() + TICK
