@@ -1,8 +1,8 @@
 """Programs against the sandbox, with four sets of layers, as root and as nobody: which promise is broken?
 
-`guards` says what a set of layers keeps; what an attack gets beside that is counted, and clear. A promise that is broken,
-a program that is wrongly credited, and a right one that is not, are wrong. `python -m experiments.attacks.sandbox SET`
-is the process that attacks one set, as its user; it reads names of cases from stdin and writes outcomes.
+`guards` says what a set of layers keeps; what an attack gets beside that is counted, and clear. A promise that is
+broken, a program that is wrongly credited, and a right one that is not, are wrong. `python -m experiments.attacks.sandbox
+SET` is the process that attacks one set, as its user; it reads names of cases from stdin and writes outcomes.
 """
 
 from __future__ import annotations
@@ -119,10 +119,9 @@ def attacked(layers: Sequence[str], names: Sequence[str]) -> Iterator[Outcome]:
     with tempfile.TemporaryDirectory(prefix="sandbox-host-") as place:
         temporary = Path(place, "tmp")
         temporary.mkdir()
-        before, host, number = tempfile.tempdir, None, 0
-        for name in names:
+        before, host = tempfile.tempdir, None
+        for number, name in enumerate(names):
             tempfile.tempdir = str(temporary)
-            number += 1
             if host is None:
                 folder = Path(place, str(number))
                 folder.mkdir()
@@ -170,13 +169,14 @@ def _process(job: tuple[str, str, int], names: Sequence[str]) -> list[Outcome]:
     python = sys.executable
     if number != os.geteuid() and os.path.realpath(python).startswith("/root/"):  # where nobody else may read
         python = f"/usr/bin/python3.{sys.version_info[1]}"
+    more: dict[str, Any] = {}
+    if number != os.geteuid():
+        path = os.pathsep.join([str(ROOT), *sys.path[1:]])
+        more = {"user": number, "group": number, "extra_groups": []}
+        more["env"] = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "HOME": "/nonexistent"}
     process = subprocess.run(
         [python, "-m", "experiments.attacks.sandbox", layers], input=json.dumps(names), text=True, cwd=ROOT,
-        stdout=subprocess.PIPE, user=number, group=number, extra_groups=[], check=False,
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]), "HOME": "/nonexistent"},
-    ) if number != os.geteuid() else subprocess.run(
-        [python, "-m", "experiments.attacks.sandbox", layers], input=json.dumps(names), text=True, cwd=ROOT,
-        stdout=subprocess.PIPE, check=False,
+        stdout=subprocess.PIPE, check=False, **more,
     )  # fmt: skip
     found = [Outcome(*json.loads(line)) for line in process.stdout.splitlines()]
     out = [one._replace(name=f"{layers}, {user}: {one.name}") for one in found]
@@ -188,7 +188,7 @@ def _process(job: tuple[str, str, int], names: Sequence[str]) -> list[Outcome]:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Counts for each set of layers and user: programs that a promise held against, by promise, and what was reached."""
+    """For each set of layers and user: against how many programs a promise held, and how many reached something."""
     rows: dict[str, Counter[tuple[str, str]]] = {}
     for one in outcomes:
         who, promise, _ = (part.strip() for part in one.name.split(":", 2))
@@ -200,15 +200,11 @@ def table(outcomes: Sequence[Outcome]) -> str:
         cells = []
         for kind in kinds:
             kept, reached, broken = (found[kind, state] for state in ("kept", "reached", "broken"))
-            more = [f"{reached} reached"] * bool(reached) + [f"**{broken} broken**"] * bool(broken)
-            cells.append(
-                ", ".join(
-                    [
-                        f"{kept} kept" if "credited" not in kind else f"{broken} of {kept + broken}",
-                        *more[: 2 if "credited" not in kind else 0],
-                    ]
-                )
-            )
+            if "credited" in kind:
+                cells.append(f"{broken} of {kept + reached + broken}")
+            else:
+                more = [f"{reached} reached"] * bool(reached) + [f"**{broken} broken**"] * bool(broken)
+                cells.append(", ".join([f"{kept} kept", *more]))
         lines.append(f"| {who} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""What sandboxed programs reach for: files, sockets and a process of this user, and whether anything happened to them."""
+"""What sandboxed programs reach for, files, sockets and a process, and whether anything happened to them."""
 
 from __future__ import annotations
 

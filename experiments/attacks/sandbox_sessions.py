@@ -200,7 +200,8 @@ SESSIONS: dict[str, dict[str, Callable[[Make, str], bool]]] = {
         ),
         "an end that was read from frames": _breaks(
             "f = sys._getframe()\nwhile f:\n    for v in list(f.f_locals.values()):\n"
-            "        if isinstance(v, dict) and 'end' in v: os.write(1, (v['end'] + '\\n').encode())\n    f = f.f_back\n"
+            "        if isinstance(v, dict) and 'end' in v: os.write(1, (v['end'] + '\\n').encode())\n"
+            "    f = f.f_back\n"
             "while True: pass"
         ),
         "all descriptors closed": _breaks("os.closerange(0, 64)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import secrets
@@ -31,7 +32,20 @@ GRACE = 30.0  # seconds beside its limit in which a supervisor must have answere
 # Users that no system has; each sandbox has one, because the kernel counts the processes of a user.
 FIRST_USER, USERS = 1_000_000_000, 1_000_000
 _USERS = count(os.getpid() * 997)
-START = "import sys; sys.path.insert(0, sys.argv[1]); from inside.supervise import main; del sys.path[0]; main()"
+PROGRAMS = ("inside", "inside.confine", "inside.interpret", "inside.watch", "inside.supervise")
+# Their code is read from stdin: looking for modules takes longer than all else that a start does before them.
+START = """
+import marshal, os, sys
+def read(count):
+    data = b""
+    while len(data) < count and (more := os.read(0, count - len(data))): data += more
+    return data
+for name, code in marshal.loads(read(int.from_bytes(read(8), "little"))):
+    made = sys.modules[name] = type(sys)(name)
+    made.__package__, made.__path__ = "inside", []
+    exec(code, made.__dict__)
+made.main()
+"""
 
 
 @dataclass(frozen=True)
@@ -77,6 +91,17 @@ class Settings:
 
 
 @cache
+def _programs() -> bytes:
+    """The code of the supervisor and of what it starts."""
+    out = []
+    for name in PROGRAMS:
+        found = importlib.util.find_spec(f"{__package__}.{name}")
+        loader: Any = found.loader if found is not None else None
+        out.append((name, loader.get_code(f"{__package__}.{name}")))
+    return message(out)
+
+
+@cache
 def memory_groups() -> str | None:
     """The cgroup (version 2) below which this process may make others that limit memory; None without one."""
     try:
@@ -96,9 +121,8 @@ def _limits_memory(group: Path) -> bool:
         return False
     try:
         join = ["sh", "-c", f"echo 0 > '{group / 'cgroup.procs'}'"]
-        return (group / "memory.max").exists() and subprocess.run(
-            join, capture_output=True, check=False
-        ).returncode == 0
+        joined = subprocess.run(join, capture_output=True, check=False).returncode == 0
+        return joined and (group / "memory.max").exists()
     finally:
         with suppress(OSError):
             group.rmdir()
@@ -125,7 +149,7 @@ def _python() -> str:
 @cache
 def _system() -> tuple[str, ...]:
     """Paths that Python itself reads."""
-    own = {sysconfig.get_path("stdlib"), sys.base_prefix, sys.base_exec_prefix, str(Path(__file__).with_name("inside"))}
+    own = {sysconfig.get_path("stdlib"), sys.base_prefix, sys.base_exec_prefix}
     system = {"/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", *own}
     return tuple(path for path in system if os.path.exists(path))
 
@@ -157,9 +181,7 @@ def checked_files(files: Mapping[str, str], limits: Limits) -> dict[str, str]:
     for name, text in files.items():
         parts = name.split("/") if isinstance(name, str) else [""]
         if not isinstance(text, str) or name.startswith("/") or "\0" in name or {"", ".."} & {*parts}:
-            raise InputError(
-                f"files has {name!r}, but needs a text by a name within the sandbox's folder, without '..'"
-            )
+            raise InputError(f"files has {name!r}, but wants texts by a name within the sandbox's folder, without '..'")
     size = sum(len(text.encode("utf-8", "surrogatepass")) for text in files.values())
     if size > limits.disk * MEBIBYTE:
         raise InputError(f"files has {size:,} bytes, but the limit `disk` is {limits.disk} MiB")
@@ -174,13 +196,13 @@ class Supervisor:
         self.limits, own = settings.limits, "namespaces" in settings.layers
         self._folder = "" if own else os.path.join(tempfile.gettempdir(), f"sandbox-{secrets.token_hex(8)}")
         folder = FOLDER if own else self._folder
-        self._unsent = message(self._told(settings, folder))
+        self._unsent = _programs() + message(self._told(settings, folder))
         environment = {
             "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": folder, "TMPDIR": f"{BOX}/tmp" if own else folder,
             "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0",
         }  # fmt: skip
         self.process = subprocess.Popen(
-            [_python(), "-P", "-s", "-S", "-c", START, str(Path(__file__).parent)], stdin=subprocess.PIPE,
+            [_python(), "-P", "-s", "-S", "-c", START], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, cwd="/", start_new_session=True,
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 KIBIBYTE, PAGE = 1024, os.sysconf("SC_PAGE_SIZE")
 SOCKET, PIPE = 212_992, 65_536  # bytes that the kernel keeps for each, at most
-TICK, SOON, OFTEN = 0.005, 0.001, 5  # seconds between looks, and how many of them are without the dearest part
+TICK, SOON, OFTEN = 0.01, 0.001, 5  # seconds between looks, and how many of them are without the dearest part
 ENTRIES = 10_000  # files in a folder that is looked through
 THREADS = 8  # for each process that is allowed
 KILL, STOP, GO_ON = 9, 19, 18
