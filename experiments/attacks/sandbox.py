@@ -1,8 +1,8 @@
 """Programs against the sandbox, with four sets of layers, as root and as nobody: which promise is broken?
 
 `guards` says what a set of layers keeps; what an attack gets beside that is counted, and clear. A promise that is
-broken, a program that is wrongly credited, and a right one that is not, are wrong. `python -m experiments.attacks.sandbox
-SET` is the process that attacks one set, as its user; it reads names of cases from stdin and writes outcomes.
+broken, a program that is wrongly credited, and a right one that is not, are wrong. This module as a program attacks one
+set, as its user: it reads names of cases from stdin and writes outcomes.
 """
 
 from __future__ import annotations

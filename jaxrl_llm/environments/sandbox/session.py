@@ -23,12 +23,16 @@ class Session:
     def run(self, code: str) -> Result:
         """Run a block. Errors with their traceback, and the value of a last line that is an expression, are in stdout.
 
-        What the block writes to stderr is there too, in its order.
+        What the block writes to stderr is there too, in its order. OSError where the sandbox cannot be started.
         """
         started = self._held is None
         if self._held is None:
             self._held = Supervisor(replace(self._settings, code=code))
-        found = self._held.ask(None if started else code, GRACE)
+        try:
+            found = self._held.ask(None if started else code, GRACE)
+        except OSError:
+            self.close()
+            raise
         if found.status != 0 or found.stopped is not None:
             self.close()
         return found

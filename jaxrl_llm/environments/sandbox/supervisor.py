@@ -234,10 +234,11 @@ class Supervisor:
         if code is not None:
             self._unsent += message(code)
         head, said = self._exchange(time.monotonic() + self.limits.seconds + seconds)
+        if head is None:
+            self.process.kill()
+            return Result("", "", None, "seconds", self.limits.seconds)
         if not head:
-            self.close()
-            stopped = None if head is not None else "seconds"
-            return Result("", "", None if stopped else -9, stopped, self.limits.seconds)
+            raise OSError("the sandbox ended without a result: this machine may lack memory or processes")
         if head[0] == "failed":
             raise OSError(f"the sandbox did not start: {said.decode('utf-8', 'replace')}")
         size = int(head[3])
