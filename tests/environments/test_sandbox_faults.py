@@ -117,10 +117,16 @@ def test_memory_of_every_kind_counts(kind: str) -> None:
     assert found.stdout.count("x") <= 1.1 * LIMITS.memory
 
 
-@needs(*LAYERS)
-def test_it_is_watched_without_its_streams() -> None:
-    code = "import os, time\nfor n in range(3): os.close(n)\nfor _ in range(20):\n    if os.fork() == 0: time.sleep(60)\ntime.sleep(60)"
-    assert run_code(code, limits=LIMITS).stopped == "processes"
+MANY = {
+    LAYERS: "for _ in range(20):\n    if os.fork() == 0: time.sleep(60)\ntime.sleep(60)",
+    ALONE: "threading.stack_size(65536)\nfor _ in range(100): threading.Thread(target=time.sleep, args=(60,)).start()",
+}
+
+
+@pytest.mark.parametrize("layers", [pytest.param(layers, marks=needs(*layers)) for layers in MANY])
+def test_it_is_watched_without_its_streams(layers: tuple[str, ...]) -> None:
+    code = BEGIN % "many" + "for n in range(3): os.close(n)\n" + MANY[layers]
+    assert run_code(code, limits=LIMITS, layers=layers).stopped == "processes"
 
 
 OTHERS = {
@@ -246,7 +252,7 @@ def test_nothing_outlives_the_program_that_started_it(
 @needs(*ALONE)
 def test_no_folder_stays_however_it_was_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    code = "import os\nfor n in range(1500): os.mkdir('d' * 20); os.chdir('d' * 20)\nos.mkdir('closed', 0)"
+    code = "import os\nfor n in range(1100): os.mkdir('d' * 20); os.chdir('d' * 20)\nos.mkdir('closed', 0)"
     run_code(code, limits=LIMITS, layers=ALONE)
     assert not os.listdir(tmp_path)
 
