@@ -74,12 +74,12 @@ def shown(value: Any, most: int = 80) -> str:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """The error for an unknown name; it suggests the nearest known name and lists the known ones.
+    """The error for an unknown name; it suggests the nearest known name and lists the known ones, a tuple as it is.
 
     >>> str(unknown("algorithm", "gropo", ["grpo", "rloo"]))
     "unknown algorithm 'gropo': did you mean 'grpo'? Known: grpo, rloo"
     """
-    names, name = sorted(known), str(name)
+    names, name = list(known) if isinstance(known, tuple) else sorted(known), str(name)
     near = nearest(name, names)
     hint = f": did you mean {near!r}?" if near else "."
     listed = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
+from jaxrl_llm.arguments import check_arguments
 from jaxrl_llm.errors import InputError
 
 P = ParamSpec("P")
@@ -69,7 +70,7 @@ def part(factory: Callable[P, T]) -> Callable[P, T]:
     """Decorate a public factory of parts: what it returns prints as the call that made it.
 
     Arguments equal to their defaults are left out. A value that is one of the arguments keeps its own record.
-    Raises InputError for an argument that is itself such a factory, which was not called.
+    Raises InputError for an argument that its annotation excludes, such as a factory that was not called.
 
     >>> @part
     ... def power(of, base=2, name=""):
@@ -81,14 +82,16 @@ def part(factory: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(factory)
     def make(*args: P.args, **given: P.kwargs) -> T:
-        value = factory(*args, **given)  # its own checks come first
-        arguments: list[tuple[Any, Any]] = [*enumerate(args, start=1), *given.items()]
-        for name, one in arguments:
-            if one is value:
-                return value
-            if getattr(one, "makes_parts", False):
-                called = f"{one.__name__}, which makes a part: call it, {one.__name__}(...)"
-                raise InputError(f"the argument {name} of {make.__name__} is the function {called}")
+        try:
+            value = factory(*args, **given)  # its own checks come first: they know more
+        except InputError:
+            raise
+        except Exception:
+            check_arguments(factory, args, given)
+            raise
+        check_arguments(factory, args, given)
+        if any(one is value for one in (*args, *given.values())):
+            return value
         return recorded(value, _call(make, parameters, args, given))
 
     make.makes_parts = True  # type: ignore[attr-defined]

@@ -11,13 +11,13 @@ AT_LEAST_0 = (
     "hold",
     "imitation_coefficient", "internal_steps", "intra_coefficient", "kappa", "kl_coefficient", "kl_limit",
     "length_bonus", "multiplier_rate", "next_scale", "novelty_coefficient", "penalty_scale", "power", "recent",
-    "replay_age", "replay_groups", "replay_prompts", "replay_rows", "replay_share", "replay_weight", "reservoir",
+    "replay_age", "replay_groups", "replay_prompts", "replay_rows", "replay_weight", "reservoir",
     "reward_coefficient", "spread", "stored", "strength", "surplus", "switch", "tail_weight", "target_entropy", "trust",
     "value_coefficient",
 )  # fmt: skip
 FRACTIONS = (
     "budget_share", "end", "least", "least_kept", "low_step", "most_kept", "partial", "quantile", "quantile_rate",
-    "rate", "sigma", "solved", "start", "varied", "tokens_first", "tokens_last",
+    "replay_share",    "rate", "sigma", "solved", "start", "varied", "tokens_first", "tokens_last",
 )  # fmt: skip
 ABOVE_0 = (
     "call_steps", "hot", "cold", "fade_power", "high_step", "kl_horizon", "learning_rate", "power", "temperature",

@@ -20,8 +20,8 @@ TURN_FACTOR = "turn_factor"
 class TurnPhases:
     """Update turn T - 1, then T - 2, ... then 0 of all episodes, each from the parameters that the last one left.
 
-    In the phase of turn t only the tokens of that turn have a weight, `old_logp` and all else that the method needs is
-    of the parameters at its start, and info["turn_factor"] is M: 1 at first, and after the phase of turn t
+    In the phase of turn t only the tokens of that turn have a weight in the objective, `old_logp` and all else that the
+    method needs is of the parameters at its start, and info["turn_factor"] is M: 1 at first, and after the phase of t
 
         M <- clip(M q, 1 - e, 1 + e),    q = clip(exp(mean over the turn's tokens of log pi_after - log pi_before))
 

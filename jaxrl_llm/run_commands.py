@@ -70,7 +70,7 @@ def eval_command(arguments: list[str]) -> int:
         own = {} if args.rewards else {f"the reward {reward.name}": reward_digest(reward) for reward in rewards}
         own |= {} if args.prompts or args.size else {"the held-out prompts": rows_digest(rows)}
         _, policy, params, tokenizer = load_run(args.model, digests=own, accept_changed_inputs=accept)
-        prompts = encode_for(config, tokenizer, policy.config.max_positions, rows)
+        prompts = encode_for(config, tokenizer, policy.config.max_positions, rows, vocabulary=policy.config.vocab_size)
         temperature = float(args.samples > 1) if args.temperature is None else args.temperature
         if is_agent(config):
             result = play(config, policy, params, prompts, rewards, samples=args.samples, temperature=temperature)

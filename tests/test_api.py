@@ -79,6 +79,7 @@ def test_score(model: tuple[Any, Any, Any], batch: Trajectories, tmp_path: Path)
     np.testing.assert_array_equal(alone.reward, found.rewards["even"])
     for given, message in [
         ((batch, right, ["a", "b"], tokenizer), r"column that the reward 'right' needs, 'answer'"),
+        ((batch, even, ROWS[::-1], tokenizer), r"row 1 is not of the batch.s prompt 1, which is that of row 2: give"),
         ((batch, even, ROWS[:1], tokenizer), r"there are 1 rows, but the batch has 2 prompts: give the row of each"),
         ((batch, even, "ab", tokenizer), r"rows are 'ab', but must be a list"),
         ((batch, even, [{"answer": "1"}] * 2, tokenizer), r"row 1 is .* but must have a prompt"),

@@ -39,7 +39,7 @@ def doubled(batch: Trajectories) -> jax.Array:
 
 
 @part
-def scaled(factor: float, *names: str, base: float = 2.0, **others: float) -> Objective:
+def scaled(factor: Any, *names: str, base: float = 2.0, **others: float) -> Objective:
     return Objective(lambda outputs, batch: (jnp.float32(factor), {}))
 
 
@@ -194,10 +194,10 @@ def test_records_take_no_part_in_equality_hashing_and_compilation() -> None:
 @pytest.mark.parametrize(
     ("compose", "words"),
     [
-        (lambda: log_probability(objectives.capped), "argument 1 of log_probability is the function capped"),
-        (lambda: objectives.product(objectives.capped(2.0), objectives.gamma), "argument 2 of product .* gamma, which"),
+        (lambda: log_probability(objectives.capped), "weight of log_probability is the function capped"),
+        (lambda: objectives.product(objectives.capped(2.0), objectives.gamma), r"weights\[1\] of .* gamma, which"),
         (lambda: revised(advantages=group_relative), "the revised advantages is group_relative, which makes"),
-        (lambda: objectives.imitation(rows=right_answers), r"argument rows of imitation .* call it, right_answers\("),
+        (lambda: objectives.imitation(rows=right_answers), r"rows of imitation .* call it, right_answers\("),
         (lambda: policy_gradient(token_ratio(), clip, token_mean()), "surrogate .* the function clip, .* call it"),
         (lambda: kl(average=token_mean), "the average is the function token_mean, which makes one: call it"),
         (lambda: chain(group_relative), "part 1 of a chain must .* group_relative, which makes one: call it"),

@@ -4,13 +4,43 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import math
+import pkgutil
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 VECTORS = Path(__file__).resolve().parents[2] / "tests" / "vectors"
+
+
+class World:
+    """An environment that takes its row."""
+
+    def __init__(self, row: Any) -> None:
+        self.row = row
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """One that says nothing."""
+        return "", {}
+
+    def step(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Over at once."""
+        return "", 0.0, True, False, {}
+
+
+def _public(module: Any) -> list[tuple[str, Any]]:
+    """The names that a module defines."""
+    found = [(name, one) for name, one in vars(module).items() if not name.startswith("_")]
+    return [(name, one) for name, one in found if getattr(one, "__module__", "") == module.__name__]
+
+
+def _parts(package: Any) -> dict[str, Any]:
+    """The factories of parts that the modules of a package define."""
+    names = [f"{package.__name__}.{one.name}" for one in pkgutil.iter_modules(package.__path__)]
+    found = [pair for name in names for pair in _public(importlib.import_module(name))]
+    return {name: one for name, one in found if getattr(one, "makes_parts", False)}
 
 
 @dataclasses.dataclass
@@ -30,18 +60,28 @@ class Tools:
         import jaxrl_llm
         import jaxrl_llm.advantages.functional
         import jaxrl_llm.objectives.functional
+        import jaxrl_llm.rollouts as rollouts
         from jaxrl_llm import advantages, algorithms, data, objectives, rewards, sampling
         from jaxrl_llm.algorithms import run_settings
+        from jaxrl_llm.distributed import chips, mesh
+        from jaxrl_llm.environments import adapters, calculator, files, mcp_servers, python_tools, search
+        from jaxrl_llm.environments import tools as environment_tools
         from jaxrl_llm.in_jax import tasks
         from jaxrl_llm.in_jax import train as in_jax
+        from jaxrl_llm.lab import config as lab_config
+        from jaxrl_llm.lab import grid, laboratory
         from jaxrl_llm.learner import optimizer, provide, steps, update
+        from jaxrl_llm.models import lora
         from jaxrl_llm.reporting import shading, statistics
         from jaxrl_llm.rewards.shaping import soft_overlong_penalty
         from jaxrl_llm.rollouts.rules import Partial
         from jaxrl_llm.runs import config, config_json
         from jaxrl_llm.transform import stateless
 
+        made = (adapters, calculator, chips, files, grid, lab_config, laboratory, mcp_servers, mesh, python_tools)
         return {
+            **_parts(rollouts),
+            **{name: one for module in (*made, search, environment_tools) for name, one in _public(module)},
             **{name: getattr(jaxrl_llm, name) for name in jaxrl_llm.__all__},
             **{
                 name: getattr(package, name)
@@ -52,8 +92,13 @@ class Tools:
             **{name: getattr(tasks, name) for name in ("addition", "get_task")},
             "Algorithm": algorithms.Algorithm,
             "Lab": in_jax.LabSettings,
+            "Limits": rollouts.conversations.Limits,
             "OptimizerConfig": optimizer.OptimizerConfig,
             "Partial": Partial,
+            "Summary": rollouts.compaction.Summary,
+            "World": World,
+            "keep_last": rollouts.compaction.keep_last,
+            "lora": lora,
             "PromptFormat": data.PromptFormat,
             "Path": Path,
             "DynamicSampling": algorithms.DynamicSampling,

@@ -18,10 +18,12 @@ from experiments.attacks.misuses_batches import BATCHES
 from experiments.attacks.misuses_inputs import INPUTS
 from experiments.attacks.misuses_methods import METHODS
 from experiments.attacks.misuses_names import OTHER_NAMES
+from experiments.attacks.misuses_plans import PLANS
 from experiments.attacks.misuses_sampling import SAMPLING
 from experiments.attacks.misuses_training import TRAINING
+from experiments.attacks.misuses_worlds import WORLDS
 
-MISUSES: dict[str, str] = {**BATCHES, **METHODS, **SAMPLING, **TRAINING, **INPUTS, **OTHER_NAMES}
+MISUSES: dict[str, str] = {**BATCHES, **METHODS, **SAMPLING, **TRAINING, **INPUTS, **OTHER_NAMES, **WORLDS, **PLANS}
 FINE: tuple[str, ...] = (
     "apply(scored.replace(reward=np.array([1.0, 0.0, 0.0, 1.0]))).advantages.shape == (4, 6)",
     "apply(scored.replace(reward=jnp.array([1, 0, 0, 1]))).advantages.shape == (4, 6)",

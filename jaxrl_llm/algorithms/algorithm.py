@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from jaxrl_llm.algorithms.equations import markdown
+from jaxrl_llm.arguments import check
 from jaxrl_llm.choices import Routing
 from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.expressions import expression_of, layout, record
@@ -76,8 +77,7 @@ class Algorithm:
         expect("an algorithm's transform", self.transform, Transform)
         expect("an algorithm's objective", self.objective, Objective)
         object.__setattr__(self, "transform", _of_counted_rows(self.transform, self.needs))
-        if self.curriculum is not None and (isinstance(self.curriculum, type) or not callable(self.curriculum)):
-            expect("an algorithm's curriculum", self.curriculum, DynamicSampling)
+        check("an algorithm's curriculum", self.curriculum, DynamicSampling | MakeCurriculum | None)
         for name, kind in (
             ("strategy", Partial),
             ("rollout", Rollout),

@@ -20,6 +20,7 @@ from jaxrl_llm.rollouts.replays import (
     faded,
     own_good_rows,
     recent_and_reservoir,
+    times_as_many,
     whole_groups,
     with_call_reward,
 )
@@ -235,5 +236,5 @@ def dots_rr(
     objective = policy_gradient(token_ratio("old"), clip(clip_low, clip_high), token_mean())
     return Algorithm(
         chain(group_relative(ddof=ddof, epsilon=epsilon), weighted), objective, curriculum=choose_prompts(rule),
-        replay=whole_groups((1 - fresh_share) / fresh_share, groups=replay_groups),
+        replay=whole_groups(**times_as_many((1 - fresh_share) / fresh_share), groups=replay_groups),
     )  # fmt: skip

@@ -33,7 +33,7 @@ from jaxrl_llm.objectives.curvature import keep_small_steps
 from jaxrl_llm.objectives.penalties import ratio_variance
 from jaxrl_llm.objectives.regression import aim_at_bounds, toward_ratio
 from jaxrl_llm.references import reset_at
-from jaxrl_llm.rollouts.replays import whole_groups
+from jaxrl_llm.rollouts.replays import times_as_many, whole_groups
 from jaxrl_llm.trajectory import Trajectories, row_means, totals_of
 from jaxrl_llm.transform import chain, controller
 
@@ -231,7 +231,8 @@ def remix(
     objective += kl_coefficient * mixed_anchor("k3")
     check_number("past_share", past_share, least=0, below=1)
     check_number("switch", switch, least=0, whole=True)
-    replay = whole_groups(past_share / (1 - past_share), max_age=replay_age, until=switch) if past_share else None
+    ratio = times_as_many(past_share / (1 - past_share))
+    replay = whole_groups(**ratio, max_age=replay_age, until=switch) if past_share else None
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), mix_anchors(hold, every, drop, least))
     return Algorithm(transform, objective, replay=replay, reference=reset_at(switch))
 

@@ -40,13 +40,13 @@ class Drawn(NamedTuple):
 
 def encode_rows(
     tokenizer: Any, rows: Sequence[dict[str, Any]], *, max_tokens: int, long_prompts: str, system_prompt: str | None,
-    format: PromptFormat | None = None, dialect: bool = False,
+    format: PromptFormat | None = None, dialect: bool = False, vocabulary: int | None = None,
 ) -> PromptSet:  # fmt: skip
     """Encode the prompts of rows, with their columns `tools` and `chat_template_kwargs` where there are.
 
     long_prompts: "skip", "truncate" (on the left) or "error", for prompts of more than `max_tokens` tokens.
-    dialect: see `encode_prompt`.
-    Raises InputError for an invalid prompt, and if all prompts are skipped.
+    dialect: see `encode_prompt`. vocabulary: ids that the model has (None: any).
+    Raises InputError for an invalid prompt, an id that the model does not have, and if all prompts are skipped.
     """
     kept, ids, skipped, shortened = [], [], 0, 0
     for number, row in enumerate(rows, start=1):
@@ -54,6 +54,7 @@ def encode_rows(
             tokens = encode_prompt(
                 tokenizer, row["prompt"], system_prompt=system_prompt, format=format, row=row, dialect=dialect
             )
+            check_vocabulary(tokens, vocabulary)
         except InputError as error:
             raise InputError(f"prompt {number} of {len(rows)}, {shown(row['prompt'])}: {error}") from None
         fitting = _fit(tokens, max_tokens, long_prompts)
@@ -85,6 +86,7 @@ def encode_as_drawn(
     held_out: Iterable[dict[str, Any]] = (),
     same: Same = same_prompt,
     workers: int = WORKERS,
+    vocabulary: int | None = None,
 ) -> PromptSet:
     """Encode the prompts of rows as they are drawn, in worker threads, of which no result depends.
 
@@ -100,6 +102,7 @@ def encode_as_drawn(
                 ids = encode_prompt(
                     tokenizer, row["prompt"], system_prompt=system_prompt, format=format, row=row, dialect=dialect
                 )
+            check_vocabulary(ids, vocabulary)
             return _fit(ids, max_tokens, long_prompts)
         except InputError as error:
             raise InputError(f"{where}, {shown(row['prompt'])}: {error}") from None
@@ -146,6 +149,15 @@ class _Lookup(Sequence[T], Generic[T]):
         if not -self._count <= index < self._count:
             raise IndexError(f"there are {self._count} prompts, found the index {index}")
         return self._look_up(int(index) % self._count)
+
+
+def check_vocabulary(ids: Sequence[int], vocabulary: int | None) -> None:
+    """InputError for an id that a model of so many ids does not have."""
+    if vocabulary is not None and ids and max(ids) >= vocabulary:
+        raise InputError(
+            f"it has the token id {max(ids)}, but the model's vocabulary has {vocabulary}: the tokenizer is another "
+            "model's, or has tokens that were added without embeddings"
+        )
 
 
 def _all(count: int) -> str:

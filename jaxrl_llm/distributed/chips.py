@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxrl_llm.arguments import Count, checked
 from jaxrl_llm.errors import InputError, unknown
 
 GIB = 2**30
@@ -144,7 +145,8 @@ def simulated(topology: str) -> int:
     return int(count)
 
 
-def topology_of(topology: str, slices: int = 1) -> Topology:
+@checked
+def topology_of(topology: str, slices: Count = 1) -> Topology:
     """The devices of a topology: "v5e:4x4", "h100:8", "cpu:1". InputError where it is malformed or not known here.
 
     TPUs are libtpu's, which compiles for them with none attached. CPU devices stand in for GPUs, to lower and to shard.

@@ -12,6 +12,7 @@ import numpy as np
 from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_llm.arguments import Count, checked
 from jaxrl_llm.distributed.programs import place
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.models.placement import DATA, EXPERT, FSDP, MESH_AXES, SEQUENCE, TENSOR, row_axes
@@ -21,14 +22,21 @@ HOST = "pinned_host"
 SAMPLING_AXES = (DATA, EXPERT, TENSOR)
 
 
-def data_mesh(devices: list[Any] | None = None) -> Mesh:
+@checked
+def data_mesh(devices: Sequence[Any] | None = None) -> Mesh:
     """All devices (or those given) along one axis, "data"."""
     devices = jax.devices() if devices is None else devices
     return _arranged({DATA: len(devices)}, devices)
 
 
+@checked
 def make_mesh(
-    data: int = -1, tensor: int = 1, devices: list[Any] | None = None, fsdp: int = 1, expert: int = 1, sequence: int = 1
+    data: int = -1,
+    tensor: int = 1,
+    devices: Sequence[Any] | None = None,
+    fsdp: int = 1,
+    expert: int = 1,
+    sequence: int = 1,
 ) -> Mesh:
     """All devices (or those given) along the axes "data", "fsdp", "expert", "sequence" and "tensor".
 
@@ -53,7 +61,7 @@ def _filled(sizes: dict[str, int], devices: int) -> dict[str, int]:
     if len(open_axes) > 1:
         raise InputError(f"the mesh axes {' and '.join(open_axes)} are -1: only one can take what the others leave")
     product = math.prod(size for size in sizes.values() if size != -1)
-    if devices % product or (not open_axes and product != devices):
+    if not devices or devices % product or (not open_axes and product != devices):
         given = " x ".join(f"{name}={size}" for name, size in sizes.items() if name in (DATA, TENSOR) or size != 1)
         raise InputError(
             f"a mesh of {given} does not fit {devices} devices: "
@@ -63,12 +71,14 @@ def _filled(sizes: dict[str, int], devices: int) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if name in (DATA, TENSOR) or size > 1}
 
 
-def _arranged(sizes: dict[str, int], devices: list[Any]) -> Mesh:
+def _arranged(sizes: dict[str, int], devices: Sequence[Any]) -> Mesh:
     """The devices along these axes; of several slices, whose network is slower than their links, along the first.
 
     Those of a host stand together, so that each host can sample on its own (`on_hosts.by_unit`). InputError where
     neither "data" nor "fsdp" is a multiple of the number of slices.
     """
+    if not devices:
+        raise InputError("a mesh needs at least one device")
     types = (jax.sharding.AxisType.Auto,) * len(sizes)
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     if slices == 1:
@@ -95,7 +105,8 @@ def _by_process(devices: np.ndarray) -> np.ndarray:
     return ordered.reshape(devices.shape)
 
 
-def mesh_of(text: str, devices: list[Any] | None = None) -> Mesh:
+@checked
+def mesh_of(text: str, devices: Sequence[Any] | None = None) -> Mesh:
     """The mesh that a text names, such as "data=2,fsdp=4,tensor=2"; without one, all devices along "data".
 
     Where "data" is not named it takes what the other axes leave. Raises InputError for a malformed text, another axis,
@@ -107,7 +118,8 @@ def mesh_of(text: str, devices: list[Any] | None = None) -> Mesh:
     return _arranged(mesh_sizes(text, len(devices)), devices)
 
 
-def mesh_sizes(text: str, devices: int) -> dict[str, int]:
+@checked
+def mesh_sizes(text: str, devices: Count) -> dict[str, int]:
     """The axes of the mesh that a text names on so many devices. InputError as for `mesh_of`."""
     sizes = _named_sizes("mesh", text, MESH_AXES, "data=2,fsdp=4,tensor=2")
     return _filled({**dict.fromkeys(MESH_AXES, 1), **sizes}, devices)
@@ -127,7 +139,8 @@ def _named_sizes(setting: str, text: str, axes: Sequence[str], example: str) -> 
     return {DATA: 1 if -1 in sizes.values() else -1, **sizes}
 
 
-def sampling_sizes(text: str, devices: int) -> dict[str, int]:
+@checked
+def sampling_sizes(text: str, devices: Count) -> dict[str, int]:
     """The axes of the mesh that a text names for sampling on so many devices. InputError as for `sampling_mesh_of`."""
     sizes = _named_sizes("sampling_mesh", text, SAMPLING_AXES, "data=4,tensor=4")
     try:
@@ -136,6 +149,7 @@ def sampling_sizes(text: str, devices: int) -> dict[str, int]:
         raise InputError(f"sampling_mesh: {error}") from None
 
 
+@checked
 def sampling_mesh_of(text: str, mesh: Mesh) -> Mesh:
     """The mesh that a run samples on: the devices of its own mesh along "data", "expert" and "tensor".
 

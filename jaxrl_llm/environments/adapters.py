@@ -18,11 +18,13 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any
 
+from jaxrl_llm.arguments import Count, Seconds, checked
 from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.environments.copies import deep_copy, own_or_deep_copy
-from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation, finite
+from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation, finite, flag
 from jaxrl_llm.environments.tools import SECONDS, Tool, Toolbox, result_text
 from jaxrl_llm.errors import InputError, shown, unknown
 from jaxrl_llm.threads import called, in_thread
@@ -30,8 +32,12 @@ from jaxrl_llm.threads import called, in_thread
 Factory = Callable[..., Any]
 
 
+@checked
 def environments(
-    factory: Factory | Mapping[str, Factory], tools: tuple[Tool, ...] = (), seconds: float = SECONDS, players: int = 1
+    factory: Factory | Mapping[str, Factory],
+    tools: tuple[Tool, ...] = (),
+    seconds: Seconds = SECONDS,
+    players: Count = 1,
 ) -> MakeEnvironment:
     """What makes a row's environment, as `rollouts.agents.agent` takes it.
 
@@ -155,7 +161,8 @@ class OfMethods:
                 "its methods are taken for tools: give it a step that returns (observation, reward, terminated, "
                 "truncated, info), or let reset return the text alone"
             )
-        return Observation(_user(text) if text else ())
+        said = "" if text is None else _told(text, "reset")
+        return Observation(_user(said) if said else ())
 
     async def step(self, reply: Reply) -> Observation:
         """The results of the calls."""
@@ -201,7 +208,7 @@ class OfSteps:
         if not seeded and callable(getattr(self._world, "seed", None)):
             await called(self._world.seed, seed)
         found = await called(partial(self._world.reset, **({"seed": seed} if seeded else {})))
-        return Observation(_user(_text(found[0] if isinstance(found, tuple) else found)))
+        return Observation(_user(_told(found[0] if isinstance(found, tuple) else found, "reset")))
 
     async def step(self, reply: Reply) -> Observation:
         """Act with the reply's text."""
@@ -212,7 +219,8 @@ class OfSteps:
             reward, self._score = float(found[1] or 0) - self._score, float(found[1] or 0)
         else:  # some give None for a turn that has no reward
             reward = 0.0 if found[1] is None else float(found[1])
-        return Observation(_user(_text(found[0])), reward, bool(found[2]), len(found) == 5 and bool(found[3]))
+        done, cut = flag(found[2], "done of its step"), len(found) == 5 and flag(found[3], "truncated of its step")
+        return Observation(_user("" if done else _told(found[0], "step")), reward, done, cut)
 
     def copy(self) -> OfSteps:
         """By the environment's own `copy`, else a deep one; see `copies.deep_copy`."""
@@ -226,9 +234,13 @@ class OfSteps:
             await called(self._world.close)
 
 
-def _text(observation: Any) -> str:
+def _told(observation: Any, method: str) -> str:
+    """An observation that a policy can read: a text or a number. RuntimeError for None, arrays, dicts and others."""
     feedback = getattr(observation, "feedback", None)  # of TextWorld's states
-    return result_text(observation if feedback is None else feedback, sys.maxsize).strip()
+    said = observation if feedback is None else feedback
+    if not isinstance(said, str | bytes | Real) and getattr(said, "shape", None) != ():
+        raise RuntimeError(f"its {method} observes {shown(said)}, but a policy reads text: return a text or a number")
+    return result_text(said, sys.maxsize).strip()
 
 
 class OfTextArena:

@@ -9,21 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.arguments import Count, checked
 from jaxrl_llm.environments.tools import EachEpisode
-from jaxrl_llm.errors import require
 
 CHARACTERS = 4000
 MOST_DEEP, MOST_NAME = 8, 100  # folders of a path; bytes of a name
 
 
-def scratch_files(kilobytes: int = 1024, count: int = 100, characters: int = CHARACTERS) -> EachEpisode:
+@checked
+def scratch_files(kilobytes: Count = 1024, count: Count = 100, characters: Count = CHARACTERS) -> EachEpisode:
     """Tools `read_file(path, start)`, `write_file(path, text)` and `list_files()` on a folder that is empty at first.
 
     kilobytes, count: most of all files of an episode together (1 kilobyte is 1000 bytes). characters: of a file that
     one call shows. The folder is removed at the end of the episode. Raises InputError for a number below 1.
     """
-    for name, value in (("kilobytes", kilobytes), ("count", count), ("characters", characters)):
-        require(name, value, least=1)
     return EachEpisode(lambda: _Folder(kilobytes * 1000, count, characters))
 
 

@@ -17,9 +17,10 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from jaxrl_llm.arguments import Seconds, checked
 from jaxrl_llm.environments.copies import NotCopiedError
 from jaxrl_llm.environments.tools import EachEpisode, Kit
-from jaxrl_llm.errors import InputError, error_line, missing_package, require, shown, unknown
+from jaxrl_llm.errors import InputError, error_line, missing_package, shown, unknown
 
 SECONDS = 30.0  # for the start of a server, and for a call
 
@@ -33,13 +34,14 @@ class Command(NamedTuple):
     seconds: float
 
 
+@checked
 def mcp_server(
     command: str | Sequence[str],
     only: Sequence[str] = (),
     shared: bool = False,
     environment: Mapping[str, str] | None = None,
     folder: str | None = None,
-    seconds: float = SECONDS,
+    seconds: Seconds = SECONDS,
 ) -> EachEpisode:
     """The tools of an MCP server, with the names, descriptions and schemas that it gives.
 
@@ -56,7 +58,6 @@ def mcp_server(
     words = tuple(shlex.split(command) if isinstance(command, str) else map(str, command))
     if not words:
         raise InputError("the command of an MCP server is empty: give its program and arguments")
-    require("seconds", seconds, above=0)
     _package()
     started = Command(words, dict(environment or {}), folder, seconds)
     common, lock = _Server(started), threading.Lock()

@@ -54,6 +54,18 @@ def finite(value: Any, name: str) -> float:
     return found
 
 
+def flag(value: Any, name: str) -> bool:
+    """A yes or no of that name which an environment gave. RuntimeError for anything but booleans, 0 and 1.
+
+    >>> flag(0, "done"), flag(True, "done")
+    (False, True)
+    """
+    one = getattr(value, "item", lambda: value)() if getattr(value, "shape", None) == () else value
+    if not isinstance(one, int) or one not in (0, 1):
+        raise RuntimeError(f"{name} is {shown(value)}, but must be true or false")
+    return bool(one)
+
+
 Final = float | None | Sequence[float | None]
 
 

@@ -6,8 +6,9 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Annotated, Any
 
+from jaxrl_llm.arguments import Range, checked
 from jaxrl_llm.environments.copies import NotCopiedError
 from jaxrl_llm.environments.sandbox import Limits, Result, Session, available, require_guards
 from jaxrl_llm.environments.tools import EachEpisode, shortened
@@ -29,10 +30,11 @@ Args:
 _ADDRESS = re.compile(r" at 0x[0-9a-f]{8,16}>")
 
 
+@checked
 def python_tools(
     state: bool = True,
     limits: Limits = LIMITS,
-    characters: int = CHARACTERS,
+    characters: Annotated[int, Range(least=100)] = CHARACTERS,
     layers: Iterable[str] | None = None,
     weak: bool = False,
 ) -> EachEpisode:
@@ -47,7 +49,6 @@ def python_tools(
     Raises InputError for a number that is no size and, when an episode or `with_tools` makes it, where the layers leave
     the policy's code a way out, unless weak.
     """
-    require("characters", characters, least=100)
     require("seconds", limits.seconds, above=0)
     return EachEpisode(lambda: _Interpreter(state, limits, characters, layers, weak))
 

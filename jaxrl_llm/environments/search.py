@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.errors import InputError, missing_package, require, shown
+from jaxrl_llm.arguments import Count, checked
+from jaxrl_llm.errors import InputError, missing_package, shown
 
 PASSAGE = 1000  # characters of a passage of a text file
 _WORD = re.compile(r"\w+")
@@ -29,8 +30,9 @@ class Passage(NamedTuple):
     text: str
 
 
+@checked
 def search_in(
-    corpus: str | Path | Sequence[str], results: int = 3, characters: int = PASSAGE, name: str = "search"
+    corpus: str | Path | Sequence[str], results: Count = 3, characters: Count = PASSAGE, name: str = "search"
 ) -> Callable[[str], str]:
     """A tool `search(query)` over a corpus; all episodes share its index.
 
@@ -44,8 +46,6 @@ def search_in(
     Raises InputError for a corpus that is missing, empty or has a line without a text, numbers below 1, and where bm25s
     is not installed.
     """
-    require("results", results, least=1)
-    require("characters", characters, least=1)
     if not name.isidentifier():
         raise InputError(f"a tool's name is {shown(name)}, but must be one word")
     passages = passages_of(corpus)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from jaxrl_llm.arguments import Count, Seconds, checked
 from jaxrl_llm.data.calls import Call, Reply
 from jaxrl_llm.environments.copies import NotCopiedError
 from jaxrl_llm.environments.protocol import MakeEnvironment, Observation
@@ -208,7 +209,8 @@ def _copy_of(kit: Kit) -> Kit:
     return made
 
 
-def with_tools(tools: Sequence[Tool], seconds: float = SECONDS, most: int = MOST_CHARACTERS) -> MakeEnvironment:
+@checked
+def with_tools(tools: Sequence[Tool], seconds: Seconds = SECONDS, most: Count = MOST_CHARACTERS) -> MakeEnvironment:
     """What makes environments of these tools alone, as `rollouts.agents.agent` takes it.
 
     seconds: that a call may take. most: characters of a result. Raises InputError for tools without a description, with

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import jax
 import optax
 
+from jaxrl_llm.arguments import check_fields
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.in_jax.tasks import Task
@@ -59,6 +60,7 @@ def check_settings(settings: LabSettings) -> None:
     """InputError for a number that is not whole, out of its range, or does not fit another."""
     if not isinstance(settings, LabSettings):
         raise InputError(f"settings must be in_jax.train.LabSettings, but is {in_words(settings)}")
+    check_fields(settings)
     for name in ("iterations", "prompts", "group_size", "epochs", "minibatches", "hidden", "layers", "heads"):
         check_number(name, getattr(settings, name), least=1, most=2**20, whole=True)
     check_number("learning_rate", settings.learning_rate, least=0)

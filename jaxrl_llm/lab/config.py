@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxrl_llm.arguments import check_fields
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.in_jax.settings import LabSettings
 from jaxrl_llm.lab.grid import Grid
@@ -49,6 +50,7 @@ class LabConfig:
     """Reward to reach; None: halfway from the start to the best that is known."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_number("algorithms", len(self.algorithms), least=1, whole=True)
         check_number("tasks", len(self.tasks), least=1, whole=True)
         check_number("seeds", self.seeds, least=1, most=2**16, whole=True)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from collections.abc import Collection, Iterable, Mapping
 
 from jaxrl_llm.algorithms import constructor
+from jaxrl_llm.arguments import checked
 from jaxrl_llm.errors import InputError, shown
 
 Grid = Mapping[str, tuple[float, ...]]
 Point = dict[str, float]
 
 
+@checked
 def parse_grid(texts: Iterable[str]) -> dict[str, tuple[float, ...]]:
     """The values of each hyper-parameter. InputError for what is no NAME=NUMBER,NUMBER ..., or is given twice.
 
@@ -27,6 +30,8 @@ def parse_grid(texts: Iterable[str]) -> dict[str, tuple[float, ...]]:
         name = name.strip().replace("-", "_")
         try:
             numbers = tuple(_number(value) for value in values.split(","))
+            if not all(map(math.isfinite, numbers)):
+                raise ValueError
         except ValueError:
             numbers = ()
         if not name or not equals or not numbers:

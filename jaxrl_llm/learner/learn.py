@@ -176,13 +176,13 @@ def _learn(
     )  # fmt: skip
     if learner.previous is not None:
         previous = replaced(learner.previous, state.params)
-    if rule is not None and phase.turn is not None:
-        if phase.before is not None:
-            batch = _after_turn(batch, phase.before, np.int32(phase.turn + 1), clip=rule.clip)
-        batch = _at_turn(batch, np.int32(phase.turn))
+    if rule is not None and phase.turn is not None and phase.before is not None:
+        batch = _after_turn(batch, phase.before, np.int32(phase.turn + 1), clip=rule.clip)
     experts = batch.experts  # which no transform reads, nor copies
     memory, batch = prepare(algorithm.transform, memory, batch.replace(feedback=feedback, experts=None))
     batch = batch.replace(experts=experts)
+    if phase.turn is not None:  # only now, since advantages are those of all turns
+        batch = _at_turn(batch, np.int32(phase.turn))
     objective = algorithm.objective if phase.objective is None else phase.objective
     state, metrics = update(policy, objective, learner.optimizer, state, batch, steps, only=only, frozen=learner.frozen)
     return LearnedBatch(state, memory, batch, steps, metrics, previous)

@@ -9,7 +9,7 @@ from jaxrl_llm.choices import Estimator, Source
 from jaxrl_llm.coefficients import check_bounds, check_number
 from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import log_ratio, needed, source
-from jaxrl_llm.objectives.averages import Average
+from jaxrl_llm.objectives.averages import Average, Mean
 from jaxrl_llm.objectives.penalties import kl
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
@@ -58,7 +58,7 @@ def mix_anchors(hold: Number = 50, every: Number = 10, drop: Number = 0.1, least
 
 
 @part
-def mixed_anchor(estimator: Estimator = "k3", average: Average | None = None) -> Objective:
+def mixed_anchor(estimator: Estimator = "k3", average: Average | Mean | None = None) -> Objective:
     """share KL(pi || reference) + (1 - share) KL(pi || previous), with the shares of `mix_anchors`."""
     near_reference = kl("reference", estimator, average, metric="kl/reference")
     near_previous = kl("previous", estimator, average, metric="kl/previous")

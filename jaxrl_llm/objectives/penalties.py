@@ -12,7 +12,7 @@ from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import require_choice, unknown
 from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import ESTIMATORS, beyond_rounding, log_ratio, needed, source
-from jaxrl_llm.objectives.averages import Average, as_average, averaged
+from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to, over_span, span_needs
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.transform import Coefficient, Metrics, Objective, control
@@ -24,7 +24,7 @@ Number = float | jax.Array
 def kl(
     to: Source = "reference",
     estimator: Estimator = "k3",
-    average: Average | None = None,
+    average: Average | Mean | None = None,
     *,
     sampled: Source | None = None,
     reverse: bool = False,
@@ -72,7 +72,7 @@ def exact_kl(logp: jax.Array, other: jax.Array, reverse: bool = False) -> jax.Ar
 
 
 @part
-def entropy(average: Average | None = None, metric: str = "entropy") -> Objective:
+def entropy(average: Average | Mean | None = None, metric: str = "entropy") -> Objective:
     """Mean entropy of the policy's token distributions, nats; subtract it (times a coefficient) as a bonus.
 
     It is differentiated through the distribution, not through sampled log-probabilities. metric: name of the reported
@@ -94,7 +94,7 @@ def corridor(values: jax.Array, low: Number, high: Number) -> jax.Array:
 
 @part
 def entropy_corridor(
-    low: Number | str, high: Number | str, average: Average | None = None, metric: str = "entropy/outside"
+    low: Number | str, high: Number | str, average: Average | Mean | None = None, metric: str = "entropy/outside"
 ) -> Objective:
     """Mean distance of token entropies from the corridor [low, high] (EPO, 2509.22576); add it as a penalty.
 
@@ -114,7 +114,7 @@ def entropy_corridor(
 
 
 @part
-def entropy_target(target: Number | str, average: Average | None = None) -> Objective:
+def entropy_target(target: Number | str, average: Average | Mean | None = None) -> Objective:
     """Mean distance of token entropies from a target, |H - target|."""
     return entropy_corridor(target, target, average, "entropy/distance")
 
@@ -148,7 +148,7 @@ def likelihood_drop(d: jax.Array, batch: Trajectories, gate: Gate = "turn") -> j
 
 @part
 def likelihood_preserving(
-    gate: Gate = "turn", against: Source = "old", final: Number = 1.0, average: Average | None = None
+    gate: Gate = "turn", against: Source = "old", final: Number = 1.0, average: Average | Mean | None = None
 ) -> Objective:
     """Mean `likelihood_drop` on the tokens of answers with advantage >= 0 (LLDS, 2512.04220).
 
@@ -176,7 +176,7 @@ def likelihood_preserving(
 @part
 def imitation(
     rows: Callable[[Trajectories], jax.Array] | None = None,
-    average: Average | None = None,
+    average: Average | Mean | None = None,
     metric: str = "imitation",
 ) -> Objective:
     """Negative log-likelihood of the sampled tokens, -mean(m_i log pi), m = rows(batch) f32[N] (default 1).
@@ -200,7 +200,9 @@ def right_answers(threshold: Number = 0.5) -> Callable[[Trajectories], jax.Array
 
 
 @part
-def ratio_variance(limit: Number = 0.0, against: Source = "behaviour", average: Average | None = None) -> Objective:
+def ratio_variance(
+    limit: Number = 0.0, against: Source = "behaviour", average: Average | Mean | None = None
+) -> Objective:
     """Mean of (rho - 1)^2 - limit: the excess of the chi-square divergence from `against` (2601.03320).
 
     Metrics: "ratio/variance", the mean of (rho - 1)^2, and "ratio/excess", the loss.

@@ -79,7 +79,7 @@ def _expect_function(role: str, part: Any, made: str, count: int) -> None:
 
 def regularised(
     objective: Objective,
-    average: Average | None = None,
+    average: Average | Mean | None = None,
     *,
     kl_coefficient: float | jax.Array = 0.0,
     entropy_coefficient: float | jax.Array = 0.0,

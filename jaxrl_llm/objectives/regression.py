@@ -14,7 +14,7 @@ from jaxrl_llm.coefficients import check_bounds, check_number
 from jaxrl_llm.errors import require_choice
 from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import absolute, log_ratio, needed
-from jaxrl_llm.objectives.averages import Average, as_average, averaged
+from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, bucket_moments
@@ -120,7 +120,7 @@ def bellman_target(reward: jax.Array, next_values: jax.Array, scale: Number = 1.
 
 @part
 def random_policy_regression(
-    scale: Number = 1.0, next_scale: Number = 1.0, against: Source = "behaviour", average: Average | None = None
+    scale: Number = 1.0, next_scale: Number = 1.0, against: Source = "behaviour", average: Average | Mean | None = None
 ) -> Objective:
     """Mean of (Q - sg(r + next_scale V_next))^2 with Q = scale (logp - logp_old).
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.expressions import part
 from jaxrl_llm.log_ratios import log_ratio, needed, source, straight_through
-from jaxrl_llm.objectives.averages import Average, as_average, averaged, token_mean
+from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged, token_mean
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.transform import Metrics, Objective, State, Transform, control
@@ -112,7 +112,7 @@ def kl_threshold(
 
 
 @part
-def threshold_penalty(gradient: bool = True, average: Average | None = None) -> Objective:
+def threshold_penalty(gradient: bool = True, average: Average | Mean | None = None) -> Objective:
     """The control "kl_penalty", with the gradient kl_slope * grad KL(pi || reference), estimated by the gradient of k2.
 
     gradient False: a constant, which changes the loss but not its gradient. average: default token_mean().

@@ -15,7 +15,7 @@ from jaxrl_llm.advantages.returns import needed_values
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, require_choice
 from jaxrl_llm.expressions import part
-from jaxrl_llm.objectives.averages import Average, as_average, averaged, token_mean
+from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged, token_mean
 from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, totals_of, weighted
 from jaxrl_llm.transform import Metrics, Objective
 
@@ -106,7 +106,7 @@ def _mean(each: list[jax.Array]) -> jax.Array:
 @part
 def value_loss(
     clip: Number | None = 0.2,
-    average: Average | None = None,
+    average: Average | Mean | None = None,
     *,
     error: Error | Sequence[Error] = half_square,
     of: Literal["max", "mean"] = "max",

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.data.chat import is_conversation
+from jaxrl_llm.data.messages import text_of
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rewards.registry import get_rewards
 from jaxrl_llm.rewards.runner import Reward, close_rewards, require_columns
 from jaxrl_llm.rewards.scoring import score_batch
+from jaxrl_llm.rewards.seen import prompts_of
 from jaxrl_llm.sampling.arguments import check_tokenizer
 from jaxrl_llm.trajectory import Trajectories, check_batch
 
@@ -28,8 +31,8 @@ def score(
     them: a dict with "prompt" and the columns that the rewards read, or the prompt alone. tokenizer: the third result
     of `load_policy`. A function that fails gives its default, 0, and a warning; see `rewards.score`.
 
-    Raises InputError for a reward that cannot be loaded or reads a column that the rows lack, two of one name, and for
-    fewer rows than prompts.
+    Raises InputError for a reward that cannot be loaded or reads a column that the rows lack, two of one name, for
+    fewer rows than prompts, and for rows in another order.
     """
     check_batch(batch)
     check_tokenizer(tokenizer)
@@ -38,6 +41,7 @@ def score(
         raise InputError(f"there are {len(found)} rows, but the batch has {last + 1} prompts: give the row of each")
     with loaded(rewards) as ready:
         require_columns(ready, columns_of(found))
+        check_order(batch, found, tokenizer)
         return score_batch(ready, tokenizer, found, batch).batch
 
 
@@ -50,6 +54,27 @@ def as_rows(rows: Sequence[Any]) -> list[dict[str, Any]]:
         if not isinstance(row.get("prompt"), str | list):
             raise InputError(f"row {number} is {shown(row)}, but must have a prompt: a text, or a list of messages")
     return found
+
+
+def check_order(batch: Trajectories, rows: Sequence[dict[str, Any]], tokenizer: Any) -> None:
+    """InputError for a prompt of the batch that does not hold its row's text, but that of another row."""
+
+    def bare(text: str) -> str:
+        return "".join(text.split())
+
+    def said(prompt: Any) -> str:
+        return prompt if isinstance(prompt, str) else text_of(prompt[-1]["content"]) if is_conversation(prompt) else ""
+
+    texts = [bare(said(row["prompt"])) for row in rows]
+    for group, ids in dict(zip(np.asarray(batch.group).tolist(), prompts_of(batch), strict=True)).items():
+        prompt = bare(tokenizer.decode(ids, skip_special_tokens=False))
+        if texts[group] in prompt:
+            continue
+        if other := next((n for n, text in enumerate(texts, start=1) if text and text in prompt), None):
+            raise InputError(
+                f"row {group + 1} is not of the batch's prompt {group + 1}, which is that of row {other}: give the "
+                "rows in the order in which sample got their prompts"
+            )
 
 
 def columns_of(rows: Sequence[dict[str, Any]]) -> set[str]:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jaxrl_llm.arguments import Count
 from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.data.chat import format_of
 from jaxrl_llm.data.rendering import PromptFormat
@@ -80,17 +81,17 @@ class Path:
 @part
 def agent(
     environment: MakeEnvironment,
-    turns: int = 8,
-    turn_tokens: int | None = None,
-    episode_tokens: int | None = None,
+    turns: Count = 8,
+    turn_tokens: Count | None = None,
+    episode_tokens: Count | None = None,
     turn_rewards: bool = False,
     greedy: bool = False,
     system: str | None = None,
     format: PromptFormat | None = None,
     fresh: bool = False,
-    context_tokens: int | None = None,
+    context_tokens: Count | None = None,
     compact: Compact | None = None,
-    ahead: int | None = AHEAD,
+    ahead: Count | None = AHEAD,
 ) -> Rollout:
     """Groups of episodes with an environment.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from jaxrl_llm.arguments import Count, check_fields, checked
 from jaxrl_llm.data.calls import Message
 from jaxrl_llm.errors import InputError, shown, unknown
 from jaxrl_llm.rewards.loading import load_value
@@ -25,9 +26,9 @@ ASK = (
 class Summary:
     """The policy sums up the conversation; it goes on from the question, that summary and the last turns."""
 
-    tokens: int = 256
+    tokens: Count = 256
     """Most tokens of a summary."""
-    keep: int = 1
+    keep: Count = 1
     """Last turns that are kept as they are, at least 1: replies with what answered them."""
     ask: str = ASK
     """What asks for it."""
@@ -35,8 +36,7 @@ class Summary:
     """What comes before it where the conversation goes on."""
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "keep"):
-            _check_whole(name, getattr(self, name))
+        check_fields(self)
 
     def messages(self, asked: Sequence[Message], said: Sequence[Message], text: str) -> list[Message]:
         """The conversation that goes on. asked: what came before the first reply. said: what came after it."""
@@ -55,7 +55,8 @@ def last_turns(messages: Sequence[Message], turns: int) -> list[Message]:
     return list(messages[replies[-turns] if len(replies) > turns else 0 :])
 
 
-def keep_last(turns: int = 1) -> Compact:
+@checked
+def keep_last(turns: Count = 1) -> Compact:
     """A function that keeps what came before the first reply, and the last turns.
 
     A turn is a reply with what answered it, so that calls of tools stay beside their results. InputError unless turns
@@ -65,18 +66,12 @@ def keep_last(turns: int = 1) -> Compact:
     >>> "".join(message["content"] for message in keep_last(1)([*said, {"role": "user", "content": "g"}]))
     'afg'
     """
-    _check_whole("turns", turns)
 
     def kept(messages: Sequence[Message]) -> list[Message]:
         first = next((n for n, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
         return [*messages[:first], *last_turns(messages[first:], turns)]
 
     return kept
-
-
-def _check_whole(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name} of compact is {shown(value)}, but must be a whole number, at least 1")
 
 
 NAMED: dict[str, Callable[..., Any]] = {"summary": Summary, "keep_last": keep_last}

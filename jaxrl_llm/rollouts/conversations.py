@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.arguments import Count, check_fields
 from jaxrl_llm.data.calls import Message, Reply
 from jaxrl_llm.data.chat import is_conversation
 from jaxrl_llm.data.message_forms import lost_thoughts
@@ -29,13 +30,13 @@ from jaxrl_llm.rollouts.tools import FAILED, Task, Tools
 class Limits:
     """How long an episode may be."""
 
-    turns: int = 8
+    turns: Count = 8
     """Replies of an episode."""
-    turn_tokens: int | None = None
+    turn_tokens: Count | None = None
     """Sampled tokens of a reply; None: the run's limit of a completion."""
-    episode_tokens: int | None = None
+    episode_tokens: Count | None = None
     """Tokens of an episode after its prompt, observations included; None: as the model's context allows."""
-    context_tokens: int | None = None
+    context_tokens: Count | None = None
     """Tokens of a row, its prompt included; None: as the model's context allows."""
     compact: Compact | None = None
     """What a conversation goes on with when `context_tokens` is near; None: it ends there."""
@@ -43,6 +44,7 @@ class Limits:
     """Whether an observation is the whole prompt of the next turn."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.compact is not None and (self.context_tokens is None or self.fresh):
             why = "fresh prompts have nothing to compact" if self.fresh else "context_tokens says when: give it too"
             raise InputError(f"compact is given, but {why}")

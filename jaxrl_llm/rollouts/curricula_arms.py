@@ -62,7 +62,7 @@ def samples_by_bin(
     single prompts get a sample more or less. InputError where `least` to `most` samples of each do not allow the total.
     """
     for name, number in {"bins": bins, "least": least, "most": most}.items():
-        check_number(f"samples_by_bin: {name}", number, least=1, whole=True)
+        check_number(f"samples_by_bin: {name}", number, least=1, most=4096, whole=True)
     check_number("samples_by_bin: least", least, most=most)
     check_number("samples_by_bin: strength", strength, least=0)
     check_number("samples_by_bin: uniform", uniform, above=0, most=1)

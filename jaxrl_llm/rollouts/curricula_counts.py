@@ -98,7 +98,7 @@ def samples_by(
     check_number("samples_by: exploration", exploration, least=0)
     check_number("samples_by: target", target, above=0, below=1)
     check_number("samples_by: least", least, least=1, whole=True)
-    check_number("samples_by: most", most, least=1, whole=True, or_none=True)
+    check_number("samples_by: most", most, least=least, whole=True, or_none=True)
 
     def counts(state: State, prompts: Prompts, total: int, random: np.random.Generator) -> Array:
         check_budget("samples_by", len(prompts.ids), total, least, most)

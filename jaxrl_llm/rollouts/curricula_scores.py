@@ -70,6 +70,8 @@ def mixed_sets(column: str, weights: Mapping[Any, float]) -> RuleOf:
 
     column: names the set of each prompt. Raises InputError for a set without a weight.
     """
+    if not weights:
+        raise InputError("mixed_sets has no weights: give one of each set")
     for name, weight in weights.items():
         check_number(f"mixed_sets: the weight of {name!r}", weight, least=0)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxrl_llm.data.chat import is_conversation
 from jaxrl_llm.environments.copies import Replayable
-from jaxrl_llm.environments.protocol import MakeEnvironment, Observation, finite
+from jaxrl_llm.environments.protocol import MakeEnvironment, Observation, finite, flag
 from jaxrl_llm.environments.tools import result_text
 from jaxrl_llm.errors import shown
 from jaxrl_llm.rollouts.agent_metrics import FAILED_ENVIRONMENT
@@ -129,8 +129,8 @@ def _checked(found: Observation) -> Observation:
     if cut := sum(len(text) > MOST for _, text in texts):
         info["cut_observations"] = info.get("cut_observations", 0.0) + cut
     return replace(
-        found, messages=messages, reward=finite(found.reward, "its reward"), done=bool(found.done),
-        truncated=bool(found.truncated), player=int(found.player), info=info,
+        found, messages=messages, reward=finite(found.reward, "its reward"), done=flag(found.done, "its done"),
+        truncated=flag(found.truncated, "its truncated"), player=int(found.player), info=info,
         state=None if found.state is None else str(found.state),
     )  # fmt: skip
 

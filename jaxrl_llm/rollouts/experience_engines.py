@@ -54,7 +54,7 @@ def engines_of(
             drawing, taken = dataclasses.replace(policy, hook=hook), weights
         own = turns or (temperature is None and learns)
         size = size_for(requests, slots, devices, shape if own else None)
-        tokens = max(size.tokens, setup.rollout.room(sampling.max_new_tokens))
+        tokens = max(size.tokens, setup.rollout.room(sampling.max_new_tokens, policy.config.max_positions))
         size = size._replace(tokens=tokens, parked=parked)
         setup.watch(stats)
         return Engine(

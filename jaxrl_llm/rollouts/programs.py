@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm.arguments import Count
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.expressions import layout, part
 from jaxrl_llm.hooks import Hook
@@ -82,11 +83,15 @@ class Rollout:
         """Episodes of a group of `samples`, at most; of a ragged program that does not say so, as many as samples."""
         return samples if self.most is None else self.most(samples)
 
-    def room(self, limit: int) -> int:
-        """Tokens after the prompt for which the engine initially has room. It grows if an episode needs more."""
-        if self.longest is not None:
-            return bucket(self.longest)
-        return bucket(limit, least=4) if self.turns == 1 else bucket(self.turns * (limit + OBSERVATION))
+    def room(self, limit: int, context: int = 0) -> int:
+        """Tokens after the prompt for which the engine initially has room. It grows if an episode needs more.
+
+        limit: of a completion. context: tokens of the model's context, which bounds it; 0: unlimited.
+        """
+        if self.longest is None and self.turns == 1:
+            return bucket(limit, least=4)
+        wanted = self.turns * (limit + OBSERVATION) if self.longest is None else self.longest
+        return bucket(min(wanted, context or wanted))
 
 
 async def _group(tools: Tools, task: Task) -> list[Episode]:
@@ -209,7 +214,7 @@ def forked(*places: int) -> Rollout:
 
 
 @part
-def conversation(environment: Callable[[dict[str, Any]], Any], turns: int = 2) -> Rollout:
+def conversation(environment: Callable[[dict[str, Any]], Any], turns: Count = 2) -> Rollout:
     """Episodes of at most `turns` turns with an environment.
 
     environment: builds the environment for a row of the data set. Its `step(text)` takes the policy's text and returns

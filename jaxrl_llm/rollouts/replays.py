@@ -9,11 +9,13 @@ Replays that change rows within groups are in `rollouts.swaps`.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.arguments import Count, Share
 from jaxrl_llm.coefficients import check_moments, check_number
 from jaxrl_llm.expressions import part
 from jaxrl_llm.rewards.scoring import Scored
@@ -60,22 +62,34 @@ def fading_weights(steps: np.ndarray, sharpness: float = 7.0, power: float = 2.0
     return np.tanh(sharpness * x**power + tail * x**2)
 
 
+def times_as_many(ratio: float) -> dict[str, Any]:
+    """The arguments of `whole_groups` for so many earlier groups for each of a step, which may be above 1.
+
+    >>> times_as_many(0.5), times_as_many(3.0)
+    ({'share': 0.5, 'times': 1}, {'share': 1.0, 'times': 3})
+    """
+    times = max(math.ceil(ratio), 1)
+    return {"share": ratio / times, "times": times}
+
+
 @part
 def whole_groups(
-    share: float = 1.0,
+    share: Share = 1.0,
     draw: Draw | None = None,
     groups: int = 1024,
     max_age: int | None = None,
     until: float | None = None,
     equal: bool = False,
+    times: Count = 1,
 ) -> Replay:
-    """Add earlier groups as they were, round(share n) of them to the n groups of a step that have a score.
+    """Add earlier groups as they were, round(share times n) of them to the n groups of a step that have a score.
 
     A replayed group is compared within itself. The store has the newest `groups` groups with different rewards, of at
     most `max_age` steps before; equal: also groups of equal rewards. draw: which of them (None: `uniformly()`). until:
     steps with replay (None: all).
     """
-    check_number("share", share, least=0)
+    check_number("share", share, least=0, most=1)
+    share *= times
     check_number("groups", groups, least=0, whole=True)
     check_number("max_age", max_age, least=0, whole=True, or_none=True)
     choose = uniformly() if draw is None else draw

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.arguments import Count
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.data.rendering import PromptFormat
 from jaxrl_llm.environments.protocol import MakeEnvironment
@@ -32,14 +33,14 @@ def restarting(
     environment: MakeEnvironment,
     share: float = 0.5,
     success: float = 0.0,
-    turns: int = 8,
-    turn_tokens: int | None = None,
-    episode_tokens: int | None = None,
+    turns: Count = 8,
+    turn_tokens: Count | None = None,
+    episode_tokens: Count | None = None,
     turn_rewards: bool = False,
     greedy: bool = False,
     system: str | None = None,
     format: PromptFormat | None = None,
-    ahead: int | None = AHEAD,
+    ahead: Count | None = AHEAD,
 ) -> Rollout:
     """Groups of episodes with an environment, of which a share begins with turns of a success (ROME, 2512.24873).
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jaxrl_llm.arguments import Count
 from jaxrl_llm.data.rendering import PromptFormat
 from jaxrl_llm.environments.protocol import MakeEnvironment
 from jaxrl_llm.errors import InputError, shown
@@ -19,16 +20,16 @@ from jaxrl_llm.rollouts.programs import Rollout
 def self_play(
     environment: MakeEnvironment,
     players: int = 2,
-    turns: int = 8,
-    turn_tokens: int | None = None,
-    episode_tokens: int | None = None,
+    turns: Count = 8,
+    turn_tokens: Count | None = None,
+    episode_tokens: Count | None = None,
     turn_rewards: bool = False,
     greedy: bool = False,
     system: str | None = None,
     format: PromptFormat | None = None,
-    context_tokens: int | None = None,
+    context_tokens: Count | None = None,
     compact: Compact | None = None,
-    ahead: int | None = AHEAD,
+    ahead: Count | None = AHEAD,
 ) -> Rollout:
     """Groups of games, in which the policy is each of the players.
 

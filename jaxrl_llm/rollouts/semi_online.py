@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
-from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.arguments import Count, Range
 from jaxrl_llm.environments.recorded import RecordedSteps
 from jaxrl_llm.expressions import part
 from jaxrl_llm.rollouts.agents import agent
@@ -14,15 +14,13 @@ from jaxrl_llm.rollouts.programs import Rollout
 
 
 @part
-def semi_online(column: str = "steps", patches: int = 2, turns: int = 16) -> Rollout:
+def semi_online(column: str = "steps", patches: Annotated[int, Range(least=-1)] = 2, turns: Count = 16) -> Rollout:
     """Groups of episodes on the trajectory in the row's `column` (`environments.recorded.RecordedSteps`).
 
     patches: replies of an episode that are replaced by the expert's where they deviate; -1: all. turns: most steps.
     Each step is a row, with a reward of its own, and its prompt is the dialogue so far. The final reward, the component
     `environment`, is the share of the steps that matched.
     """
-    check_number("patches", patches, least=-1, whole=True)
-    check_number("turns", turns, least=1, whole=True)
 
     def make(row: Mapping[str, Any]) -> RecordedSteps:
         return RecordedSteps(row, column, patches)

@@ -230,16 +230,16 @@ def _held_out(config: TrainConfig, source: str, size: int, seen: Sequence[dict[s
 
 
 def prompt_sets(
-    config: TrainConfig, tokenizer: Any, context: int, prompts: Prompts | None = None
+    config: TrainConfig, tokenizer: Any, context: int, prompts: Prompts | None = None, vocabulary: int | None = None
 ) -> tuple[PromptSet, PromptSet | None]:
     """Training and held-out prompts, tokenised; no prompt is in both.
 
     context: the model's context length in tokens (0: unlimited), which must hold prompt and completion.
-    prompts: the configuration's prompts, if they have been read already.
+    prompts: the configuration's prompts, if they have been read already. vocabulary: ids that the model has.
     """
     training, held_out, conflicting, _ = split_prompts(config) if prompts is None else prompts
-    encoded = encode_for(config, tokenizer, context, training, held_out)._replace(conflicting=conflicting)
-    return encoded, encode_for(config, tokenizer, context, held_out) if held_out else None
+    encoded = encode_for(config, tokenizer, context, training, held_out, vocabulary)._replace(conflicting=conflicting)
+    return encoded, encode_for(config, tokenizer, context, held_out, vocabulary=vocabulary) if held_out else None
 
 
 def encode_for(
@@ -248,6 +248,7 @@ def encode_for(
     context: int,
     rows: Sequence[dict[str, Any]],
     held_out: Sequence[dict[str, Any]] = (),
+    vocabulary: int | None = None,
 ) -> PromptSet:
     """Tokenise prompts as the configuration says; see `prompt_sets`.
 
@@ -260,7 +261,7 @@ def encode_for(
         )
     how: dict[str, Any] = {
         "max_tokens": limit, "long_prompts": config.long_prompts, "system_prompt": config.system_prompt,
-        "format": config.format, "dialect": bool(config.environment or config.tools),
+        "format": config.format, "dialect": bool(config.environment or config.tools), "vocabulary": vocabulary,
     }  # fmt: skip
     if isinstance(rows, PromptRows):
         return encode_as_drawn(tokenizer, rows, held_out=held_out, same=same_task(config), **how)

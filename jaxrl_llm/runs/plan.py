@@ -107,7 +107,7 @@ def estimated_plan(config: TrainConfig, topology: Topology) -> Plan:
     """The plan by arithmetic: what is held is exact, temporaries and times are estimates."""
     mesh, sampler, algorithm, model = checked(config, topology)
     state, units = state_shapes(config, model, algorithm), units_of(sampler)
-    sizes = engine_sizes(config, algorithm, row_shards(of_this_host(sampler), SAMPLED_ROWS), units)
+    sizes = engine_sizes(config, algorithm, row_shards(of_this_host(sampler), SAMPLED_ROWS), units, model.max_positions)
     abstract, sampled_on = (abstract_mesh(dict(one.shape)) for one in (mesh, sampler))
     held = held_bytes(state, abstract, config.reference_memory)
     sampling = sampling_arithmetic(config, state, sampled_on, sizes, units, topology.platform)

@@ -181,7 +181,8 @@ def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None
         previous,
         target,
     )
-    sizes = engine_sizes(config, algorithm, row_shards(of_this_host(sampler), SAMPLED_ROWS), units_of(sampler))
+    devices = row_shards(of_this_host(sampler), SAMPLED_ROWS)
+    sizes = engine_sizes(config, algorithm, devices, units_of(sampler), policy.config.max_positions)
     return RunShapes(config, topology, learner, state, sampler, *sizes)
 
 
@@ -234,10 +235,13 @@ def has_second_policy(config: TrainConfig, algorithm: Algorithm) -> bool:
     return (hook := hook_of(config, algorithm)) is not None and hook.other is not None
 
 
-def engine_sizes(config: TrainConfig, algorithm: Algorithm, devices: int, hosts: int = 1) -> tuple[Size, Size | None]:
+def engine_sizes(
+    config: TrainConfig, algorithm: Algorithm, devices: int, hosts: int = 1, context: int = 0
+) -> tuple[Size, Size | None]:
     """The engine of a step, with prompts and completions as long as the settings allow, and that of an evaluation.
 
-    devices: of a host, over which rows are sharded. hosts: each with an engine for its share of the prompts.
+    devices: of a host, over which rows are sharded. hosts: each with an engine for its share of the prompts. context:
+    tokens of the model's context; 0: unlimited.
     """
     strategy, G = strategy_of(config, algorithm), config.group_size
     rows, slots = -(-config.prompts_per_step * G // hosts), -(-config.slots // hosts)
@@ -252,7 +256,7 @@ def engine_sizes(config: TrainConfig, algorithm: Algorithm, devices: int, hosts:
         flight = -(-strategy.in_flight(config.prompts_per_step) // hosts)
         shape = lasting(slots or rows, flight, G, devices)
     width, tokens = bucket(config.max_prompt_tokens), bucket(config.max_new_tokens, least=4)
-    size = Size(shape, width, max(tokens, rollout.room(config.max_new_tokens)), parked)
+    size = Size(shape, width, max(tokens, rollout.room(config.max_new_tokens, context)), parked)
     if not config.eval_size:
         return size, None
     return size, Size(slots_for(range(-(-config.eval_size // hosts)), slots or rows, devices), width, tokens)

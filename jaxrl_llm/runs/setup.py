@@ -189,7 +189,8 @@ def set_up(
     algorithm = with_routing(config, algorithm, policy.config)
     for layer in values_of(algorithm.needs, "internal_logp"):
         inner_policy(policy, params, int(layer))  # raises InputError for a layer that the model does not have
-    prompts, held_out = prompt_sets(config, tokenizer, policy.config.max_positions, inputs.prompts)
+    model = policy.config
+    prompts, held_out = prompt_sets(config, tokenizer, model.max_positions, inputs.prompts, model.vocab_size)
     digests = {**inputs.digests, **method_digests(config, given), **model_digests(params, tokenizer)}
     digests |= agent_digests(config)
     hosts.agree({**digests, "the settings": repr(config), "the code and packages": code_digest()})

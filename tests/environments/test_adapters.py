@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
+from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.data.turns import ChatTurns
 from jaxrl_llm.environments.adapters import OfTextArena, adapted, environments
 from jaxrl_llm.environments.tools import Toolbox, WithTools, result_text, schema_of
@@ -415,6 +417,52 @@ def test_a_class_that_is_taken_for_trls_and_resets_as_gymnasiums_is_refused() ->
 
     with pytest.raises(InputError, match=r"reset of Unclear returns .*as Gymnasium's .* give it a step"):
         asyncio.run(environments(Unclear)({}).reset({}, 0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("first", "answer", "words"),
+    [
+        ((None, {}), None, "its reset observes None"),
+        (({"board": 1}, {}), None, r"its reset observes \{'board': 1\}"),
+        ((np.zeros(3), {}), None, r"its reset observes array\("),
+        (["a", "b"], None, "its reset observes"),
+        (("3", {}), (None, 0.0, False, False, {}), "its step observes None"),
+        (("3", {}), ({"board": 1}, 0.0, False, False, {}), "its step observes"),
+        (("3", {}), ("4", 0.0, "no", False, {}), "done of its step is 'no'"),
+        (("3", {}), ("4", 0.0, False, 0.5, {}), "truncated of its step is 0.5"),
+        (("3", {}), ("4", 0.0, None, {}), "done of its step is None"),
+    ],
+)
+def test_what_no_policy_can_read_is_refused(first: Any, answer: Any, words: str) -> None:
+    class Board(Spaces):
+        def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
+            return first
+
+        def step(self, action: str) -> Any:
+            return answer
+
+    async def play() -> None:
+        world = environments(Board)({})
+        await world.reset({}, 0)  # type: ignore[misc]
+        await world.step(Reply({"role": "assistant", "content": "4"}, ()))  # type: ignore[misc]
+
+    with pytest.raises(RuntimeError, match=words):
+        asyncio.run(play())
+
+
+def test_numbers_are_read_and_the_last_observation_may_be_none() -> None:
+    class Board(Spaces):
+        def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
+            return np.int64(14), {}
+
+        async def step(self, action: str) -> Any:
+            return None, 1.0, np.bool_(True), 0, {}
+
+    world = environments(Board)({})
+    seen = asyncio.run(world.reset({}, 0))  # type: ignore[arg-type]
+    assert seen.messages[0]["content"] == "14"
+    seen = asyncio.run(world.step(Reply({"role": "assistant", "content": "4"}, ())))  # type: ignore[arg-type]
+    assert (seen.done, seen.truncated, seen.reward) == (True, False, 1.0)
 
 
 def test_who_asks_for_the_row_gets_it() -> None:

@@ -273,6 +273,9 @@ def test_the_engine_has_room_for_the_budgets() -> None:
     assert agent(Counting, turns=4).room(20) == bucket(4 * (20 + 32))
     assert agent(Counting, turns=4, turn_tokens=8).room(20) == bucket(4 * (8 + 32))
     assert agent(Counting, turns=4, turn_tokens=8, episode_tokens=50).room(20) == bucket(50)
+    assert agent(Counting, context_tokens=10**9).room(20, context=1024) == bucket(1024)
+    assert agent(Counting, turns=10**9).room(20, context=1024) == bucket(1024)
+    assert agent(Counting, turns=4, turn_tokens=8).room(20, context=1024) == bucket(4 * (8 + 32))
 
 
 class Broken(Counting):

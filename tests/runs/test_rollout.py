@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tiny_runs as runs
 
-from jaxrl_llm.data.prompt_set import PromptSet, encode_rows
+from jaxrl_llm.data.prompt_set import PromptSet, check_vocabulary, encode_rows
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards import Reward, close_rewards
@@ -161,6 +161,16 @@ def test_long_prompts_keep_their_end_or_stop_the_run(tokenizer: Any) -> None:
         encode_rows(tokenizer, rows, max_tokens=3, long_prompts="error", system_prompt=None)
     with pytest.raises(InputError, match="the only prompt has more than 3 tokens"):
         encode_rows(tokenizer, rows, max_tokens=3, long_prompts="skip", system_prompt=None)
+
+
+def test_an_id_that_the_model_lacks_is_found_before_anything_is_sampled(tokenizer: Any, tmp_path: Path) -> None:
+    most = max(id for ids in prompt_sets(of_file(tmp_path, 12), tokenizer, 0)[0].ids for id in ids)
+    assert prompt_sets(of_file(tmp_path, 12), tokenizer, 0, vocabulary=most + 1)[0].ids
+    with pytest.raises(InputError, match=rf"prompt \d+ of .* token id {most}, but the model's vocabulary has {most}"):
+        prompt_sets(of_file(tmp_path, 12), tokenizer, 0, vocabulary=most)
+    listed = encode_rows(tokenizer, [{"prompt": "a"}], max_tokens=9, long_prompts="error", system_prompt=None)
+    with pytest.raises(InputError, match="another model's"):
+        check_vocabulary(listed.ids[0], max(listed.ids[0]))
 
 
 def test_prompt_and_completion_fit_into_the_context(tokenizer: Any, tmp_path: Path) -> None:
