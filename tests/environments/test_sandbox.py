@@ -236,6 +236,7 @@ def test_a_session_keeps_its_names() -> None:
         assert late.stopped == "seconds"
         assert "NameError" in session.run("print(a)").stdout, "it began anew"
         assert session.run("import os\nos._exit(4)").status == 4
+        assert session.run("import os\nos._exit(0)").status == 0
         assert session.run("print('x' * 10**6)").stdout.startswith("xxx")
         assert session.run("print(1)").stdout == "1\n"
     finally:

@@ -33,7 +33,7 @@ class Session:
         except OSError:
             self.close()
             raise
-        if found.status != 0 or found.stopped is not None:
+        if self._held.ended:
             self.close()
         return found
 

@@ -193,7 +193,7 @@ class Supervisor:
 
     def __init__(self, settings: Settings) -> None:
         """OSError where no process can be started."""
-        self.limits, own = settings.limits, "namespaces" in settings.layers
+        self.limits, self.ended, own = settings.limits, False, "namespaces" in settings.layers
         self._folder = "" if own else os.path.join(tempfile.gettempdir(), f"sandbox-{secrets.token_hex(8)}")
         folder = FOLDER if own else self._folder
         self._unsent = _programs() + message(self._told(settings, folder))
@@ -236,12 +236,13 @@ class Supervisor:
         head, said = self._exchange(time.monotonic() + self.limits.seconds + seconds)
         if head is None:
             self.process.kill()
+            self.ended = True
             return Result("", "", None, "seconds", self.limits.seconds)
         if not head:
             raise OSError("the sandbox ended without a result: this machine may lack memory or processes")
         if head[0] == "failed":
             raise OSError(f"the sandbox did not start: {said.decode('utf-8', 'replace')}")
-        size = int(head[3])
+        self.ended, size = head[3] == "0", int(head[4])
         texts = [part.decode("utf-8", "replace") for part in (said[:size], said[size:])]
         status = None if head[0] == "-" else int(head[0])
         return Result(texts[0], texts[1], status, None if head[1] == "-" else head[1], float(head[2]))
@@ -265,7 +266,7 @@ class Supervisor:
                     said += data
                     line, found, rest = said.partition(b"\n")
                     words = line.decode("ascii", "replace").split()
-                    if found and len(rest) >= sum(int(word) for word in words[1 if words[0] == "failed" else 3 :]):
+                    if found and len(rest) >= sum(int(word) for word in words[1 if words[0] == "failed" else 4 :]):
                         return words, bytes(rest)
                     continue
                 try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import marshal
 import os
 import sys
@@ -48,7 +49,7 @@ def own_main() -> dict[str, Any]:
     for name in [name for name in sys.modules if name.partition(".")[0] == "inside"]:
         del sys.modules[name]
     made = sys.modules["__main__"] = type(sys)("__main__")
-    made.__dict__["__builtins__"] = __builtins__
+    made.__dict__["__builtins__"] = builtins
     sys.path.insert(0, ".")
     del sys.argv[1:]
     sys.argv[0] = "main.py"

@@ -241,7 +241,7 @@ def serve(box: Box) -> None:
         if stopped is not None:
             status = "-"
         answer(
-            f"{status} {stopped or '-'} {seconds} {len(out['stdout'])} {len(out['stderr'])}\n",
+            f"{status} {stopped or '-'} {seconds} {int(told)} {len(out['stdout'])} {len(out['stderr'])}\n",
             bytes(out["stdout"] + out["stderr"]),
         )
         if not told:
