@@ -1,10 +1,10 @@
-"""Attack runs, files, the command line and the Python API, and count clear, unclear, wrong, hung and silent outcomes.
+"""Attack runs, files, the command line, the Python API and the sandbox, and count what is clear and what is not.
 
-    python experiments/attack.py [--kills N] [--damages N] [--invocations N] [--misuses N]
-        [--seed S] [--output table.md] [--workers 2]
+    python experiments/attack.py [--kills N] [--damages N] [--invocations N] [--misuses N] [--sandbox N]
+        [--only NAME] [--seed S] [--output table.md] [--workers 2]
 
-Counts are how many of each attack are made (all, or the numbers of experiments/RESULTS.md, by default); smaller shares
-are chosen by the seed. Status 1 if any outcome is not clear.
+Counts are how many of each attack are made (all, or the numbers of experiments/RESULTS.md, by default; of the sandbox,
+in each set of layers); smaller shares are chosen by the seed. Status 1 if any outcome is not clear.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from experiments.attacks import VERDICTS, Outcome
 
-ATTACKS = ("kills", "damages", "invocations", "misuses")
+ATTACKS = ("kills", "damages", "invocations", "misuses", "sandbox")
 DEFAULT = {"kills": 100, "damages": 200}  # of the others, all that there are
 
 
@@ -30,16 +30,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     for name in ATTACKS:
         parser.add_argument(f"--{name}", type=int, metavar="N", help=f"default: {DEFAULT.get(name, 'all')}")
+    parser.add_argument("--only", choices=ATTACKS, help="make this attack alone")
     parser.add_argument("--seed", type=int, default=0, help="of shares and of what is done at random")
     parser.add_argument("--output", type=Path, help="file for the table, in Markdown")
     parser.add_argument("--workers", type=int, default=2, help="processes at a time")
     given = parser.parse_args(arguments)
-    runners = {"kills": _kills, "damages": _damages, "invocations": _invocations, "misuses": _misuses}
+    runners = {
+        "kills": _kills,
+        "damages": _damages,
+        "invocations": _invocations,
+        "misuses": _misuses,
+        "sandbox": _sandbox,
+    }
     outcomes: list[Outcome] = []
     for name, runner in runners.items():
         count = getattr(given, name)
         count = DEFAULT.get(name) if count is None else count
-        if count is None or count > 0:
+        if given.only in (None, name) and (count is None or count > 0):
             start = time.monotonic()
             found = runner(count, given.seed, given.workers)
             print(f"{name}: {len(found)} in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
@@ -63,6 +70,10 @@ def report(outcomes: Sequence[Outcome]) -> str:
         from experiments.attacks.invocations import median_seconds
 
         lines += ["", f"Errors of the command line that need no model: median {median_seconds(commands):.2f} s."]
+    if programs := [outcome for outcome in outcomes if outcome.attack == "sandbox"]:
+        from experiments.attacks.sandbox import table
+
+        lines += ["", table(programs)]
     for outcome in outcomes:
         if outcome.verdict != "clear":
             said = f"{outcome.verdict}: {outcome.attack}: {outcome.name} ({outcome.seconds:.1f} s): {outcome.said}"
@@ -104,6 +115,12 @@ def _misuses(count: int | None, seed: int, workers: int) -> list[Outcome]:
 
     del workers  # they share a process
     return misuses.run(share(list(misuses.NAMES), count, seed))
+
+
+def _sandbox(count: int | None, seed: int, workers: int) -> list[Outcome]:
+    from experiments.attacks import sandbox
+
+    return sandbox.run(count, seed, workers)
 
 
 if __name__ == "__main__":

@@ -124,7 +124,8 @@ def as_told(found: Result, limits: Limits, characters: int, state: bool = True) 
     if found.stopped == "seconds":
         end = f"[stopped: it ran for more than {limits.seconds:g} seconds.{anew}]"
     elif found.stopped is not None:
-        most = f"{limits.memory} MiB of memory" if found.stopped == "memory" else f"{limits.processes} processes"
+        sizes = {"memory": f"{limits.memory} MiB of memory", "disk": f"{limits.disk} MiB of files"}
+        most = sizes.get(found.stopped, f"{limits.processes} processes")
         end = f"[stopped: it used more than {most}.{anew}]"
     elif found.status != 0:
         how = f"exit code {found.status}" if (found.status or 0) > 0 else f"signal {-(found.status or 0)}"

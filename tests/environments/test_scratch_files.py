@@ -81,7 +81,7 @@ def test_limits_and_errors_name_no_path_of_the_host(box: _Folder) -> None:
     assert not any(str(box._folder) in text for text in errors)
     assert errors[2:4] == ["d is a folder", "absent does not exist: list_files() shows what does"]
     for name in ("kilobytes", "count", "characters"):
-        with pytest.raises(InputError, match=f"{name} is 0, but must be at least 1"):
+        with pytest.raises(InputError, match=f"{name} of scratch_files is 0, but must be at least 1"):
             scratch_files(**{name: 0})
 
 

@@ -93,7 +93,7 @@ def test_what_is_no_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (tmp_path / "bad.jsonl").write_text(f'{{"text": "x"}}\n{bad}\n')
         with pytest.raises(InputError, match=r'bad.jsonl, line 2: a passage is a JSON object with a string "text"'):
             search_in(tmp_path / "bad.jsonl")
-    with pytest.raises(InputError, match="results is 0"):
+    with pytest.raises(InputError, match="results of search_in is 0"):
         search_in(TEXTS, results=0)
     with pytest.raises(InputError, match="must be one word"):
         search_in(TEXTS, name="look up")

@@ -55,7 +55,8 @@ def test_it_trains_by_name_and_goes_on_from_a_checkpoint(tmp_path: Path, name: s
         assert max(again) > 0
     if name == "sapo_swarm":
         assert all(0 <= line["swarm/reward_1"] <= 1 for line in lines)
-    assert all(line["completion/tokens"] <= 16 * 6 for line in lines)  # sampled, not replayed
+    sampled = 28 if name == "dots_rr" else 16  # with three groups that are only measured; none that are replayed
+    assert all(line["completion/tokens"] <= sampled * 6 for line in lines)
     other = tmp_path / "other"
     shutil.copytree(config.output, other)
     shutil.rmtree(other / "checkpoints" / "4")
@@ -135,5 +136,5 @@ def test_reference_groups_are_measured_and_not_trained_on(tmp_path: Path) -> Non
     lines = runs.lines_of(Path(config.output) / "metrics.jsonl")
     groups = runs.lines_of(Path(config.output) / "groups.jsonl")
     assert [one.get("left_out", []).count("reference") for one in groups] == [3, 0, 3]
-    assert all(line["completion/tokens"] <= 16 * 6 for line in lines)
+    assert all(line["completion/tokens"] <= 28 * 6 for line in lines), "those that are measured too"
     assert lines[0]["curriculum/tried"] == pytest.approx(7 / 12)

@@ -1,118 +1,78 @@
-"""The layers of the sandbox, which of them this system has, and what they guard.
+"""The layers of the sandbox, which of them this system has, and what they keep untrusted code from.
 
-    namespaces   processes, network, mounts and users of its own, by bubblewrap or else by unshare of util-linux
-    landlock     files, TCP, and signals to the outside, by the kernel
-    seccomp      system calls that code does not need: sockets, ptrace, kill, mounts, namespaces
+    namespaces   processes, network, users and a root of its own, without any file of the host but those to read
+    landlock     no files but its own, no TCP, no signals to the outside, by the kernel
+    seccomp      a list of the system calls that it may make: no sockets, traces, mounts, or memory that is no process's
     limits       memory, processes, time, files and output
 
-No layer needs root. Each is tried once, with the same call as a run.
+No layer needs root. Each is tried once, by a run.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 
+from jaxrl_llm.environments.sandbox.supervisor import Settings, Supervisor, memory_groups
 from jaxrl_llm.errors import InputError, unknown
 
 LAYERS = ("namespaces", "landlock", "seccomp", "limits")
-NEEDED = ("files", "network", "processes", "resources")
+GUARDS = {
+    "files": "files outside of its folder are not read, made, changed or deleted, nor their modes, owners and times, "
+    "beside `readable`, which it may read",
+    "metadata": "files outside are not seen either: not their names, sizes and times",
+    "network": "no socket of another program, of any kind, is reached",
+    "processes": "processes of others are not signalled, traced, limited or scheduled",
+    "memory": "its processes together hold no more than a tenth above the limit, beside files up to their own limit",
+    "resources": "it has no more time, processes, output and files than its limits",
+    "end": "nothing of it runs on after its end, a session's, or that of the program that started it",
+}
+"""What layers may keep, and what that means."""
+NEEDED = ("files", "network", "processes", "memory", "resources", "end")
 """What untrusted code must be kept from."""
-CHILD = Path(__file__).with_name("child.py")
-
-
-@cache
-def bubblewrap() -> str | None:
-    """The program bwrap, if it is there and can make namespaces here."""
-    found = shutil.which("bwrap")
-    bind = ["--ro-bind", "/", "/"]
-    return found if found and _works([found, "--unshare-all", *bind, "--proc", "/proc", "true"]) else None
-
-
-@cache
-def as_another_user() -> bool:
-    """Whether this is root and bubblewrap can give code a user of its own, whose processes the kernel counts.
-
-    Root's are not counted, so that without it a fork bomb is only found by looking.
-    """
-    wrap = bubblewrap() if os.geteuid() == 0 else None
-    return wrap is not None and _works([wrap, *OF_ROOT, "--ro-bind", "/", "/", "--proc", "/proc", "true"])
-
-
-def counts_processes(layers: Iterable[str]) -> bool:
-    """Whether the kernel refuses code of these layers more processes than it may have."""
-    held = {"limits", "namespaces"} <= set(layers)
-    return held and (as_another_user() if os.geteuid() == 0 else bubblewrap() is not None or unshare() is not None)
-
-
-@cache
-def unshare() -> str | None:
-    """The program unshare, if it is there and can make namespaces here."""
-    found = shutil.which("unshare")
-    return found if found and _works([found, *UNSHARE, "true"]) else None
-
-
-# All namespaces but that of users, because root within it would be nobody else outside.
-OF_ROOT = (
-    "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--cap-add",
-    "CAP_SETUID", "--cap-add", "CAP_SETGID",
-)  # fmt: skip
-UNSHARE = (
-    "--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts", "--fork", "--kill-child",
-    "--mount-proc",
-)  # fmt: skip
-
-
-def _works(command: list[str]) -> bool:
-    try:
-        return subprocess.run(command, capture_output=True, timeout=10, check=False).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-
-
-def _child_works(function: str) -> bool:
-    source = f"import sys; sys.path[0] = {str(CHILD.parent)!r}; import child; child.{function}"
-    return _works([sys.executable, "-I", "-S", "-c", source])
 
 
 @cache
 def available() -> frozenset[str]:
     """The layers that this system has."""
-    found = {"limits"}
-    if bubblewrap() or unshare():
-        found.add("namespaces")
-    if _child_works("confine_files(['/usr', '/lib', '/lib64'], [])"):
-        found.add("landlock")
-    if _child_works("refuse_calls()"):
-        found.add("seccomp")
-    return frozenset(found)
+    return frozenset(layer for layer in LAYERS if _works(layer))
+
+
+def _works(layer: str) -> bool:
+    held = Supervisor(Settings(layers=frozenset({layer})))
+    try:
+        return held.ask(None, 30.0).status == 0
+    except (OSError, ValueError):
+        return False
+    finally:
+        held.close()
 
 
 def guards(layers: Iterable[str]) -> frozenset[str]:
-    """What these layers keep code from: "files" of the host, the "network", other "processes", and "resources"."""
-    held, found = set(layers), set()
+    """What these layers keep code from, together; the words are those of `GUARDS`."""
+    held = set(layers)
     for layer in held:
         if layer not in LAYERS:
             raise unknown("layer of the sandbox", layer, LAYERS)
-    if "landlock" in held or ("namespaces" in held and bubblewrap()):
-        found.add("files")
-    if held & {"namespaces", "seccomp"}:
-        found |= {"network", "processes"}
-    if "limits" in held:
-        found.add("resources")
-    return frozenset(found)
+    apart, filtered, limited = "namespaces" in held, "seccomp" in held, "limits" in held
+    kept = {
+        "files": apart or (filtered and "landlock" in held),
+        "metadata": apart,
+        "network": filtered,  # namespaces do not keep sockets of virtual machines apart
+        "processes": apart or filtered,
+        "end": apart or filtered,
+        "resources": limited and (apart or filtered),
+        "memory": limited and (filtered or (apart and memory_groups() is not None)),
+    }
+    return frozenset(name for name, whether in kept.items() if whether)
 
 
 def require_guards(layers: Iterable[str]) -> None:
     """InputError if the layers leave untrusted code a way out."""
-    missing = [name for name in NEEDED if name not in guards(layers)]
+    held = guards(layers)
+    missing = [name for name in NEEDED if name not in held]
     if missing:
         raise InputError(
-            f"code of the policy would not be kept from {', '.join(missing)}: install bubblewrap, or use a kernel with "
-            "Landlock and seccomp, or allow it with weak=True if the code is trusted or the machine is disposable"
+            f"code of the policy would not be kept from {', '.join(missing)}: use a system with seccomp and either "
+            "user namespaces or Landlock (Linux 6.2), or weak=True if the code is trusted or the machine is disposable"
         )
