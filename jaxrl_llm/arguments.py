@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, Unio
 
 from jaxrl_llm.coefficients import check_number
 from jaxrl_llm.errors import InputError, shown, unknown
+from jaxrl_llm.keywords import bound
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,7 +38,6 @@ class Range(NamedTuple):
 
 
 Count = Annotated[int, Range(least=1)]
-NotNegative = Annotated[int, Range(least=0)]
 Seconds = Annotated[float, Range(above=0)]
 Share = Annotated[float, Range(least=0, most=1)]
 _WHOLE = 2**31 - 1  # whole numbers become int32 on devices
@@ -61,12 +61,8 @@ def check_arguments(function: Callable[..., Any], args: Sequence[Any], given: Ma
     values as its annotation says. Raises InputError that names the argument.
     """
     signature = _signature(function)
-    try:
-        bound = signature.bind(*args, **given)
-    except TypeError as error:
-        raise InputError(f"{function.__name__} cannot be called so: {error}") from None
     kinds = kinds_of(function)
-    for name, value in bound.arguments.items():
+    for name, value in bound(signature, function.__name__, args, given).arguments.items():
         parameter, kind = signature.parameters[name], kinds.get(name, Any)
         values = {name: value}
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -93,19 +89,11 @@ _signature = functools.lru_cache(maxsize=None)(inspect.signature)
 
 @functools.cache
 def kinds_of(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """The annotations of a function as types; those that only a type checker can resolve are left out."""
+    """The annotations of a function or class as types; none where one of them is for type checkers alone."""
     try:
         return typing.get_type_hints(function, include_extras=True)
     except (NameError, AttributeError, TypeError):
-        pass
-    found = {}
-    names = getattr(inspect.unwrap(function), "__globals__", {})
-    for name, text in getattr(function, "__annotations__", {}).items():
-        try:
-            found[name] = eval(text, names) if isinstance(text, str) else text
-        except (NameError, AttributeError, TypeError):
-            continue
-    return found
+        return {}
 
 
 def check(name: str, value: Any, kind: Any, limits: Range | None = None) -> None:
@@ -124,7 +112,7 @@ def check(name: str, value: Any, kind: Any, limits: Range | None = None) -> None
         if not isinstance(value, str):
             raise _wrong(name, value, f"one of {', '.join(map(str, inner))}")
         if value not in inner:
-            raise unknown(name, value, inner)
+            raise unknown(name, value, inner, in_order=True)
     elif origin in (tuple, Sequence, Iterable, list):
         _check_entries(name, value, origin, inner, limits)
     elif origin in (dict, Mapping):
@@ -263,11 +251,7 @@ def _words(kind: Any) -> str:
         return f"a function{takes}{gives}"
     if kind in (int, float):
         return "a whole number" if kind is int else "a number"
-    return (
-        _PLAIN.get(kind)
-        or ("a path" if kind is pathlib.Path else None)
-        or f"of the type {getattr(kind, '__name__', kind)}"
-    )
+    return _PLAIN.get(kind) or f"of the type {getattr(kind, '__name__', kind)}"
 
 
 def _wrong(name: str, value: Any, wanted: str) -> InputError:

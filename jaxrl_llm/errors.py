@@ -73,13 +73,15 @@ def shown(value: Any, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """The error for an unknown name; it suggests the nearest known name and lists the known ones, a tuple as it is.
+def unknown(kind: str, name: str, known: Iterable[str], in_order: bool = False) -> InputError:
+    """The error for an unknown name; it suggests the nearest known name and lists the known ones.
+
+    in_order: list them as they are given, not sorted.
 
     >>> str(unknown("algorithm", "gropo", ["grpo", "rloo"]))
     "unknown algorithm 'gropo': did you mean 'grpo'? Known: grpo, rloo"
     """
-    names, name = list(known) if isinstance(known, tuple) else sorted(known), str(name)
+    names, name = list(known) if in_order else sorted(known), str(name)
     near = nearest(name, names)
     hint = f": did you mean {near!r}?" if near else "."
     listed = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")

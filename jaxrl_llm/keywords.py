@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -51,23 +51,36 @@ def settings_class(elsewhere: Elsewhere = nowhere) -> Callable[[Class], Class]:
 
 def _checked(function: F, kind: str, elsewhere: Elsewhere, label: str, peers: Mapping[str, str] = _NONE) -> F:
     signature = inspect.signature(function)
-    parameters = [name for name in signature.parameters if name != "self"]
-    known = frozenset(parameters)
 
     @functools.wraps(function)
     def call(*arguments: Any, **keywords: Any) -> Any:
-        for name in keywords:
-            if name in peers:
-                raise InputError(f"unknown {kind} of {label} {name!r}: TRL's {name} is {peers[name]} here")
-            if name not in known:
-                raise unknown_keyword(name, parameters, f"{kind} of {label}", elsewhere)
-        try:
-            signature.bind(*arguments, **keywords)
-        except TypeError as error:
-            raise InputError(f"{label} cannot be called so: {error}") from None
+        bound(signature, label, arguments, keywords, kind, elsewhere, peers)
         return function(*arguments, **keywords)
 
     return call  # type: ignore[return-value]
+
+
+def bound(
+    signature: inspect.Signature,
+    label: str,
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+    kind: str = "argument",
+    elsewhere: Elsewhere = nowhere,
+    peers: Mapping[str, str] = _NONE,
+) -> inspect.BoundArguments:
+    """The arguments of a call of `label` by their parameters. InputError where they do not fit, as above."""
+    parameters = [name for name in signature.parameters if name != "self"]
+    any_name = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+    for name in keywords:
+        if name in peers:
+            raise InputError(f"unknown {kind} of {label} {name!r}: TRL's {name} is {peers[name]} here")
+        if name not in parameters and not any_name:
+            raise unknown_keyword(name, parameters, f"{kind} of {label}", elsewhere)
+    try:
+        return signature.bind(*arguments, **keywords)
+    except TypeError as error:
+        raise InputError(f"{label} cannot be called so: {error}") from None
 
 
 def unknown_keyword(name: str, known: Iterable[str], kind: str, elsewhere: Elsewhere = nowhere) -> InputError:

@@ -17,7 +17,7 @@ AT_LEAST_0 = (
 )  # fmt: skip
 FRACTIONS = (
     "budget_share", "end", "least", "least_kept", "low_step", "most_kept", "partial", "quantile", "quantile_rate",
-    "replay_share",    "rate", "sigma", "solved", "start", "varied", "tokens_first", "tokens_last",
+    "replay_share", "rate", "sigma", "solved", "start", "varied", "tokens_first", "tokens_last",
 )  # fmt: skip
 ABOVE_0 = (
     "call_steps", "hot", "cold", "fade_power", "high_step", "kl_horizon", "learning_rate", "power", "temperature",

@@ -12,6 +12,7 @@ from pathlib import Path
 from jaxrl_llm.errors import InputError, require
 from jaxrl_llm.options import flag, parse_config, short_help, take
 
+PICTURES = (".svg", ".png", ".pdf", ".jpg")
 _OWN = (
     ("--topology TOPOLOGY", "The devices: v5e:4x4, h100:8, cpu:1 and so on"),
     ("--slices N", "Of a TPU topology: that many slices"),
@@ -19,9 +20,6 @@ _OWN = (
     ("--shardings", "Print every array with its sharding and bytes"),
     ("--picture FILE", "Draw the memory over the phases"),
 )
-
-
-PICTURES = (".svg", ".png", ".pdf", ".jpg")
 
 
 def plan_command(arguments: list[str]) -> int:

@@ -86,7 +86,8 @@ def whole_groups(
 
     A replayed group is compared within itself. The store has the newest `groups` groups with different rewards, of at
     most `max_age` steps before; equal: also groups of equal rewards. draw: which of them (None: `uniformly()`). until:
-    steps with replay (None: all).
+    steps with replay (None: all). times: so many times the share, for more earlier groups than those of a step; see
+    `times_as_many`.
     """
     check_number("share", share, least=0, most=1)
     share *= times

@@ -41,9 +41,14 @@ def counted_rows(batch: Trajectories, marks: Collection[str] = ()) -> jax.Array:
 
 def counted_alone(batch: Trajectories, marks: Collection[str] = ()) -> Trajectories:
     """The batch in which rows that do not count (`counted_rows`) have no actions."""
-    kept = counted_rows(batch, marks)[:, None]
-    turn = jnp.where(kept, batch.turn, -1).astype(batch.turn.dtype)
-    return batch.replace(action_mask=batch.action_mask & kept, turn=turn)
+    kept = counted_rows(batch, marks)
+
+    def alone(action_mask: jax.Array, turn: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return action_mask & kept[:, None], jnp.where(kept[:, None], turn, -1).astype(turn.dtype)
+
+    # Mostly all rows count. Without a branch XLA repeats the masking in each of the fusions that read these arrays.
+    mask, turn = jax.lax.cond(jnp.all(kept), lambda *same: same, alone, batch.action_mask, batch.turn)
+    return batch.replace(action_mask=mask, turn=turn)
 
 
 @part

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_llm.environments.sandbox import guards, layers, supervisor
-from jaxrl_llm.environments.sandbox.inside.supervise import own_group
+from jaxrl_llm.environments.sandbox.inside.process import own_group
 
 FILES = ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max")
 

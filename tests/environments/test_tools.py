@@ -93,7 +93,7 @@ def test_what_is_wrong_is_found_before_an_episode() -> None:
         with_tools([EachEpisode(Counter), EachEpisode(Counter)])
     with pytest.raises(InputError, match="the tool undescribed is not described"):
         with_tools([EachEpisode(Counter), undescribed])
-    with pytest.raises(InputError, match="is 3, but must be a function"):
+    with pytest.raises(InputError, match=r"tools\[0\] of with_tools is 3, but must be a function"):
         with_tools([3])  # type: ignore[list-item]
     assert [one.closed for one in Counter.made] == [1, 1, 1]
 

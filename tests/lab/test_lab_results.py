@@ -299,3 +299,23 @@ def test_runs_are_spread_over_cores_where_jax_has_not_begun(monkeypatch: pytest.
     monkeypatch.delenv("XLA_FLAGS")
     lab_command._spread_over_cores(4)
     assert os.environ["XLA_FLAGS"].startswith("--xla_force_host_platform_device_count=4 ")
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"algorithms": ("grpo", "grpo")}, "algorithms names grpo twice"),
+        ({"tasks": ("addition", "addition")}, "tasks names addition twice"),
+        ({"algorithms": ("grpo",), "grid": {"clip_low": (0.2, -1.0)}}, "clip.low.* is -1"),
+        ({"grid": {"learning_rate": (-1.0,)}}, "learning_rate is -1"),
+        ({"grid": {"learning_rate": (math.nan,)}}, "learning_rate.* is nan"),
+        ({"tasks": "addition"}, "tasks of LabConfig is 'addition', but must be a list"),
+    ],
+)
+def test_what_no_method_can_run_is_refused_before_anything_is_compiled(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        check_config(replace(CONFIG, **changed))
+
+
+def test_a_point_that_one_method_alone_refuses_is_left_to_its_outcome() -> None:
+    check_config(replace(CONFIG, algorithms=("grpo", "reinforce"), grid={"clip_low": (-1.0,)}))

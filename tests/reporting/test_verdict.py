@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jaxrl_llm.reporting.run_data import RunData
+from jaxrl_llm.reporting.shown_completions import held_out_examples, reward_changes
 from jaxrl_llm.reporting.verdict import held_out, outcomes, verdict, warnings
 
 
@@ -155,3 +157,15 @@ def test_a_short_run_has_no_trend_and_an_unfinished_one_is_said(tmp_path: Path) 
     assert warnings(run_of(tmp_path, metrics=falling)) == ["The run has not ended: 3 of 8 steps are logged."]
     assert warnings(run_of(tmp_path, metrics=falling, steps=8, warnings=["as told", 3])) == ["as told"]
     assert warnings(run_of(tmp_path, metrics=falling, steps=8, warnings=3)) == []
+
+
+def test_a_prompt_that_was_not_scored_where_none_is_right(tmp_path: Path) -> None:
+    """Prompt 0 has no score after training, prompt 1 stays at 0."""
+    run = run_of(tmp_path, [0, 0], [0, 0])
+    rows = [
+        row._replace(reward=math.nan) if (row.phase, row.prompt_id) == ("eval_after", 0) else row for row in run.rows
+    ]
+    found = outcomes(*([row for row in rows if row.phase == f"eval_{when}"] for when in ("before", "after")))
+    examples = {one.kind: [pair[0].prompt_id for pair in one.pairs] for one in held_out_examples(rows, found)}
+    assert examples == {"stayed": [1], "known once": [0]}
+    assert reward_changes(rows) == {"stayed": 1, "is known once": 1}

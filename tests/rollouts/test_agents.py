@@ -16,10 +16,12 @@ from speaking import TEMPLATES, run_agents, tokenizer_of
 from jaxrl_llm.data.calls import Reply
 from jaxrl_llm.data.rendering import PromptFormat
 from jaxrl_llm.environments.protocol import Observation
+from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards import Reward, get_rewards
 from jaxrl_llm.rewards.scoring import StreamedScores
 from jaxrl_llm.rollouts.agents import agent
 from jaxrl_llm.rollouts.batch import to_batch
+from jaxrl_llm.rollouts.compaction import Summary
 from jaxrl_llm.rollouts.conversations import merged
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.log import GroupLog
@@ -273,6 +275,8 @@ def test_the_engine_has_room_for_the_budgets() -> None:
     assert agent(Counting, turns=4).room(20) == bucket(4 * (20 + 32))
     assert agent(Counting, turns=4, turn_tokens=8).room(20) == bucket(4 * (8 + 32))
     assert agent(Counting, turns=4, turn_tokens=8, episode_tokens=50).room(20) == bucket(50)
+    with pytest.raises(InputError, match="a summary has 256 tokens, but context_tokens is 256"):
+        agent(Counting, context_tokens=256, compact=Summary())
     assert agent(Counting, context_tokens=10**9).room(20, context=1024) == bucket(1024)
     assert agent(Counting, turns=10**9).room(20, context=1024) == bucket(1024)
     assert agent(Counting, turns=4, turn_tokens=8).room(20, context=1024) == bucket(4 * (8 + 32))

@@ -227,7 +227,7 @@ def test_names_and_what_is_refused() -> None:
     for spec, why in {
         "sumary": "sumary", "summary(x)": "must be whole numbers", "keep_last(1, 2)": "must be whole numbers",
         "jaxrl_llm.rollouts.compaction:ASK": "is 'The conversation becomes",
-        "keep_last(0)": "turns of compact is 0", "summary(0)": "tokens of compact is 0",
+        "keep_last(0)": "turns of keep_last is 0", "summary(0)": "tokens of Summary is 0",
     }.items():  # fmt: skip
         with pytest.raises(InputError, match=re.escape(why)):
             compact_by_name(spec)

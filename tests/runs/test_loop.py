@@ -111,18 +111,29 @@ def test_the_report_shows_curves_and_completions() -> None:
     assert len(text) < 5_000_000
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (loop.InputError("writing the report needs the package 'matplotlib'"), "the package 'matplotlib'"),
+        (KeyError("a fault of the report"), "a fault of the report"),
+    ],
+    ids=["package", "fault"],
+)
 def test_a_run_without_a_report_is_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    error: Exception, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A missing package for charts must not fail hours of training."""
+    """A missing package for charts, or a fault of the report, must not fail hours of training."""
 
     def fail(folder: Path) -> Path:
-        raise loop.InputError("writing the report needs the package 'matplotlib'")
+        raise error
 
     monkeypatch.setattr(loop, "write_report", fail)
-    summary = loop.train(runs.small_config(tmp_path, steps=1, eval_size=0))
+    config = runs.small_config(tmp_path, steps=1, eval_size=0)
+    summary = loop.train(config)
     assert summary["had_signal"]
-    assert "no report was written: writing the report needs the package 'matplotlib'" in caplog.text
+    (line,) = [text for text in caplog.text.splitlines() if "no report was written" in text]
+    assert said in line
+    assert f"jaxrl report {config.output} tries again" in line
 
 
 @pytest.mark.heavy

@@ -14,6 +14,8 @@ from jaxrl_llm.runs.played import Played, rows_to_play, transcript
 
 
 def test_arguments_are_prompts_or_rows() -> None:
+    with pytest.raises(InputError, match="is not valid JSON"):
+        rows_to_play(['{"prompt": '])
     assert rows_to_play(()) == [{"prompt": ""}]
     assert rows_to_play(["What?", '{"answer": 3}', "{no JSON"]) == [
         {"prompt": "What?"}, {"prompt": "", "answer": 3}, {"prompt": "{no JSON"},

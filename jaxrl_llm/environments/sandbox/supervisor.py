@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.environments.sandbox.inside.confine import BOX, FOLDER
 from jaxrl_llm.environments.sandbox.inside.interpret import message
-from jaxrl_llm.environments.sandbox.inside.supervise import remove
+from jaxrl_llm.environments.sandbox.inside.process import remove
 from jaxrl_llm.environments.sandbox.inside.watch import THREADS
 from jaxrl_llm.environments.sandbox.system_calls import OWN_PID, filter_program
 from jaxrl_llm.errors import InputError
@@ -32,7 +32,7 @@ GRACE = 30.0  # seconds beside its limit in which a supervisor must have answere
 # Users that no system has; each sandbox has one, because the kernel counts the processes of a user.
 FIRST_USER, USERS = 1_000_000_000, 1_000_000
 _USERS = count(os.getpid() * 997)
-PROGRAMS = ("inside", "inside.confine", "inside.interpret", "inside.watch", "inside.supervise")
+PROGRAMS = ("inside", "inside.confine", "inside.interpret", "inside.watch", "inside.process", "inside.supervise")
 # Their code is read from stdin: looking for modules takes longer than all else that a start does before them.
 START = """
 import marshal, os, sys
