@@ -55,9 +55,10 @@ def rollout_by_name(spec: str) -> Rollout:
         if name not in NAMED:
             raise unknown("rollout", name, NAMED)
         try:
-            return NAMED[name](*map(_argument, arguments))
+            inspect.signature(NAMED[name]).bind(*arguments)
         except TypeError:
             raise InputError(f"the rollout {spec} has arguments that {name} does not take") from None
+        return NAMED[name](*map(_argument, arguments))
     if ":" not in spec:
         raise unknown("rollout", spec, NAMED)
     function: Any = load_function(spec, "a rollout").function
