@@ -13,7 +13,7 @@ from jaxrl_llm.trajectory import Trajectories
 
 REPLAYS = {
     "whole_groups": replays.whole_groups(groups=5),
-    "faded": replays.whole_groups(1.5, replays.faded(), 5),
+    "faded": replays.whole_groups(draw=replays.faded(), groups=5, **replays.times_as_many(1.5)),
     "young": replays.whole_groups(max_age=1),
     "recent_and_reservoir": replays.recent_and_reservoir(0.7, 6, 5),
     "own_good_rows": replays.own_good_rows(2, 8, 2),

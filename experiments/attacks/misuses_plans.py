@@ -71,7 +71,6 @@ PLANS: dict[str, str] = {
     "TrainConfig(lora_rank='8')": "lora_rank.*'8'",
     "TrainConfig(lora_rank=8, lora_alpha=0)": "lora_alpha.*0",
     "TrainConfig(lora_rank=8, lora_targets=('q_proj',))": "q_proj",
-    "TrainConfig(lora_targets=('query',))": "lora_rank",
     # Laboratories
     "LabConfig(())": "algorithms.*0|algorithms",
     "LabConfig('grpo')": "algorithms.*'grpo'",

@@ -175,7 +175,6 @@ KINDS: dict[str, str] = {
     "Algorithm(group_relative(), objective, curriculum=near_target())": "curriculum.*near_target",
     "Algorithm(group_relative(), objective, curriculum=choose_prompts)": "curriculum.*call it",
     "Algorithm(group_relative(), objective, curriculum=0.5)": "curriculum.*(0.5|float)",
-    "Algorithm(group_relative(), objective, curriculum=DynamicSampling)": "curriculum.*DynamicSampling",
     "Algorithm(group_relative(), objective, rollout=agent)": "rollout.*call it",
     "Algorithm(group_relative(), objective, rollout=whole_groups())": "rollout.*Replay",
     "Algorithm(group_relative(), objective, rollout=lambda tools, task: [])": "rollout.*Rollout",

@@ -124,7 +124,7 @@ def test_what_reads_tokens_stays_in_memory(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_damaged_file_is_told(tmp_path: Path) -> None:
-    replay, steps = on_disk(replays.whole_groups(4.0), tmp_path, 0), some_steps(5)
+    replay, steps = on_disk(replays.whole_groups(times=4), tmp_path, 0), some_steps(5)
     _, state = run(replay, steps[:4])
     path = next(iter(sorted(tmp_path.glob("*.array_record"))))
     path.write_bytes(b"nothing")

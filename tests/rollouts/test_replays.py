@@ -136,10 +136,10 @@ def test_whole_groups_against_a_list(seed: int) -> None:
 
 def test_old_groups_leave_and_replay_ends() -> None:
     steps = [scored_of([[1, 0]], [step], step) for step in range(6)]
-    for step, mixed in enumerate(run(replays.whole_groups(9.0, max_age=2), steps)[0]):
+    for step, mixed in enumerate(run(replays.whole_groups(times=9, max_age=2), steps)[0]):
         again = mixed.batch.prompt_id[mixed.batch.info["replayed"] > 0]
         assert sorted(set(again.tolist())) == list(range(max(step - 2, 0), step))
-    ended = run(replays.whole_groups(9.0, until=3), steps)[0]
+    ended = run(replays.whole_groups(times=9, until=3), steps)[0]
     assert [bool(x.batch.info["replayed"].any()) for x in ended] == [False, True, True, False, False, False]
 
 
