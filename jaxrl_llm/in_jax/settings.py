@@ -60,12 +60,12 @@ def check_settings(settings: LabSettings) -> None:
     """InputError for a number that is not whole, out of its range, or does not fit another."""
     if not isinstance(settings, LabSettings):
         raise InputError(f"settings must be in_jax.train.LabSettings, but is {in_words(settings)}")
-    check_fields(settings)
     for name in ("iterations", "prompts", "group_size", "epochs", "minibatches", "hidden", "layers", "heads"):
         check_number(name, getattr(settings, name), least=1, most=2**20, whole=True)
     check_number("learning_rate", settings.learning_rate, least=0)
     check_number("max_grad_norm", settings.max_grad_norm, above=0)
     check_number("critic_rate", settings.critic_rate, least=0)
+    check_fields(settings)
     if settings.prompts % settings.minibatches:
         raise InputError(f"minibatches is {settings.minibatches}, but must divide the {settings.prompts} prompts")
     if settings.hidden % (2 * settings.heads):
