@@ -1,38 +1,29 @@
-"""Joining the hosts of a run, and ending with them: a host that fails or dies takes the others with it.
-
-Each host shows by a counter in the coordinator's store that it is alive, and watches those of the others. So a process
-that was killed is noticed within SILENT seconds, whatever the others are doing, and the last words of one that failed
-are printed by all.
-"""
+"""Joining the hosts of a run, and ending with them: a host that fails or dies takes the others with it (`alive`)."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from jaxrl_llm.distributed.alive import BEAT, SILENT, Watch
 from jaxrl_llm.distributed.coordinator import service_apart
 from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.process import Preempted
 
-BEAT, SILENT = 1.0, 20.0  # seconds between two signs of life, and after which a host counts as dead
 STARTING = 120  # seconds for all hosts to arrive
-LOST = 75  # exit status of the hosts that go on when another has died: a scheduler may start the job again
-SAID, ALIVE = "jaxrl/said", "jaxrl/alive"
 
 
-def connect(coordinator: str | None = None, count: int | None = None, index: int | None = None) -> Callable[[], None]:
+def connect(coordinator: str | None = None, count: int | None = None, index: int | None = None) -> Watch:
     """Join the other processes of a run, before anything else uses JAX. See `jax.distributed.initialize`.
 
     coordinator: HOST:PORT of the process with index 0. Without these three, a TPU pod, SLURM, Open MPI or GKE tells
-    them. Returns a function that leaves, once all hosts call it. InputError where the coordinator cannot be reached,
-    or there is no such cluster.
+    them. Returns the watch over the other hosts, which has begun. InputError where the coordinator cannot be reached, or
+    there is no such cluster.
     """
     import jax
 
@@ -60,19 +51,23 @@ def connect(coordinator: str | None = None, count: int | None = None, index: int
             f"process {index} cannot join {where} within {STARTING} s ({said[:200]}): start all processes, with the "
             "same --coordinator and --processes"
         ) from None
-    done = threading.Event()
-    watch = threading.Thread(target=_watch, args=(done,), daemon=True, name="alive")
+    # Not `jax.process_index()`: it waits for the devices of all hosts, one of which may be dead already.
+    state = _state()
+    watch = Watch(state.client, state.process_id, state.num_processes)
     watch.start()
+    return watch
 
-    def leave() -> None:
-        _client().wait_at_barrier("jaxrl/end", 1000 * STARTING)
-        done.set()
-        watch.join()
-        if jax.process_index() == 0:  # the coordinator goes last
-            time.sleep(3 * BEAT)
-        jax.distributed.shutdown()
 
-    return leave
+def leave(watch: Watch) -> None:
+    """Leave the other hosts, once all of them call this."""
+    import jax
+
+    state = _state()
+    state.client.wait_at_barrier("jaxrl/end", 1000 * STARTING)
+    watch.stop()
+    if state.process_id == 0:  # the coordinator goes last
+        time.sleep(3 * BEAT)
+    jax.distributed.shutdown()
 
 
 def _check_reachable(coordinator: str, index: int) -> None:
@@ -94,95 +89,40 @@ def _check_reachable(coordinator: str, index: int) -> None:
             time.sleep(0.5)
 
 
-def _client() -> Any:
-    """The client of the coordinator's store, or None for a process alone."""
+def _state() -> Any:
+    """JAX's record of the cluster; its client is None for a process alone."""
     from jax._src import distributed  # JAX has no public way to it
 
-    return distributed.global_state.client
+    return distributed.global_state
 
 
 @contextmanager
 def joined(coordinator: str | None = None, count: int | None = None, index: int | None = None) -> Iterator[bool]:
-    """`connect`, and leave at the end. Yields whether this is the first host.
+    """`connect`, and `leave` at the end. Yields whether this is the first host.
 
-    An error inside ends the other hosts too, with the same words.
+    An error inside waits until the other hosts have shown that they live, and then ends them too, with the same words.
+    If one of them is dead, which may show as any error of any collective, the process ends with a line that says so.
     """
-    import jax
-
-    leave = connect(coordinator, count, index)
+    watch = connect(coordinator, count, index)
+    stopped: Preempted | None = None
     try:
-        yield jax.process_index() == 0
-    except Preempted:  # as all hosts, which have saved together
-        leave()
-        raise
+        try:
+            yield _state().process_id == 0
+        except Preempted as error:  # as all hosts, which have saved together
+            stopped = error
+        leave(watch)
     except BaseException as error:
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            time.sleep(2 * SILENT)  # it may be the death of another host, which `_watch` then names
-        tell(str(error) or type(error).__name__)
+        if not isinstance(error, KeyboardInterrupt):
+            watch.hold(error)
+        watch.tell(error)
         raise
-    leave()
-
-
-def tell(text: str) -> None:
-    """Leave last words for the other hosts."""
-    import jax
-
-    with contextlib.suppress(Exception):  # the coordinator may be gone
-        _client().key_value_set(f"{SAID}/{jax.process_index()}", text)
-        time.sleep(3 * BEAT)  # for the others to read it
+    if stopped is not None:
+        raise stopped
 
 
 def end(status: int) -> None:
     """Exit at once after a failure: JAX would wait for the other hosts."""
-    if status and _client() is not None:
+    if status and _state().client is not None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-
-
-def _watch(done: threading.Event) -> None:
-    """Show that this host is alive, and end it when another host has failed or died; until `done`."""
-    import jax
-
-    client, index, count = _client(), jax.process_index(), jax.process_count()
-    judge, beats, failing = silent_since(SILENT), 0, 0.0
-    while not done.wait(BEAT):
-        try:
-            client.key_value_set(f"{ALIVE}/{index}", str(beats := beats + 1), allow_overwrite=True)
-            said = _directory(client, SAID)
-            seen = _directory(client, ALIVE)
-            failing = 0.0
-        except Exception:
-            failing = failing or time.monotonic()
-            if time.monotonic() - failing > SILENT / 2:
-                _leave("the coordination service, on host 0, is gone", LOST)
-            continue
-        for other, text in said.items():
-            if index not in said:  # or this host is ending by itself, with its own words
-                _leave(f"host {other} ended: {text}", 2)
-        if dead := judge({other: seen.get(other, "") for other in range(count)}, time.monotonic()):
-            _leave(f"host {dead[0]} has shown no sign of life for {SILENT:.0f} s", LOST)
-
-
-def _directory(client: Any, name: str) -> dict[int, str]:
-    return {int(key.rsplit("/", 1)[-1]): value for key, value in client.key_value_dir_get(name)}
-
-
-def silent_since(limit: float) -> Callable[[dict[int, str], float], list[int]]:
-    """A function of (each host's counter, the time in seconds) that returns the hosts without a change for `limit`."""
-    changed: dict[int, tuple[str, float]] = {}
-
-    def judge(seen: dict[int, str], now: float) -> list[int]:
-        for host, value in seen.items():
-            if host not in changed or changed[host][0] != value:
-                changed[host] = value, now
-        return [host for host, (_, when) in changed.items() if now - when > limit]
-
-    return judge
-
-
-def _leave(text: str, status: int) -> None:
-    """End this process with a line, whatever its main thread waits for."""
-    advice = "; what is saved is good: jaxrl train --resume RUN goes on" if status == LOST else ""
-    print(f"error: {text}{advice}", file=sys.stderr, flush=True)
-    os._exit(status)

@@ -109,6 +109,8 @@ class Checkpoints:
         try:
             if not self._manager.save(step, args=args.Composite(**parts)):
                 raise ValueError(f"the folder holds {self.steps()}, and a new checkpoint must be later")
+        except jax.errors.JaxRuntimeError:  # between processes or on a device, which has nothing to do with the disk
+            raise
         except Exception as error:
             raise _not_saved(self.folder, step, error) from error
 
@@ -116,6 +118,8 @@ class Checkpoints:
         """Wait until everything is on disk. InputError as for `save`."""
         try:
             self._manager.wait_until_finished()
+        except jax.errors.JaxRuntimeError:
+            raise
         except Exception as error:
             raise _not_saved(self.folder, self._begun, error) from error
 

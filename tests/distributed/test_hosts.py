@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from simulated_hosts import on_hosts
 
 from jaxrl_llm.distributed import connect
-from jaxrl_llm.distributed.connect import silent_since
+from jaxrl_llm.distributed.alive import silent_since
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.errors import InputError
 
