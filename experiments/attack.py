@@ -1,10 +1,10 @@
 """Attack runs, files, the command line, the Python API and the sandbox, and count what is clear and what is not.
 
     python experiments/attack.py [--kills N] [--damages N] [--invocations N] [--misuses N] [--sandbox N]
-        [--only NAME] [--seed S] [--output table.md] [--workers 2]
+        [--hosts N] [--only NAME] [--seed S] [--output table.md] [--workers 2]
 
 Counts are how many of each attack are made (all, or the numbers of experiments/RESULTS.md, by default; of the sandbox,
-in each set of layers); smaller shares are chosen by the seed. Status 1 if any outcome is not clear.
+in each set of layers; of hosts, runs, some of which are killed twice); smaller shares are chosen by the seed. Status 1 if any outcome is not clear.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a script
 
 from experiments.attacks import VERDICTS, Outcome
 
-ATTACKS = ("kills", "damages", "invocations", "misuses", "sandbox")
+T = TypeVar("T")
+ATTACKS = ("kills", "damages", "invocations", "misuses", "sandbox", "hosts")
 DEFAULT = {"kills": 100, "damages": 200}  # of the others, all that there are
 
 
@@ -41,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "invocations": _invocations,
         "misuses": _misuses,
         "sandbox": _sandbox,
+        "hosts": _hosts,
     }
     outcomes: list[Outcome] = []
     for name, runner in runners.items():
@@ -81,8 +84,8 @@ def report(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def share(names: Sequence[str], count: int | None, seed: int) -> list[str]:
-    """`count` of the names (None: all), chosen by the seed, in their order."""
+def share(names: Sequence[T], count: int | None, seed: int) -> list[T]:
+    """`count` of the names, or of what there is (None: all), chosen by the seed, in their order."""
     if count is None or count >= len(names):
         return list(names)
     chosen = set(random.Random(seed).sample(list(names), count))
@@ -121,6 +124,13 @@ def _sandbox(count: int | None, seed: int, workers: int) -> list[Outcome]:
     from experiments.attacks import sandbox
 
     return sandbox.run(count, seed, workers)
+
+
+def _hosts(count: int | None, seed: int, workers: int) -> list[Outcome]:
+    from experiments.attacks import hosts
+
+    del workers  # each has two or four processes by itself
+    return hosts.run(share(hosts.RUNS, count, seed))
 
 
 if __name__ == "__main__":

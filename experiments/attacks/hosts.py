@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
@@ -84,7 +83,7 @@ class Cluster:
     """The hosts of one run on this machine, one CPU device each."""
 
     def __init__(self, arguments: Sequence[str], hosts: int, port: int, moment: Moment | None = None) -> None:
-        self.errors = [tempfile.TemporaryFile("w+") for _ in range(hosts)]
+        self.errors = [tempfile.TemporaryFile("w+") for _ in range(hosts)]  # noqa: SIM115 (closed by `wait`)
         self.processes = []
         for index, err in enumerate(self.errors):
             inside = moment is not None and index == moment.victim and moment.place not in ("temporary", "complete")

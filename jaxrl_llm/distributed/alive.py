@@ -107,14 +107,18 @@ class Watch:
 
 
 def silent_since(limit: float) -> Callable[[dict[int, str], float], list[int]]:
-    """A function of (each host's counter, the time in seconds) that returns the hosts without a change for `limit`."""
+    """A function of (each host's counter, the time in seconds) that returns the hosts without a change for `limit`.
+
+    The one without a change for longest comes first: others may have ended because of it.
+    """
     changed: dict[int, tuple[str, float]] = {}
 
     def judge(seen: dict[int, str], now: float) -> list[int]:
         for host, value in seen.items():
             if host not in changed or changed[host][0] != value:
                 changed[host] = value, now
-        return [host for host in seen if now - changed[host][1] > limit]
+        silent = [host for host in seen if now - changed[host][1] > limit]
+        return sorted(silent, key=lambda host: changed[host][1])
 
     return judge
 

@@ -22,8 +22,8 @@ def connect(coordinator: str | None = None, count: int | None = None, index: int
     """Join the other processes of a run, before anything else uses JAX. See `jax.distributed.initialize`.
 
     coordinator: HOST:PORT of the process with index 0. Without these three, a TPU pod, SLURM, Open MPI or GKE tells
-    them. Returns the watch over the other hosts, which has begun. InputError where the coordinator cannot be reached, or
-    there is no such cluster.
+    them. Returns the watch over the other hosts, which has begun. InputError where the coordinator cannot be reached,
+    or there is no such cluster.
     """
     import jax
 

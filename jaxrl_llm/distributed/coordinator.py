@@ -46,8 +46,11 @@ class Service:
     def __init__(self, address: str, count: int, **options: Any) -> None:
         _wait_for_port(int(address.rpartition(":")[2]))
         command = [sys.executable, "-c", PROGRAM, address, str(count), json.dumps(options), str(LINGER)]
-        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}  # hosts say themselves what happens
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, **silent)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # hosts say themselves what happens
+            start_new_session=True,
+        )  # fmt: skip
 
     def shutdown(self) -> None:
         """End the service."""
