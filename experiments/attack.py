@@ -1,10 +1,11 @@
-"""Attack runs, files, the command line, the Python API and the sandbox, and count what is clear and what is not.
+"""Attack runs, hosts, files, the command line, the Python API and the sandbox, and count what is clear and what is not.
 
     python experiments/attack.py [--kills N] [--damages N] [--invocations N] [--misuses N] [--sandbox N]
         [--hosts N] [--only NAME] [--seed S] [--output table.md] [--workers 2]
 
 Counts are how many of each attack are made (all, or the numbers of experiments/RESULTS.md, by default; of the sandbox,
-in each set of layers; of hosts, runs, some of which are killed twice); smaller shares are chosen by the seed. Status 1 if any outcome is not clear.
+in each set of layers; of hosts, runs, some of which are killed twice); smaller shares are chosen by the seed. Status 1
+if any outcome is not clear.
 """
 
 from __future__ import annotations

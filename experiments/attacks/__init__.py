@@ -14,7 +14,7 @@ VERDICTS = ("clear", "unclear", "wrong", "hang", "silent")
 class Outcome(NamedTuple):
     """What one attack found."""
 
-    attack: str  # kills, damages, invocations or misuses
+    attack: str  # one of `attack.ATTACKS`
     name: str  # of the case
     verdict: str  # one of VERDICTS
     seconds: float
