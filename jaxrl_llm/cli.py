@@ -19,10 +19,22 @@ from jaxrl_llm.process import PREEMPTED, FailsafeStream, Preempted, send_to_null
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit status. Errors that a user can act on are one line on stderr and status 2."""
-    status = _main(arguments)
-    if status and arguments is None and (connect := sys.modules.get("jaxrl_llm.distributed.connect")):
-        connect.end(status)  # other hosts need not be waited for
+    try:
+        status = _main(arguments)
+    except Exception:
+        if arguments is None and (hosts := _joined()):
+            traceback.print_exc()
+            hosts.end(1)
+        raise
+    if status and arguments is None and (hosts := _joined()):
+        hosts.end(status)
     return status
+
+
+def _joined() -> Any:
+    """The module by which this process has joined the hosts of a run, at whose end they need not be waited for."""
+    module = sys.modules.get("jaxrl_llm.distributed.connect")
+    return module if module is not None and module.is_joined() else None
 
 
 def _main(arguments: list[str] | None) -> int:

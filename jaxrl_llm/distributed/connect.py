@@ -120,9 +120,13 @@ def joined(coordinator: str | None = None, count: int | None = None, index: int 
         raise stopped
 
 
+def is_joined() -> bool:
+    """Whether this process is one of several that have joined."""
+    return _state().client is not None
+
+
 def end(status: int) -> None:
-    """Exit at once after a failure: JAX would wait for the other hosts."""
-    if status and _state().client is not None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    """Exit at once after a failure: JAX, and threads that write, would wait for the other hosts."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from jaxrl_llm import cli
 from jaxrl_llm.distributed import connect
 from jaxrl_llm.distributed.alive import ALIVE, LOST, SAID, Watch
 from jaxrl_llm.errors import InputError
@@ -197,3 +198,28 @@ def test_every_error_of_a_joined_host_is_held(
     assert raised is (at_the_end or error)
     assert watch.asked == [f"{verb} {raised}" for verb in expected]
     assert bool(left) == (error is None or isinstance(error, Preempted))
+
+
+@pytest.mark.parametrize("is_joined", [True, False])
+@pytest.mark.parametrize(("error", "status"), [(GLOO, 1), (InputError("free space there"), 2)])
+def test_a_host_that_fails_waits_for_no_thread_at_its_end(
+    error: Exception, status: int, is_joined: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Threads that write a checkpoint wait for the other hosts, which have ended too."""
+
+    def fail(_: list[str]) -> int:
+        raise error
+
+    ended: list[int] = []
+    monkeypatch.setitem(cli.COMMANDS, "train", fail)
+    monkeypatch.setattr("sys.argv", ["jaxrl", "train"])
+    monkeypatch.setattr(connect, "is_joined", lambda: is_joined)
+    monkeypatch.setattr(connect, "end", ended.append)
+    if status == 1:
+        with pytest.raises(RuntimeError, match="Gloo"):
+            cli.main()
+    else:
+        assert cli.main() == status
+    assert ended == [status] * is_joined
+    said = capsys.readouterr().err
+    assert ("Traceback" in said) == (status == 1 and is_joined)  # else Python prints it
