@@ -130,8 +130,7 @@ def _sandbox(count: int | None, seed: int, workers: int) -> list[Outcome]:
 def _hosts(count: int | None, seed: int, workers: int) -> list[Outcome]:
     from experiments.attacks import hosts
 
-    del workers  # each has two or four processes by itself
-    return hosts.run(share(hosts.RUNS, count, seed))
+    return hosts.run(share(hosts.RUNS, count, seed), workers)
 
 
 if __name__ == "__main__":

@@ -191,7 +191,7 @@ class Runs:
         return outcomes
 
 
-def run(runs: Sequence[Sequence[Moment]] = RUNS, workers: int = 1) -> list[Outcome]:
+def run(runs: Sequence[Sequence[Moment]] = RUNS, workers: int = 2) -> list[Outcome]:
     """Make these runs, `workers` at once; one outcome for each kill."""
     with tempfile.TemporaryDirectory(prefix="jaxrl-hosts-") as name, ThreadPoolExecutor(workers) as pool:
         of = {count: Runs(Path(name) / str(count), count) for count in sorted({each[0].hosts for each in runs})}

@@ -38,16 +38,22 @@ class Watch:
         self._own = uuid.uuid4().hex  # so that a host that is started again is not taken for the one that died
         self._failing: str | None = None  # the words with which this host is about to end by itself
         self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="alive")
+        self._answered = time.monotonic()  # when the coordinator last did
+        self._threads = [
+            threading.Thread(target=run, daemon=True, name="alive") for run in (self._run, self._watch_coordinator)
+        ]
 
     def start(self) -> None:
-        """Begin to beat and to watch, in a thread."""
-        self._thread.start()
+        """Begin to beat and to watch, in threads."""
+        self._answered = time.monotonic()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """No longer beat; the others do not watch any more either."""
         self._done.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def hold(self, error: BaseException) -> None:
         """Return once every other host has shown that it lives: then the error is this host's own.
@@ -75,20 +81,21 @@ class Watch:
             time.sleep(3 * self._beat)
 
     def _run(self) -> None:
-        judge, first = silent_since(self._silent), dict[int, str]()
-        beats, unreachable = 0, 0.0
+        judge, first, beats = silent_since(self._silent), dict[int, str](), 0
         while not self._done.is_set():
             beats += 1
-            try:
+            with contextlib.suppress(Exception):  # see `_watch_coordinator`
                 self._client.key_value_set(f"{ALIVE}/{self._index}", f"{self._own} {beats}", allow_overwrite=True)
                 said, seen = _directory(self._client, SAID), _directory(self._client, ALIVE)
-                unreachable = 0.0
+                self._answered = time.monotonic()
                 self._judge(said, seen, judge, first)
-            except Exception:
-                unreachable = unreachable or time.monotonic()
-                if time.monotonic() - unreachable > self._silent / 2:
-                    self._end("the coordination service, on host 0, is gone", LOST)
             self._done.wait(self._beat)
+
+    def _watch_coordinator(self) -> None:
+        """Apart from `_run`, whose calls may wait for minutes where the coordinator's machine is gone."""
+        while not self._done.wait(self._beat):
+            if time.monotonic() - self._answered > self._silent:
+                self._end(f"the coordination service, on host 0, has not answered for {self._silent:.0f} s", LOST)
 
     def _judge(
         self, said: dict[int, str], seen: dict[int, str], judge: Callable[[dict[int, str], float], list[int]],

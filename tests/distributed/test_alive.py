@@ -15,7 +15,7 @@ from jaxrl_llm.distributed.alive import ALIVE, LOST, SAID, Watch
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.process import Preempted
 
-BEAT, SILENT = 0.01, 0.5
+BEAT, SILENT = 0.01, 1.0
 PATIENCE = 30.0
 GLOO = RuntimeError("FAILED_PRECONDITION: Gloo AllGather failed:\n connection closed by peer")
 
@@ -26,8 +26,11 @@ class Store:
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
         self.gone = False
+        self.answers = threading.Event()
+        self.answers.set()
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None:
+        self.answers.wait()
         if self.gone:
             raise RuntimeError("UNAVAILABLE")
         assert allow_overwrite or key not in self.values
@@ -144,11 +147,17 @@ def test_a_host_that_is_started_again_is_another_one() -> None:
             assert ends.wait() == ("host 1 was started again", LOST)
 
 
-def test_a_coordinator_that_is_gone_is_said() -> None:
+@pytest.mark.parametrize("how", ["refuses", "does not answer"])
+def test_a_coordinator_that_is_gone_is_said(how: str) -> None:
     store = Store()
     with watching(store, 1, 2) as (_, ends):
-        store.gone = True
-        assert ends.wait() == ("the coordination service, on host 0, is gone", LOST)
+        if how == "refuses":
+            store.gone = True
+        else:
+            store.answers.clear()
+        found = ends.wait()
+        store.answers.set()
+    assert found == (f"the coordination service, on host 0, has not answered for {SILENT:.0f} s", LOST)
 
 
 class Recorded(Watch):
