@@ -375,3 +375,29 @@ def test_reading_changes_nothing(folder: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     assert step_read(folder, with_state=False) == 3
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize("call", ["save", "wait_until_finished"])
+@pytest.mark.parametrize(
+    ("error", "raised", "said"),
+    [
+        (jax.errors.JaxRuntimeError("INTERNAL: Gloo AllGather failed"), jax.errors.JaxRuntimeError, "Gloo AllGather"),
+        (ValueError("RESOURCE_EXHAUSTED: disk quota"), InputError, "could not be written to .*disk quota.*free space"),
+    ],
+)
+def test_only_an_error_of_the_disk_gives_advice_about_it(
+    opened: Checkpoints,
+    call: str,
+    error: Exception,
+    raised: type[Exception],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Saving exchanges values between processes, one of which may have died."""
+
+    def fail(*_: Any, **__: Any) -> bool:
+        raise error
+
+    with monkeypatch.context() as patch, pytest.raises(raised, match=said):
+        patch.setattr(opened._manager, call, fail)
+        opened.save(4, params_of(4), state_of(4), META)
