@@ -398,6 +398,7 @@ def test_only_an_error_of_the_disk_gives_advice_about_it(
     def fail(*_: Any, **__: Any) -> bool:
         raise error
 
-    with monkeypatch.context() as patch, pytest.raises(raised, match=said):
+    with monkeypatch.context() as patch:
         patch.setattr(opened._manager, call, fail)
-        opened.save(4, params_of(4), state_of(4), META)
+        with pytest.raises(raised, match=said):
+            opened.save(4, params_of(4), state_of(4), META)
