@@ -33,7 +33,7 @@ class _Phase:
 
     def __init__(self, name: str, foreign: bool) -> None:
         self.name, self.foreign = name, foreign
-        self.began, self.said = time.monotonic(), SAID
+        self.began, self.said = time.monotonic(), 0.0
 
 
 _phases: list[_Phase] = []  # those that are open, the innermost last
@@ -154,8 +154,8 @@ class _Start:
                         until = min(until, time.monotonic() + self._grace) if not heard else 0.0
                         heard = heard or number
             if time.monotonic() >= until:
-                terminated = heard == signal.SIGTERM
-                self._leave(_stopped(terminated, _phases[-1].name if _phases else ""), PREEMPTED if terminated else INTERRUPTED)
+                terminated, still = heard == signal.SIGTERM, ([""] + [one.name for one in list(_phases)])[-1]
+                self._leave(_stopped(terminated, still), PREEMPTED if terminated else INTERRUPTED)
             self._look()
 
     def _look(self) -> None:
