@@ -14,7 +14,9 @@ from jaxrl_llm.commands import COMMANDS
 from jaxrl_llm.errors import InputError, InputErrors
 from jaxrl_llm.info_commands import help_command, version_line
 from jaxrl_llm.peer_options import unknown_command
-from jaxrl_llm.process import PREEMPTED, FailsafeStream, Preempted, send_to_null
+from jaxrl_llm.process import PREEMPTED, FailsafeStream, Preempted, end_within, kill_children, send_to_null
+
+STOPPED, ENDED = 2.0, 60.0  # seconds that others' threads may go on after a signal, and after any other end
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,6 +30,11 @@ def main(arguments: list[str] | None = None) -> int:
         raise
     if status and arguments is None and (hosts := _joined()):
         hosts.end(status)
+    if arguments is None:
+        stopped = status in (PREEMPTED, 130)
+        if stopped:
+            kill_children()  # some belong to calls that were left
+        end_within(STOPPED if stopped else ENDED, status)
     return status
 
 
@@ -57,13 +64,13 @@ def _main(arguments: list[str] | None) -> int:
         return status
     except SystemExit as stop:  # after --help
         return int(stop.code or 0)
-    except Preempted:
-        _complain("stopped by SIGTERM, the steps taken are saved: resume with jaxrl train --resume RUN")
+    except Preempted as stop:
+        _complain(str(stop) or "stopped by SIGTERM, the steps taken are saved: resume with jaxrl train --resume RUN")
         return PREEMPTED
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         if as_command:  # a further Ctrl-C during exit would print a traceback
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _complain("interrupted; resume a training run with jaxrl train --resume RUN")
+        _complain(str(stop) or "interrupted; resume a training run with jaxrl train --resume RUN")
         return 130
     except BrokenPipeError:  # the reader of the output has gone
         send_to_null(sys.stdout)

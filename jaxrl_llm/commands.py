@@ -27,6 +27,7 @@ from jaxrl_llm.runs.changes import ACCEPT, MAY_DIFFER
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.config_json import located
 from jaxrl_llm.signatures import hyperparameters
+from jaxrl_llm.starting import starting
 
 STRICT = "--fail-without-signal"
 _OF_RUNS = (
@@ -104,7 +105,12 @@ def _train(config: TrainConfig, resume: bool, accept: bool, first: bool, alone: 
     from jaxrl_llm.runs.run_folder import RunFolder
 
     check_named(config.algorithm)
-    with preemptible(), interruptible() as interrupted, read_inputs(config, resume=resume, first=first) as inputs:
+    patience = (1.0, 5.0) if alone else (20.0, 5.0 if first else 60.0)  # several hosts agree to end
+    with (
+        preemptible(), interruptible() as interrupted,
+        starting(config.rollout_time_limit, "--rollout-time-limit", *patience),
+        read_inputs(config, resume=resume, first=first) as inputs,
+    ):  # fmt: skip
         from jaxrl_llm.runs.loop import train  # here: importing JAX takes seconds
 
         if first:

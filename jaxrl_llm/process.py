@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -187,6 +188,30 @@ def stop_if(interrupted: bool) -> None:
     """Raise the deferred KeyboardInterrupt (Preempted after SIGTERM), at a point where it cannot be lost."""
     if interrupted:
         raise Preempted if any(state.heard for state in _preemption) else KeyboardInterrupt
+
+
+def interrupted() -> bool:
+    """Whether the active `interruptible`, if there is one, has deferred a signal."""
+    return any(heard() for heard in _outer)
+
+
+def kill_children() -> None:
+    """Kill the processes that this one has started and that still run, where the system lists them (Linux)."""
+    for path in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for pid in path.read_text().split():
+                with contextlib.suppress(OSError):
+                    os.kill(int(pid), signal.SIGKILL)
+
+
+def end_within(seconds: float, status: int) -> None:
+    """End the process with a status after some seconds, if threads that others left behind keep it until then."""
+
+    def end() -> None:
+        time.sleep(seconds)
+        os._exit(status)
+
+    threading.Thread(target=end, daemon=True, name="end").start()
 
 
 class FailsafeStream:

@@ -18,7 +18,9 @@ from typing import Any
 
 from jaxrl_llm.errors import InputError
 from jaxrl_llm.process import default_cache_folder
+from jaxrl_llm.starting import limited, phase
 
+SILENT = 120.0  # seconds without a further byte after which a URL is given up
 _VALIDATORS = ("ETag", "Last-Modified", "Content-MD5", "Digest")  # headers of HTTP that change with a file
 
 
@@ -48,7 +50,8 @@ def filesystem(url: str) -> tuple[Any, str]:
 def reaching(url: str, what: str) -> Iterator[None]:
     """Turn an error of the storage into one line: "cannot `what` `url`: ...". Files that are missing stay that."""
     try:
-        yield
+        with phase(f"{what} {url}"):
+            yield
     except (InputError, FileNotFoundError):
         raise
     except Exception as error:  # each protocol's package has its own
@@ -61,35 +64,49 @@ def reaching(url: str, what: str) -> Iterator[None]:
 def local_copy(url: str) -> Path:
     """A file or folder at a URL as a local copy, in the user's cache folder; one that is there and current is used.
 
-    Raises InputError if there is none, or it cannot be read.
+    Raises InputError if there is none, if it cannot be read, or if nothing comes for SILENT seconds.
     """
     fs, path = filesystem(url)
+    copied = _copies() / f"{os.getpid()}.{os.urandom(4).hex()}"
+    late = f"{url} has sent nothing for {SILENT:g} s: check its server and the network, or give a local copy"
     try:
         with reaching(url, "read"):
-            found = [path] if _is_http(fs) else sorted(fs.find(path))
-            files = {name: _version(fs, name) for name in found}
-            if not files:
-                raise FileNotFoundError
-            name = path.rstrip("/").rpartition("/")[2].partition("?")[0] or "file"
-            if None not in files.values() and (place := _place((url, files), name)).exists():
-                return place
-            copied = _copies() / f"{os.getpid()}.{os.urandom(4).hex()}"
-            try:
-                digests = {}
-                for one in files:
-                    to = copied / name if one == path else copied / name / one.removeprefix(path).lstrip("/")
-                    to.parent.mkdir(parents=True, exist_ok=True)
-                    fs.get_file(one, str(to))
-                    with to.open("rb") as file:
-                        digests[one] = hashlib.file_digest(file, "sha256").hexdigest()
-                place = _place((url, digests if None in files.values() else files), name)
-                with contextlib.suppress(OSError):  # it is there, or another process was faster
-                    os.replace(copied, place.parent)
-            finally:
-                shutil.rmtree(copied, ignore_errors=True)
-            return place
+            return limited(lambda: _copy(fs, url, path, copied), SILENT, late, lambda: _bytes_in(copied))
     except FileNotFoundError:
         raise InputError(f"there is nothing at {url}") from None
+    finally:
+        shutil.rmtree(copied, ignore_errors=True)
+
+
+def _copy(fs: Any, url: str, path: str, copied: Path) -> Path:
+    """Where the local copy is, which is made in the folder `copied` first if need be."""
+    found = [path] if _is_http(fs) else sorted(fs.find(path))
+    files = {name: _version(fs, name) for name in found}
+    if not files:
+        raise FileNotFoundError
+    name = path.rstrip("/").rpartition("/")[2].partition("?")[0] or "file"
+    if None not in files.values() and (place := _place((url, files), name)).exists():
+        return place
+    digests = {}
+    for one in files:
+        to = copied / name if one == path else copied / name / one.removeprefix(path).lstrip("/")
+        to.parent.mkdir(parents=True, exist_ok=True)
+        fs.get_file(one, str(to))
+        with to.open("rb") as file:
+            digests[one] = hashlib.file_digest(file, "sha256").hexdigest()
+    place = _place((url, digests if None in files.values() else files), name)
+    with contextlib.suppress(OSError):  # it is there, or another process was faster
+        os.replace(copied, place.parent)
+    return place
+
+
+def _bytes_in(folder: Path) -> int:
+    """Bytes of the files that have been copied into a folder so far."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size
+    return total
 
 
 def _is_http(fs: Any) -> bool:

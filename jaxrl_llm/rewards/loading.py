@@ -18,6 +18,7 @@ from jaxrl_llm.errors import InputError, error_line, missing_package, unknown
 from jaxrl_llm.rewards import answers, boxes, code, graded, screens, tagged_lists, verifiers
 from jaxrl_llm.rewards.entries import provided
 from jaxrl_llm.rewards.of_environment import environment
+from jaxrl_llm.starting import phase
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "answer_format_reward": verifiers.answer_format_reward,
@@ -182,10 +183,11 @@ def check_file(spec: str, what: str) -> None:
 def _from_source(source: str, what: str) -> tuple[ModuleType, str]:
     """A user's module and its digest."""
     try:
-        if source.endswith(".py"):
-            return _from_file(Path(source).expanduser())
-        module = importlib.import_module(source)
-        return module, _digest(getattr(module, "__file__", None))
+        with phase(f"load {what} from {source!r}", foreign=True):
+            if source.endswith(".py"):
+                return _from_file(Path(source).expanduser())
+            module = importlib.import_module(source)
+            return module, _digest(getattr(module, "__file__", None))
     except BaseException as error:  # SystemExit too
         raise InputError(f"cannot load {what} from {source!r}: {error_line(error)}") from error
 

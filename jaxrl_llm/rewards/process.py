@@ -19,6 +19,7 @@ from jaxrl_llm.rewards import child
 from jaxrl_llm.rewards.calling import Given, Lost, Outcome, time_limit_text
 from jaxrl_llm.rewards.limits import GRACE, within_limits
 from jaxrl_llm.rewards.worker import Asked, Ready
+from jaxrl_llm.starting import phase
 
 logger = logging.getLogger("jaxrl_llm.rewards")
 
@@ -126,7 +127,8 @@ class ProcessFunction:
             self._forget()
         worker = self._start()
         try:
-            answer = self._ask(worker, None, LOAD_LIMIT)
+            with phase(f"load rewards from {_source(self.name)!r}"):
+                answer = self._ask(worker, None, LOAD_LIMIT)
         except child.Ended as ended:
             what = f"did not load them in {LOAD_LIMIT:g} s"
             if not isinstance(ended, child.Late):

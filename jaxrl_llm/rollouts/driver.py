@@ -7,6 +7,7 @@ external call. Pauses, new weights and restarts are invisible to a program: its 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ logger = logging.getLogger("jaxrl_llm.rollouts")
 # Iterations of the event loop without progress after which all programs wait. A gather takes up to three until what
 # follows it has begun, and programs have some within each other.
 SETTLED = 32
+LOOKS = 0.5  # seconds between two looks for a signal while all programs wait
 
 Score = Callable[[Task, Sequence[Episode]], Awaitable[list[Episode]]]
 
@@ -131,6 +133,7 @@ class _Run:
         count_compiles()
         before, began = compiles()[0], time.perf_counter()
         with interruptible() as interrupted:
+            self.interrupted = interrupted
             try:
                 for place, group in enumerate(self.groups):
                     group.begin(partial(self._ended, place))
@@ -205,15 +208,17 @@ class _Run:
     async def _wait(self) -> None:
         """Wait until a program makes progress. At the time limit, programs that wait for nothing known fail."""
         self.progressed.clear()
-        try:
-            await asyncio.wait_for(self.progressed.wait(), self.driver.time_limit)
-        except TimeoutError:
-            if self.progressed.is_set():  # a call reached its own time limit at the same moment, and was answered
+        until = time.monotonic() + self.driver.time_limit
+        while (left := until - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.progressed.wait(), min(left, LOOKS))
+            stop_if(self.interrupted())
+            if self.progressed.is_set():
                 return
-            for group in self.groups:
-                # External calls have time limits of their own, and waiting for the engine is not limited.
-                if not (group.over or group.outside or group.sampling or group.meeting):
-                    group.fail(f"waited for more than {self.driver.time_limit:g} s")
+        for group in self.groups:
+            # External calls have time limits of their own, and waiting for the engine is not limited.
+            if not (group.over or group.outside or group.sampling or group.meeting):
+                group.fail(f"waited for more than {self.driver.time_limit:g} s")
 
     def _decode(self) -> bool:
         """Submit the waiting requests and decode one chunk. False if there is nothing to decode."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxrl_llm.by_value import ByValue, value_of
 from jaxrl_llm.data.chat import format_of, is_conversation
@@ -26,9 +25,11 @@ from jaxrl_llm.rollouts.restarts import IMITATED, restarting
 from jaxrl_llm.rollouts.self_play import self_play
 from jaxrl_llm.runs.config import TrainConfig
 from jaxrl_llm.runs.value_digest import value_digest
+from jaxrl_llm.starting import limited, phase
 
 logger = logging.getLogger("jaxrl_llm.runs")
 TURN_REWARDS = "turn_rewards"
+T = TypeVar("T")
 
 
 def is_agent(config: TrainConfig) -> bool:
@@ -103,14 +104,14 @@ def check_agent(config: TrainConfig, rows: Sequence[Mapping[str, Any]], tokenize
     if any(row.get("tools") for row in rows[:1]):
         logger.warning("the column tools is not used: the policy has the tools of its environment and of --tools")
     for name, row in _kinds(config, rows).items():
-        world = _made(config, make, row)
+        world, described = _made(config, make, row)
         if is_among(config.rewards) and not getattr(world, "gives_reward", True):
             raise InputError(
                 f"the environment {name} has no get_reward, but rewards has environment: give another reward"
             )
-        chat = ChatTurns(text_tokenizer, tuple(world.tools), format_of(config.format, row))
+        chat = ChatTurns(text_tokenizer, described, format_of(config.format, row))
         assert chat.reading is not None  # raises InputError for a format of calls that cannot be read
-        if world.tools and not chat.shows_tools and not told:
+        if described and not chat.shows_tools and not told:
             told = True
             logger.warning(
                 "the chat template describes no tools: the %s message tells the policy of them",
@@ -122,8 +123,12 @@ def check_agent(config: TrainConfig, rows: Sequence[Mapping[str, Any]], tokenize
             asked = [{"role": "system", "content": config.system_prompt}, *asked]
         chat.begin(asked)
         if callable(close := getattr(world, "close", None)) and not inspect.iscoroutinefunction(close):
-            with contextlib.suppress(Exception, SystemExit):  # of an environment that was never reset
-                close()
+            try:
+                _in_time(config, close, f"close the environment {name}, which was not reset")
+            except InputError as error:
+                logger.warning("%s", error)
+            except (Exception, SystemExit):  # of an environment that was never reset
+                logger.debug("closing an environment that was not reset", exc_info=True)
 
 
 def _kinds(config: TrainConfig, rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -146,9 +151,24 @@ def _kinds(config: TrainConfig, rows: Sequence[Mapping[str, Any]]) -> dict[str, 
     return known
 
 
-def _made(config: TrainConfig, make: MakeEnvironment, row: Mapping[str, Any]) -> Environment:
+def _in_time(config: TrainConfig, function: Callable[[], T], what: str) -> T:
+    """What a call of an environment returns, which takes no longer than one in a rollout may."""
+    seconds = config.rollout_time_limit
+    with phase(what):
+        return limited(function, seconds, f"it took more than {seconds:g} s to {what}, which rollout_time_limit allows")
+
+
+def _made(
+    config: TrainConfig, make: MakeEnvironment, row: Mapping[str, Any]
+) -> tuple[Environment, tuple[Mapping[str, Any], ...]]:
+    """An environment, and the tools that it describes."""
+
+    def tried() -> tuple[Environment, tuple[Mapping[str, Any], ...]]:
+        world = make(row)
+        return world, tuple(world.tools)
+
     try:
-        return make(row)
+        return _in_time(config, tried, f"make the environment {config.environment or 'of the tools'}")
     except InputError:
         raise
     except (Exception, SystemExit) as error:

@@ -155,7 +155,8 @@ class TrainConfig:
     demonstrated(COLUMN) (supervised texts), demonstrated_before(STEP, COLUMN), or path/to/file.py:FUNCTION or
     package.module:FUNCTION, an async program or a function that returns a Rollout."""
     rollout_time_limit: float = 60.0
-    """Seconds a rollout program may wait for anything other than tokens; after that its group counts as failed."""
+    """Seconds a rollout program may wait for anything other than tokens; after that its group counts as failed. When a
+    run starts, its files and its environment have as long to load and to be made."""
 
     environment: str | None = None
     """What the policy acts in, over several turns: path/to/file.py:NAME or package.module:NAME, a class or function

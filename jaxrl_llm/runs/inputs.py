@@ -34,6 +34,7 @@ from jaxrl_llm.runs.first_checks import (
 )
 from jaxrl_llm.runs.lock import locked
 from jaxrl_llm.runs.run_folder import RunFolder
+from jaxrl_llm.starting import phase
 
 HELD_OUT_SEED = 2**31 - 1  # generates held-out prompts; differs from the seed of the training prompts
 
@@ -79,10 +80,10 @@ def read_inputs(
     checks: list[Any] = [lambda: check_writers(config.tensorboard, config.wandb), lambda: check_model(config.model)]
     checks += [folder.check_free] if first and not resume else []
     with locked(folder.path) if first and resume else nullcontext():
-        with _with_folder_hint(seen_from):
+        with _with_folder_hint(seen_from), phase("check the settings, the rewards and the first prompts"):
             rewards = checked_rewards(config, source, seen_from, *checks)
         # What takes longer comes last: until here, all mistakes are found in a second, and together.
-        with closing_on_error(rewards), _with_folder_hint(seen_from):
+        with closing_on_error(rewards), _with_folder_hint(seen_from), phase("read the prompts"):
             prompts = split_prompts(config, source)
         with _checked(rewards, columns_of(config, prompts.training, prompts.held_out), config.eval_reward):
             check_answers(rewards, prompts.training, prompts.held_out)

@@ -64,6 +64,7 @@ from jaxrl_llm.runs.source import OfRows, source_of, timed
 from jaxrl_llm.runs.started_on import with_date
 from jaxrl_llm.runs.state import LoopState, RunState, provenance_of, restore, save, saved_when_preempted
 from jaxrl_llm.runs.watchdog import watched
+from jaxrl_llm.starting import started
 
 logger = logging.getLogger("jaxrl_llm.runs")
 
@@ -154,6 +155,7 @@ def train(
             )  # fmt: skip
             # The state has them, and an update donates them.
             parts = parts._replace(moving=None, previous=None, other=None, target=None)
+        started()
         if parts.hosts.any(terminated()):  # also the hosts that were not told
             raise Preempted
         stop_if(parts.hosts.any(interrupted()))

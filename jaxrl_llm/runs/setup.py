@@ -48,6 +48,7 @@ from jaxrl_llm.runs.method import (
 )
 from jaxrl_llm.runs.reference import first_reference, first_second_policy, first_target, wants_reference
 from jaxrl_llm.runs.rollout import check_columns, hook_of
+from jaxrl_llm.starting import phase
 from jaxrl_llm.transform import RunFacts
 
 
@@ -185,15 +186,18 @@ def set_up(
         check_columns(config, algorithm, inputs.prompts.training)
         if is_agent(config):
             check_agent(config, inputs.prompts.training, lambda: load_tokenizer(config.model))
-    policy, params, tokenizer = load_model(config, algorithm.needs, mesh, sampler)
+    with phase(f"load the model {config.model}"):
+        policy, params, tokenizer = load_model(config, algorithm.needs, mesh, sampler)
     algorithm = with_routing(config, algorithm, policy.config)
     for layer in values_of(algorithm.needs, "internal_logp"):
         inner_policy(policy, params, int(layer))  # raises InputError for a layer that the model does not have
     model = policy.config
-    prompts, held_out = prompt_sets(config, tokenizer, model.max_positions, inputs.prompts, model.vocab_size)
+    with phase("encode the prompts"):
+        prompts, held_out = prompt_sets(config, tokenizer, model.max_positions, inputs.prompts, model.vocab_size)
     digests = {**inputs.digests, **method_digests(config, given), **model_digests(params, tokenizer)}
     digests |= agent_digests(config)
-    hosts.agree({**digests, "the settings": repr(config), "the code and packages": code_digest()})
+    with phase("agree with the other hosts"):
+        hosts.agree({**digests, "the settings": repr(config), "the code and packages": code_digest()})
     if mesh.size > 1:
         policy = dataclasses.replace(policy, mesh=mesh)
     frozen, params = shard(split_parameters(config, policy, params), policy, mesh)
