@@ -37,7 +37,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "sampling": (
         "How completions are sampled.",
         ("prompts_per_step", "group_size", "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "stop",
-         "rollout", "rollout_time_limit", "slots", "speculative_tokens", "oversample", "segment_tokens"),
+         "rollout", "rollout_time_limit", "strict_reruns", "slots", "speculative_tokens", "oversample",
+         "segment_tokens"),
     ),
     "learning": (
         "How a batch is learned from.",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from jaxrl_llm.rollouts.group_run import Group
-from jaxrl_llm.rollouts.log import Pool
+from jaxrl_llm.rollouts.log import GroupKey, Held, Pool
 from jaxrl_llm.sampling.requests import Stats
 
 
@@ -50,3 +51,4 @@ class Collected(NamedTuple):
     stats: list[Stats]  # of each sampling engine, one per segment
     places: list[int]  # of `groups` among those in flight
     left_places: list[int]  # of `left`
+    held: Mapping[GroupKey, Held] = MappingProxyType({})  # by the programs of `left`, on this host

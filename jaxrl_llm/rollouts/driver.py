@@ -13,18 +13,19 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeGuard
 
 from jaxrl_llm.process import compiles, count_compiles, interruptible, stop_if
 from jaxrl_llm.rollouts.admission import Admit, Admitted, Collected, Rule, admit_first
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.group_run import Group, GroupRun, Ticket
-from jaxrl_llm.rollouts.log import GroupLog
+from jaxrl_llm.rollouts.log import GroupKey, GroupLog, Held
 from jaxrl_llm.rollouts.meetings import Meet, hold, meet_here
 from jaxrl_llm.rollouts.outside import OutsideCalls
 from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.sample_numbers import SampleNumbers, sample_numbers
-from jaxrl_llm.rollouts.tools import NotDeterministicError, Task
+from jaxrl_llm.rollouts.tools import NotDeterministicError, OtherAnswerError, Task
 from jaxrl_llm.sampling.requests import Completes, Draws, MakeEngine, Stats
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
@@ -64,32 +65,37 @@ class Driver:
         controls: Mapping[str, float] | None = None,
         encode: Callable[[Any], list[int]] | None = None,
         meet: Meet = meet_here,
+        strict: bool = False,
     ) -> None:
         """context: tokens of the model's context; 0: unlimited. step: training step of the weights. chunk: decode steps
         between two checks of the programs. time_limit: seconds that a program may wait for anything but the engine.
         on_group: called with the index and value of each group that the step takes, as soon as that is known.
         admit: which of the complete groups a step takes, where its rule says how many; on several hosts, an exchange.
         meet: for rollouts whose programs meet; on several hosts, an exchange.
+        strict: whether an environment that answers otherwise when it is asked again ends the run, and not its group.
         controls: see `tools.Tools`. encode: token ids of a prompt as the data set's are encoded; see `Tools.prompt`.
         """
         self.rollout, self.make_engine, self.score, self.tokenizer = rollout, make_engine, score, tokenizer
         self.context, self.step, self.chunk, self.time_limit = context, step, chunk, time_limit
         self.on_group, self.admit, self.controls, self.encode = on_group, admit, controls, encode
-        self.meet = meet
+        self.meet, self.strict = meet, strict
 
     def run(
-        self, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, numbers: Sequence[SampleNumbers] | None = None
-    ) -> Collected:
+        self, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, numbers: Sequence[SampleNumbers] | None = None,
+        held: Mapping[GroupKey, Held] = MappingProxyType({}),
+    ) -> Collected:  # fmt: skip
         """Run the programs of the groups in flight, resuming from their logs, until the rule is satisfied.
 
         numbers: of each group's samples among those of its prompt; by default, `sample_numbers` of these groups.
+        held: what the programs held when the last step left them unfinished, `Collected.held`.
 
         Returns complete groups with their episodes, and the others as logs to resume from. If a program raises or
-        exceeds the time limit, its group ends as `failed`, with the episodes sampled so far.
+        exceeds the time limit, its group ends as `failed`, with the episodes sampled so far; so it does where what it
+        calls answers otherwise when it is asked again, unless the driver is strict.
         Raises KeyboardInterrupt after Ctrl-C, and NotDeterministicError for a program that deviates from its log.
         """
         numbers = sample_numbers([task for _, task in flight]) if numbers is None else numbers
-        run = _Run(self, flight, rule, numbers)
+        run = _Run(self, flight, rule, numbers, held)
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -102,11 +108,12 @@ class _Run:
     """One call of `Driver.run`. It is the `DriverRun` of its groups."""
 
     def __init__(
-        self, driver: Driver, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, numbers: Sequence[SampleNumbers]
-    ) -> None:
+        self, driver: Driver, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, numbers: Sequence[SampleNumbers],
+        held: Mapping[GroupKey, Held],
+    ) -> None:  # fmt: skip
         self.driver, self.rule, self.stats = driver, rule, list[Stats]()
         numbered = zip(flight, numbers, strict=True)
-        self.groups = [GroupRun(self, log, task, own) for (log, task), own in numbered]
+        self.groups = [GroupRun(self, log, task, own, held.get(log.key)) for (log, task), own in numbered]
         self.chunks = 0  # decoded so far
         self.judged = -1  # chunks decoded when the complete groups were last admitted
         self.ended: list[tuple[int, int]] = []  # chunk and place of each group that is complete
@@ -139,6 +146,7 @@ class _Run:
                     group.begin(partial(self._ended, place))
                 while not await self._done():
                     stop_if(interrupted())
+                await self._answered()
                 for running in self.engines.values():
                     for completion in running.engine.withdraw():
                         running.tickets[completion.index].note(completion)
@@ -154,13 +162,14 @@ class _Run:
         places = sorted(chosen)
         groups = [self.groups[place].group() for place in places]
         left = [place for place in range(len(logs)) if place not in set(self.complete)]
-        return Collected(groups, tuple(logs[place] for place in left), self.stats, places, left)
+        held = {logs[place].key: self.groups[place].holds() for place in left if self.groups[place].held}
+        return Collected(groups, tuple(logs[place] for place in left), self.stats, places, left, held)
 
     async def _done(self) -> bool:
         """Make progress. True when the rule is satisfied or all groups are over."""
         await self._settle()
         for group in self.groups:
-            if isinstance(group.error, NotDeterministicError):
+            if self._ends_the_run(group.error):
                 raise group.error
         wanted, over = self.rule.wanted, all(group.over for group in self.groups)
         if self.driver.rollout.meets and all(group.over or group.at_meeting for group in self.groups):
@@ -188,6 +197,21 @@ class _Run:
         else:
             await self._wait()
         return False
+
+    def _ends_the_run(self, error: BaseException | None) -> TypeGuard[NotDeterministicError]:
+        """Whether it is more than the failure of a group."""
+        only_its_group = isinstance(error, OtherAnswerError) and not self.driver.strict
+        return isinstance(error, NotDeterministicError) and not only_its_group
+
+    async def _answered(self) -> None:
+        """Wait for the answers of what unfinished programs hold, so that the step that goes on with them knows it.
+
+        All of them are asked for in this step, so that logs do not depend on how long environments take.
+        """
+        while any(group.held and group.outside and not group.over for group in self.groups):
+            if self.outside.release(True) is False:
+                await self._wait()
+            await self._settle()
 
     @property
     def _idle(self) -> bool:
@@ -268,7 +292,7 @@ class _Run:
         """Handle a program that ended or failed."""
         group = self.groups[place]
         self.moved()
-        if isinstance(group.error, NotDeterministicError):
+        if self._ends_the_run(group.error):
             return
         if group.error is not None:
             logger.warning(

@@ -34,19 +34,20 @@ async def world_of(tools: Tools, task: Task, number: int, make: MakeEnvironment)
     column `seed`, where it has a whole number there.
     """
     seed = seed_of(tools, task)
-    made: list[Replayable] = []
+    place = f"environment {number}"
+    known: Replayable | None = tools.held(place)
 
     async def begin() -> Observation:
-        made.append(await in_thread(Replayable, make, task.row, seed))
-        seen: Observation = await called(made[-1].reset, dict(task.row), seed)
-        _ = tuple(made[-1].tools)  # what has none is no environment
+        world = tools.hold(place, await in_thread(Replayable, make, task.row, seed))
+        seen: Observation = await called(world.reset, dict(task.row), seed)
+        _ = tuple(world.tools)  # what has none is no environment
         return seen
 
     try:
-        seen = await observed(tools, begin, name=f"{number}/reset")
+        seen = await observed(tools, begin, name=f"{number}/reset", of=known)
     except EnvironmentFailed:
-        seen = await observed(tools, begin, name=f"{number}/reset again")
-    return made[-1], seen
+        seen = await observed(tools, begin, name=f"{number}/reset again", of=known)
+    return tools.held(place), seen
 
 
 def seed_of(tools: Tools, task: Task) -> int:
@@ -78,43 +79,46 @@ async def copied(tools: Tools, world: Replayable, name: str, turns: int | None =
 
     name: of the call, unique in the group. The caller closes the copy too. EnvironmentFailed if there can be none.
     """
-    made: list[Replayable] = []
+    known: Replayable | None = tools.held(name)
 
     async def copy() -> int:
-        made.append(await world.copy(turns))
-        return len(made[0].seen) - 1
+        return len(tools.hold(name, await world.copy(turns)).seen) - 1
 
-    await answer(tools, copy, name=name)
-    return made[0]
+    await answer(tools, copy, name=name, of=known)
+    return tools.held(name)
 
 
 def failed(one: Conversation, task: Task, number: int, where: str, error: Exception) -> None:
-    """Count and say that the environment of an episode failed. Raises NotDeterministicError, which ends the run."""
+    """Count and say that the environment of an episode failed. Raises NotDeterministicError, which ends more."""
     if isinstance(error, NotDeterministicError):
         raise error
     one.info[FAILED_ENVIRONMENT] = 1.0
     logger.warning("the environment of sample %d of prompt %d failed %s: %s", number, task.prompt_id, where, error)
 
 
-async def answer(tools: Tools, method: Any, *arguments: Any, name: str) -> Any:
-    """What a method of the environment returns, by way of the log. EnvironmentFailed if it raises or hangs."""
+async def answer(tools: Tools, method: Any, *arguments: Any, name: str, of: Replayable | None = None) -> Any:
+    """What a method of the environment returns, by way of the log. EnvironmentFailed if it raises or hangs.
+
+    of: the environment, where the method is not bound to it. What one answered that was held is not asked again.
+    """
+    again = tools.reruns(getattr(method, "__self__", of))
 
     async def call() -> Any:
         return await called(method, *arguments)
 
-    found = await tools.call(call, name=name, again=True, failing=True)
+    found = await tools.call(call, name=name, again=again, failing=True)
     if isinstance(found, dict) and set(found) == {FAILED}:
         raise EnvironmentFailed(found[FAILED])
     return found
 
 
-async def observed(tools: Tools, method: Any, *arguments: Any, name: str) -> Observation:
+async def observed(tools: Tools, method: Any, *arguments: Any, name: str, of: Replayable | None = None) -> Observation:
     """An observation from a method of the environment, as `answer`."""
 
     async def observation() -> Any:
         return _checked(await called(method, *arguments)).as_json()
 
-    return Observation(**await answer(tools, observation, name=name))
+    return Observation(**await answer(tools, observation, name=name, of=getattr(method, "__self__", of)))
 
 
 def _checked(found: Observation) -> Observation:
@@ -146,5 +150,5 @@ async def final_rewards(tools: Tools, world: Replayable, players: int, name: str
             raise RuntimeError(f"it returns {shown(found)}, but must return a reward for each of {players} players")
         return [None if one is None else finite(one, "a final reward") for one in found]
 
-    known = await answer(tools, close, name=name)
+    known = await answer(tools, close, name=name, of=world)
     return [float(one or 0) for one in (known if isinstance(known, list) else [known] * players)]

@@ -83,7 +83,8 @@ def of_all_hosts(
     scored: this host's groups, None where it has none.
     """
     own = found._replace(
-        places=[places[i] for i in found.places], left_places=[places[i] for i in found.left_places]
+        places=[places[i] for i in found.places], left_places=[places[i] for i in found.left_places],
+        held={},
     )  # fmt: skip
     parts = hosts.gather(_part(own, scored))
     texts = [text for part in parts for text in part.texts]
@@ -96,7 +97,7 @@ def of_all_hosts(
     merged = Collected(
         [groups[i] for i in order], tuple(logs[i] for i in np.argsort(at)),
         side_by_side([part.found.stats for part in parts]), sorted(p for part in parts for p in part.found.places),
-        sorted(at),
+        sorted(at), found.held,
     )  # fmt: skip
     with_groups = [part for part in parts if part.texts]
     names = with_groups[0].rewards

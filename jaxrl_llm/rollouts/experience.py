@@ -180,12 +180,13 @@ def _partial_step(
         **rollout_metrics(found.stats, dropped),
         **program_metrics(found.groups),
         **(window_metrics(scored) if windows else {}),
-        "rollout/stale_tokens": float(np.mean(age > 0)),
-        "rollout/staleness": float(np.mean(age)),
+        "rollout/stale_tokens": float(np.mean(age > 0)) if age.size else 0.0,
+        "rollout/staleness": float(np.mean(age)) if age.size else 0.0,
         "rollout/groups": float(len(flight) - len(found.left)),
         "rollout/pool": float(len(found.left)),
     }
-    return Step(scored, rows_of(found.groups), metrics), state._replace(curriculum=curriculum, pool=found.left)
+    state = state._replace(curriculum=curriculum, pool=found.left, held=found.held)
+    return Step(scored, rows_of(found.groups), metrics), state
 
 
 def _begin(setup: Experience, curriculum: Any, ids: list[int], wanted: int, step: int) -> list[tuple[GroupLog, Task]]:
@@ -237,9 +238,10 @@ def _round(
             driver = Driver(
                 setup.rollout, make, score, tokenizer, context=policy.config.max_positions, step=step, chunk=chunk,
                 time_limit=setup.time_limit, on_group=on_group, admit=admit, controls=state.controls,
-                encode=setup.prompts.encode, meet=meet_on(hosts, places),
+                encode=setup.prompts.encode, meet=meet_on(hosts, places), strict=setup.strict_reruns,
             )  # fmt: skip
-            return driver.run([flight[place] for place in places], rule, [numbers[place] for place in places])
+            own = [flight[place] for place in places]
+            return driver.run(own, rule, [numbers[place] for place in places], state.held)
 
         make = engines_of(setup, len(places), params, key, step, state)
         with setup.clock("sample"):

@@ -43,6 +43,8 @@ class Experience:
     """Score each group as soon as it is complete."""
     time_limit: float = 60.0
     """Seconds that a program may wait for anything but the engine."""
+    strict_reruns: bool = False
+    """End the run, and not only the group, where an environment answers otherwise when it is asked again."""
     mesh: jax.sharding.Mesh | None = None
     """The devices to sample on, of all hosts: each unit of them samples on its own."""
     reference: Params | None = None

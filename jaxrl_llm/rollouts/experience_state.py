@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.rollouts.log import Pool, from_arrays, to_arrays
+from jaxrl_llm.rollouts.log import GroupKey, Held, Pool, from_arrays, to_arrays
 from jaxrl_llm.sampling.drafts import Drafts
 
 # Before the names of their arrays in a checkpoint; those of the pool have none.
@@ -23,6 +23,7 @@ class ExperienceState(NamedTuple):
     pool: Pool  # groups that continue in the next step
     drafts: Drafts  # completions of earlier steps, for speculation
     controls: Mapping[str, float] = MappingProxyType({})  # of the last update, see `sources.Source.told`
+    held: Mapping[GroupKey, Held] = MappingProxyType({})  # by the programs of the pool, on this host; not saved
 
 
 def saved(state: ExperienceState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

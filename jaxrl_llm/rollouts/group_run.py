@@ -13,10 +13,10 @@ import numpy as np
 from jaxrl_llm.errors import InputError, error_line, shown
 from jaxrl_llm.models.experts import NOT_RECORDED
 from jaxrl_llm.rollouts.episode import Episode, checksum
-from jaxrl_llm.rollouts.log import Answer, Call, GroupLog
+from jaxrl_llm.rollouts.log import Answer, Call, GroupLog, Held
 from jaxrl_llm.rollouts.outside import OutsideCalls
 from jaxrl_llm.rollouts.sample_numbers import SampleNumbers
-from jaxrl_llm.rollouts.tools import FAILED, Decide, Meeting, NotDeterministicError, Task, Tools
+from jaxrl_llm.rollouts.tools import FAILED, Decide, Meeting, NotDeterministicError, OtherAnswerError, Task, Tools
 from jaxrl_llm.sampling.recorded import in_order
 from jaxrl_llm.sampling.requests import Completion, Draws, Request
 from jaxrl_llm.threads import contained
@@ -103,11 +103,15 @@ class Waits(NamedTuple):
 class GroupRun:
     """The `tools.ProgramHost` of one group: runs its program and records the answers."""
 
-    def __init__(self, run: DriverRun, log: GroupLog, task: Task, numbers: SampleNumbers) -> None:
+    def __init__(
+        self, run: DriverRun, log: GroupLog, task: Task, numbers: SampleNumbers, held: Held | None = None
+    ) -> None:
         self.run, self.task, self.numbers, self.step = run, task, numbers, run.driver.step
         self.before, self.first_step, self.repeat = log, log.first_step, log.repeat
         self.drawn: dict[Call, Answer] = dict(log.drawn)
         self.recorded: dict[str, Any] = dict(log.recorded)
+        self.resumed = held.taken() if held is not None and held.recorded == log.recorded else {}
+        self.held: dict[str, Any] = dict(self.resumed)
         self.asked: dict[tuple[int, int], Ticket] = {}  # by sample number and place
         self.named: set[str] = set()  # names of the calls made so far
         self.outside = 0  # number of external calls that it waits for
@@ -169,6 +173,14 @@ class GroupRun:
         # Sorted, because the log must not depend on the order in which external calls answer.
         drawn, recorded = dict(sorted(self.drawn.items())), dict(sorted(self.recorded.items()))
         return self.before._replace(drawn=drawn, recorded=recorded)
+
+    def holds(self) -> Held:
+        """What the program holds for the step that goes on with it."""
+        return Held(self.log().recorded, dict(self.held))
+
+    def is_resumed(self, value: Any) -> bool:
+        """See `tools.ProgramHost`."""
+        return any(value is one for one in self.resumed.values())
 
     def group(self) -> Group:
         """The group's current episodes: those that the program returned, else the longest of each sample."""
@@ -258,8 +270,7 @@ class GroupRun:
     ) -> Any:
         self._take_name(name)
         known = name in self.recorded
-        failed = failing and known and isinstance(self.recorded[name], dict) and set(self.recorded[name]) == {FAILED}
-        if known and (failed or not again):
+        if known and (not again or (failing and _failed(self.recorded[name]))):
             return self.recorded[name]
         self.outside += 1
         try:
@@ -277,15 +288,23 @@ class GroupRun:
             self.outside -= 1
             self.run.moved()
         if known and _differ(found, self.recorded[name]):
-            raise self._not_deterministic(f"{name!r} returns another answer than before")
+            told = f"fails: {found[FAILED]}" if failing and _failed(found) else "returns another answer than before"
+            raise self._not_deterministic(f"{name!r} {told}", OtherAnswerError)
         self.recorded[name] = found
         return found
 
-    def _not_deterministic(self, what: str) -> NotDeterministicError:
-        return NotDeterministicError(
+    def _not_deterministic(
+        self, what: str, kind: type[NotDeterministicError] = NotDeterministicError
+    ) -> NotDeterministicError:
+        return kind(
             f"the rollout {self.run.driver.rollout.name} is not deterministic: when rerun from its log on prompt "
             f"{self.task.prompt_id}, {what}"
         )
+
+
+def _failed(answer: Any) -> bool:
+    """Whether this is the answer of a call that failed."""
+    return isinstance(answer, dict) and set(answer) == {FAILED}
 
 
 def _differ(one: Any, other: Any) -> bool:

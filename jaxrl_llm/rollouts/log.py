@@ -44,8 +44,34 @@ class GroupLog(NamedTuple):
     recorded: Mapping[str, Any] = {}  # scores and answers of external calls, JSON values by name
     repeat: int = 0  # number among the groups of the prompt that started in this step
 
+    @property
+    def key(self) -> GroupKey:
+        """What tells the group from all others of the run."""
+        return GroupKey(self.prompt_id, self.first_step, self.repeat)
+
 
 Pool = tuple[GroupLog, ...]
+
+
+class GroupKey(NamedTuple):
+    """See `GroupLog.key`."""
+
+    prompt_id: int
+    first_step: int
+    repeat: int
+
+
+class Held(NamedTuple):
+    """What the program of a group that a step left unfinished holds, such as environments; no checkpoint has it."""
+
+    recorded: Mapping[str, Any]  # of its log, whose answers these objects have given
+    objects: dict[str, Any]  # by name
+
+    def taken(self) -> dict[str, Any]:
+        """The objects, once: whoever goes on with them changes them, so that nobody can do so again from here."""
+        objects = dict(self.objects)
+        self.objects.clear()
+        return objects
 
 
 def to_arrays(pool: Pool) -> dict[str, np.ndarray]:

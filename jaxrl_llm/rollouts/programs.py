@@ -223,11 +223,13 @@ def conversation(environment: Callable[[dict[str, Any]], Any], turns: Count = 2)
     """
 
     async def one(tools: Tools, task: Task, number: int) -> Episode:
-        world = environment(dict(task.row))
+        place = f"environment {number}"
+        world = tools.held(place) or tools.hold(place, environment(dict(task.row)))
+        again = tools.reruns(world)
         episode = await tools.sample(task.prompt, number=number)
         for turn in range(1, turns):
             text = tools.decode(episode.last)
-            observation, done = await tools.call(world.step, text, name=f"{number}/{turn}", again=True)
+            observation, done = await tools.call(world.step, text, name=f"{number}/{turn}", again=again)
             if done or episode.truncated:
                 break
             episode = await tools.sample(episode + tools.given(str(observation)))

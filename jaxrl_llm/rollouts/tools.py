@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -45,6 +45,7 @@ class Meeting(NamedTuple):
     """What follows from the values, see `Tools.meet`."""
 
 
+T = TypeVar("T")
 Decide = Callable[[list[Any]], Any]
 FAILED = "failed"  # key of the answer of an external call that failed
 
@@ -53,6 +54,7 @@ class ProgramHost(Protocol):
     """What the driver provides to the program of a group."""
 
     task: Task
+    held: dict[str, Any]  # what the program holds, by name
     step: int
     first_step: int  # training step in which the program first started
     repeat: int  # number of the group among those of its prompt that started in that step
@@ -66,12 +68,19 @@ class ProgramHost(Protocol):
     async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool, failing: bool) -> Any:
         """The result of an external call, recorded under its name."""
 
+    def is_resumed(self, value: Any) -> bool:
+        """Whether a step before left the program unfinished with this object, as the log knows it."""
+
     async def meet(self, name: str, value: Any, decide: Decide | None) -> Meeting:
         """What the programs of the step bring to a meeting, recorded under its name."""
 
 
 class NotDeterministicError(InputError):
     """A program that was rerun from its log made different calls than before."""
+
+
+class OtherAnswerError(NotDeterministicError):
+    """What a program calls, such as an environment, answered otherwise when it was asked again."""
 
 
 class Tools:
@@ -168,9 +177,9 @@ class Tools:
         A plain function runs in a thread, an async one in an event loop that all of them share, where it cannot use
         these tools; see `jaxrl_llm.threads`. The result must be a JSON value. It is recorded under `name`, which must
         be unique in the group, and returned without a call when the program is rerun from its log. again: call the
-        function even then, because it has state, such as an environment's; a result that differs from the recorded one
-        raises NotDeterministicError. failing: a call that raises or exceeds the time limit returns {FAILED: why}
-        instead, which is recorded too; it is then not called again.
+        function even then, because it has state, such as an environment's (see `hold`); a result that differs from the
+        recorded one raises NotDeterministicError. failing: a call that raises or exceeds the time limit returns
+        {FAILED: why} instead, which is recorded too; it is then not called again.
         """
 
         return await self._host.answer(name, lambda: called(function, *arguments), again, failing)
@@ -187,6 +196,28 @@ class Tools:
         before, and where programs wait for meetings of different names.
         """
         return await self._host.meet(name, value, decide)
+
+    def hold(self, name: str, value: T) -> T:
+        """Keep an object that has state, such as an environment, for the step that goes on with an unfinished program.
+
+        name: unique among what the group holds. The program is rerun there, and finds it by `held`. Returns the value.
+        """
+        self._host.held[name] = value
+        return value
+
+    def held(self, name: str) -> Any:
+        """What the program holds under a name, maybe since the step that left it unfinished, else None.
+
+        A run that was killed has nothing that was held: objects are in no checkpoint.
+        """
+        return self._host.held.get(name)
+
+    def reruns(self, value: Any) -> bool:
+        """Whether recorded calls of an object's methods are to be made again, the argument `again` of `call`.
+
+        Not those of an object that was held: it has their effects.
+        """
+        return not self._host.is_resumed(value)
 
     def fits(self, prompt: Sequence[int]) -> bool:
         """Whether a completion of a prompt has room for a token in the model's context."""

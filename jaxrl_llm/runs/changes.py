@@ -13,7 +13,7 @@ from jaxrl_llm.runs.config_json import located, to_dict
 MAY_DIFFER = {
     "output", "steps", "slots", "micro_batches", "mesh", "sampling_mesh", "reference_memory", "eval_every",
     "checkpoint_every", "keep_checkpoints", "replay_megabytes", "log_completions_every", "tensorboard", "wandb",
-    "reward_time_limit",
+    "reward_time_limit", "strict_reruns",
     "hang_seconds", "hang_factor", "hang_exit", "spike_factor", "spike_metrics", "spike_window", "spike_rollbacks",
 }  # fmt: skip
 # Settings that determine the parameters' structure and meaning: checked when a trained model is loaded.

@@ -157,6 +157,9 @@ class TrainConfig:
     rollout_time_limit: float = 60.0
     """Seconds a rollout program may wait for anything other than tokens; after that its group counts as failed. When a
     run starts, its files and its environment have as long to load and to be made."""
+    strict_reruns: bool = False
+    """End the run where an environment answers otherwise when an unfinished conversation is resumed after a kill; else
+    its group counts as failed."""
 
     environment: str | None = None
     """What the policy acts in, over several turns: path/to/file.py:NAME or package.module:NAME, a class or function

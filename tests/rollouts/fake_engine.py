@@ -4,7 +4,8 @@ place. Programs and the driver cannot tell it from the real one."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from jaxrl_llm.rollouts.admission import Admit, Collected, Rule, admit_first
 from jaxrl_llm.rollouts.driver import Driver
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.log import GroupLog, Pool
+from jaxrl_llm.rollouts.log import GroupKey, GroupLog, Held, Pool
 from jaxrl_llm.rollouts.programs import Rollout, group
 from jaxrl_llm.rollouts.tools import Task
 from jaxrl_llm.sampling.requests import Completion, Draws, MakeEngine, Request, Stats, Tokens
@@ -104,6 +105,7 @@ class Ran:
         self, flight: Pool, rule: Rule, rollout: Rollout | None = None, *, slots: int = 1000, step: int = 0,
         limit: int = LIMIT, row: dict[str, Any] | None = None,
         within: Callable[..., Collected] = lambda make, admit, run: run(make, admit), admit: Admit = admit_first,
+        held: Mapping[GroupKey, Held] = MappingProxyType({}),
         **settings: Any,
     ) -> None:  # fmt: skip
         """within: see `lockstep.in_lockstep`, without its hosts."""
@@ -117,7 +119,7 @@ class Ran:
 
         def run(make: MakeEngine, admit: Admit) -> Collected:
             driver = Driver(rollout or group(), make, score, Words(), step=step, admit=admit, **settings)
-            return driver.run(list(zip(flight, tasks, strict=True)), rule)
+            return driver.run(list(zip(flight, tasks, strict=True)), rule, held=held)
 
         tasks = [Task({"prompt": "", **(row or {})}, log.prompt, log.prompt_id, log.samples, limit) for log in flight]
         self.found: Collected = within(make, admit, run)

@@ -249,11 +249,12 @@ def recorded(**changes: Any) -> tuple[GroupLog, ...]:
 
 
 def test_a_rerun_takes_nan_as_equal_and_another_answer_as_an_error() -> None:
-    """An environment that is not deterministic ends the run: it is not counted as one that failed."""
+    """A strict run ends there: the environment is not counted as one that failed."""
     world = bad("reset", lambda: Observation([{"role": "user", "content": "on"}], info={"x": math.nan}))
 
     def again(flight: tuple[GroupLog, ...]) -> Any:
-        return run_agents(agent(world), TOKENIZER, lambda *_: f"ok{END}", [BAD], flight=flight)[0].groups[0]
+        found, _ = run_agents(agent(world), TOKENIZER, lambda *_: f"ok{END}", [BAD], flight=flight, strict=True)
+        return found.groups[0]
 
     assert again(recorded(info={"x": math.nan})).episodes[0].rewards == {"environment": 12.0}
     with pytest.raises(NotDeterministicError, match=r"is not deterministic: .*'0/reset' returns another answer"):

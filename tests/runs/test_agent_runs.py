@@ -354,6 +354,33 @@ def test_conversations_in_flight_resume(kind: str, tmp_path: Path, monkeypatch: 
     assert_same_run(killed, tmp_path / "run")
 
 
+@pytest.mark.heavy
+def test_an_environment_that_answers_otherwise_costs_a_resumed_run_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run that nobody ends keeps the environments of its unfinished conversations."""
+    monkeypatch.setattr(loop, "write_report", lambda folder: folder)
+    pauses = {"segment_tokens": 4, "oversample": 2.0, "checkpoint_every": 1, "keep_checkpoints": 9}
+    config = config_of(tmp_path, "Unlike", **pauses, steps=STEPS, eval_size=0)
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        runs.train(config)
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert not any("rollout/failed_groups" in line for line in lines)
+    done = max(n for n, step in enumerate(taken, 1) if n < STEPS and any(log.recorded for log in step.pool))
+    for later in range(done + 1, STEPS + 1):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / str(later))
+    shutil.copytree(tmp_path / "run", tmp_path / "strict" / "run")
+    loop.resume(str(tmp_path / "run"))
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert len(lines) == STEPS
+    assert lines[done]["rollout/failed_groups"] >= 1
+    assert "'0/reset' returns another answer than before" in caplog.text
+    strict = dataclasses.replace(config, output=str(tmp_path / "strict" / "run"), strict_reruns=True)
+    with pytest.raises(InputError, match=r"is not deterministic: .* returns another answer than before"):
+        runs.train(strict, resume=True)
+
+
 def test_messages_are_prompts_of_environments_without_a_chat_template(tmp_path: Path) -> None:
     tokenizer, rows = load_tokenizer(str(runs.MODEL)), [{"prompt": [{"role": "user", "content": "Odd?"}]}]
     alone, played = runs.small_config(tmp_path), config_of(tmp_path, "Purse", template=None)

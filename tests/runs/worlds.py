@@ -61,6 +61,21 @@ class Echo:
         return f"{self.number}?", float(action[:1] < "n"), self.turns == 3, False, {}
 
 
+class Unlike(Echo):
+    """Of all environments there were, none has said the same."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset()
+        return f"{self._unheard()}?", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        _, *rest = super().step(action)
+        return (f"{self._unheard()}?", *rest)
+
+    def _unheard(self) -> int:
+        return int.from_bytes(os.urandom(4))
+
+
 class Flaky(Echo):
     """It cannot be reset where the row says so, and fails in the second turn elsewhere."""
 
