@@ -19,7 +19,7 @@ from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.tools import NotDeterministicError, Task, Tools
 
 LONG, OTHER = [prompt for prompt in range(4000) if length_of(prompt, 0) > 40][:2]
-SHORT = min(range(4000), key=lambda prompt: length_of(prompt, 0))
+MEDIUM = next(prompt for prompt in range(4000) if 24 < length_of(prompt, 0) < 30)
 SEGMENT = Rule(None, 8, train_unfinished=True)
 
 
@@ -113,16 +113,16 @@ def test_a_step_ends_when_what_is_held_has_answered() -> None:
     worlds, go_on = list[World](), threading.Event()
 
     def slow(world: World) -> Any:
-        if world is worlds[0]:
+        if world is worlds[0] and world.steps:
             assert go_on.wait(30)
         return world.step()
 
-    threading.Timer(0.5, go_on.set).start()  # by then the short one is complete
+    threading.Timer(0.5, go_on.set).start()  # by then the other one is complete
     rollout = replace(played(worlds, slow), ahead=None)
-    ran = Ran(begin([LONG, SHORT], 1), Rule(1), rollout)
-    assert ran.complete == [SHORT]
+    ran = Ran(begin([LONG, MEDIUM], 1), Rule(1), rollout)
+    assert ran.complete == [MEDIUM]
     (log,) = ran.pool
-    assert log.recorded == {"0/0": [worlds[0].name, 1]}
+    assert log.recorded == {"0/0": [worlds[0].name, 1], "0/1": [worlds[0].name, 2]}
     ran = Ran(ran.pool, Rule(1), rollout, held=ran.found.held)
     assert not ran.found.groups[0].failed
     assert [world.steps for world in worlds] == [2, 2]
