@@ -212,12 +212,12 @@ def test_a_batch_may_take_longer_than_a_sample() -> None:
     def slow(completions):
         calls.append(len(completions))
         for _ in completions:
-            time.sleep(0.05)
+            time.sleep(0.17)
         return [1.0] * len(completions)
 
-    assert score([Reward(slow, time_limit=0.2)], ["a"] * 8, {}).failures == {"slow": 0}  # 0.4 s of 0.8 s
+    assert score([Reward(slow, time_limit=0.5)], ["a"] * 8, {}).failures == {"slow": 0}  # 1.4 s of 2 s
     assert calls == [8]
-    with_load = score([Reward(slow, time_limit=0.1)], ["a"] * 16, {})  # 0.8 s of 0.5 s, but 0.05 s each
+    with_load = score([Reward(slow, time_limit=0.5)], ["a"] * 16, {})  # 2.7 s of 2.5 s, but 0.17 s each
     np.testing.assert_array_equal(with_load.total, [1.0] * 16)
     assert calls == [8, 16, *[1] * 16]
 
@@ -230,7 +230,7 @@ def test_a_prompt_whose_completions_all_hang_leaves_the_others() -> None:
         return [1.0] * len(completions)
 
     completions = ["a"] * 16 + ["hang"] * 16 + ["b"] * 32
-    found = score([Reward(hangs, time_limit=0.1)], completions, {}).total
+    found = score([Reward(hangs, time_limit=0.4)], completions, {}).total
     np.testing.assert_array_equal(found, [1.0] * 16 + [NAN] * 16 + [1.0] * 32)
 
 
