@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent / "runs"))
 
 import tiny_runs as runs
 
-from jaxrl_llm import algorithms, load_policy, sample
+from jaxrl_llm import algorithms, load_policy, sample, starting
 from jaxrl_llm.algorithms import grpo
 from jaxrl_llm.cli import COMMANDS, main
 from jaxrl_llm.learner.optimizer import OptimizerConfig
@@ -626,6 +626,7 @@ def test_an_interrupt_says_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop(config: TrainConfig, **how: Any) -> dict[str, Any]:
+        starting.started()  # as `train` says once a run has a folder
         raise KeyboardInterrupt
 
     monkeypatch.setattr(loop, "train", stop)
