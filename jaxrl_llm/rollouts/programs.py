@@ -224,7 +224,8 @@ def conversation(environment: Callable[[dict[str, Any]], Any], turns: Count = 2)
 
     async def one(tools: Tools, task: Task, number: int) -> Episode:
         place = f"environment {number}"
-        world = tools.held(place) or tools.hold(place, environment(dict(task.row)))
+        if (world := tools.held(place)) is None:
+            world = tools.hold(place, environment(dict(task.row)))
         again = tools.reruns(world)
         episode = await tools.sample(task.prompt, number=number)
         for turn in range(1, turns):
