@@ -224,11 +224,14 @@ def test_a_host_that_fails_waits_for_no_thread_at_its_end(
     monkeypatch.setattr("sys.argv", ["jaxrl", "train"])
     monkeypatch.setattr(connect, "is_joined", lambda: is_joined)
     monkeypatch.setattr(connect, "end", ended.append)
+    later: list[int] = []
+    monkeypatch.setattr(cli, "end_within", lambda _, status: later.append(status))  # it would end pytest's process
     if status == 1:
         with pytest.raises(RuntimeError, match="Gloo"):
             cli.main()
     else:
         assert cli.main() == status
     assert ended == [status] * is_joined
+    assert later == [status] * (status != 1)  # an exception is left to Python
     said = capsys.readouterr().err
     assert ("Traceback" in said) == (status == 1 and is_joined)  # else Python prints it
