@@ -1,7 +1,7 @@
-"""Attack runs, hosts, files, the command line, the Python API and the sandbox, and count what is clear and what is not.
+"""Attack runs, agents, hosts, files, the command line, the Python API and the sandbox, and count what is clear.
 
-    python experiments/attack.py [--kills N] [--damages N] [--invocations N] [--misuses N] [--sandbox N]
-        [--hosts N] [--only NAME] [--seed S] [--output table.md] [--workers 2]
+    python experiments/attack.py [--kills N] [--agents N] [--damages N] [--invocations N] [--misuses N]
+        [--sandbox N] [--hosts N] [--only NAME] [--seed S] [--output table.md] [--workers 2]
 
 Counts are how many of each attack are made (all, or the numbers of experiments/RESULTS.md, by default; of the sandbox,
 in each set of layers; of hosts, runs, some of which are killed twice); smaller shares are chosen by the seed. Status 1
@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 from experiments.attacks import VERDICTS, Outcome
 
 T = TypeVar("T")
-ATTACKS = ("kills", "damages", "invocations", "misuses", "sandbox", "hosts")
-DEFAULT = {"kills": 100, "damages": 200}  # of the others, all that there are
+ATTACKS = ("kills", "agents", "damages", "invocations", "misuses", "sandbox", "hosts")
+DEFAULT = {"kills": 100, "agents": 60, "damages": 200}  # of the others, all that there are
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     runners = {
         "kills": _kills,
+        "agents": _agents,
         "damages": _damages,
         "invocations": _invocations,
         "misuses": _misuses,
@@ -98,6 +99,13 @@ def _kills(count: int | None, seed: int, workers: int) -> list[Outcome]:
     from experiments.attacks import kills
 
     return kills.run(count or DEFAULT["kills"], seed, workers)
+
+
+def _agents(count: int | None, seed: int, workers: int) -> list[Outcome]:
+    from experiments.attacks import kills
+    from experiments.attacks.agents import AGENTS
+
+    return kills.run(count or DEFAULT["agents"], seed, workers, tuple(AGENTS))
 
 
 def _damages(count: int | None, seed: int, workers: int) -> list[Outcome]:

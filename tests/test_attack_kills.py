@@ -18,9 +18,12 @@ import jax
 import pytest
 
 from experiments.attacks import damages, kills, tiny
+from experiments.attacks.agents import AGENTS
 from experiments.attacks.damage_files import HARMS, UNREADABLE, harm, unreadable
 from experiments.attacks.damage_kinds import Kind
 from experiments.attacks.worker import Reply, Worker
+from jaxrl_llm.config_file import read_config
+from jaxrl_llm.runs.config_json import from_dict
 
 KILLS, DAMAGES = 126, 24  # seeds: Ctrl-C in a step and a kill in a checkpoint; damages of many kinds
 GOOD = Reply(0, "resuming from step 4\n", "", 1.0)
@@ -38,6 +41,29 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[damages.Damage
 def test_killed_runs_end_as_those_that_were_not(damaged: damages.Damaged) -> None:
     found = list(islice(damaged.runs.attack(f"{KILLS}"), 2))
     assert [outcome.verdict for outcome in found] == ["clear"] * 2, found
+
+
+@pytest.mark.heavy
+def test_killed_agents_end_as_those_that_were_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They call tools, which answer after a moment, in conversations that go on from step to step."""
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(jax.config.jax_compilation_cache_dir))
+    with Worker() as worker:
+        runs = kills.Runs("functions", tmp_path / "functions", worker)
+        lines = [json.loads(line) for line in (runs.reference / "metrics.jsonl").read_text().splitlines()]
+        assert all(line["rollout/calls"] > 1 for line in lines)
+        found = list(islice(runs.attack("0"), 2))
+    assert [outcome.verdict for outcome in found] == ["clear"] * 2, found
+
+
+def test_the_settings_of_agents_are_those_that_were_promised(tmp_path: Path) -> None:
+    tiny.write_inputs(tmp_path / "inputs")
+    found = [
+        from_dict({**read_config(tiny.write_settings(name, tmp_path / "inputs")), "output": "run"}) for name in AGENTS
+    ]
+    assert sum(bool(config.environment or config.tools) for config in found) > 7
+    assert {config.compact.rpartition(":")[2] for config in found if config.compact} == {"SHORT", "LAST"}
+    assert sum(config.replay_megabytes == 0 for config in found) == 2
+    assert all(config.checkpoint_every == 1 for config in found)
 
 
 @pytest.mark.heavy

@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.attacks import Outcome
+from experiments.attacks.agents import AGENTS
 from experiments.attacks.tiny import CONFIGURATIONS, STEPS, differences, write_inputs, write_settings
 from experiments.attacks.worker import ROOT, Worker, environment
 from jaxrl_llm.process import PREEMPTED
 
 PATIENCE = 300.0  # seconds until a moment must have come, or a run have ended
 BOUND = 60.0  # seconds in which an interrupted run must have ended by itself, and its own processes after it
-START, REPORT, STEP = 9.0, 4.0, 0.06  # seconds that these take, on a machine with nothing else to do
+START, REPORT, STEP, AGENT_STEP = 9.0, 4.0, 0.06, 0.3  # seconds that these take, on a machine with nothing else to do
 SOURCE = """import sys
 from jaxrl_llm.cli import main
 print("begun")
@@ -53,10 +54,13 @@ class Stopped(NamedTuple):
     done: bool = False  # it finished the run nevertheless
 
 
-def draw(rng: random.Random) -> Moment:
-    """A moment: one in two in a step, the others in a start, a checkpoint, the end or the report."""
+def draw(rng: random.Random, seconds: float = STEP) -> Moment:
+    """A moment: one in two in a step, the others in a start, a checkpoint, the end or the report.
+
+    seconds: that a step takes, on a machine with nothing else to do.
+    """
     when = rng.choices(("step", "checkpoint", "start", "final", "report"), (50, 20, 12, 10, 8))[0]
-    longest = {"start": START, "step": 2 * STEP, "checkpoint": STEP, "final": 6 * STEP, "report": REPORT}[when]
+    longest = {"start": START, "step": 2 * seconds, "checkpoint": STEP, "final": 6 * STEP, "report": REPORT}[when]
     how = rng.choices(("KILL", "INT", "INT INT", "TERM"), (70, 16, 7, 7))[0]
     return Moment(when, rng.random(), rng.uniform(0, longest), how)
 
@@ -204,6 +208,7 @@ class Runs:
 
     def __init__(self, name: str, folder: Path, worker: Worker) -> None:
         self.name, self.folder, self.worker = name, folder, worker
+        self.attack_name, self.step = ("agents", AGENT_STEP) if name in AGENTS else ("kills", STEP)
         write_inputs(folder / "inputs")
         self.settings = write_settings(name, folder / "inputs")
         self.reference = folder / "reference"
@@ -241,20 +246,20 @@ class Runs:
             number += 1
             run = self.folder / f"run-{number}"
             for again in range(rng.randint(1, 3)):
-                moment = draw(rng)
+                moment = draw(rng, self.step)
                 name = f"{self.name} {number}.{again + 1}: SIG{moment.how} in {moment.when}"
                 begun = time.monotonic()
                 stopped = stop(self.arguments(run), run, moment)
                 if stopped.ended:
                     if stopped.status != 0:
                         said = f"ended by itself, status {stopped.status}: {' '.join(stopped.err.split())}"
-                        yield Outcome("kills", name, "wrong", time.monotonic() - begun, said[:400])
+                        yield Outcome(self.attack_name, name, "wrong", time.monotonic() - begun, said[:400])
                         break
                     continue
                 verdict, said = ("clear", "") if stopped.late else judge_stop(stopped, moment.how)
                 if verdict == "clear":
                     verdict, said = self.judge(run)
-                yield Outcome("kills", name, verdict, time.monotonic() - begun, said[:400])
+                yield Outcome(self.attack_name, name, verdict, time.monotonic() - begun, said[:400])
                 if verdict != "clear":
                     break
             shutil.rmtree(run, ignore_errors=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from experiments.attacks.agents import AGENTS, with_worlds, write_template
 from jaxrl_llm.reporting.tensorboard import read_scalars
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +61,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 def write_inputs(folder: Path) -> None:
     """Prompts, rewards and a copy of the model, which a damage may change, into a new folder."""
     folder.mkdir(parents=True)
-    rows = [{"prompt": f"number {i:02d}:", "answer": str(i % 2)} for i in range(12)]
+    hint = {"solution": "first add, then halve", "hint": "add"}
+    rows = [{"prompt": f"number {i:02d}:", "answer": str(i % 2), **hint} for i in range(12)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "rewards.py").write_text(REWARDS)
     shutil.copytree(MODEL, folder / "model", ignore=shutil.ignore_patterns("vectors.npz"))
@@ -68,8 +70,12 @@ def write_inputs(folder: Path) -> None:
 
 def write_settings(name: str, inputs: Path) -> Path:
     """The configuration of this name as a file for `jaxrl train --config`; the output is not in it."""
-    values = {**COMMON, **CONFIGURATIONS[name]}
-    values["rewards"] = [f"{inputs / 'rewards.py'}:{values.pop('reward', 'even')}"]
+    values = with_worlds({**COMMON, **{**CONFIGURATIONS, **AGENTS}[name]})
+    own = "environment" in values and "reward" not in values
+    reward = values.pop("reward", "even")
+    values["rewards"] = ["environment" if own else f"{inputs / 'rewards.py'}:{reward}"]
+    if {"environment", "tools"} & values.keys():
+        write_template(inputs / "model")
     path = inputs / f"{name}.yaml"
     text = {"model": str(inputs / "model"), "prompts": str(inputs / "prompts.jsonl"), **values}
     path.write_text(json.dumps(text, indent=1))  # which is YAML as well
