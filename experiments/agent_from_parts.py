@@ -4,15 +4,15 @@ import jax
 import numpy as np
 
 from jaxrl_llm import OptimizerConfig, algorithms, init_state, load_policy, prepare, update
-from jaxrl_llm.agent_demo import Calculator, questions  # or an environment and data of one's own
+from jaxrl_llm.cli.agent_demo import Calculator, questions  # or an environment and data of one's own
 from jaxrl_llm.data.prompt_set import encode_rows
 from jaxrl_llm.learner.optimizer import make_optimizer
 from jaxrl_llm.objectives import entropy
 from jaxrl_llm.rewards import get_rewards
-from jaxrl_llm.rollouts.agents import agent
-from jaxrl_llm.rollouts.experience import experience
-from jaxrl_llm.rollouts.experience_setup import Experience
-from jaxrl_llm.rollouts.sources import shuffled_epochs
+from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.runtime.source import experience
+from jaxrl_llm.rollouts.runtime.source_setup import Experience
+from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.sampling.requests import SamplingConfig
 
 EVALUATION = 2**31 - 1  # a step that no training has, so that its environments have seeds of their own

@@ -25,18 +25,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
 PACKAGE = ROOT / "jaxrl_llm"
-CHECKS = ("errors.py", "shapes.py", "models/check.py", "learner/checks.py", "sampling/arguments.py")
+CHECKS = ("errors.py", "shapes.py", "models/checks.py", "learner/checks.py", "sampling/checks.py")
 SURROUNDINGS = (
-    "process.py", "distributed/hosts.py", "rewards/process.py", "rewards/worker.py", "rollouts/lockstep.py",
-    "runs/goodput.py", "reporting/progress.py", "reporting/writers.py",
+    "process.py", "distributed/hosts.py", "rewards/workers/process.py", "rewards/workers/worker.py", "rollouts/runtime/mirrored_engine.py",
+    "training/health/goodput.py", "reporting/logging/progress.py", "reporting/logging/writers.py",
 )  # fmt: skip
 FEW = 20
 
 
 def functions_of_a_step(algorithm: str) -> dict[Path, set[int]]:
     """The functions of the library that one step calls: file -> first lines of their code."""
-    from jaxrl_llm.runs import loop
-    from jaxrl_llm.runs.config import TrainConfig
+    from jaxrl_llm.training import loop
+    from jaxrl_llm.training.config import TrainConfig
 
     make_source, codes = loop.source_of, {loop._run.__code__}
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageChops
 
+from jaxrl_llm.core.trajectory import map_rows
 from jaxrl_llm.reporting import Comparison, compare, logged_batch, logged_prompts
-from jaxrl_llm.runs.run_report import write_report
-from jaxrl_llm.trajectory import map_rows
+from jaxrl_llm.training.folder.report import write_report
 
 METHODS = ("grpo", "dapo", "gspo", "rloo", "cispo")
 NAMES = ("chromium", "chromium-browser", "google-chrome")

@@ -31,10 +31,10 @@ BEGIN, END = "<!-- turns -->", "<!-- end of turns -->"
 
 def run(tasks: tuple[str, ...], methods: tuple[str, ...], folder: Path, first_seed: int) -> None:
     """Run what the folder does not hold."""
+    from jaxrl_llm.in_jax.lab.config import LabConfig
+    from jaxrl_llm.in_jax.lab.grid import hyperparameters_of
+    from jaxrl_llm.in_jax.lab.laboratory import run_lab
     from jaxrl_llm.in_jax.settings import LabSettings
-    from jaxrl_llm.lab.config import LabConfig
-    from jaxrl_llm.lab.grid import hyperparameters_of
-    from jaxrl_llm.lab.laboratory import run_lab
 
     # Critics learn ten times as fast as the policy, as in the code of `hiper` and `multi_turn_recipe`.
     settings = LabSettings(iterations=60, prompts=8, group_size=8, learning_rate=1e-3, critic_rate=10.0, exact=False)
@@ -57,8 +57,8 @@ def table() -> str:
     `OTHERS` too, where a method had the same settings."""
     import numpy as np
 
-    from jaxrl_llm.lab.outcome import Outcome, from_json
-    from jaxrl_llm.reporting.files import read_json
+    from jaxrl_llm.in_jax.lab.outcome import Outcome, from_json
+    from jaxrl_llm.reporting.logging.files import read_json
 
     def outcomes(folder: Path) -> dict[tuple[str, str], Outcome]:
         found = read_json(folder / "results.json") or {"outcomes": []}

@@ -10,13 +10,14 @@ Names are imported on first use, so that commands and reward processes that do n
 
 from typing import TYPE_CHECKING
 
-from jaxrl_llm.lazy import imported_at_first_use
+from jaxrl_llm.utils.lazy import imported_at_first_use
 from jaxrl_llm.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from jaxrl_llm import algorithms
     from jaxrl_llm.algorithms import Algorithm
-    from jaxrl_llm.errors import InputError
+    from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+    from jaxrl_llm.core.transform import Objective, Transform, chain
     from jaxrl_llm.in_jax.train import make_train
     from jaxrl_llm.learner.interactive import prepare, update
     from jaxrl_llm.learner.optimizer_config import OptimizerConfig
@@ -25,13 +26,12 @@ if TYPE_CHECKING:
     from jaxrl_llm.reporting.completions import show
     from jaxrl_llm.reporting.credit import compare
     from jaxrl_llm.rewards.of_batch import score
-    from jaxrl_llm.runs.config import TrainConfig
-    from jaxrl_llm.runs.evaluate import evaluate
-    from jaxrl_llm.runs.loop import train
-    from jaxrl_llm.runs.run import Run
     from jaxrl_llm.sampling import sample
-    from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
-    from jaxrl_llm.transform import Objective, Transform, chain
+    from jaxrl_llm.training.config import TrainConfig
+    from jaxrl_llm.training.evaluate import evaluate
+    from jaxrl_llm.training.folder.run import Run
+    from jaxrl_llm.training.loop import train
+    from jaxrl_llm.utils.errors import InputError
 
 __all__ = [
     "Algorithm",
@@ -59,18 +59,18 @@ __all__ = [
     "update",
 ]
 _MODULES = {
-    "Algorithm": "algorithms",
-    "InputError": "errors",
-    "Objective": "transform",
+    "Algorithm": "core.algorithm",
+    "InputError": "utils.errors",
+    "Objective": "core.transform",
     "OptimizerConfig": "learner.optimizer_config",
-    "PolicyOutputs": "trajectory",
-    "Run": "runs.run",
-    "TrainConfig": "runs.config",
-    "Trajectories": "trajectory",
-    "Transform": "transform",
-    "chain": "transform",
+    "PolicyOutputs": "core.trajectory",
+    "Run": "training.folder.run",
+    "TrainConfig": "training.config",
+    "Trajectories": "core.trajectory",
+    "Transform": "core.transform",
+    "chain": "core.transform",
     "compare": "reporting.credit",
-    "evaluate": "runs.evaluate",
+    "evaluate": "training.evaluate",
     "init_state": "learner.update",
     "load_policy": "models",
     "make_train": "in_jax.train",
@@ -79,7 +79,7 @@ _MODULES = {
     "save_policy": "models",
     "score": "rewards.of_batch",
     "show": "reporting.completions",
-    "train": "runs.loop",
+    "train": "training.loop",
     "update": "learner.interactive",
 }
 

@@ -17,11 +17,11 @@ import pytest
 from heavy import few, is_in_share
 
 from jaxrl_llm import load_policy, sample
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models import Policy
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import Packing, shared_prompts
-from jaxrl_llm.process import use_compile_cache
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.utils.process import use_compile_cache
 
 # Importing computes nothing, and from here on all is computed on the CPU: tests give the
 # same numbers on a machine with an accelerator.

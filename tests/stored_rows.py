@@ -6,22 +6,22 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.replay import base, into_groups
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts import replays, swaps
-from jaxrl_llm.rollouts.sources import Replay
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.rollouts.runtime.sources import Replay
 
 REPLAYS = {
-    "whole_groups": replays.whole_groups(groups=5),
-    "faded": replays.whole_groups(draw=replays.faded(), groups=5, **replays.times_as_many(1.5)),
-    "young": replays.whole_groups(max_age=1),
-    "recent_and_reservoir": replays.recent_and_reservoir(0.7, 6, 5),
-    "own_good_rows": replays.own_good_rows(2, 8, 2),
-    "refilled": replays.refilled(9, 3),
-    "swapped_successes": swaps.swapped_successes(each=2),
-    "random place": swaps.swapped_successes(swaps.none_above(0.5), 0.5, 1, "random"),
-    "added": swaps.swapped_successes(swaps.none_above(0.5), 0.5, 1, "added"),
-    "best_of_prompt": swaps.best_of_prompt(4),
+    "whole_groups": base.whole_groups(groups=5),
+    "faded": base.whole_groups(draw=base.faded(), groups=5, **base.times_as_many(1.5)),
+    "young": base.whole_groups(max_age=1),
+    "recent_and_reservoir": base.recent_and_reservoir(0.7, 6, 5),
+    "own_good_rows": base.own_good_rows(2, 8, 2),
+    "refilled": base.refilled(9, 3),
+    "swapped_successes": into_groups.swapped_successes(each=2),
+    "random place": into_groups.swapped_successes(into_groups.none_above(0.5), 0.5, 1, "random"),
+    "added": into_groups.swapped_successes(into_groups.none_above(0.5), 0.5, 1, "added"),
+    "best_of_prompt": into_groups.best_of_prompt(4),
 }
 
 

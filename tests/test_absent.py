@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxrl_llm import InputError, Trajectories
-from jaxrl_llm.transform import stateless
+from jaxrl_llm.core.transform import stateless
 
 
 def batch() -> Trajectories:

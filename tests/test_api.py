@@ -16,12 +16,12 @@ from conftest import VECTORS
 
 import jaxrl_llm
 from jaxrl_llm import InputError, Trajectories, algorithms, evaluate, init_state, prepare, sample, score, update
-from jaxrl_llm.learner.provide import provide
-from jaxrl_llm.learner.steps import plan_steps
+from jaxrl_llm.learner.inputs import provide
+from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.update import prepare as prepare_alone
 from jaxrl_llm.learner.update import update as update_alone
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.runs.evaluate import Evaluation
+from jaxrl_llm.training.evaluate import Evaluation
 
 ROWS = [{"prompt": f"number {i:02d}:", "answer": str(i % 2)} for i in range(2)]
 KEY = jax.random.key(0)

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 import jaxrl_llm
-from jaxrl_llm.arguments import Count, Range, check, checked, kinds_of
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.checks import Count, Range, check, checked, kinds_of
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.utils.errors import InputError
 
 
 class Rule(NamedTuple):

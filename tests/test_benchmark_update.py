@@ -18,7 +18,7 @@ import pytest
 from conftest import quick_compiles
 
 from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.models.rope_config import Rope
+from jaxrl_llm.models.rope import Rope
 
 pytestmark = pytest.mark.heavy
 

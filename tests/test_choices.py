@@ -9,13 +9,17 @@ from typing import Any, Literal
 
 import pytest
 
-from jaxrl_llm import advantages, algorithms, choices, objectives
-from jaxrl_llm.advantages import rank, returns, risk, token_baselines
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.objectives import adaptive_clip, anchors, averages, corrections, covariance, regression
+from jaxrl_llm import advantages, algorithms, objectives
+from jaxrl_llm.advantages import rank, returns, risk
+from jaxrl_llm.advantages.tokens import baselines
+from jaxrl_llm.core import choices
+from jaxrl_llm.objectives import anchors, covariance, off_policy, regression
+from jaxrl_llm.objectives.averaging import averages
+from jaxrl_llm.objectives.clips import adaptive_clip
+from jaxrl_llm.utils.errors import InputError
 
 MODULES = (
-    advantages, objectives, rank, returns, risk, token_baselines, adaptive_clip, anchors, averages, corrections,
+    advantages, objectives, rank, returns, risk, baselines, adaptive_clip, anchors, averages, off_policy,
     covariance, regression,
 )  # fmt: skip
 FILLED = {

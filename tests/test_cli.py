@@ -25,17 +25,18 @@ sys.path.insert(0, str(Path(__file__).parent / "runs"))
 
 import tiny_runs as runs
 
-from jaxrl_llm import algorithms, load_policy, sample, starting
+from jaxrl_llm import algorithms, load_policy, sample
 from jaxrl_llm.algorithms import grpo
-from jaxrl_llm.cli import COMMANDS, main
+from jaxrl_llm.cli.options import parse_config
+from jaxrl_llm.cli.program import COMMANDS, main
 from jaxrl_llm.learner.optimizer import OptimizerConfig
-from jaxrl_llm.options import parse_config
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.config_json import from_dict, to_dict
 from jaxrl_llm.sampling import completion_texts, live
 from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Stats, Tokens
 from jaxrl_llm.sampling.sampler import requests_of
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config_json import from_dict, to_dict
+from jaxrl_llm.utils import starting
 
 
 def output_of(capsys: pytest.CaptureFixture[str], *arguments: Any, status: int = 0) -> str:
@@ -635,7 +636,7 @@ def test_an_interrupt_says_how_to_go_on(
 
 
 def test_the_installed_command_ends_with_its_status() -> None:
-    command = [sys.executable, "-m", "jaxrl_llm.cli"]
+    command = [sys.executable, "-m", "jaxrl_llm.cli.program"]
     good = subprocess.run([*command, "algorithms"], capture_output=True, text=True, env=runs.environment(), check=False)
     bad = subprocess.run([*command, "nothing"], capture_output=True, text=True, env=runs.environment(), check=False)
     assert (good.returncode, bad.returncode) == (0, 2)

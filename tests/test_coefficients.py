@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages, objectives
-from jaxrl_llm.coefficients import check_moments, check_number
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.coefficients import check_moments, check_number
+from jaxrl_llm.utils.errors import InputError
 
 
 @pytest.mark.parametrize("value", [0, 1.0, np.float32(0.5), np.int64(1), np.array(0.5), jnp.float32(0.5), jnp.ones(3)])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.options import parse_config
+from jaxrl_llm.cli.options import parse_config
+from jaxrl_llm.utils.errors import InputError
 
 
 @pytest.mark.parametrize(

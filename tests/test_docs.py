@@ -31,7 +31,7 @@ def test_examples(name: str) -> None:
     assert result.failed == 0, f"{result.failed} of {result.attempted} examples of {name} fail"
 
 
-@pytest.mark.parametrize("name", ["jaxrl_llm.advantages.group", "jaxrl_llm.shapes", "jaxrl_kernels.logprob"])
+@pytest.mark.parametrize("name", ["jaxrl_llm.advantages.group", "jaxrl_llm.core.shapes", "jaxrl_kernels.logprob"])
 def test_examples_are_found(name: str) -> None:
     tests = doctest.DocTestFinder().find(importlib.import_module(name))
     assert any(test.examples for test in tests)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxrl_llm.errors import InputError, missing_package, unknown
+from jaxrl_llm.utils.errors import InputError, missing_package, unknown
 
 
 def test_an_input_error_is_a_value_error() -> None:

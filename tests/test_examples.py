@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.agent_demo import Calculator, questions
-from jaxrl_llm.cli import main
-from jaxrl_llm.data.calls import Reply
-from jaxrl_llm.demo import easy_first, examples
+from jaxrl_llm.cli.agent_demo import Calculator, questions
+from jaxrl_llm.cli.demo import easy_first, examples
+from jaxrl_llm.cli.program import main
+from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.in_jax.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]

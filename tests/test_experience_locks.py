@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from jaxrl_llm.rollouts.hints import BEGINNING, HINT
+from jaxrl_llm.rollouts.guidance.hints import BEGINNING, HINT
 
 ROOT = Path(__file__).parents[1]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxrl_llm import load_policy
-from jaxrl_llm.cli import main
+from jaxrl_llm.cli.program import main
 
 MODEL = Path(__file__).parent / "vectors" / "llama"
 
@@ -49,7 +49,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any, **__: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("jaxrl_llm.runs.load_run.load_run", load)
+    monkeypatch.setattr("jaxrl_llm.training.folder.load_run.load_run", load)
 
 
 @pytest.mark.parametrize("overwrite", [[], ["--overwrite"]])
@@ -102,7 +102,7 @@ def test_a_model_is_exported_and_replaced_only_when_asked(tmp_path: Path, capsys
 def test_a_refusal_needs_no_jax(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("x")
     program = (
-        "import sys; from jaxrl_llm.cli import main; status = main(sys.argv[1:]);"
+        "import sys; from jaxrl_llm.cli.program import main; status = main(sys.argv[1:]);"
         "print(status, 'jax' in sys.modules, 'transformers' in sys.modules)"
     )
     done = subprocess.run(

@@ -24,12 +24,12 @@ import jaxrl_llm.selection
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages import group_relative, revised
 from jaxrl_llm.algorithms import Algorithm, DynamicSampling
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.expressions import WIDTH, code, is_code, leaves, part
+from jaxrl_llm.core.repr import WIDTH, code, is_code, leaves, part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Objective, Transform, chain, stateless
 from jaxrl_llm.objectives import Average, clip, entropy, kl, log_probability, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.penalties import right_answers
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import Objective, Transform, chain, stateless
+from jaxrl_llm.utils.errors import InputError
 
 PARTS = {name: getattr(objectives, name) for name in objectives.__all__} | {"chain": chain}
 
@@ -263,7 +263,7 @@ def test_each_name_in_printed_code_is_of_one_factory() -> None:
         for one in pkgutil.iter_modules(package.__path__)
     ]
     found: dict[str, set[Any]] = {}
-    for module in [*modules, sys.modules["jaxrl_llm.transform"]]:
+    for module in [*modules, sys.modules["jaxrl_llm.core.transform"]]:
         for name, value in vars(module).items():
             if getattr(value, "makes_parts", False):
                 found.setdefault(name, set()).add(value)

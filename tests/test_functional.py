@@ -8,8 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from jaxrl_llm import advantages, algorithms, expressions, objectives, selection
+from jaxrl_llm import advantages, algorithms, objectives, selection
 from jaxrl_llm.algorithms.composition import composition
+from jaxrl_llm.core import repr
 
 PACKAGES = [advantages, objectives, selection]
 
@@ -23,7 +24,7 @@ def test_a_package_exports_what_makes_parts(package: ModuleType) -> None:
     assert package.__all__ == sorted(public(package))
     for name in package.__all__:
         one = getattr(package, name)
-        is_type_of_parts = inspect.isclass(one) and one.__repr__ is expressions.layout
+        is_type_of_parts = inspect.isclass(one) and one.__repr__ is repr.layout
         assert getattr(one, "makes_parts", False) or is_type_of_parts, f"{name} makes no part: it is for .functional"
 
 

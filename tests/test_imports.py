@@ -26,13 +26,13 @@ import jax
 jax.config.update("jax_platforms", "cpu")
 import jaxrl_llm, jaxrl_kernels
 import importlib, pkgutil
-import jaxrl_llm.runs.loop, jaxrl_llm.data, jaxrl_llm.rewards, jaxrl_llm.reporting
+import jaxrl_llm.training.loop, jaxrl_llm.data, jaxrl_llm.rewards, jaxrl_llm.reporting
 for core in CORE:
     package = importlib.import_module(core)
     for module in pkgutil.walk_packages(package.__path__, core + "."):
         importlib.import_module(module.name)
 from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.models.rope_config import Rope
+from jaxrl_llm.models.rope import Rope
 config = ModelConfig(
     family="llama", vocab_size=50, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=2, num_kv_heads=1,
     head_dim=8, norm_epsilon=1e-5, tie_embeddings=True, rope_of_layer=(0, 0), window_of_layer=(0, 0), query_scale=0.35,
@@ -56,7 +56,7 @@ def test_core_needs_only_the_jax_packages() -> None:
 
 
 def test_only_runs_and_the_command_line_know_the_configuration_of_a_run() -> None:
-    names = ("TrainConfig", "jaxrl_llm.runs")
+    names = ("TrainConfig", "jaxrl_llm.training")
     found = [path for path in ROOT.rglob("*.py") if any(name in path.read_text() for name in names)]
     rooms = {path.relative_to(ROOT).parts[0] for path in found}
     # The package itself names them for whoever imports them from there, on first use.

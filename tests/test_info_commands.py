@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import jaxrl_llm
-from jaxrl_llm import demo, info_commands
-from jaxrl_llm.cli import COMMANDS, main
+from jaxrl_llm.cli import demo, info
+from jaxrl_llm.cli.program import COMMANDS, main
 
 
 def test_help_lists_the_commands_or_helps_with_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,7 +39,7 @@ def test_the_version(option: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_demo_needs_no_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr(demo, "run", lambda *given: asked.append(given))
-    monkeypatch.setattr("jaxrl_llm.models.source.check_source", lambda model: None)
+    monkeypatch.setattr("jaxrl_llm.models.io.source.check_source", lambda model: None)
     monkeypatch.chdir(tmp_path)
     assert main(["demo"]) == main(["demo", "--seed", "2", "--steps=3", "--output", "b", "--model", "m"]) == 0
     assert asked == [("smollm2-135m", 0, "runs/demo", 9), ("m", 2, "b", 3)]
@@ -55,10 +55,8 @@ def test_the_demo_finds_what_is_missing_before_it_begins(
     assert main(["demo", "--output", "old", "--model", "./none"]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert [line.partition(" ")[2][:12] for line in errors] == ["'./none' is ", "old holds a "]
-    find = info_commands.importlib.util.find_spec
-    monkeypatch.setattr(
-        info_commands.importlib.util, "find_spec", lambda name: None if name == "reasoning_gym" else find(name)
-    )
+    find = info.importlib.util.find_spec
+    monkeypatch.setattr(info.importlib.util, "find_spec", lambda name: None if name == "reasoning_gym" else find(name))
     assert main(["demo", "--steps", "0"]) == 2
     steps, package = capsys.readouterr().err.splitlines()
     assert "--steps is 0" in steps

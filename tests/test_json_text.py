@@ -8,8 +8,8 @@ import math
 
 import pytest
 
-from jaxrl_llm import json_text
-from jaxrl_llm.json_text import MOST_DEPTH, NotJson, json_type, parse_json
+from jaxrl_llm.utils import json as json_text
+from jaxrl_llm.utils.json import MOST_DEPTH, NotJson, json_type, parse_json
 
 
 def test_examples_in_docstrings() -> None:

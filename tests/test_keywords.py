@@ -9,9 +9,9 @@ import pytest
 
 import jaxrl_llm
 from jaxrl_llm import InputError, OptimizerConfig, TrainConfig
-from jaxrl_llm.keywords import unknown_keyword
-from jaxrl_llm.peer_names import TRL_FLAGS, TRL_OTHER, TRL_SAME
-from jaxrl_llm.runs.config import inside
+from jaxrl_llm.training.config import inside
+from jaxrl_llm.utils.keywords import unknown_keyword
+from jaxrl_llm.utils.peer_names import TRL_FLAGS, TRL_OTHER, TRL_SAME
 
 
 @pytest.mark.parametrize("name", sorted({*TRL_SAME, *TRL_FLAGS, *TRL_OTHER}))

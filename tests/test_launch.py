@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments.launch import local
-from jaxrl_llm.process import PREEMPTED
+from jaxrl_llm.utils.process import PREEMPTED
 
 FOLDER = Path(local.__file__).parent
 TRAIN = ["jaxrl", "train", "--prompts", "a b.jsonl", "--output", "gs://bucket/a"]

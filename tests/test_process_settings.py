@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl_llm import process
-from jaxrl_llm.process import compiles, compiling, count_compiles, default_cache_folder, use_compile_cache
+from jaxrl_llm.utils import process
+from jaxrl_llm.utils.process import compiles, compiling, count_compiles, default_cache_folder, use_compile_cache
 
 PROGRAM = """
 import ctypes, sys, threading

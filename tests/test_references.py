@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.references import (
+from jaxrl_llm.core.reference import (
     ReferenceRule,
     another,
     exponential_average,
@@ -20,6 +19,7 @@ from jaxrl_llm.references import (
     soup,
     weighted_mean,
 )
+from jaxrl_llm.utils.errors import InputError
 
 numbers = st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=6)
 few = settings(max_examples=20, deadline=None, derandomize=True, database=None)

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from jaxrl_llm.cli import main
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.run_commands import filled_prompts, prompts_of
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.config_json import to_dict
-from jaxrl_llm.runs.metrics import accuracy_line
+from jaxrl_llm.cli.eval_and_sample import filled_prompts, prompts_of
+from jaxrl_llm.cli.program import main
 from jaxrl_llm.sampling import live, sampler
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config_json import to_dict
+from jaxrl_llm.training.metrics import accuracy_line
+from jaxrl_llm.utils.errors import InputError
 
 FIGURES = {"accuracy": 0.5, "low": 0.4, "high": 0.6, "prompts": 8, "length": 4.0}
 
@@ -42,7 +42,9 @@ def test_a_slip_is_told_in_a_plain_line(typed: str, said: str, capsys: pytest.Ca
 
 
 def test_commands_are_there_before_what_takes_long_to_import() -> None:
-    program = "import sys, jaxrl_llm.commands; print(sorted({'jax', 'numpy', 'transformers', 'yaml'} & {*sys.modules}))"
+    program = (
+        "import sys, jaxrl_llm.cli.commands; print(sorted({'jax', 'numpy', 'transformers', 'yaml'} & {*sys.modules}))"
+    )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
@@ -89,7 +91,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(sampler, "requests_of", requests_of)
     monkeypatch.setattr(live, "write_completions", lambda *_, **__: None)
-    monkeypatch.setattr("jaxrl_llm.runs.load_run.load_run", lambda *_, **__: (None, None, None, None))
+    monkeypatch.setattr("jaxrl_llm.training.folder.load_run.load_run", lambda *_, **__: (None, None, None, None))
     return found
 
 

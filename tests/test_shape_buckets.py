@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.shapes import bucket, pad_rows
+from jaxrl_llm.core.shapes import bucket, pad_rows
 
 
 def test_the_list() -> None:

@@ -8,8 +8,8 @@ import typing
 import pytest
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.signatures import hyperparameters
+from jaxrl_llm.core.signatures import hyperparameters
+from jaxrl_llm.utils.errors import InputError
 
 
 @pytest.mark.parametrize("name", algorithms.names())
@@ -27,8 +27,8 @@ def test_an_unknown_method_has_a_nearest_name() -> None:
 def test_options_and_inputs_import_no_jax() -> None:
     """So that what is wrong with a command is said in a moment."""
     program = (
-        "import sys, jaxrl_llm.options, jaxrl_llm.runs.config, jaxrl_llm.data, jaxrl_llm.rewards; "
-        "jaxrl_llm.options.parse_config(['--algorithm', 'dapo', '--algorithm.clip-high', '0.3']); "
+        "import sys, jaxrl_llm.cli.options, jaxrl_llm.training.config, jaxrl_llm.data, jaxrl_llm.rewards; "
+        "jaxrl_llm.cli.options.parse_config(['--algorithm', 'dapo', '--algorithm.clip-high', '0.3']); "
         "assert not {'jax', 'flax', 'optax', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from jaxrl_llm import threads
-from jaxrl_llm.threads import called, contained
+from jaxrl_llm.utils import threads
+from jaxrl_llm.utils.threads import called, contained
 
 
 @pytest.fixture(autouse=True)

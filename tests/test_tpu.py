@@ -16,12 +16,12 @@ from jax.experimental import topologies
 
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.distributed import data_mesh
-from jaxrl_llm.learner.learn import Learner, compile_learning
+from jaxrl_llm.learner.step import Learner, compile_learning
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.learner.update import init_state
 from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.models.rope_config import Rope
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.models.rope import Rope
+from jaxrl_llm.core.trajectory import Trajectories
 
 mesh = data_mesh(list(topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices))
 # The shapes of SmolLM2-135M.

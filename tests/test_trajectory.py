@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch, map_rows, totals_of, with_totals
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, check_batch, map_rows, totals_of, with_totals
+from jaxrl_llm.utils.errors import InputError
 
 
 def batch_of(action_mask: Any, **fields: Any) -> Trajectories:

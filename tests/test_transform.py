@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.transform import Coefficient, Objective, RunFacts, Transform, chain, counted, in_turn, stateless
 from jaxrl_llm.objectives import token_mean
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.transform import Coefficient, Objective, RunFacts, Transform, chain, counted, in_turn, stateless
+from jaxrl_llm.utils.errors import InputError
 
 OUTPUTS = PolicyOutputs(logp=jnp.array([[-1.0, -2.0]]), entropy=jnp.array([[0.5, 0.25]]))
 

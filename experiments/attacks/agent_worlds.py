@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from jaxrl_llm.data.calls import Call, Reply
-from jaxrl_llm.data.turns import ChatTurns
-from jaxrl_llm.environments.python_tools import python
-from jaxrl_llm.rollouts.compaction import keep_last
+from jaxrl_llm.data.chat.calls import Call, Reply
+from jaxrl_llm.data.chat.turns import ChatTurns
+from jaxrl_llm.environments.tools.python import python
+from jaxrl_llm.rollouts.agents.compaction import keep_last
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "runs"))
 

@@ -17,16 +17,16 @@ from typing import Any
 # Module, what it calls, and whether the place is before or after that.
 PLACES = {
     "join": ("jaxrl_llm.distributed.connect", "connect", "after"),
-    "load": ("jaxrl_llm.runs.setup", "load_model", "before"),
-    "restore": ("jaxrl_llm.runs.checkpoints", "Checkpoints.latest", "before"),
-    "evaluate": ("jaxrl_llm.runs.loop", "evaluate_run", "before"),
-    "rollout": ("jaxrl_llm.rollouts.experience", "_round", "before"),
-    "rewards": ("jaxrl_llm.rollouts.experience", "_score", "before"),
-    "exchange": ("jaxrl_llm.rollouts.experience", "of_all_hosts", "before"),
-    "update": ("jaxrl_llm.runs.loop", "learn", "before"),
-    "save": ("jaxrl_llm.runs.checkpoints", "Checkpoints.save", "before"),
-    "saving": ("jaxrl_llm.runs.checkpoints", "Checkpoints.save", "after"),
-    "report": ("jaxrl_llm.runs.loop", "write_report", "before"),  # of the first host
+    "load": ("jaxrl_llm.training.setup", "load_model", "before"),
+    "restore": ("jaxrl_llm.training.folder.checkpoints", "Checkpoints.latest", "before"),
+    "evaluate": ("jaxrl_llm.training.loop", "evaluate_run", "before"),
+    "rollout": ("jaxrl_llm.rollouts.runtime.source", "_round", "before"),
+    "rewards": ("jaxrl_llm.rollouts.runtime.source", "_score", "before"),
+    "exchange": ("jaxrl_llm.rollouts.runtime.source", "of_all_hosts", "before"),
+    "update": ("jaxrl_llm.training.loop", "learn", "before"),
+    "save": ("jaxrl_llm.training.folder.checkpoints", "Checkpoints.save", "before"),
+    "saving": ("jaxrl_llm.training.folder.checkpoints", "Checkpoints.save", "after"),
+    "report": ("jaxrl_llm.training.loop", "write_report", "before"),  # of the first host
     "leave": ("jaxrl_llm.distributed.connect", "leave", "before"),
 }
 
@@ -69,7 +69,7 @@ def main(place: str, nth: int, delay: float, arguments: list[str]) -> None:
             holder = getattr(holder, part)
         setattr(holder, name, dying(getattr(holder, name), when, nth, delay))
     sys.argv[1:] = arguments
-    from jaxrl_llm.cli import main as jaxrl
+    from jaxrl_llm.cli.program import main as jaxrl
 
     sys.exit(jaxrl())
 

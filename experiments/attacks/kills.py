@@ -23,13 +23,13 @@ from experiments.attacks import Outcome
 from experiments.attacks.agents import AGENTS
 from experiments.attacks.tiny import CONFIGURATIONS, STEPS, differences, write_inputs, write_settings
 from experiments.attacks.worker import ROOT, Worker, environment
-from jaxrl_llm.process import PREEMPTED
+from jaxrl_llm.utils.process import PREEMPTED
 
 PATIENCE = 300.0  # seconds until a moment must have come, or a run have ended
 BOUND = 60.0  # seconds in which an interrupted run must have ended by itself, and its own processes after it
 START, REPORT, STEP, AGENT_STEP = 9.0, 4.0, 0.06, 0.3  # seconds that these take, on a machine with nothing else to do
 SOURCE = """import sys
-from jaxrl_llm.cli import main
+from jaxrl_llm.cli.program import main
 print("begun")
 sys.exit(main(sys.argv[1:]))"""
 

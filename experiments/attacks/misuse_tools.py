@@ -63,22 +63,24 @@ class Tools:
         import jaxrl_llm.rollouts as rollouts
         from jaxrl_llm import advantages, algorithms, data, objectives, rewards, sampling
         from jaxrl_llm.algorithms import run_settings
+        from jaxrl_llm.core.rules import Partial
+        from jaxrl_llm.core.transform import stateless
         from jaxrl_llm.distributed import chips, mesh
-        from jaxrl_llm.environments import adapters, calculator, files, mcp_servers, python_tools, search
-        from jaxrl_llm.environments import tools as environment_tools
+        from jaxrl_llm.environments import adapters
+        from jaxrl_llm.environments.tools import base as environment_tools
+        from jaxrl_llm.environments.tools import calculator, files, mcp, python, search
         from jaxrl_llm.in_jax import tasks
         from jaxrl_llm.in_jax import train as in_jax
-        from jaxrl_llm.lab import config as lab_config
-        from jaxrl_llm.lab import grid, laboratory
-        from jaxrl_llm.learner import optimizer, provide, steps, update
+        from jaxrl_llm.in_jax.lab import config as lab_config
+        from jaxrl_llm.in_jax.lab import grid, laboratory
+        from jaxrl_llm.learner import inputs, microbatches, optimizer, update
         from jaxrl_llm.models import lora
-        from jaxrl_llm.reporting import shading, statistics
+        from jaxrl_llm.reporting import statistics
+        from jaxrl_llm.reporting.html import shading
         from jaxrl_llm.rewards.shaping import soft_overlong_penalty
-        from jaxrl_llm.rollouts.rules import Partial
-        from jaxrl_llm.runs import config, config_json
-        from jaxrl_llm.transform import stateless
+        from jaxrl_llm.training import config, config_json
 
-        made = (adapters, calculator, chips, files, grid, lab_config, laboratory, mcp_servers, mesh, python_tools)
+        made = (adapters, calculator, chips, files, grid, lab_config, laboratory, mcp, mesh, python)
         return {
             **_parts(rollouts),
             **{name: one for module in (*made, search, environment_tools) for name, one in _public(module)},
@@ -117,9 +119,9 @@ class Tools:
             "nan": math.nan,
             "np": np,
             "optax": optax,
-            "draw_steps": steps.draw_steps,
-            "plan_steps": steps.plan_steps,
-            "provide": provide.provide,
+            "draw_steps": microbatches.draw_steps,
+            "plan_steps": microbatches.plan_steps,
+            "provide": inputs.provide,
             "replace": dataclasses.replace,
             "rewards": rewards,
             "run_settings": run_settings.run_settings,

@@ -74,7 +74,7 @@ def _run_row(name: str, tools: Tools, limit: float) -> Outcome:
 
 def judged(name: str, tools: Tools) -> tuple[str, str]:
     """Evaluate a row: its verdict, and what was said."""
-    from jaxrl_llm.errors import InputError
+    from jaxrl_llm.utils.errors import InputError
 
     try:
         value = eval(name, dict(tools.names))

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from experiments.attacks.public_reports import MENDED, NONE, RIGHT, Report, refuses
-from jaxrl_llm.data.chat import encode_prompt, encode_rendered
-from jaxrl_llm.data.messages import plain_message
-from jaxrl_llm.data.rendering import PromptFormat
-from jaxrl_llm.data.turns import ChatTurns
-from jaxrl_llm.environments.tools import Toolbox
+from jaxrl_llm.data.chat.encode import encode_prompt, encode_rendered
+from jaxrl_llm.data.chat.messages import plain_message
+from jaxrl_llm.data.chat.rendering import PromptFormat
+from jaxrl_llm.data.chat.turns import ChatTurns
+from jaxrl_llm.environments.tools.base import Toolbox
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 

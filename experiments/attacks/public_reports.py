@@ -31,7 +31,7 @@ class Report(NamedTuple):
 
 def refuses(function: Callable[[], object], *words: str) -> bool:
     """Whether it is refused in one line that has these words."""
-    from jaxrl_llm.errors import InputError
+    from jaxrl_llm.utils.errors import InputError
 
     try:
         function()

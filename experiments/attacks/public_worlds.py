@@ -21,12 +21,12 @@ from safetensors.numpy import load_file, save_file
 from experiments.attacks.public_reports import MENDED, NONE, RIGHT, Report, refuses
 from experiments.attacks.tiny import MODEL
 from jaxrl_llm import TrainConfig, load_policy, save_policy
-from jaxrl_llm.data.calls import Reply
-from jaxrl_llm.data.prompts import load_prompts
+from jaxrl_llm.data.chat.calls import Reply
+from jaxrl_llm.data.load import load_prompts
 from jaxrl_llm.data.stream import PromptStream
 from jaxrl_llm.environments.adapters import adapted
 from jaxrl_llm.models.config import from_hf
-from jaxrl_llm.runs import inputs, loop
+from jaxrl_llm.training import inputs, loop
 
 
 @cache

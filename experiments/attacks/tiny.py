@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.attacks.agents import AGENTS, with_worlds, write_template
-from jaxrl_llm.reporting.tensorboard import read_scalars
+from jaxrl_llm.reporting.logging.tensorboard import read_scalars
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "tests" / "vectors" / "llama_tied"

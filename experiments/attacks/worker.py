@@ -110,7 +110,7 @@ def remembered(build: Callable[..., Any]) -> Callable[..., Any]:
 
 def run(arguments: list[str]) -> int:
     """The exit status of a command, with what Python prints where it raises."""
-    from jaxrl_llm.cli import main
+    from jaxrl_llm.cli.program import main
 
     try:
         return main(arguments)
@@ -125,7 +125,7 @@ def serve() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(nothing, descriptor)
-    from jaxrl_llm.runs import loop, method, setup
+    from jaxrl_llm.training import loop, method, setup
 
     for module, name in ((method, "make_algorithm"), (setup, "make_optimizer")):
         setattr(module, name, remembered(getattr(module, name)))

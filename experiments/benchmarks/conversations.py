@@ -22,19 +22,19 @@ import numpy as np
 from rollout_ours import load
 
 from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.rollouts.admission import Rule
-from jaxrl_llm.rollouts.driver import Driver
+from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.experience import LOOK
-from jaxrl_llm.rollouts.experience_engines import engines_of
-from jaxrl_llm.rollouts.experience_setup import Experience
-from jaxrl_llm.rollouts.experience_state import ExperienceState
-from jaxrl_llm.rollouts.log import GroupLog
 from jaxrl_llm.rollouts.programs import Rollout
-from jaxrl_llm.rollouts.sources import shuffled_epochs
-from jaxrl_llm.rollouts.tools import Task, Tools
-from jaxrl_llm.sampling.drafts import Drafts
+from jaxrl_llm.rollouts.runtime.admission import Rule
+from jaxrl_llm.rollouts.runtime.driver import Driver
+from jaxrl_llm.rollouts.runtime.engines import engines_of
+from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
+from jaxrl_llm.rollouts.runtime.source import LOOK
+from jaxrl_llm.rollouts.runtime.source_setup import Experience
+from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
+from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.sampling.requests import SamplingConfig, Stats
+from jaxrl_llm.sampling.speculative.drafts import Drafts
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,9 @@ def main() -> None:
     parser.add_argument("--observation", type=int, default=12)
     parser.add_argument("--milliseconds", type=float, default=50.0)
     parser.add_argument("--slots", type=int, nargs="+", default=[16, 8, 4])
-    parser.add_argument("--ahead", nargs="+", default=["4", "0", "none"], help="see jaxrl_llm/rollouts/outside.py")
+    parser.add_argument(
+        "--ahead", nargs="+", default=["4", "0", "none"], help="see jaxrl_llm/rollouts/runtime/external_calls.py"
+    )
     parser.add_argument("--threads", action="store_true", help="environments in threads, not in the event loop")
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()

@@ -3,7 +3,7 @@
     TPU_SKIP_MDS_QUERY=1 JAX_PLATFORMS=cpu python experiments/benchmarks/cycles.py 8b-v5e [--top 10] [--text FILE]
 
 Needs libtpu. Of each case it prints estimated seconds and model FLOP utilisation, without collectives and with all of
-them exposed, the kinds of instructions, and the dearest lines (`distributed.cycles`). Pallas kernels count with the
+them exposed, the kinds of instructions, and the dearest lines (`plan.program_cycles`). Pallas kernels count with the
 operations and bytes that they declare. The model's operations are 2 for each parameter of a layer's matrices and each
 token, 4 for each number of a query and each pair of tokens that attend to each other, and 2 for each number of the
 unembedding and each completion's token; three times that with the backward pass, twice where the weights are frozen.
@@ -25,16 +25,16 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels"), str(Path(sys.prefix) / "aot")]
 
 from jaxrl_llm.distributed.chips import GIB, topology_of  # noqa: E402
-from jaxrl_llm.distributed.cost import cost_of  # noqa: E402
-from jaxrl_llm.distributed.cycles import MOVES, by_kind, by_source, lines_in  # noqa: E402
-from jaxrl_llm.distributed.program_text import turn_of  # noqa: E402
 from jaxrl_llm.learner.optimizer import OptimizerConfig  # noqa: E402
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards  # noqa: E402
-from jaxrl_llm.runs.config import TrainConfig  # noqa: E402
-from jaxrl_llm.runs.plan import learning_programs, sampling_programs, slices_of  # noqa: E402
-from jaxrl_llm.runs.plan_shapes import RunShapes, bytes_on_a_device, shapes_of  # noqa: E402
-from jaxrl_llm.runs.plan_times import seconds_of  # noqa: E402
-from jaxrl_llm.sampling.ahead import prompts_together  # noqa: E402
+from jaxrl_llm.plan.plan import learning_programs, sampling_programs, slices_of  # noqa: E402
+from jaxrl_llm.plan.program_cost import cost_of  # noqa: E402
+from jaxrl_llm.plan.program_cycles import MOVES, by_kind, by_source, lines_in  # noqa: E402
+from jaxrl_llm.plan.program_text import turn_of  # noqa: E402
+from jaxrl_llm.plan.shapes import RunShapes, bytes_on_a_device, shapes_of  # noqa: E402
+from jaxrl_llm.plan.times import seconds_of  # noqa: E402
+from jaxrl_llm.sampling.aot_programs import prompts_together  # noqa: E402
+from jaxrl_llm.training.config import TrainConfig  # noqa: E402
 
 PLANS = ROOT / "experiments" / "plan"
 

@@ -23,13 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import load_policy
-from jaxrl_llm.learner.steps import draw_steps, plan_steps, take
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, with_totals
+from jaxrl_llm.core.transform import Objective
+from jaxrl_llm.learner.microbatches import draw_steps, plan_steps, take
 from jaxrl_llm.learner.update import gradient
 from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, sequence_mean, sequence_ratio, token_mean, token_ratio
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, with_totals
-from jaxrl_llm.transform import Objective
 
 OBJECTIVES = {
     "GRPO": policy_gradient(token_ratio(), clip(0.2, 0.2), sequence_mean()),

@@ -20,15 +20,15 @@ from rollout_tail import tail_limits
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.rewards.runner import Reward
+from jaxrl_llm.rewards.workers.runner import Reward
+from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.experience import experience
-from jaxrl_llm.rollouts.experience_setup import Experience
-from jaxrl_llm.rollouts.hints import from_column
+from jaxrl_llm.rollouts.guidance.hints import from_column
+from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
 from jaxrl_llm.rollouts.programs import Rollout
-from jaxrl_llm.rollouts.repair import retried, succeeds
-from jaxrl_llm.rollouts.sources import shuffled_epochs
-from jaxrl_llm.rollouts.tools import Task, Tools
+from jaxrl_llm.rollouts.runtime.source import experience
+from jaxrl_llm.rollouts.runtime.source_setup import Experience
+from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.sampling.requests import SamplingConfig, Stats
 
 

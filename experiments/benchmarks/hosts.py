@@ -73,7 +73,7 @@ def start(
         join = ["--coordinator", f"localhost:{port}", "--processes", str(hosts), "--process", str(index)]
         join = join if hosts > 1 else []
         own = of_last if index == hosts - 1 else []
-        command = [sys.executable, "-m", "jaxrl_llm.cli", "train", *arguments, *join, *own]
+        command = [sys.executable, "-m", "jaxrl_llm.cli.program", "train", *arguments, *join, *own]
         log = (folder / f"host{index}.log").open("a")
         out.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, text=True))
     return out
@@ -103,7 +103,7 @@ def result(folder: Path, name: str) -> dict[str, Any]:
     """Parameters and sampled tokens of a run."""
     import jax
 
-    from jaxrl_llm.runs.load_run import load_run
+    from jaxrl_llm.training.folder.load_run import load_run
 
     _, _, params, _ = load_run(str(folder / name))
     leaves = jax.tree_util.tree_leaves_with_path(params)

@@ -52,8 +52,8 @@ def train(folder: Path, mesh: str, steps: int, options: dict[str, Any]) -> None:
     """One run into folder/NAME; its parameters and bytes go beside it. In a process with the devices of the mesh."""
     import jax
 
-    from jaxrl_llm.runs import loop
-    from jaxrl_llm.runs.config import TrainConfig
+    from jaxrl_llm.training import loop
+    from jaxrl_llm.training.config import TrainConfig
 
     kept: dict[str, Any] = {}
     learn = loop.learn

@@ -20,11 +20,11 @@ import numpy as np
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.needs import fill_in
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.learner.update import init_state, prepare, update
 from jaxrl_llm.models import load_policy
-from jaxrl_llm.needs import fill_in
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
 
 
 def made_up_batch(rows: int, length: int, vocabulary: int, group_size: int = 8) -> Trajectories:

@@ -78,9 +78,9 @@ def write_records(path: Path, rows: int) -> None:
 
 def start(prompts: str, rows: int, model: str, begin: float) -> dict[str, Any]:
     """The parts of a start in this process. begin: `time.time()` when the process was started."""
-    from jaxrl_llm.rollouts.sources import draw, shuffled_epochs
-    from jaxrl_llm.runs.config import TrainConfig
-    from jaxrl_llm.runs.inputs import read_inputs
+    from jaxrl_llm.rollouts.runtime.sources import draw, shuffled_epochs
+    from jaxrl_llm.training.config import TrainConfig
+    from jaxrl_llm.training.inputs import read_inputs
 
     with tempfile.TemporaryDirectory() as folder:
         config = TrainConfig(
@@ -91,7 +91,7 @@ def start(prompts: str, rows: int, model: str, begin: float) -> dict[str, Any]:
         with read_inputs(config) as inputs:
             seconds["inputs"] = time.time() - begin
             digests = inputs.digests
-            from jaxrl_llm.runs.setup import set_up
+            from jaxrl_llm.training.setup import set_up
 
             parts, _, _ = set_up(config, inputs)
             seconds["set-up"] = time.time() - begin

@@ -16,13 +16,13 @@ from rollout_tail import TAIL_TASKS, endless
 from rollout_worker import peak_memory, random_prompts, serve
 
 from jaxrl_llm.models import Policy, from_hf, init_params, load_policy
-from jaxrl_llm.process import compiles, count_compiles, use_compile_cache
-from jaxrl_llm.sampling.cache import PrefixCache
 from jaxrl_llm.sampling.decode import decode, draw, empty_ring_cache, no_rows
+from jaxrl_llm.sampling.kv_cache import PrefixCache
 from jaxrl_llm.sampling.prefill import empty_prefix_cache
 from jaxrl_llm.sampling.requests import Request, Stats
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import abstract_weights, take_weights
+from jaxrl_llm.utils.process import compiles, count_compiles, use_compile_cache
 
 # Shapes of models whose weights are made up, which need no file.
 SHAPES: dict[str, dict[str, Any]] = {

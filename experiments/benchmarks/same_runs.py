@@ -66,7 +66,7 @@ def main() -> int:
 
 def train(folder: Path, name: str, options: list[str]) -> None:
     """One run into folder/name."""
-    from jaxrl_llm.cli import main as jaxrl
+    from jaxrl_llm.cli.program import main as jaxrl
 
     reward = "starts_even" if name == "dapo" else "even"  # of 0 and 1, some groups are uniform
     status = jaxrl([

@@ -21,17 +21,17 @@ from update_fused import fused
 from update_worker import BETAS, CLIP, LEARNING_RATE, MAX_GRAD_NORM, questions, random_work, variety
 
 from jaxrl_llm.algorithms import get
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Objective
+from jaxrl_llm.learner.inputs import outputs_of
+from jaxrl_llm.learner.microbatches import Steps, plan_steps
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.learner.provide import outputs_of
-from jaxrl_llm.learner.steps import Steps, plan_steps
 from jaxrl_llm.learner.update import TrainState, init_state, prepare, update
 from jaxrl_llm.models import Policy, lora
 from jaxrl_llm.models.parameters import combine, parameter_shapes
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
-from jaxrl_llm.process import compiles, count_compiles, limit_heap, trim_heap
 from jaxrl_llm.sampling import completion_ids, completion_texts, sample
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import Objective
+from jaxrl_llm.utils.process import compiles, count_compiles, limit_heap, trim_heap
 
 GRPO: Objective = policy_gradient(token_ratio(), clip(CLIP, CLIP), sequence_mean())
 

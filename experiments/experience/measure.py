@@ -16,17 +16,17 @@ import numpy as np
 
 import jaxrl_llm
 from jaxrl_llm.learner.optimizer import OptimizerConfig
-from jaxrl_llm.process import compiles
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.rollouts.sources import MakeCurriculum, Source
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.inputs import Inputs, Prompts
-from jaxrl_llm.runs.method import provided_by
-from jaxrl_llm.runs.setup import RunParts
-from jaxrl_llm.runs.source import source_of
+from jaxrl_llm.rollouts.runtime.sources import MakeCurriculum, Source
 from jaxrl_llm.sampling import completion_texts
 from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.inputs import Inputs, Prompts
+from jaxrl_llm.training.method import provided_by
+from jaxrl_llm.training.setup import RunParts
+from jaxrl_llm.training.source import source_of
+from jaxrl_llm.utils.process import compiles
 
 Row = dict[str, Any]
 Judge = Callable[[str, Row], float]  # (completion, row) -> score

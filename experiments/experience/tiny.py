@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from jaxrl_llm.models import ModelConfig, Policy, init_params, save_policy
-from jaxrl_llm.models.rope_config import Rope
-from jaxrl_llm.process import use_compile_cache
+from jaxrl_llm.models.rope import Rope
+from jaxrl_llm.utils.process import use_compile_cache
 
 END = "<end>"
 CONTEXT = 64

@@ -17,7 +17,7 @@ from jaxrl_llm.advantages.returns import (
     whiten_advantages,
 )
 from jaxrl_llm.advantages.risk import bundled_risk
-from jaxrl_llm.advantages.token_baselines import energy_weighted_baseline
+from jaxrl_llm.advantages.tokens.baselines import energy_weighted_baseline
 from jaxrl_llm.advantages.trackers import tracked_baseline
 from jaxrl_llm.advantages.votes import vote
 

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_advantage
-from jaxrl_llm.choices import Scale
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.choices import Scale
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
+from jaxrl_llm.core.transform import Transform, counted
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
-from jaxrl_llm.transform import Transform, counted
 
 
 def balanced(reward: jax.Array, group: jax.Array, noise: jax.Array) -> jax.Array:

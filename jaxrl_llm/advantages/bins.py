@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import bucket_best
 from jaxrl_llm.advantages.trackers import DEFAULT_PROMPTS
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.expressions import part
-from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
-from jaxrl_llm.transform import RunFacts, State, Transform
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
+from jaxrl_llm.core.transform import RunFacts, State, Transform
 
 
 class Bins(NamedTuple):

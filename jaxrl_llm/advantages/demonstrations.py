@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.expressions import part
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import Transform, stateless
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Transform, stateless
 
 
 def demonstrated_rows(batch: Trajectories) -> jax.Array:

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_advantage
-from jaxrl_llm.choices import Rule
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
-from jaxrl_llm.part_checks import require_function
-from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums, joint_key
-from jaxrl_llm.transform import Transform, stateless
+from jaxrl_llm.core.choices import Rule
+from jaxrl_llm.core.part_checks import require_function
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums, joint_key
+from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.utils.errors import require_choice
 
 EDGES = ("strict", "lenient")
 RULES = ("length", "difficulty", "or", "and")

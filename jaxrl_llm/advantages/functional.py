@@ -18,10 +18,10 @@ from jaxrl_llm.advantages.normalisation import whiten
 from jaxrl_llm.advantages.returns import gae, reward_to_go, terminal_rewards
 from jaxrl_llm.advantages.schedules import fade, ramp
 from jaxrl_llm.advantages.sets import best_of_sets_advantage, diverse_sets_advantage
-from jaxrl_llm.advantages.token_baselines import token_baseline
+from jaxrl_llm.advantages.tokens.baselines import token_baseline
+from jaxrl_llm.advantages.tokens.windows import extended_gae
 from jaxrl_llm.advantages.votes import majority
-from jaxrl_llm.advantages.windows import extended_gae
-from jaxrl_llm.trajectory import bucket_moments, bucket_sums
+from jaxrl_llm.core.trajectory import bucket_moments, bucket_sums
 
 __all__ = [
     "above_baseline",

@@ -12,17 +12,17 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.absent import absent
-from jaxrl_llm.advantages.episodes import once_per_episode
-from jaxrl_llm.choices import Baseline, Scale
-from jaxrl_llm.coefficients import check_moments, check_number
-from jaxrl_llm.errors import InputError, require_choice
-from jaxrl_llm.expressions import part
-from jaxrl_llm.part_checks import require_function
+from jaxrl_llm.advantages.turns.episodes import once_per_episode
+from jaxrl_llm.core.choices import Baseline, Scale
+from jaxrl_llm.core.coefficients import check_moments, check_number
+from jaxrl_llm.core.missing_fields import absent
+from jaxrl_llm.core.part_checks import require_function
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.shapes import NUMBERS, check_array
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
+from jaxrl_llm.core.transform import Transform, stateless
 from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.shapes import NUMBERS, check_array
-from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
-from jaxrl_llm.transform import Transform, stateless
+from jaxrl_llm.utils.errors import InputError, require_choice
 
 SCALES = ("std", "none", "batch", "sum", "mean")
 TOLERANCE = 1e-7  # rewards that differ by less are equal: dividing by a small epsilon would amplify rounding errors

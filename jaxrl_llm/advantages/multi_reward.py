@@ -11,11 +11,11 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_advantage, on_actions, standardised, uniform_groups
 from jaxrl_llm.advantages.normalisation import whiten
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError, require_choice, unknown
-from jaxrl_llm.expressions import part
-from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
-from jaxrl_llm.transform import Transform, stateless
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
+from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.utils.errors import InputError, require_choice, unknown
 
 
 def parse_weights(text: str) -> dict[str, float]:

@@ -12,14 +12,14 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.absent import absent
 from jaxrl_llm.advantages.group import group_advantage
-from jaxrl_llm.errors import InputError, require_choice
-from jaxrl_llm.expressions import part
-from jaxrl_llm.part_checks import require_function
-from jaxrl_llm.shapes import FLOATS, check_array
-from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
-from jaxrl_llm.transform import Transform, stateless
+from jaxrl_llm.core.missing_fields import absent
+from jaxrl_llm.core.part_checks import require_function
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.shapes import FLOATS, check_array
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
+from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.utils.errors import InputError, require_choice
 
 Number = jax.Array | float
 COMPOSITIONS = ("additive", "multiplicative")

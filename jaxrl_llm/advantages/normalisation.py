@@ -7,10 +7,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.expressions import part
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import State, Transform
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import State, Transform
 
 
 def moments(values: jax.Array, mask: jax.Array, ddof: int = 1) -> tuple[jax.Array, jax.Array]:

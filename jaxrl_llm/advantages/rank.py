@@ -1,4 +1,4 @@
-"""A bonus from the effective rank of a response's hidden states and its growth (`jaxrl_llm.effective_rank`)."""
+"""A bonus from the effective rank of a response's hidden states and its growth (`jaxrl_llm.core.needs.effective_rank`)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.multipliers import capped_bonus
 from jaxrl_llm.advantages.returns import last_actions
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import Transform
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Transform
+from jaxrl_llm.utils.errors import require_choice
 
 PLACES = ("all", "last")
 STARTS = ("zero", "first")

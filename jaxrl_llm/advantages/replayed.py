@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import TOLERANCE, bucket_best, drop_rows, group_advantage, uniform_groups
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.expressions import part
-from jaxrl_llm.trajectory import Trajectories, bucket_moments, bucket_sums
-from jaxrl_llm.transform import Transform, counted, stateless
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
+from jaxrl_llm.core.transform import Transform, counted, stateless
 
 
 def replayed_rows(batch: Trajectories) -> jax.Array:

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.normalisation import moments, standardise, whiten
-from jaxrl_llm.coefficients import check_moments, check_number
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
-from jaxrl_llm.trajectory import Trajectories, row_means
-from jaxrl_llm.transform import Transform, stateless
+from jaxrl_llm.core.coefficients import check_moments, check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, row_means
+from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.utils.errors import require_choice
 
 __all__ = [
     "at_last_action",

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import masked_quantile
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
+from jaxrl_llm.core.transform import State, Transform
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.trajectory import Trajectories, bucket_moments
-from jaxrl_llm.transform import State, Transform
+from jaxrl_llm.utils.errors import require_choice
 
 Number = jax.Array | float
 LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))

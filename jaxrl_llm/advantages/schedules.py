@@ -10,8 +10,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import require_choice
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.utils.errors import require_choice
 
 Number = jax.Array | float
 SHAPES = ("linear", "power", "sigmoid")

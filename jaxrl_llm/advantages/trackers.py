@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import standardised
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.expressions import part
-from jaxrl_llm.trajectory import Trajectories, bucket_sums
-from jaxrl_llm.transform import State, Transform
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
+from jaxrl_llm.core.transform import State, Transform
 
 
 class Tracker(NamedTuple):

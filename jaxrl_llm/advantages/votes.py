@@ -7,13 +7,13 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
+from jaxrl_llm.core.transform import Transform, counted
 from jaxrl_llm.selection.noise import mix, row_noise
 from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.trajectory import Trajectories, bucket_sums
-from jaxrl_llm.transform import Transform, counted
+from jaxrl_llm.utils.errors import require_choice
 
 TIES = ("content", "first")
 

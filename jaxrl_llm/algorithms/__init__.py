@@ -54,11 +54,11 @@ from jaxrl_llm.algorithms import (
     two_policies,
     weighted,
 )
-from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.given import Build, Given, builder, from_file
 from jaxrl_llm.algorithms.ranges import checked
-from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.signatures import is_in_file, unknown_method
+from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
+from jaxrl_llm.core.signatures import is_in_file, unknown_method
+from jaxrl_llm.utils.errors import InputError, shown
 
 FAMILIES = (
     actor_critic,

@@ -13,19 +13,19 @@ from jaxrl_llm.advantages.demonstrations import demonstrated_rows, demonstration
 from jaxrl_llm.advantages.kl_rewards import adaptive_kl, kl_reward
 from jaxrl_llm.advantages.normalisation import normalised_values, running_reward_scaling
 from jaxrl_llm.advantages.returns import clip_advantages, generalised_advantages, sequence_values, whiten_advantages
-from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.choices import Estimator
-from jaxrl_llm.errors import is_off, require_choice
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Estimator
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Objective, Transform, chain
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.averaging.subset import count_tokens, mean_by, mean_over
 from jaxrl_llm.objectives.penalties import imitation
-from jaxrl_llm.objectives.subset import count_tokens, mean_by, mean_over
 from jaxrl_llm.objectives.thresholds import distance, kl_threshold, threshold_penalty
 from jaxrl_llm.objectives.values import huber, last_action_mean, soft_minimum, value_loss
-from jaxrl_llm.rollouts.demonstrated import with_demonstration
+from jaxrl_llm.rollouts.guidance.demonstrated import with_demonstration
 from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import Objective, Transform, chain
+from jaxrl_llm.utils.errors import is_off, require_choice
 
 __all__ = ["ppo", "ppo_max", "safe_entropy_aware"]
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from jaxrl_llm.advantages.retries import amplified, from_pivot
-from jaxrl_llm.advantages.simulations import policy_or_simulation
-from jaxrl_llm.advantages.turn_rewards import needs_turns
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import is_off
+from jaxrl_llm.advantages.turns.retries import amplified, from_pivot
+from jaxrl_llm.advantages.turns.simulations import policy_or_simulation
+from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, kl, log_probability, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.rollouts.retries import reflecting
-from jaxrl_llm.rollouts.simulations import simulating
-from jaxrl_llm.transform import chain
+from jaxrl_llm.rollouts.agents.lookahead import simulating
+from jaxrl_llm.rollouts.agents.reflect import reflecting
+from jaxrl_llm.utils.errors import is_off
 
 __all__ = ["dyna_grpo", "r3l"]
 
@@ -31,7 +31,7 @@ def r3l(
     Of a group's episodes with an environment half are ordinary. The policy reflects on each of these, in at most
     reflection_tokens tokens, names the step p that should have been another one, and makes a suggestion; then the
     episode is replayed up to p, in a fresh environment, and goes on with the suggestion in its context
-    (`rollouts.retries.reflecting`). It is trained on without the suggestion. Both the episode and its retry are trained
+    (`rollouts.agents.reflect.reflecting`). It is trained on without the suggestion. Both the episode and its retry are trained
     on from p on alone, where they differ. With b the mean of the group's rewards (0 in a group of one; baseline
     "log_mean_exp": temperature log mean exp(r / temperature))
 
@@ -75,7 +75,7 @@ def dyna_grpo(
     each group has as many refined episodes beside its G ordinary ones: the policy replies with an action and, between
     <plan> and </plan>, those that it plans after it; the first `depth` of them are tried out in a copy of the
     environment; it sees what followed, replies again, and the episode goes on with that
-    (`rollouts.simulations.simulating`). Refined replies alone are trained on, with
+    (`rollouts.agents.lookahead.simulating`). Refined replies alone are trained on, with
 
         A_i = 1 if R_i > success and R_i > max(mean R of the ordinary, mean R of the refined episodes), else 0
 

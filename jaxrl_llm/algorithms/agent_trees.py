@@ -10,16 +10,16 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.multipliers import revised, token_moments
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.advantages.turn_rewards import needs_turns
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
+from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories, joint_key
+from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rewards.transforms import rescore
-from jaxrl_llm.rollouts.agent_trees import by_chance, forking_agents
-from jaxrl_llm.trajectory import Array, Trajectories, joint_key
-from jaxrl_llm.transform import chain
+from jaxrl_llm.rollouts.agents.fork import by_chance, forking_agents
+from jaxrl_llm.utils.errors import require_choice
 
 __all__ = ["arpo_agentic"]
 
@@ -79,7 +79,7 @@ def arpo_agentic(
     clip_high) and kl_coefficient k3, averaged over rows. A reward for the form, -1 without it, is the run's to give.
 
     This is the released code, but for its entropies of the ten most probable tokens; the paper forks where
-    alpha + beta dH is above a threshold. The paper's group has 16 samples. Rollout: `rollouts.agent_trees`.
+    alpha + beta dH is above a threshold. The paper's group has 16 samples. Rollout: `rollouts.agents.fork`.
 
     Defaults. Code: initial, branches, probability, entropy_weight, first_tokens, credit, tool_bonus, kl_coefficient.
     Ours: bonus_calls, success, epsilon, clip_low, clip_high.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import (
     policy_gradient,
     token_mean,
@@ -16,7 +17,6 @@ from jaxrl_llm.objectives.covariance import (
     mark_covariant,
     penalise_covariant,
 )
-from jaxrl_llm.transform import chain
 
 __all__ = ["clip_cov", "kl_cov"]
 

@@ -7,17 +7,17 @@ from typing import Literal
 from jaxrl_llm.advantages.group import drop_small_advantages, group_relative
 from jaxrl_llm.advantages.returns import discounted_returns, whiten_advantages
 from jaxrl_llm.advantages.trackers import tracked_baseline
-from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.run_settings import epochs_at_least, one_sample, run_settings
 from jaxrl_llm.algorithms.score_function import with_kl_reward
-from jaxrl_llm.choices import Scale, Span
-from jaxrl_llm.errors import require_choice
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Scale, Span
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.curriculum.compose import choose_prompts
+from jaxrl_llm.curriculum.trackers import tracked_uncertainty
 from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, span_ratio, token_mean, token_ratio
-from jaxrl_llm.rollouts.curricula import choose_prompts
-from jaxrl_llm.rollouts.curricula_trackers import tracked_uncertainty
+from jaxrl_llm.replay.drift_probe import last_responses
 from jaxrl_llm.rollouts.programs import group, with_start_value
-from jaxrl_llm.rollouts.revisits import last_responses
-from jaxrl_llm.transform import chain
+from jaxrl_llm.utils.errors import require_choice
 
 __all__ = ["loop", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "spo_single_stream"]
 

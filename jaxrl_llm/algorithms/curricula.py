@@ -7,18 +7,18 @@ from typing import Literal
 
 from jaxrl_llm.advantages.bins import weigh_by_bin
 from jaxrl_llm.advantages.group import drop_rows, group_relative, uniform_groups
-from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import dapo, grpo
-from jaxrl_llm.errors import InputError, require_choice
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.reference import periodic_reset
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.curriculum.bandit_budgets import samples_by_bin
+from jaxrl_llm.curriculum.compose import choose_prompts
+from jaxrl_llm.curriculum.neighbours import samples_by_neighbours
+from jaxrl_llm.curriculum.scores import least_tried, thompson
+from jaxrl_llm.curriculum.stages import hardest_in_phases, sorted_by_profile, staged
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.references import periodic_reset
-from jaxrl_llm.rollouts.curricula import choose_prompts
-from jaxrl_llm.rollouts.curricula_arms import samples_by_bin
-from jaxrl_llm.rollouts.curricula_neighbours import samples_by_neighbours
-from jaxrl_llm.rollouts.curricula_scores import least_tried, thompson
-from jaxrl_llm.rollouts.curricula_stages import hardest_in_phases, sorted_by_profile, staged
 from jaxrl_llm.rollouts.second_stage import topped_up
-from jaxrl_llm.transform import chain
+from jaxrl_llm.utils.errors import InputError, require_choice
 
 __all__ = ["brorl", "craft_gui", "dars", "drive_pre_grpo", "gdro", "sgpo", "v0_value", "vade"]
 

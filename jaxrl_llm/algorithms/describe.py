@@ -15,8 +15,8 @@ from jaxrl_llm.algorithms.presets import presets_of
 from jaxrl_llm.algorithms.proofs import proof
 from jaxrl_llm.algorithms.ranges import RANGES, TYPE_NAMES, annotation, is_choice
 from jaxrl_llm.algorithms.unfinished import missing
-from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.needs import need_of
+from jaxrl_llm.core.needs import need_of
+from jaxrl_llm.utils.errors import InputError, shown
 
 PAPER = re.compile(r"arXiv \d{4}\.\d{4,5}|Machine Learning 8|technical report")
 YEAR = re.compile(r"\b(?:19|20)\d\d\b(?!\.\d)")  # not the first half of an arXiv number

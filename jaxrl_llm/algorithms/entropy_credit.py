@@ -27,21 +27,27 @@ from jaxrl_llm.advantages.multipliers import (
     standard_scores,
 )
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.advantages.turn_rewards import needs_turns
-from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
+from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.entropy_levels import ENTRIES, entropy_level, log_entropy_scale
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
-from jaxrl_llm.log_ratios import log_ratio
+from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.entropy_levels import ENTRIES, entropy_level, log_entropy_scale
+from jaxrl_llm.core.log_ratios import log_ratio
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain, stateless
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.token_clip import Bounds, gradient_preserving_clip, level_bounds, redistributed, token_clip
-from jaxrl_llm.rollouts.agent_trees import by_chance, forking_agents
+from jaxrl_llm.objectives.clips.token_clip import (
+    Bounds,
+    gradient_preserving_clip,
+    level_bounds,
+    redistributed,
+    token_clip,
+)
+from jaxrl_llm.rollouts.agents.fork import by_chance, forking_agents
 from jaxrl_llm.rollouts.heated import heated
 from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import chain, stateless
+from jaxrl_llm.utils.errors import require_choice
 
 __all__ = [
     "aepo_agentic",
@@ -102,7 +108,7 @@ def aepo_agentic(
 
     `branches` - 1 times after each reply to an observation, until there are k; l counts the rounds before in which the
     group forked. H is the sum over the first `first_tokens` tokens / log |V| (the code: of the parts that the ten most
-    probable tokens have). Missing episodes begin at the question. Rollout: `rollouts.agent_trees`.
+    probable tokens have). Missing episodes begin at the question. Rollout: `rollouts.agents.fork`.
 
     Defaults. Paper: over, clamp, dual_clip. Code: strength, beta, branches, probability, entropy_weight, damping,
     first_tokens. Ours: clip_low, clip_high, ddof.

@@ -18,9 +18,9 @@ from jaxrl_llm.algorithms.part_equations import (
     ratio_symbol,
     surrogate,
 )
-from jaxrl_llm.expressions import Negation, Operation, code, expression_of
+from jaxrl_llm.core.repr import Negation, Operation, code, expression_of
+from jaxrl_llm.core.transform import Objective
 from jaxrl_llm.objectives.values import half_square
-from jaxrl_llm.transform import Objective
 
 
 def equations(algorithm: Any) -> str:

@@ -11,19 +11,19 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.multipliers import capped_bonus, novelty, relative_confidence, revised, row_mean
 from jaxrl_llm.advantages.votes import vote
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.choices import AverageName
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import AverageName
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.curriculum.few_shot_memory import solved_examples
 from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, token_ratio
-from jaxrl_llm.objectives.averages import average_by_name
-from jaxrl_llm.rollouts.repair import succeeds
-from jaxrl_llm.rollouts.rounds import by_confidence, in_rounds
-from jaxrl_llm.rollouts.solved_pool import solved_examples
+from jaxrl_llm.objectives.averaging.averages import average_by_name
+from jaxrl_llm.rollouts.adaptive import by_confidence, in_rounds
+from jaxrl_llm.rollouts.guidance.repair import succeeds
 from jaxrl_llm.rollouts.trees import entropy_forks
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import chain
+from jaxrl_llm.utils.errors import require_choice
 
 __all__ = ["ettrl", "ttrl", "xrpo"]
 
@@ -44,7 +44,7 @@ def ttrl(
     ties between equally frequent answers are broken by "content", independent of the order of samples, or in favour of
     the "first" sample (released code). PPO's clip with clip_low and clip_high; kl_coefficient > 0 adds the k3 penalty.
     average: GRPO's "sequence", or "token" as in the released code; see
-    `objectives.averages.average_by_name`.
+    `objectives.averaging.averages.average_by_name`.
 
     Answers are info["answer_key"] int32[N] (-1: none), which rewards such as number_match give, else whole completions.
     Special rollout: 64 votes per prompt.
@@ -151,7 +151,7 @@ def xrpo(
     on GRPO's A, then its loss with clip_low and clip_high and ratios to pi_old. A re-implementation adds the bonus to
     wrong responses too. The paper compares problems by embeddings of another model, here by the words of the problems
     (`curricula_neighbours.text_features`), and its pool may also hold solutions of the same step. Rollout:
-    `rollouts.rounds.in_rounds`, and curriculum: `rollouts.solved_pool.solved_examples`.
+    `rollouts.adaptive.in_rounds`, and curriculum: `curriculum.few_shot_memory.solved_examples`.
 
     Defaults. Paper: novelty_coefficient, kappa, examples. Ours: clip_low, clip_high, first, rounds, exploration, level,
     pool, success.

@@ -7,14 +7,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.ranges import annotation, check, names_of
-from jaxrl_llm.errors import InputError, error_line, require_choice
-from jaxrl_llm.keywords import unknown_keyword
-from jaxrl_llm.rewards.loading import check_file, load_value
-from jaxrl_llm.signatures import NOT_GIVEN, PYTHON
-from jaxrl_llm.trajectory import in_words
-from jaxrl_llm.transform import Objective, Transform
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.signatures import NOT_GIVEN, PYTHON
+from jaxrl_llm.core.trajectory import in_words
+from jaxrl_llm.core.transform import Objective, Transform
+from jaxrl_llm.rewards.workers.loading import check_file, load_value
+from jaxrl_llm.utils.errors import InputError, error_line, require_choice
+from jaxrl_llm.utils.keywords import unknown_keyword
 
 Build = Callable[..., Algorithm]
 Given = str | Algorithm | Build

@@ -17,22 +17,22 @@ from jaxrl_llm.advantages.group import (
     uniform_groups,
 )
 from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
-from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.choices import AverageName, Scale
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
-from jaxrl_llm.objectives.averages import average_by_name, constant, token_mean
+from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
+from jaxrl_llm.core.choices import AverageName, Scale
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
+from jaxrl_llm.core.transform import Transform, chain, stateless
+from jaxrl_llm.objectives.averaging.averages import average_by_name, constant, token_mean
+from jaxrl_llm.objectives.averaging.token_groups import actions_after, first_actions, token_groups
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
-from jaxrl_llm.objectives.token_groups import actions_after, first_actions, token_groups
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.rewards.transforms import rescore
-from jaxrl_llm.rollouts.slices import sliced
-from jaxrl_llm.trajectory import Trajectories, bucket_moments
-from jaxrl_llm.transform import Transform, chain, stateless
+from jaxrl_llm.rollouts.agents.single_turns import sliced
+from jaxrl_llm.utils.errors import require_choice
 
 __all__ = ["baichuan_m2", "bnpo", "dapo", "degrpo", "dr_grpo", "grpo"]
 
@@ -61,7 +61,7 @@ def grpo(
     deviation. The paper does not say which standard deviation; verl, TRL and Tunix use ddof 1, with epsilon 1e-6 (TRL:
     1e-4). Nor does it print the clip range.
 
-    Where implementations differ from the paper: average, see `objectives.averages.average_by_name`: the paper's
+    Where implementations differ from the paper: average, see `objectives.averaging.averages.average_by_name`: the paper's
     "sequence"; "token" in verl and TRL today; "prompt"; "sum"; "constant", by max_length; "slice". dual_clip c > 1
     bounds the loss of bad actions by c |A| (verl: 3). group_of_one: the advantage of the only sample of a group, "zero"
     (TRL) or its "reward" (verl).

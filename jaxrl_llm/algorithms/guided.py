@@ -13,20 +13,20 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.difficulty import solved_without
 from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.choices import Scale
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Scale
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.transform import chain, counted
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, sequence_mean, token_mean, token_ratio
+from jaxrl_llm.objectives.averaging.row_averages import by_rows
 from jaxrl_llm.objectives.guidance import guided, guided_rows, scaled_sum
-from jaxrl_llm.objectives.row_averages import by_rows
 from jaxrl_llm.rewards.transforms import leave_out, rescore
-from jaxrl_llm.rollouts.prompted import in_context, taught
-from jaxrl_llm.rollouts.repair import reaches, succeeds
+from jaxrl_llm.rollouts.guidance.prompted import in_context, taught
+from jaxrl_llm.rollouts.guidance.repair import reaches, succeeds
 from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.trajectory import Array, Trajectories
-from jaxrl_llm.transform import chain, counted
+from jaxrl_llm.utils.errors import require_choice
 
 __all__ = ["ampo_multi_guidance", "icpo_in_context"]
 

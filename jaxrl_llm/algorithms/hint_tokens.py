@@ -7,14 +7,14 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, joint_key
+from jaxrl_llm.core.transform import Transform, chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.hint_tokens import balanced_kinds, hinted_rows, hints_under_old, shielded_hints
-from jaxrl_llm.rollouts.hint_lengths import hinted_by_failures
-from jaxrl_llm.trajectory import Trajectories, joint_key
-from jaxrl_llm.transform import Transform, chain
+from jaxrl_llm.rollouts.guidance.hint_lengths import hinted_by_failures
+from jaxrl_llm.utils.errors import require_choice
 
 __all__ = ["adhint"]
 

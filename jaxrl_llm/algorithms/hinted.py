@@ -7,22 +7,22 @@ from dataclasses import replace
 from typing import Literal
 
 from jaxrl_llm.advantages.group import drop_rows, group_relative
-from jaxrl_llm.advantages.within import lower_where, uniform_among_others, within_kinds
-from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.advantages.subgroup_baselines import lower_where, uniform_among_others, within_kinds
 from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.choices import AverageName, Rewrite
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
-from jaxrl_llm.objectives.averages import Average, average_by_name
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import AverageName, Rewrite
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.curriculum.unsolved import without_solved
+from jaxrl_llm.objectives.averaging.averages import Average, average_by_name
 from jaxrl_llm.objectives.penalties import kl
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
-from jaxrl_llm.rollouts.hints import beginnings, from_column, own_hint, own_levels
-from jaxrl_llm.rollouts.repair import rescued, retried, rewritten, succeeds
-from jaxrl_llm.rollouts.unsolved import without_solved
-from jaxrl_llm.trajectory import Array, Trajectories
-from jaxrl_llm.transform import chain
+from jaxrl_llm.rollouts.guidance.hints import beginnings, from_column, own_hint, own_levels
+from jaxrl_llm.rollouts.guidance.repair import rescued, retried, rewritten, succeeds
+from jaxrl_llm.utils.errors import require_choice
 
 __all__ = ["clpo", "ghpo", "nurl", "sage_self_hint", "scaf_grpo"]
 

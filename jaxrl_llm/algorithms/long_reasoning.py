@@ -9,14 +9,14 @@ from jaxrl_llm.advantages.returns import (
     length_adaptive,
     whiten_advantages,
 )
-from jaxrl_llm.advantages.windows import windowed_advantages
+from jaxrl_llm.advantages.tokens.windows import windowed_advantages
 from jaxrl_llm.algorithms.actor_critic import chain_present, clipped_policy
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.rules import Partial
+from jaxrl_llm.objectives.averaging.subset import count_tokens, mean_by
 from jaxrl_llm.objectives.penalties import imitation, right_answers
-from jaxrl_llm.objectives.subset import count_tokens, mean_by
 from jaxrl_llm.objectives.values import value_loss
-from jaxrl_llm.rollouts.rules import Partial
 
 __all__ = ["t_ppo", "vapo", "vc_ppo"]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from jaxrl_llm.advantages.kl_rewards import kl_reward, stepwise_kl
 from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import is_off
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.transform import Transform, chain
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.rollouts.hooked import hooked
 from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.sampling.supports import lagged_nucleus
-from jaxrl_llm.transform import Transform, chain
+from jaxrl_llm.sampling.token_support import lagged_nucleus
+from jaxrl_llm.utils.errors import is_off
 
 __all__ = ["nlpo"]
 
@@ -43,7 +43,7 @@ def nlpo(
         p(v) = 1[v in S] pi(v) / sum_{u in S} pi(u),    S = nucleus of psi
         rho = p / p_old;   r_t = r 1[t last] - kl_coefficient (log pi - log pi_ref)_t
 
-    The sampler draws from p (`sampling.supports.lagged_nucleus`), ratios and the entropy are those of p, on the set S
+    The sampler draws from p (`sampling.token_support.lagged_nucleus`), ratios and the entropy are those of p, on the set S
     of the rollout. The divergence in the reward is of the policies without the mask, of the sampling and the initial
     policy. kl_target: the coefficient moves after each batch, with KL the mean of these log-ratios over its tokens, by
 

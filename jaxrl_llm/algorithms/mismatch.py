@@ -6,17 +6,17 @@ import math
 from typing import Literal, get_args
 
 from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.choices import Routing, Scale, Span
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.log_ratios import LARGEST
-from jaxrl_llm.objectives.averages import constant, sequence_sum, token_mean
-from jaxrl_llm.objectives.corrections import importance_correction, mismatch_ratio
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Routing, Scale, Span
+from jaxrl_llm.core.log_ratios import LARGEST
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives.averaging.averages import constant, sequence_sum, token_mean
+from jaxrl_llm.objectives.off_policy import importance_correction, mismatch_ratio
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import span_ratio, token_ratio
 from jaxrl_llm.objectives.surrogates import clip, log_probability
 from jaxrl_llm.objectives.weights import capped, of_scaled_ratio, product, within
-from jaxrl_llm.transform import chain
+from jaxrl_llm.utils.errors import require_choice
 
 __all__ = ["decoupled_ppo", "hispo", "minirl"]
 

@@ -11,15 +11,15 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.multipliers import revised
 from jaxrl_llm.advantages.returns import generalised_advantages
 from jaxrl_llm.algorithms.actor_critic import ppo
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.reference import mixture, soup
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import log_probability
 from jaxrl_llm.objectives.values import value_loss
-from jaxrl_llm.references import mixture, soup
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import chain
 
 __all__ = ["salsa", "tscac"]
 

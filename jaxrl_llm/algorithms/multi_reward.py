@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxrl_llm.advantages.multi_reward import check_credit, decoupled, variance_weighted
-from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.choices import AverageName
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import AverageName
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 
 __all__ = ["dvao", "gdpo", "verpo"]
@@ -41,7 +41,7 @@ def gdpo(
         s_i = sum_k w_k (r_ik - mean_g r_k) / (std_g r_k + epsilon),  A_i = (s_i - mean s) / (std s + batch_epsilon)
 
     with ddof in both deviations. The loss is GRPO's with clip_low, clip_high, kl_coefficient (paper and code: 0) and
-    average (see `objectives.averages.average_by_name`; the paper's formula has "sequence", the verl code "token").
+    average (see `objectives.averaging.averages.average_by_name`; the paper's formula has "sequence", the verl code "token").
 
     normalise: "sequences" counts each sequence once (paper, TRL code) and leaves a single component as it is (TRL code;
     the paper always has several); "tokens" is the verl code, in which each sequence counts by its length, the divisor

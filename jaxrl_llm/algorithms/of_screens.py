@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxrl_llm.advantages.episodes import EPISODES
 from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.rounds import keep_uncertain_turns
-from jaxrl_llm.advantages.turn_rewards import needs_turns
-from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.advantages.turns.episodes import EPISODES
+from jaxrl_llm.advantages.turns.rounds import keep_uncertain_turns
+from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.objectives.averages import sequence_mean
-from jaxrl_llm.objectives.corrections import importance_correction
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives.averaging.averages import sequence_mean
+from jaxrl_llm.objectives.off_policy import importance_correction
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import span_ratio
 from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.replay.into_groups import none_above, swapped_successes
 from jaxrl_llm.rewards.compositions import weighted_components
 from jaxrl_llm.rewards.transforms import rescore
-from jaxrl_llm.rollouts.swaps import none_above, swapped_successes
-from jaxrl_llm.transform import chain
 
 __all__ = ["dart_gui", "gui_r1", "visual_rft"]
 
@@ -48,7 +48,7 @@ def dart_gui(
     task has R > success, one of its last `stored` successes of earlier steps joins the group, with the
     log-probabilities of the policy that sampled it, to which w is relative.
 
-    Rows are steps with a --rollout that returns `rollouts.agents.agent(ENVIRONMENT, fresh=True)`, whose observations
+    Rows are steps with a --rollout that returns `rollouts.agents.agent.agent(ENVIRONMENT, fresh=True)`, whose observations
     are whole prompts, such as a window of the last screens in words. Episodes of --environment are rows, whose steps
     are averaged by their tokens. The released trainer has another filter of steps; the paper's shares and thresholds
     were not available. Not here: fewer samples and steps for tasks that the policy solves, and separate services.

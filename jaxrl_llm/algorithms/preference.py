@@ -7,16 +7,16 @@ from typing import Literal
 
 import jax
 
-from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.run_settings import one_reward_of, run_settings
-from jaxrl_llm.choices import Estimator
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import is_off, require_choice
-from jaxrl_llm.expressions import part
-from jaxrl_llm.objectives.pairs import discriminative, preference
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Estimator
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.penalties import hinged, kl
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import chain
+from jaxrl_llm.objectives.preference.pairs import discriminative, preference
+from jaxrl_llm.utils.errors import is_off, require_choice
 
 __all__ = ["drpo_decoupled_reward", "trpa"]
 

@@ -13,26 +13,26 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.informative import at_most_parts, informative_relative
 from jaxrl_llm.advantages.kl_rewards import kl_reward
 from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
-from jaxrl_llm.advantages.token_rewards import whiten_rewards
-from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.advantages.tokens.rewards import whiten_rewards
+from jaxrl_llm.advantages.zero_variance_groups import at_most_parts, informative_relative
 from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.choices import Scale
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import is_off
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Scale
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.curriculum.failed_prompts import hard_buffer
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.rewards.transforms import rescore
-from jaxrl_llm.rollouts.candidates import with_candidates
-from jaxrl_llm.rollouts.hard_buffer import hard_buffer
-from jaxrl_llm.rollouts.modes import tagged
-from jaxrl_llm.rollouts.prefixes import prefixed_groups, reset_to_data
-from jaxrl_llm.rollouts.second_prompts import recycled, with_predictions
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import chain
+from jaxrl_llm.rollouts.auxiliary_prompts import recycled, with_predictions
+from jaxrl_llm.rollouts.guidance.candidates import with_candidates
+from jaxrl_llm.rollouts.guidance.prefixes import prefixed_groups, reset_to_data
+from jaxrl_llm.rollouts.thinking_modes import tagged
+from jaxrl_llm.utils.errors import is_off
 
 __all__ = ["a2fm_apo", "drpo_dataset_reset", "masa", "prefixrl", "spark_co_evolving", "zppo"]
 

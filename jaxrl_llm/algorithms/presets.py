@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import InputError, shown, unknown
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.utils.errors import InputError, shown, unknown
 
 Build = Callable[..., Algorithm]
 

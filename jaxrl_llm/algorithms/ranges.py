@@ -10,12 +10,12 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxrl_llm import choices
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.keywords import unknown_keyword
-from jaxrl_llm.parameter_ranges import RANGES
+from jaxrl_llm.core import choices
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.parameter_ranges import RANGES
+from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.utils.keywords import unknown_keyword
 
 TYPE_NAMES = {"bool": "true or false", "str": "text", "int": "a whole number", "float": "a number"}
 
@@ -45,7 +45,7 @@ def names_of(kind: str) -> tuple[str, ...]:
 
 
 def is_choice(kind: str) -> bool:
-    """Whether an annotation lists names: a Literal, or one of `jaxrl_llm.choices`."""
+    """Whether an annotation lists names: a Literal, or one of `jaxrl_llm.core.choices`."""
     return kind.startswith("Literal[") or typing.get_origin(getattr(choices, kind, None)) is typing.Literal
 
 

@@ -6,13 +6,13 @@ from typing import Literal
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.balance import balanced_relative
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.choices import Clipping, Scale
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import is_off, require_choice
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Clipping, Scale
+from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.penalties import imitation
 from jaxrl_llm.objectives.regression import masked_score, random_policy_regression
+from jaxrl_llm.utils.errors import is_off, require_choice
 
 __all__ = ["asymre", "opmd", "rec_off_policy_reinforce", "rover"]
 

@@ -10,22 +10,22 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
-from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
-from jaxrl_llm.choices import AverageName, Gate
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import AverageName, Gate
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rules import Partial
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.transform import chain, stateless
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.averages import Average
+from jaxrl_llm.objectives.averaging.averages import Average
+from jaxrl_llm.objectives.averaging.subset import mean_by
 from jaxrl_llm.objectives.entropy_history import corridor_of_history, smoothed_entropy
 from jaxrl_llm.objectives.penalties import likelihood_preserving, right_answers
-from jaxrl_llm.objectives.subset import mean_by
-from jaxrl_llm.rollouts.rules import Partial
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.transform import chain, stateless
+from jaxrl_llm.utils.errors import require_choice
 
 Number = float | jax.Array
 __all__ = ["epo", "llds", "ulorl"]

@@ -6,17 +6,17 @@ import math
 
 from jaxrl_llm.advantages.group import group_relative, truncated_rows
 from jaxrl_llm.advantages.replayed import drop_least_varied, keep_stored_advantages, warm_up_replay
-from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.log_ratios import LARGEST
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.log_ratios import LARGEST
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.curriculum.compose import choose_prompts
+from jaxrl_llm.curriculum.targets import near_predicted
 from jaxrl_llm.objectives import by_rows, clip, policy_gradient, sequence_sum, token_mean, token_ratio
-from jaxrl_llm.objectives.corrections import importance_correction
 from jaxrl_llm.objectives.covariance import clip_and_detach, count_batches, draw_covariant
-from jaxrl_llm.rewards.transforms import leave_out
-from jaxrl_llm.rollouts.curricula import choose_prompts
-from jaxrl_llm.rollouts.curricula_targets import near_predicted
-from jaxrl_llm.rollouts.replays import (
+from jaxrl_llm.objectives.off_policy import importance_correction
+from jaxrl_llm.replay.base import (
     faded,
     own_good_rows,
     recent_and_reservoir,
@@ -24,8 +24,8 @@ from jaxrl_llm.rollouts.replays import (
     whole_groups,
     with_call_reward,
 )
-from jaxrl_llm.rollouts.swarm import swarm
-from jaxrl_llm.transform import chain
+from jaxrl_llm.rewards.transforms import leave_out
+from jaxrl_llm.rollouts.runtime.swarm import swarm
 
 __all__ = ["dots_rr", "sapo_swarm", "spear", "symphony_fading_replay", "wmar_reservoir_replay"]
 
@@ -224,7 +224,7 @@ def dots_rr(
     The paper embeds prompts with a language model, maps them by two networks, and computes s and b by a third from the
     mean and deviation of d, all trained before the run on measured rates. Here e are the normalised numbers in the
     column `embedding` of the data set, or, without one, counts of words and pairs of words; the width, s and b are 7
-    numbers fitted during the run by the same cross-entropy (`rollouts.difficulty`). The paper measures the references
+    numbers fitted during the run by the same cross-entropy (`curriculum.difficulty`). The paper measures the references
     before it draws the same step's prompts; here they are sampled beside these, and serve the draws after that step.
 
     Defaults. Paper: target, temperature, references, every, fresh_share, replay_groups, clip_low, clip_high. Ours:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from jaxrl_llm.advantages.gains import gains_to_come
 from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages.reward_to_go import gains_to_come
 from jaxrl_llm.algorithms.actor_critic import ppo
-from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.algorithms.run_settings import rewards_up_to, run_settings
-from jaxrl_llm.choices import AverageName
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.objectives.averages import average_by_name, sequence_mean
-from jaxrl_llm.objectives.barrier import log_barrier, starting_means
-from jaxrl_llm.objectives.listwise import pairwise_policy, tilted_targets
+from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
+from jaxrl_llm.core.choices import AverageName
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives.averaging.averages import average_by_name, sequence_mean
+from jaxrl_llm.objectives.constraints import log_barrier, starting_means
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
+from jaxrl_llm.objectives.preference.listwise import pairwise_policy, tilted_targets
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip, log_probability
 from jaxrl_llm.rewards.compositions import (
@@ -28,7 +28,7 @@ from jaxrl_llm.rewards.compositions import (
     with_length_beside_mates,
 )
 from jaxrl_llm.rewards.transforms import leave_out, rescore
-from jaxrl_llm.transform import chain
+from jaxrl_llm.utils.errors import InputError
 
 __all__ = [
     "brain", "c_morl", "carl_multiplicative_reward", "open_rs", "p3o_pairwise", "srpo_self_referential", "subpo",
@@ -263,7 +263,7 @@ def c_morl(
         c_i = G_i(pi) - share G_i(pi_start)
 
     A_l: the component, standardised in its group. component None: the combined reward, with each component as a
-    constraint. G_i: the mean of component i, to first order in the policy, see `objectives.barrier`; it must be above 0
+    constraint. G_i: the mean of component i, to first order in the policy, see `objectives.constraints`; it must be above 0
     at the start to constrain anything. Below 0.001 the logarithm goes on along its tangent. average: of the first
     term, see `average_by_name`.
 

@@ -14,11 +14,11 @@ from jaxrl_llm.advantages.difficulty import (
 )
 from jaxrl_llm.advantages.multi_reward import component as component_of
 from jaxrl_llm.advantages.multipliers import row_mean
-from jaxrl_llm.choices import Rule
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.choices import Rule
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.rewards import transforms as rewards
 from jaxrl_llm.rewards.shaping import overlong_penalty
-from jaxrl_llm.trajectory import Array, Trajectories
 
 
 @part

@@ -21,13 +21,14 @@ from jaxrl_llm.advantages.group import (
 )
 from jaxrl_llm.advantages.kl_rewards import kl_reward
 from jaxrl_llm.advantages.returns import discounted_returns, terminal_rewards
-from jaxrl_llm.advantages.token_baselines import energy_weighted_baseline
-from jaxrl_llm.algorithms.algorithm import Algorithm, DynamicSampling
+from jaxrl_llm.advantages.tokens.baselines import energy_weighted_baseline
 from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.choices import AverageName, Baseline, Scale
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import is_off, require_choice
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
+from jaxrl_llm.core.choices import AverageName, Baseline, Scale
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Objective, Transform, chain, stateless
 from jaxrl_llm.objectives import (
     clip,
     log_probability,
@@ -38,11 +39,10 @@ from jaxrl_llm.objectives import (
     token_mean,
     token_ratio,
 )
-from jaxrl_llm.objectives.averages import average_by_name
+from jaxrl_llm.objectives.averaging.averages import average_by_name
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.objectives.weights import capped
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import Objective, Transform, chain, stateless
+from jaxrl_llm.utils.errors import is_off, require_choice
 
 __all__ = ["gpg", "opo", "optimal_token_baseline", "reinforce", "remax", "rloo"]
 
@@ -262,7 +262,7 @@ def optimal_token_baseline(zero_tail: bool = True, corrected: bool = False, epsi
 
 
 def averaged_gradient(surrogate: Surrogate, average: AverageName) -> Objective:
-    """The policy gradient with token ratios and an average given by name (`objectives.averages.average_by_name`)."""
+    """The policy gradient with token ratios and an average given by name (`objectives.averaging.averages.average_by_name`)."""
     return policy_gradient(token_ratio(), surrogate, average_by_name(average))
 
 

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.schedules import ramp
 from jaxrl_llm.algorithms.actor_critic import ppo
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.choices import Scheme
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Scheme
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
+from jaxrl_llm.core.transform import chain, counted
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.selection.noise import row_noise, token_noise
 from jaxrl_llm.selection.rows import (
@@ -31,8 +32,7 @@ from jaxrl_llm.selection.rows import (
     score_weights,
 )
 from jaxrl_llm.selection.tokens import share_up, top_tokens
-from jaxrl_llm.trajectory import Trajectories, bucket_sums
-from jaxrl_llm.transform import chain, counted
+from jaxrl_llm.utils.errors import require_choice
 
 __all__ = ["brpo", "d3s", "pf_ppo"]
 

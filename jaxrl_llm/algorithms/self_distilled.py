@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.reference import exponential_average
+from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.distillation import route_failures, self_distillation, unless_distilled
-from jaxrl_llm.references import exponential_average
-from jaxrl_llm.rollouts.repair import succeeds
-from jaxrl_llm.rollouts.teachers import with_right_siblings
-from jaxrl_llm.transform import chain
+from jaxrl_llm.rollouts.guidance.repair import succeeds
+from jaxrl_llm.rollouts.guidance.teachers import with_right_siblings
 
 __all__ = ["srpo_sample_routing"]
 

@@ -9,19 +9,19 @@ import jax
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.returns import clip_advantages, whiten_advantages
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.choices import Scale
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
-from jaxrl_llm.objectives.averages import sequence_mean, sequence_sum, token_mean
-from jaxrl_llm.objectives.corrections import scale_by_info, sequence_factor
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Scale
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.turnwise_updates import TurnPhases
+from jaxrl_llm.objectives.averaging.averages import sequence_mean, sequence_sum, token_mean
+from jaxrl_llm.objectives.off_policy import scale_by_info, sequence_factor
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import sequence_ratio, span_ratio, token_ratio
 from jaxrl_llm.objectives.surrogates import clip, geometric_clip, log_probability
 from jaxrl_llm.objectives.weights import by_sign, gamma, of_scaled_ratio
-from jaxrl_llm.phases import TurnPhases
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import chain
+from jaxrl_llm.utils.errors import require_choice
 
 __all__ = ["gmpo", "gspo", "gspo_token", "luspo", "seeupo", "vespo"]
 

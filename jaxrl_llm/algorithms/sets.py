@@ -11,13 +11,13 @@ from jaxrl_llm.advantages.group import group_relative, margin_over_second, on_ac
 from jaxrl_llm.advantages.risk import bundled_risk
 from jaxrl_llm.advantages.sets import DIVERSITIES, best_of_sets_advantage, diverse_sets_advantage
 from jaxrl_llm.advantages.votes import answer_keys
-from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.score_function import averaged_gradient
-from jaxrl_llm.choices import AverageName
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import AverageName
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.trajectory import Trajectories, bucket_moments
+from jaxrl_llm.utils.errors import require_choice
 
 __all__ = ["maxrl", "passk_grpo", "polychromic", "riskpo"]
 

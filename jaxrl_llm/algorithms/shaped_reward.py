@@ -10,7 +10,6 @@ from jaxrl_llm.advantages.difficulty import (
     weigh_advantages,
 )
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative, on_actions
-from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.algorithms.reward_rules import (
@@ -26,13 +25,14 @@ from jaxrl_llm.algorithms.reward_rules import (
     with_tool_bonus,
     with_useful_range,
 )
-from jaxrl_llm.choices import AverageName, Rule, Scale
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError, is_off, require_choice, shown
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import AverageName, Rule, Scale
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards import transforms as rewards
-from jaxrl_llm.rollouts.prompted import with_budgets
-from jaxrl_llm.transform import chain
+from jaxrl_llm.rollouts.guidance.prompted import with_budgets
+from jaxrl_llm.utils.errors import InputError, is_off, require_choice, shown
 
 __all__ = ["adora", "dgrpo_vital", "fapo", "hbpo", "unlikeliness_reward"]
 

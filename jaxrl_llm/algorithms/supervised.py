@@ -9,20 +9,20 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.demonstrations import demonstrated_rows
 from jaxrl_llm.advantages.returns import at_last_action, sequence_values
-from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.run_settings import more_samples_than, run_settings
 from jaxrl_llm.algorithms.tempered import static_number
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain, counted, stateless
 from jaxrl_llm.objectives import log_probability, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.averages import sequence_sum
+from jaxrl_llm.objectives.averaging.averages import sequence_sum
 from jaxrl_llm.objectives.regression import one_token
 from jaxrl_llm.objectives.values import last_action_mean, value_loss
-from jaxrl_llm.rollouts.demonstrated import demonstrated
+from jaxrl_llm.rollouts.guidance.demonstrated import demonstrated
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import chain, counted, stateless
 
 __all__ = ["otr", "pa_rl"]
 
@@ -46,7 +46,7 @@ def otr(penalty: float = -0.1, temperature: float = 1.3, column: str = "answer")
 
     Supervised texts as one-step episodes: at each position K tokens are drawn from the model at a temperature k above
     1; those equal to the label x have reward 1, the others beta = penalty <= 0, and REINFORCE on them replaces
-    cross-entropy. The labels are the tokens of the texts in `column` of the data set (`rollouts.demonstrated`): nothing
+    cross-entropy. The labels are the tokens of the texts in `column` of the data set (`rollouts.guidance.demonstrated`): nothing
     is sampled, and a run has group_size 1.
 
         loss_t = -(1/K) sum_k R(a_k) log p(a_k),    a_k ~ q = softmax(z / temperature),  R(x) = 1, else beta

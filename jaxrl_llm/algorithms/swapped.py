@@ -5,12 +5,13 @@ from __future__ import annotations
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.multi_reward import parse_weights
 from jaxrl_llm.advantages.replayed import cloned_rows, relative_to_own, rescale_to_informative
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.coefficients import check_number
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.curriculum.pruning import epochs_without_solved
 from jaxrl_llm.objectives import by_rows, clip, imitation, kl, policy_gradient, sequence_mean, token_mean, token_ratio
-from jaxrl_llm.objectives.corrections import scale_by_info
-from jaxrl_llm.rollouts.pruning import epochs_without_solved
-from jaxrl_llm.rollouts.swaps import (
+from jaxrl_llm.objectives.off_policy import scale_by_info
+from jaxrl_llm.replay.into_groups import (
     best_of_prompt,
     low_and_alike,
     none_above,
@@ -18,7 +19,6 @@ from jaxrl_llm.rollouts.swaps import (
     valued_groups,
     with_staged_reward,
 )
-from jaxrl_llm.transform import chain
 
 __all__ = ["a2pr", "arpo_replay", "rapo_reward_aware", "vspo_prs"]
 

@@ -16,17 +16,17 @@ from jaxrl_llm.advantages.multipliers import (
     mixture_share,
     revised,
 )
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.expressions import part
-from jaxrl_llm.log_ratios import log_ratio
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.log_ratios import log_ratio
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain, controller, counted
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.tempered import with_tempered
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import chain, controller, counted
+from jaxrl_llm.utils.errors import InputError
 
 __all__ = ["aepo_arbitrary_entropy", "dcpo_distribution_centric"]
 

@@ -12,21 +12,21 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.multipliers import capped_bonus, hellinger, revised, softmax_shares
 from jaxrl_llm.advantages.rank import rank_bonus
 from jaxrl_llm.advantages.schedules import SHAPES, fade, progress
-from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.algorithms.score_function import averaged_gradient
-from jaxrl_llm.choices import AverageName
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
-from jaxrl_llm.log_ratios import log_ratio
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import AverageName
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.log_ratios import log_ratio
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.transform import chain, control, counted
 from jaxrl_llm.objectives import Ratio, clip, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.selection.noise import token_noise
 from jaxrl_llm.selection.rows import keep_weighted
 from jaxrl_llm.selection.tokens import late_tokens, top_tokens
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.transform import chain, control, counted
+from jaxrl_llm.utils.errors import require_choice
 
 __all__ = ["bupo", "dgpo_distribution_guided", "rlvr_temporal_schedule", "verl_velocity_rank"]
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from jaxrl_llm.advantages.group import above_baseline, drop_uniform_groups, mixed_groups
 from jaxrl_llm.advantages.returns import whiten_advantages
-from jaxrl_llm.advantages.tree_credit import (
+from jaxrl_llm.advantages.trees.credit import (
     by_depth,
     depths_out,
     edges,
@@ -20,22 +20,22 @@ from jaxrl_llm.advantages.tree_credit import (
     whiten_counted,
     zero_edges_out,
 )
-from jaxrl_llm.advantages.trees import best_of, gains, state_values
-from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.advantages.trees.values import best_of, gains, state_values
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.choices import AverageName
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError, require_choice, shown
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import AverageName
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.reference import another
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rules import DynamicSampling
+from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.references import another
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.rollouts.lookahead import near_ties
-from jaxrl_llm.rollouts.rules import DynamicSampling
 from jaxrl_llm.rollouts.trees import budgeted_tree, tree, valued
-from jaxrl_llm.trajectory import Array, Trajectories
-from jaxrl_llm.transform import chain
+from jaxrl_llm.utils.errors import InputError, require_choice, shown
 
 __all__ = ["branchgrpo", "latr", "pav", "spo_segment", "treepo"]
 

@@ -10,13 +10,15 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.returns import whiten_advantages
-from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
-from jaxrl_llm.choices import Estimator, Scale
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Estimator, Scale
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.reference import reset_at
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, row_means, totals_of
+from jaxrl_llm.core.transform import chain, controller
 from jaxrl_llm.objectives import (
     clip,
     constant,
@@ -27,15 +29,13 @@ from jaxrl_llm.objectives import (
     token_ratio,
     unclipped,
 )
-from jaxrl_llm.objectives.adaptive_clip import controlled_clip, find_bounds
 from jaxrl_llm.objectives.anchors import centred_clip, mirror_step, mix_anchors, mixed_anchor
+from jaxrl_llm.objectives.clips.adaptive_clip import controlled_clip, find_bounds
 from jaxrl_llm.objectives.curvature import keep_small_steps
 from jaxrl_llm.objectives.penalties import ratio_variance
 from jaxrl_llm.objectives.regression import aim_at_bounds, toward_ratio
-from jaxrl_llm.references import reset_at
-from jaxrl_llm.rollouts.replays import times_as_many, whole_groups
-from jaxrl_llm.trajectory import Trajectories, row_means, totals_of
-from jaxrl_llm.transform import chain, controller
+from jaxrl_llm.replay.base import times_as_many, whole_groups
+from jaxrl_llm.utils.errors import require_choice
 
 __all__ = [
     "bapo_adaptive_clip",

@@ -6,21 +6,21 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.rounds import EPISODES, episode_turn_returns
-from jaxrl_llm.advantages.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns import episode_returns, on_tokens
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.expressions import part
+from jaxrl_llm.advantages.turns.rounds import EPISODES, episode_turn_returns
+from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.advantages.turns.turns import episode_returns, on_tokens
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.objectives import policy_gradient
-from jaxrl_llm.objectives.averages import sequence_sum
-from jaxrl_llm.objectives.corrections import mismatch
+from jaxrl_llm.objectives.averaging.averages import sequence_sum
+from jaxrl_llm.objectives.off_policy import mismatch
 from jaxrl_llm.objectives.ratios import over_span, span_ratio
 from jaxrl_llm.objectives.surrogates import log_probability
 from jaxrl_llm.objectives.weights import Weight
 from jaxrl_llm.rewards.transforms import rescore
-from jaxrl_llm.trajectory import Array, Trajectories
-from jaxrl_llm.transform import Transform, chain, stateless
 
 __all__ = ["ipa"]
 
@@ -94,7 +94,7 @@ def ipa(
     R of rows whose score is not above 0, which would teach nothing at 0; None: their score.
 
     Half of each group's samples restart in the middle of a success of the group, at several places at once
-    (`rollouts.restarts.restarting`, the paper's parallel form). What they take over is imitated: its tokens have
+    (`rollouts.agents.restarts.restarting`, the paper's parallel form). What they take over is imitated: its tokens have
     imitation_weight times the success's G_k, without weights and masks, and the chunks that they sample chunk_weight
     times their own. The paper also takes trajectories of a teacher, and rolls back one chunk after the other.
 

@@ -8,8 +8,8 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import drop_rows
-from jaxrl_llm.advantages.turn_rewards import where_given
-from jaxrl_llm.advantages.turns import (
+from jaxrl_llm.advantages.turns.turn_rewards import where_given
+from jaxrl_llm.advantages.turns.turns import (
     compared,
     mean_over_equal,
     nested_states,
@@ -21,14 +21,14 @@ from jaxrl_llm.advantages.turns import (
     turn_returns,
     turn_rewards,
 )
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.transform import Objective, chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.corrections import importance_correction, mismatch
+from jaxrl_llm.objectives.off_policy import importance_correction, mismatch
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.rollouts.similar_states import similar_states
-from jaxrl_llm.trajectory import Array, Trajectories
-from jaxrl_llm.transform import Objective, chain
+from jaxrl_llm.rollouts.agents.state_clusters import similar_states
 
 __all__ = ["gigpo", "hgpo", "salt", "srgpo", "trloo"]
 
@@ -63,7 +63,7 @@ def gigpo(
     told otherwise. An episode without others in its group gets 0; the code gives it R.
 
     What states are equal is up to the environment's name of them. similarity: joins states whose texts are similar
-    (`rollouts.similar_states`; the code's value is 0.95, and its default is not to). The code subtracts 0.1 for invalid
+    (`rollouts.agents.state_clusters`; the code's value is 0.95, and its default is not to). The code subtracts 0.1 for invalid
     actions, which here is the environment's to do. Without turn rewards the score comes with the last turn.
 
     Defaults. Paper: step_weight. Code: scale, similarity, epsilon, clip_low, clip_high. Recalled: gamma,

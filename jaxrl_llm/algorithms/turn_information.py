@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jaxrl_llm.advantages.information import fused_with_feedback, information_gains
 from jaxrl_llm.advantages.multipliers import revised
-from jaxrl_llm.advantages.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns import turn_advantages
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.expressions import part
+from jaxrl_llm.advantages.turns.information import fused_with_feedback, information_gains
+from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.advantages.turns.turns import turn_advantages
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.rollouts.probes import with_answers, with_blanks
-from jaxrl_llm.trajectory import Array, Trajectories
-from jaxrl_llm.transform import chain
+from jaxrl_llm.rollouts.runtime.answer_likelihood import with_answers, with_blanks
 
 __all__ = ["igpo_information_gain", "infopo"]
 
@@ -43,7 +43,7 @@ def igpo_information_gain(
     that a reply would have. A row that begins anew in the middle of an episode is an episode of its own.
 
     The answer is read before the update, by one forward pass for each turn. The released code subtracts means over the
-    same token index, without a deviation; this is the paper's form. Rollout: `rollouts.probes.with_answers`, around the
+    same token index, without a deviation; this is the paper's form. Rollout: `rollouts.runtime.answer_likelihood.with_answers`, around the
     run's agents.
 
     Defaults. Paper: kl_coefficient. Code: gamma. Ours: column, opening, epsilon, clip_low, clip_high.
@@ -85,7 +85,7 @@ def infopo(
     IG = 0, and so has one whose observation begins a new row. Then PPO's clip (clip_low, clip_high), averaged over
     tokens. The released code can let beta decay with the epochs, which it does not by default, and is left out here.
 
-    Each turn but the first costs a forward pass before the update. Rollout: `rollouts.probes.with_blanks`, around the
+    Each turn but the first costs a forward pass before the update. Rollout: `rollouts.runtime.answer_likelihood.with_blanks`, around the
     run's agents.
 
     Defaults. Code: beta, gate_temperature, placeholder, epsilon, clip_low, clip_high.

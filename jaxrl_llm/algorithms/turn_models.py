@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from jaxrl_llm.advantages.implicit import IMPLICIT, above_first_turns, implicit_rewards
-from jaxrl_llm.advantages.turns import compared, of_episode, same_group, turn_advantages
-from jaxrl_llm.advantages.utterances import HEADS, actor_after, advantages_of_replies
-from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.advantages.turns.implicit import IMPLICIT, above_first_turns, implicit_rewards
+from jaxrl_llm.advantages.turns.turns import compared, of_episode, same_group, turn_advantages
+from jaxrl_llm.advantages.turns.utterances import HEADS, actor_after, advantages_of_replies
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.algorithms.turn_credit import clipped
-from jaxrl_llm.errors import require_choice
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.reference import exponential_average
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.curriculum.stored_states import kept_states, replying_at_stored_states
 from jaxrl_llm.objectives import constant, log_probability, policy_gradient, token_ratio
-from jaxrl_llm.objectives.heads import head_value_loss
-from jaxrl_llm.objectives.implicit import implicit_preference
-from jaxrl_llm.references import exponential_average
-from jaxrl_llm.rollouts.replays import whole_groups
-from jaxrl_llm.rollouts.stored_states import kept_states, replying_at_stored_states
-from jaxrl_llm.transform import chain
+from jaxrl_llm.objectives.preference.implicit import implicit_preference
+from jaxrl_llm.objectives.value_heads import head_value_loss
+from jaxrl_llm.replay.base import whole_groups
+from jaxrl_llm.utils.errors import require_choice
 
 __all__ = ["archer", "istar"]
 
@@ -112,7 +112,7 @@ def archer(
     Q learns from the step's transitions and from replayed ones: round(replay_share n) groups to the n of the step,
     drawn uniformly from the newest replay_groups, as whole episodes. V and the policy learn where a is a draw of the
     policy: at the step's own states, and at `states` stored ones for each prompt, drawn uniformly, where the policy
-    replies anew (`rollouts.stored_states`). The paper has all of them from one buffer of 100,000 transitions. Its
+    replies anew (`curriculum.stored_states`). The paper has all of them from one buffer of 100,000 transitions. Its
     critic takes 50 epochs and then its policy 3, with new replies in each; here both are updated together, as often as
     --epochs says, with the targets and advantages of the step's beginning. The critic is a copy of the model, or shares
     its states (--critic); the paper's is a smaller encoder. A baseline by token, an option of the code, is not here.

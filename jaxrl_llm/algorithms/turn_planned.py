@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from jaxrl_llm.advantages.plans import HEADS, hierarchical_advantages, plan_penalties
+from jaxrl_llm.advantages.turns.plans import HEADS, hierarchical_advantages, plan_penalties
 from jaxrl_llm.algorithms.actor_critic import clipped_policy
-from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import token_mean
-from jaxrl_llm.objectives.heads import head_value_loss
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.transform import chain
+from jaxrl_llm.objectives.value_heads import head_value_loss
 
 __all__ = ["hiper"]
 
@@ -33,9 +33,9 @@ def hiper(
     """Hierarchical plan-execute RL (HiPER, arXiv 2602.16165, 2026).
 
     Each reply decides whether to KEEP the subgoal or SWITCH to another, says the subgoal, and an action, each between
-    tags (`rollouts.plans.planned`). The turns of one subgoal are a segment. Generalised advantages of turns within
+    tags (`rollouts.agents.plans.planned`). The turns of one subgoal are a segment. Generalised advantages of turns within
     segments credit the tokens of actions, those of segments the tokens of subgoals that begin one, and the return of
-    the segment the tokens of decisions, each against a head of the critic (`advantages.plans.plan_credit`; gamma,
+    the segment the tokens of decisions, each against a head of the critic (`advantages.turns.plans.plan_credit`; gamma,
     lam_turn, lam_segment). Other tokens get 0. whiten: each kind is standardised over turns. bootstrap_truncated: an
     episode that was cut off ends with the value of its last turn.
 

@@ -5,24 +5,24 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxrl_llm.advantages.group import drop_rows, group_relative
-from jaxrl_llm.advantages.rounds import (
+from jaxrl_llm.advantages.turns.rounds import (
     EPISODES,
     broken_returns,
     episode_shares,
     same_turn_of_episode,
     varies_little,
 )
-from jaxrl_llm.advantages.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns import compared, of_episode, turn_advantages
-from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.advantages.turns.turns import compared, of_episode, turn_advantages
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.algorithms.run_settings import one_reward_of, run_settings
-from jaxrl_llm.errors import require_choice
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.episodes import episode_mean
+from jaxrl_llm.objectives.averaging.episode_averages import episode_mean
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.rollouts.semi_online import semi_online
-from jaxrl_llm.transform import chain
+from jaxrl_llm.rollouts.agents.semi_online import semi_online
+from jaxrl_llm.utils.errors import require_choice
 
 __all__ = ["flow_grpo", "ui_s1"]
 
@@ -51,7 +51,7 @@ def flow_grpo(
     "episode" as above, or "token" over the tokens of the batch. preset "code" has the turns, so that long episodes
     weigh more, and the tokens.
 
-    Rows of turns come from `rollouts.agents.agent(ENVIRONMENT, fresh=True)`, whose environment is the rest of the
+    Rows of turns come from `rollouts.agents.agent.agent(ENVIRONMENT, fresh=True)`, whose environment is the rest of the
     system and writes each prompt. Episodes whose turns are in one row, as those of --environment, are credited the same
     way, with the conversation so far in place of the memory. The code leaves out over-long prompts after the moments
     are taken; here an episode ends that does not fit.

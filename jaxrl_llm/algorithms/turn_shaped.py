@@ -7,25 +7,25 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.episodes import episode_keys, episode_lengths, turns_before
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
-from jaxrl_llm.advantages.turn_rewards import gated_rewards, needs_turns
-from jaxrl_llm.advantages.turns import of_episode, turn_advantages, turn_mask
-from jaxrl_llm.algorithms.algorithm import Algorithm
+from jaxrl_llm.advantages.turns.episodes import episode_keys, episode_lengths, turns_before
+from jaxrl_llm.advantages.turns.turn_rewards import gated_rewards, needs_turns
+from jaxrl_llm.advantages.turns.turns import of_episode, turn_advantages, turn_mask
 from jaxrl_llm.algorithms.trees import numbers_in
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError, require_choice
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_sums, joint_key
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.curriculum.failed_prompts import hard_buffer
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.objectives.ratios import sequence_ratio
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.rewards.transforms import leave_out, rescore
-from jaxrl_llm.rollouts.hard_buffer import hard_buffer
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.trajectory import Array, Trajectories, bucket_sums, joint_key
-from jaxrl_llm.transform import chain
+from jaxrl_llm.utils.errors import InputError, require_choice
 
 FORM = "one_answer"  # the reward that says how nearly a completion has one answer
 __all__ = ["deeptravel", "eapo_iterresearch", "g_ra", "grpo_roc", "grpo_tcr"]
@@ -222,7 +222,7 @@ def eapo_iterresearch(
     clip_high), averaged over rounds (eqs. 5 to 7). The paper drops rows to a multiple of its devices; here batches are
     filled up with rows that count nowhere.
 
-    Rounds come from `rollouts.agents.agent(ENVIRONMENT, fresh=True)`: each observation is a whole prompt. gamma in the
+    Rounds come from `rollouts.agents.agent.agent(ENVIRONMENT, fresh=True)`: each observation is a whole prompt. gamma in the
     paper was not in what we read, and 0.995 is an example's.
 
     Defaults. Ours: gamma, epsilon, clip_low, clip_high.

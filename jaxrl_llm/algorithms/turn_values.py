@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
-from jaxrl_llm.advantages.turn_rewards import between_turns, needs_turns, shared_turn_rewards, turn_rewards_at_the_end
+from jaxrl_llm.advantages.turns.turn_rewards import (
+    between_turns,
+    needs_turns,
+    shared_turn_rewards,
+    turn_rewards_at_the_end,
+)
 from jaxrl_llm.algorithms.actor_critic import clipped_policy, ppo
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import require_choice
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import entropy
 from jaxrl_llm.objectives.values import huber, value_loss
-from jaxrl_llm.transform import chain
+from jaxrl_llm.utils.errors import require_choice
 
 __all__ = ["multi_turn_recipe", "poad"]
 

@@ -8,20 +8,20 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages.guide_masks import split_at_switch
 from jaxrl_llm.advantages.kl_rewards import kl_reward
 from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
-from jaxrl_llm.advantages.switched import split_at_switch
 from jaxrl_llm.algorithms.actor_critic import ppo
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import is_off
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.decomposed import decomposing
-from jaxrl_llm.rollouts.two_policies import two_policies
-from jaxrl_llm.trajectory import Array, Trajectories
-from jaxrl_llm.transform import chain
+from jaxrl_llm.rollouts.guidance.two_policies import two_policies
+from jaxrl_llm.utils.errors import is_off
 
 __all__ = ["daslam", "rlgf"]
 

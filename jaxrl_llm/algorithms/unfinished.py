@@ -3,7 +3,7 @@
 Without these parts a method is a simpler one than its name says; see `omissions` for the rule, and for parts that
 papers have beside. `jaxrl train` therefore refuses it unless the run
 excludes each part by name: --algorithm.without PART, several separated by commas. The tables must be literals, because
-`jaxrl_llm.signatures` reads them from the source.
+`jaxrl_llm.core.signatures` reads them from the source.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from jaxrl_llm.algorithms.algorithm import Algorithm
-from jaxrl_llm.errors import InputError, unknown
-from jaxrl_llm.needs import NEEDS, need_of
-from jaxrl_llm.rewards.loading import declared
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.needs import NEEDS, need_of
+from jaxrl_llm.rewards.workers.loading import declared
+from jaxrl_llm.utils.errors import InputError, unknown
 
 # method -> part -> (what is missing, what would provide it)
 UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
@@ -72,7 +72,7 @@ UNFINISHED: dict[str, dict[str, tuple[str, str]]] = {
     },
 }  # fmt: skip
 
-# method -> need that only some runs provide (`jaxrl_llm.needs`) -> what it is to the method
+# method -> need that only some runs provide (`jaxrl_llm.core.needs`) -> what it is to the method
 NEEDED: dict[str, dict[str, str]] = {
     "aepo_agentic": {"turns": "episodes of several turns, which fork after observations"},
     "archer": {"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},

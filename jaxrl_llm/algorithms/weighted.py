@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
-from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
-from jaxrl_llm.choices import Scale
-from jaxrl_llm.objectives.averages import constant, sequence_mean, token_mean
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Scale
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives.averaging.averages import constant, sequence_mean, token_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import log_probability, soft_gate
 from jaxrl_llm.objectives.weights import by_sign, capped, clipped, product, within_divergence
-from jaxrl_llm.transform import chain
 
 __all__ = ["cispo", "dispo", "dppo", "sapo_soft_adaptive"]
 

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from jaxrl_llm.lazy import imported_at_first_use
+from jaxrl_llm.utils.lazy import imported_at_first_use
 
 if TYPE_CHECKING:
-    from jaxrl_llm.data.chat import encode_prompt, is_conversation, prompt_text
+    from jaxrl_llm.data.chat.encode import encode_prompt, is_conversation, prompt_text
+    from jaxrl_llm.data.chat.rendering import PromptFormat
     from jaxrl_llm.data.digest import rows_digest
-    from jaxrl_llm.data.prompts import conflicting, load_prompts, without
-    from jaxrl_llm.data.rendering import PromptFormat
+    from jaxrl_llm.data.load import conflicting, load_prompts, without
     from jaxrl_llm.data.stream import PromptStream
 
 __all__ = [
@@ -24,15 +24,15 @@ __all__ = [
 ]
 
 _MODULES = {
-    "PromptFormat": "rendering",
+    "PromptFormat": "chat.rendering",
     "PromptStream": "stream",
-    "conflicting": "prompts",
-    "encode_prompt": "chat",
-    "is_conversation": "chat",
-    "load_prompts": "prompts",
-    "prompt_text": "chat",
+    "conflicting": "load",
+    "encode_prompt": "chat.encode",
+    "is_conversation": "chat.encode",
+    "load_prompts": "load",
+    "prompt_text": "chat.encode",
     "rows_digest": "digest",
-    "without": "prompts",
+    "without": "load",
 }
 
 __getattr__ = imported_at_first_use(__name__, _MODULES)

@@ -6,8 +6,8 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_llm.data.chat import is_conversation, preview
-from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.data.chat.encode import is_conversation, preview
+from jaxrl_llm.utils.errors import InputError, shown
 
 # In order of preference; a name with a dot is an entry of a column.
 CONVERSATIONS = ("messages", "conversations", "conversation")

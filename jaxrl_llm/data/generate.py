@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from jaxrl_llm.errors import InputError, missing_package, shown, unknown
+from jaxrl_llm.utils.errors import InputError, missing_package, shown, unknown
 
 PREFIX = "reasoning-gym:"
 COLUMNS = ("prompt", "answer", "reasoning_gym_task", "reasoning_gym_entry")

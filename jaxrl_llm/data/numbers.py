@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any
 
-from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.utils.errors import InputError, shown
 
 
 def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:

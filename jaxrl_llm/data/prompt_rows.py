@@ -10,9 +10,9 @@ from typing import Any, overload
 import numpy as np
 
 from jaxrl_llm.data.digest import rows_digest
-from jaxrl_llm.data.files import Row
-from jaxrl_llm.data.random_access import RandomAccess, row_of
-from jaxrl_llm.errors import InputError, error_line
+from jaxrl_llm.data.sources.files import Row
+from jaxrl_llm.data.sources.random_access import RandomAccess, row_of
+from jaxrl_llm.utils.errors import InputError, error_line
 
 SAMPLED = 64  # rows of a source that are checked when it is opened, evenly spaced from the first to the last
 

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from jaxrl_llm.data.ahead import Ahead
-from jaxrl_llm.data.chat import encode_prompt, format_notes
+from jaxrl_llm.data.chat.encode import encode_prompt, format_notes
+from jaxrl_llm.data.chat.rendering import PromptFormat
+from jaxrl_llm.data.load import Same, same_prompt
+from jaxrl_llm.data.prefetch import Ahead
 from jaxrl_llm.data.prompt_rows import SAMPLED, PromptRows
-from jaxrl_llm.data.prompts import Same, same_prompt
-from jaxrl_llm.data.rendering import PromptFormat
-from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.utils.errors import InputError, shown
 
 logger = logging.getLogger("jaxrl_llm.data")
 T = TypeVar("T")

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.data.chat import preview
+from jaxrl_llm.data.chat.encode import preview
 from jaxrl_llm.data.numbers import whole_number
-from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.utils.errors import InputError, shown
 
 _LARGEST = 2**24  # rows in a batch
 

@@ -7,8 +7,8 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm.data.chat import MOST_CHARACTERS
-from jaxrl_llm.errors import InputError, shown, unknown
+from jaxrl_llm.data.chat.encode import MOST_CHARACTERS
+from jaxrl_llm.utils.errors import InputError, shown, unknown
 
 _WIDEST = 10_000  # greatest width and precision of a field
 _FORMATTER = string.Formatter()

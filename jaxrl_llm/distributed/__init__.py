@@ -1,5 +1,6 @@
 """Meshes and sharding rules."""
 
+from jaxrl_llm.distributed.aot import Program, ahead_of_time
 from jaxrl_llm.distributed.fully_sharded import fully_sharded
 from jaxrl_llm.distributed.mesh import (
     check_rows,
@@ -10,7 +11,6 @@ from jaxrl_llm.distributed.mesh import (
     sampling_mesh_of,
     to_mesh,
 )
-from jaxrl_llm.distributed.programs import Program, ahead_of_time
 from jaxrl_llm.distributed.sharding import (
     Moved,
     bytes_per_device,

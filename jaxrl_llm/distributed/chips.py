@@ -16,8 +16,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl_llm.arguments import Count, checked
-from jaxrl_llm.errors import InputError, shown, unknown
+from jaxrl_llm.core.checks import Count, checked
+from jaxrl_llm.utils.errors import InputError, shown, unknown
 
 GIB = 2**30
 # What the runtime keeps for itself: programs for v5e may use 15.75 of 16 GiB, those for v6e 31.25 of 32.

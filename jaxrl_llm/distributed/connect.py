@@ -12,8 +12,8 @@ from typing import Any
 
 from jaxrl_llm.distributed.alive import BEAT, SILENT, Watch
 from jaxrl_llm.distributed.coordinator import service_apart
-from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.process import Preempted
+from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.utils.process import Preempted
 
 STARTING = 120  # seconds for all hosts to arrive
 

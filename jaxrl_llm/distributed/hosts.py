@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 T = TypeVar("T")
 

@@ -12,10 +12,10 @@ import numpy as np
 from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_llm.arguments import Count, checked
-from jaxrl_llm.distributed.programs import place
-from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.core.checks import Count, checked
+from jaxrl_llm.distributed.aot import place
 from jaxrl_llm.models.placement import DATA, EXPERT, FSDP, MESH_AXES, SEQUENCE, TENSOR, row_axes
+from jaxrl_llm.utils.errors import InputError, shown
 
 logger = logging.getLogger("jaxrl_llm.distributed")
 HOST = "pinned_host"

@@ -16,8 +16,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed.hosts import Hosts, gather_through
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.placement import DATA, EXPERT, TENSOR
+from jaxrl_llm.utils.errors import InputError
 
 HOST, UNIT = "host", "unit"
 

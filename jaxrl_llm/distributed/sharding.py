@@ -6,7 +6,7 @@ units), the second by its inputs, so that a layer communicates twice, each time 
 never. Experts are split by inner size too, each device holding a slice of every expert: whatever the router chooses,
 devices have the same load.
 
-Over "expert" experts are split whole, and tokens are exchanged (`models.experts`). It serves where slices of inner
+Over "expert" experts are split whole, and tokens are exchanged (`models.moe`). It serves where slices of inner
 units would be too narrow for a matrix unit, and it is an axis of rows for all else.
 
 What does not divide is replicated; `describe_sharding` says so.
@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import adapters_of
 from jaxrl_llm.models.parameters import parameter_shapes
 from jaxrl_llm.models.placement import EXPERT, SEQUENCE, TENSOR, split_counts, split_spec, splits
+from jaxrl_llm.utils.errors import InputError
 
 
 class Moved(NamedTuple):

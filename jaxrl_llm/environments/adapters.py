@@ -21,13 +21,13 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
-from jaxrl_llm.arguments import Count, Seconds, checked
-from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.core.checks import Count, Seconds, checked
+from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.copies import deep_copy, own_or_deep_copy
 from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation, finite, flag
-from jaxrl_llm.environments.tools import SECONDS, Tool, Toolbox, result_text
-from jaxrl_llm.errors import InputError, shown, unknown
-from jaxrl_llm.threads import called, in_thread
+from jaxrl_llm.environments.tools.base import SECONDS, Tool, Toolbox, result_text
+from jaxrl_llm.utils.errors import InputError, shown, unknown
+from jaxrl_llm.utils.threads import called, in_thread
 
 Factory = Callable[..., Any]
 
@@ -39,7 +39,7 @@ def environments(
     seconds: Seconds = SECONDS,
     players: Count = 1,
 ) -> MakeEnvironment:
-    """What makes a row's environment, as `rollouts.agents.agent` takes it.
+    """What makes a row's environment, as `rollouts.agents.agent.agent` takes it.
 
     factory: a class or function without arguments, or one that takes the row, as its first argument or as one that is
     called row; or several by name, of which the row's column `environment` names one. tools: that the policy may call

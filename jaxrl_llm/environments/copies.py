@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
-from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.generators import Generators
 from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation
-from jaxrl_llm.errors import InputError, error_line, shown
-from jaxrl_llm.threads import called
+from jaxrl_llm.utils.errors import InputError, error_line, shown
+from jaxrl_llm.utils.threads import called
 
 
 class NotCopiedError(InputError):

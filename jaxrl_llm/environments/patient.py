@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl_llm.data.calls import Message, Reply
+from jaxrl_llm.data.chat.calls import Message, Reply
 from jaxrl_llm.environments.protocol import Observation
-from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.utils.errors import InputError, shown
 
 UNKNOWN = "I do not know."
 

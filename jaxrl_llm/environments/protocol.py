@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from jaxrl_llm.data.calls import Message, Reply
-from jaxrl_llm.errors import shown
+from jaxrl_llm.data.chat.calls import Message, Reply
+from jaxrl_llm.utils.errors import shown
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxrl_llm.data.calls import Message, Reply
-from jaxrl_llm.data.chat import is_conversation
+from jaxrl_llm.data.chat.calls import Message, Reply
+from jaxrl_llm.data.chat.encode import is_conversation
 from jaxrl_llm.environments.protocol import Observation
-from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.utils.errors import InputError, shown
 
 Judge = Callable[[str, Mapping[str, Any]], tuple[float, float]]
 """(reply, the expert's action) -> (whether its form is right, how alike the action is), each from 0 to 1."""

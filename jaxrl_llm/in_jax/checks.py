@@ -6,9 +6,9 @@ import jax
 import numpy as np
 
 from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.transform import Metrics
 from jaxrl_llm.reporting.lone import compares_samples
-from jaxrl_llm.transform import Metrics
+from jaxrl_llm.utils.errors import InputError
 
 
 def check_lone(method: Algorithm) -> None:

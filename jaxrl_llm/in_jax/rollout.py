@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.shapes import INTEGERS, check_array
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.in_jax.completions import Completions
 from jaxrl_llm.in_jax.tasks.task import Task, observed
 from jaxrl_llm.in_jax.turns import converse, greedy_return, sample_episodes
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.shapes import INTEGERS, check_array
-from jaxrl_llm.trajectory import Trajectories
 
 Array = jax.Array
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 import jax
 import optax
 
-from jaxrl_llm.arguments import check_fields
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.checks import check_fields
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.trajectory import in_words
 from jaxrl_llm.in_jax.tasks import Task
-from jaxrl_llm.keywords import settings_class
 from jaxrl_llm.learner.optimizer import of_critic
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.policy import Params, Policy, init_params
-from jaxrl_llm.trajectory import in_words
+from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.keywords import settings_class
 
 Array = jax.Array
 

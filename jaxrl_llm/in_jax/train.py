@@ -22,27 +22,27 @@ import optax
 
 from jaxrl_llm.algorithms import CATALOGUE, Algorithm, Given, build_of, with_facts
 from jaxrl_llm.algorithms.unfinished import check_needs, check_whole, going_without, names_in
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.needs import of_reference, value_of
+from jaxrl_llm.core.part_checks import expect
+from jaxrl_llm.core.trajectory import in_words
+from jaxrl_llm.core.transform import Metrics, RunFacts
 from jaxrl_llm.in_jax.checks import check_lone, check_losses
 from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch, true_reward
 from jaxrl_llm.in_jax.settings import DEFAULTS, LabSettings, check_settings, fresh_params, make_optimizer, make_policy
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.in_jax.tasks.environment import replayed
-from jaxrl_llm.keywords import belonging, checked_keywords, unknown_keyword
+from jaxrl_llm.learner.inputs import provide
+from jaxrl_llm.learner.microbatches import draw_steps
 from jaxrl_llm.learner.previous import first_previous
-from jaxrl_llm.learner.provide import provide
-from jaxrl_llm.learner.steps import draw_steps
 from jaxrl_llm.learner.update import TrainState, init_state, update
-from jaxrl_llm.models.check import check_key, check_params
+from jaxrl_llm.models.checks import check_key, check_params
 from jaxrl_llm.models.critic import critic_of, init_critic
 from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params, Policy, positions_of
-from jaxrl_llm.needs import of_reference, value_of
-from jaxrl_llm.part_checks import expect
-from jaxrl_llm.trajectory import in_words
-from jaxrl_llm.transform import Metrics, RunFacts
+from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.keywords import belonging, checked_keywords, unknown_keyword
 
 Array = jax.Array
 # A run is many small operations: what the compiler's costly passes save is less than the time that they take.

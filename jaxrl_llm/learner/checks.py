@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_llm.errors import InputError, require, shown, unknown
-from jaxrl_llm.models.check import check_params, check_policy
+from jaxrl_llm.core.trajectory import Trajectories, check_batch
+from jaxrl_llm.models.checks import check_params, check_policy
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params
-from jaxrl_llm.trajectory import Trajectories, check_batch
+from jaxrl_llm.utils.errors import InputError, require, shown, unknown
 
 
 def check_count(name: str, value: Any) -> None:

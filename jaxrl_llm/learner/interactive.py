@@ -17,17 +17,17 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.needs import need_of, of_reference
+from jaxrl_llm.core.part_checks import expect
+from jaxrl_llm.core.trajectory import Trajectories, check_batch
+from jaxrl_llm.core.transform import Metrics, Objective, Transform
 from jaxrl_llm.learner import update as programs
 from jaxrl_llm.learner.checks import check_finite
-from jaxrl_llm.learner.provide import provide
-from jaxrl_llm.learner.steps import plan_steps
+from jaxrl_llm.learner.inputs import provide
+from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.needs import need_of, of_reference
-from jaxrl_llm.part_checks import expect
-from jaxrl_llm.trajectory import Trajectories, check_batch
-from jaxrl_llm.transform import Metrics, Objective, Transform
+from jaxrl_llm.utils.errors import InputError
 
 
 def prepare(
@@ -93,7 +93,7 @@ def update(
     state: from `init_state(params, optimizer)`, then what the last call gave; its arrays are used up. epochs: passes
     over the batch, each of `minibatches` gradient steps, whose gradients are sums over `micro_batches`. seed: of the
     order of groups. Prompts that rows share are computed once. This is `learner.update.update` over the steps of
-    `learner.steps.plan_steps`, as `train` calls them.
+    `learner.microbatches.plan_steps`, as `train` calls them.
 
     Raises InputError for arguments that do not fit each other.
     """

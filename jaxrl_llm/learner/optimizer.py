@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_llm.errors import InputError, require
 from jaxrl_llm.learner.moments import Bounded, as_matrices, in_float32, scale_by_adam
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig, check_optimizer
 from jaxrl_llm.models.parameters import decayed
+from jaxrl_llm.utils.errors import InputError, require
 
 
 def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxrl_llm.errors import InputError, require
-from jaxrl_llm.keywords import settings_class
-from jaxrl_llm.settings import check_types
+from jaxrl_llm.utils.errors import InputError, require
+from jaxrl_llm.utils.keywords import settings_class
+from jaxrl_llm.utils.settings import check_types
 
 SMALLEST = 1e-30  # many devices take numbers below 1.2e-38 for zero
 LARGEST = 1e30

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.needs import of_previous
 from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params
-from jaxrl_llm.needs import of_previous
 
 
 def first_previous(needs: frozenset[str], params: Params) -> Params | None:

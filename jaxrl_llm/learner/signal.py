@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Trajectories
 
 
 def signal(batch: Trajectories) -> float:

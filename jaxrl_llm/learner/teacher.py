@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Trajectories
 
 
 def under_teacher(batch: Trajectories, tokens: jax.Array, top: jax.Array) -> Trajectories:

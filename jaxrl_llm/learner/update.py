@@ -9,9 +9,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl_llm.core.needs import value_of
+from jaxrl_llm.core.part_checks import expect
+from jaxrl_llm.core.trajectory import SHARED, PolicyOutputs, Trajectories, check_batch, in_words, map_rows, with_totals
+from jaxrl_llm.core.transform import Metrics, Objective, Transform
+from jaxrl_llm.distributed.aot import compiled
 from jaxrl_llm.distributed.fully_sharded import fully_sharded
-from jaxrl_llm.distributed.programs import compiled
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.checks import (
     check_alive,
     check_learning,
@@ -20,18 +23,15 @@ from jaxrl_llm.learner.checks import (
     check_optimizer_kind,
     check_rows,
 )
+from jaxrl_llm.learner.microbatches import Slices, Steps, check_steps, take
 from jaxrl_llm.learner.moments import bounded, in_place, stays_finite
-from jaxrl_llm.learner.steps import Slices, Steps, check_steps, take
 from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.outputs import DURING_UPDATE, policy_outputs, wanted_of
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.placement import EXPERT, FSDP, TENSOR
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.needs import value_of
-from jaxrl_llm.part_checks import expect
-from jaxrl_llm.trajectory import SHARED, PolicyOutputs, Trajectories, check_batch, in_words, map_rows, with_totals
-from jaxrl_llm.transform import Metrics, Objective, Transform
+from jaxrl_llm.utils.errors import InputError
 
 
 class TrainState(NamedTuple):

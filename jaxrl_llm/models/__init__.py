@@ -5,13 +5,13 @@ Names are imported when they are first used: what is checked before a model is l
 
 from typing import TYPE_CHECKING
 
-from jaxrl_llm.lazy import imported_at_first_use
+from jaxrl_llm.utils.lazy import imported_at_first_use
 
 if TYPE_CHECKING:
     from jaxrl_llm.models.config import ModelConfig, from_hf, to_hf
-    from jaxrl_llm.models.load import load_policy
+    from jaxrl_llm.models.io.load import load_policy
+    from jaxrl_llm.models.io.save import save_policy
     from jaxrl_llm.models.policy import Policy, init_params, parameter_count
-    from jaxrl_llm.models.save import save_policy
     from jaxrl_llm.models.table import parameter_table
 
 __all__ = [
@@ -30,10 +30,10 @@ _MODULES = {
     "Policy": "policy",
     "from_hf": "config",
     "init_params": "policy",
-    "load_policy": "load",
+    "load_policy": "io.load",
     "parameter_count": "policy",
     "parameter_table": "table",
-    "save_policy": "save",
+    "save_policy": "io.save",
     "to_hf": "config",
 }
 

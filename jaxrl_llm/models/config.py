@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config_checks import check_settings, check_together
 from jaxrl_llm.models.kinds import given, shown
-from jaxrl_llm.models.rope_config import Rope, rope_to_hf, ropes_of
+from jaxrl_llm.models.rope import Rope, rope_to_hf, ropes_of
+from jaxrl_llm.utils.errors import InputError
 
 
 class Family(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.kinds import (
     FLAG,
     SECTION,
@@ -18,6 +17,7 @@ from jaxrl_llm.models.kinds import (
     shown,
     whole,
 )
+from jaxrl_llm.utils.errors import InputError
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 _SIZE, _HEADS = whole(1, 2**24), whole(1, 2**16)

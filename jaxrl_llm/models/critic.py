@@ -16,14 +16,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import InputError, require_choice
-from jaxrl_llm.models.check import check_key, check_params
+from jaxrl_llm.core.needs import value_of
+from jaxrl_llm.core.needs import values_of as values_of_need
+from jaxrl_llm.core.shapes import FLOATS, in_words, is_array, is_of
+from jaxrl_llm.models.checks import check_key, check_params
 from jaxrl_llm.models.kinds import FLAG, require_kind, shown, whole
 from jaxrl_llm.models.parameters import IDENTITY, NORMAL, ZEROS, head_shapes, head_weights
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.needs import value_of
-from jaxrl_llm.needs import values_of as values_of_need
-from jaxrl_llm.shapes import FLOATS, in_words, is_array, is_of
+from jaxrl_llm.utils.errors import InputError, require_choice
 
 LIKELIHOOD = "likelihood"
 KINDS = ("tower", "shared", LIKELIHOOD)

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.experts import expert_mlp
 from jaxrl_llm.models.layers import accumulation_dtype, project, rms_norm, rotate, rotation, scores, softmax
+from jaxrl_llm.models.moe import expert_mlp
 from jaxrl_llm.models.placement import ANYWHERE, Placement, all_but_weights
 from jaxrl_llm.models.quantised import cast, straight_through_layer
 

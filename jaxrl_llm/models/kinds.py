@@ -9,9 +9,9 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_llm import errors
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.json_text import read_object
+from jaxrl_llm.utils import errors
+from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.json import read_object
 
 # What is not an error of the library that raised it.
 FATAL = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_llm.models import exact_bits
 from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
 from jaxrl_llm.models.quantised import Weight, product
-from jaxrl_llm.models.rope_config import Rope
+from jaxrl_llm.models.rope import Rope
 
 Array = jax.Array
 

@@ -27,8 +27,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import InputError, unknown
-from jaxrl_llm.models.check import check_key
+from jaxrl_llm.models.checks import check_key
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.kinds import number, require_kind, shown, whole
 from jaxrl_llm.models.parameters import (
@@ -41,6 +40,7 @@ from jaxrl_llm.models.parameters import (
     adapter_axes,
     shape_of,
 )
+from jaxrl_llm.utils.errors import InputError, unknown
 
 TARGETS = tuple(ADAPTED)
 

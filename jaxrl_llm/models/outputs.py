@@ -10,17 +10,17 @@ import jax
 import jax.numpy as jnp
 from jaxrl_kernels import fused_logprob
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.hooks import Hook, state_in
-from jaxrl_llm.models.check import check_params
+from jaxrl_llm.core.hooks import Hook, state_in
+from jaxrl_llm.core.needs import NEEDS, need_of, value_of, values_of
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, check_batch
+from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.hooked import Places, hooked_logp, of_a_reference
 from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.packing import Packing, packed_states, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.routing import check_experts, of_all_rows
 from jaxrl_llm.models.vocabulary import Distribution, logp_of_tokens, most_probable, vocabulary_sum
-from jaxrl_llm.needs import NEEDS, need_of, value_of, values_of
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch
+from jaxrl_llm.utils.errors import InputError
 
 
 class Wanted(NamedTuple):
@@ -78,7 +78,7 @@ def policy_outputs(
     of the truncated support where top-k, top-p or min-p were on. Differentiable with respect to params, but not to
     those of a second policy that the hook reads, params["other"].
 
-    With a packing (`learner.steps` makes them on the host, `packing.shared_prompts` under jit) what several rows share
+    With a packing (`learner.microbatches` makes them on the host, `packing.shared_prompts` under jit) what several rows share
     goes through the model once, forward and backward, short rows lie side by side, and the vocabulary is only looked at
     for the actions it lists. Without one every row goes through as it is. The results are the same.
 

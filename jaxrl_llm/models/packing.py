@@ -21,14 +21,14 @@ import jax
 import jax.numpy as jnp
 from jaxrl_kernels.packed_attention import PackedTokens
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.experts import NOT_RECORDED
-from jaxrl_llm.models.packed_kernel import by_kernel
+from jaxrl_llm.models.moe import NOT_RECORDED
+from jaxrl_llm.models.packed_attention import by_kernel
 from jaxrl_llm.models.placement import Placement, placement, row_shards, takes_kernels, token_shards
 from jaxrl_llm.models.policy import Params, Policy, positions_of
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 Array = jax.Array
 Indices = Any  # int32 array: of jax, or of numpy where the host makes it

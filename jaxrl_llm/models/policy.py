@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.hooks import Hook
+from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.models import decoder
-from jaxrl_llm.models.check import check_key, check_params, check_tokens
+from jaxrl_llm.models.checks import check_key, check_params, check_tokens
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.kinds import number, require_kind, shown
 from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.parameters import IDENTITY, ZEROS, Weight, shape_of, weights
+from jaxrl_llm.utils.errors import InputError
 
 Params = decoder.Params
 

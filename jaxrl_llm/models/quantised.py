@@ -22,10 +22,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxrl_kernels.partition import vary_together
 
-from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.parameters import PROJECTIONS, parameter_shapes
 from jaxrl_llm.models.placement import AnyMesh, split_spec
+from jaxrl_llm.utils.errors import InputError, shown
 
 Array = jax.Array
 # Name -> dtype of the values, and the greatest of them.

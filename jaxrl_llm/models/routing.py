@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.choices import Routing
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.models.experts import NOT_RECORDED
+from jaxrl_llm.core.choices import Routing
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.models.moe import NOT_RECORDED
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 _FACTOR = 0x9E3779B1  # odd, so that multiplication by it permutes uint32
 

@@ -3,7 +3,7 @@
 The functions of arrays that parts compute with are in `jaxrl_llm.objectives.functional`.
 """
 
-from jaxrl_llm.objectives.averages import (
+from jaxrl_llm.objectives.averaging.averages import (
     Average,
     constant,
     prompt_mean,
@@ -12,8 +12,10 @@ from jaxrl_llm.objectives.averages import (
     slice_token_mean,
     token_mean,
 )
-from jaxrl_llm.objectives.corrections import divergence_rejection, importance_correction
-from jaxrl_llm.objectives.pairs import discriminative, preference
+from jaxrl_llm.objectives.averaging.row_averages import by_rows
+from jaxrl_llm.objectives.averaging.token_groups import token_groups
+from jaxrl_llm.objectives.clips.token_clip import gradient_preserving_clip, token_clip
+from jaxrl_llm.objectives.off_policy import divergence_rejection, importance_correction
 from jaxrl_llm.objectives.penalties import (
     entropy,
     entropy_corridor,
@@ -24,11 +26,9 @@ from jaxrl_llm.objectives.penalties import (
     ratio_variance,
 )
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
+from jaxrl_llm.objectives.preference.pairs import discriminative, preference
 from jaxrl_llm.objectives.ratios import Ratio, sequence_ratio, span_ratio, token_ratio
-from jaxrl_llm.objectives.row_averages import by_rows
 from jaxrl_llm.objectives.surrogates import clip, geometric_clip, log_probability, soft_gate, unclipped
-from jaxrl_llm.objectives.token_clip import gradient_preserving_clip, token_clip
-from jaxrl_llm.objectives.token_groups import token_groups
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.objectives.weights import by_sign, capped, clipped, gamma, product, within, within_divergence
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.choices import Estimator, Source
-from jaxrl_llm.coefficients import check_bounds, check_number
-from jaxrl_llm.expressions import part
-from jaxrl_llm.log_ratios import log_ratio, needed, source
-from jaxrl_llm.objectives.averages import Average, Mean
+from jaxrl_llm.core.choices import Estimator, Source
+from jaxrl_llm.core.coefficients import check_bounds, check_number
+from jaxrl_llm.core.log_ratios import log_ratio, needed, source
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.transform import Metrics, Objective, Transform, counted
+from jaxrl_llm.objectives.averaging.averages import Average, Mean
 from jaxrl_llm.objectives.penalties import kl
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.transform import Metrics, Objective, Transform, counted
 
 Number = float | jax.Array
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.choices import Source
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.expressions import part
-from jaxrl_llm.log_ratios import absolute, needed
+from jaxrl_llm.core.choices import Source
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.log_ratios import absolute, needed
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.transform import Metrics, Refresh, Transform, control, counted
 from jaxrl_llm.objectives.ratios import Ratio, log_ratio_to
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
 from jaxrl_llm.selection.noise import token_noise
 from jaxrl_llm.selection.tokens import share_down
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.transform import Metrics, Refresh, Transform, control, counted
 
 Number = float | jax.Array
 

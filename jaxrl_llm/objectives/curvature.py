@@ -12,11 +12,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import is_off
-from jaxrl_llm.expressions import part
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import Transform, stateless
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.utils.errors import is_off
 
 Number = float | jax.Array
 

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.expressions import part
-from jaxrl_llm.objectives.averages import Average
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, totals_of, weighted
+from jaxrl_llm.core.transform import Objective, State, Transform
+from jaxrl_llm.objectives.averaging.averages import Average
 from jaxrl_llm.objectives.penalties import entropy, entropy_corridor
 from jaxrl_llm.objectives.ratios import over_span
-from jaxrl_llm.trajectory import Trajectories, totals_of, weighted
-from jaxrl_llm.transform import Objective, State, Transform
 
 Number = float | jax.Array
 

@@ -3,11 +3,11 @@
 Nothing here makes a part; what does is in `jaxrl_llm.objectives`. The code is in the modules by subject.
 """
 
-from jaxrl_llm.log_ratios import k1, k2, k3
-from jaxrl_llm.objectives.corrections import divergence_weight, importance_weight
+from jaxrl_llm.core.log_ratios import k1, k2, k3
+from jaxrl_llm.objectives.clips.token_clip import gradient_preserving_value
+from jaxrl_llm.objectives.off_policy import divergence_weight, importance_weight
 from jaxrl_llm.objectives.penalties import exact_kl
 from jaxrl_llm.objectives.surrogates import clipped_value, soft_gated_value
-from jaxrl_llm.objectives.token_clip import gradient_preserving_value
 from jaxrl_llm.objectives.weights import gamma_weight
 
 __all__ = [

@@ -5,13 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.expressions import part
-from jaxrl_llm.log_ratios import LARGEST
-from jaxrl_llm.objectives.averages import Average
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.log_ratios import LARGEST
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, weighted
+from jaxrl_llm.core.transform import Metrics
+from jaxrl_llm.objectives.averaging.averages import Average
 from jaxrl_llm.objectives.surrogates import Surrogate
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, weighted
-from jaxrl_llm.transform import Metrics
 
 
 def shaped_probability(logp: jax.Array, constant: float | jax.Array = 0.1) -> jax.Array:

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.multipliers import row_mean
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, bucket_moments
+from jaxrl_llm.core.transform import Metrics, Transform, stateless
 from jaxrl_llm.objectives.surrogates import Surrogate
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, bucket_moments
-from jaxrl_llm.transform import Metrics, Transform, stateless
 
 
 def hint_tokens(batch: Trajectories) -> jax.Array:

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.choices import Estimator, Gate, Source
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import require_choice, unknown
-from jaxrl_llm.expressions import part
-from jaxrl_llm.log_ratios import ESTIMATORS, beyond_rounding, log_ratio, needed, source
-from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged
+from jaxrl_llm.core.choices import Estimator, Gate, Source
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.log_ratios import ESTIMATORS, beyond_rounding, log_ratio, needed, source
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.transform import Coefficient, Metrics, Objective, control
+from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to, over_span, span_needs
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.transform import Coefficient, Metrics, Objective, control
+from jaxrl_llm.utils.errors import require_choice, unknown
 
 Number = float | jax.Array
 

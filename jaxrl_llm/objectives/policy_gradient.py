@@ -10,16 +10,16 @@ import jax
 import jax.numpy as jnp
 from jaxrl_kernels import ratio_clip
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.expressions import part
-from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged, token_mean
-from jaxrl_llm.objectives.one_pass import Kernel, in_one_pass
+from jaxrl_llm.core.part_checks import expect, names_of
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, in_words
+from jaxrl_llm.core.transform import Metrics, Objective, Refresh
+from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged, token_mean
+from jaxrl_llm.objectives.fused import Kernel, in_one_pass
 from jaxrl_llm.objectives.penalties import entropy, kl
 from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
-from jaxrl_llm.part_checks import expect, names_of
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, in_words
-from jaxrl_llm.transform import Metrics, Objective, Refresh
+from jaxrl_llm.utils.errors import InputError
 
 
 @part

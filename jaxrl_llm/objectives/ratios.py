@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.choices import Source, Span
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import layout, part
-from jaxrl_llm.log_ratios import LARGEST, log_ratio, needed, source
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.choices import Source, Span
+from jaxrl_llm.core.log_ratios import LARGEST, log_ratio, needed, source
+from jaxrl_llm.core.repr import layout, part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.utils.errors import require_choice
 
 SPANS = ("token", "turn", "segment", "sequence")
 

@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
-from jaxrl_llm.choices import Clipping, Source
-from jaxrl_llm.coefficients import check_bounds, check_number
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
-from jaxrl_llm.log_ratios import absolute, log_ratio, needed
-from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged
+from jaxrl_llm.core.choices import Clipping, Source
+from jaxrl_llm.core.coefficients import check_bounds, check_number
+from jaxrl_llm.core.log_ratios import absolute, log_ratio, needed
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, bucket_moments
+from jaxrl_llm.core.transform import Metrics, Objective, Transform, stateless
+from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.objectives.surrogates import Surrogate
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, bucket_moments
-from jaxrl_llm.transform import Metrics, Objective, Transform, stateless
+from jaxrl_llm.utils.errors import require_choice
 
 Number = float | jax.Array
 CLIPS = ("none", "one-side", "two-side", "ring")

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.coefficients import check_bounds, check_number
-from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.expressions import layout, part
+from jaxrl_llm.core.coefficients import check_bounds, check_number
+from jaxrl_llm.core.repr import layout, part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.transform import Metrics
 from jaxrl_llm.objectives.ratios import over_span
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.transform import Metrics
+from jaxrl_llm.utils.errors import InputError, shown
 
 Number = jax.Array | float
 

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.expressions import part
-from jaxrl_llm.log_ratios import log_ratio, needed, source, straight_through
-from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged, token_mean
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.log_ratios import log_ratio, needed, source, straight_through
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.transform import Metrics, Objective, State, Transform, control
+from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged, token_mean
 from jaxrl_llm.objectives.ratios import log_ratio_to
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.transform import Metrics, Objective, State, Transform, control
 
 Number = jax.Array | float
 PHASES = {"warm-up": 1.5, "climbing": 1.2, "converged": 1.0, "plateau": 0.8}  # factors of the threshold

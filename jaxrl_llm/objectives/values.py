@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import needed_values
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError, require_choice
-from jaxrl_llm.expressions import part
-from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged, token_mean
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, totals_of, weighted
-from jaxrl_llm.transform import Metrics, Objective
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, totals_of, weighted
+from jaxrl_llm.core.transform import Metrics, Objective
+from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged, token_mean
+from jaxrl_llm.utils.errors import InputError, require_choice
 
 Number = jax.Array | float
 Error = Callable[[jax.Array], jax.Array]
@@ -119,7 +119,7 @@ def value_loss(
     default each head is trained on the same returns, and the loss is the mean over heads. error: one function for all
     heads, or one per head, e.g. (half_square, pinball(0.5)) for mean and median. heads: number of value heads. Rows
     without a score contribute 0. info["value_weights"] f32[N, L], if given, replaces the loss weights (see
-    `advantages.windows`), and the default average is then `per_row`.
+    `advantages.tokens.windows`), and the default average is then `per_row`.
     Metrics: "value/loss", "value/mean", "value/error" (mean |V - R|), "value/clip" (share of tokens with
     |V - V_old| > clip), and "value/explained_variance" from before the update, if a transform wrote it.
     """

@@ -13,10 +13,10 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.coefficients import check_bounds, check_number
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.core.coefficients import check_bounds, check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.utils.errors import require_choice
 
 Number = jax.Array | float
 Weight = Callable[[jax.Array, Trajectories], jax.Array]  # (ratio f32[N, L], batch) -> f32[N, L]

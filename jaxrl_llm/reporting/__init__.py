@@ -6,24 +6,17 @@ the functions that use them.
 
 from typing import TYPE_CHECKING
 
-from jaxrl_llm.lazy import imported_at_first_use
+from jaxrl_llm.utils.lazy import imported_at_first_use
 
 if TYPE_CHECKING:
     from jaxrl_llm.reporting.completions import Completions, show
     from jaxrl_llm.reporting.credit import Comparison, compare
-    from jaxrl_llm.reporting.curves import Curves, plot_runs
-    from jaxrl_llm.reporting.logged import logged_batch, logged_prompts
-    from jaxrl_llm.reporting.progress import Progress
-    from jaxrl_llm.reporting.report import write_report
-    from jaxrl_llm.reporting.shading import shade
-    from jaxrl_llm.reporting.statistics import (
-        clustered_interval,
-        difference_interval,
-        paired_difference,
-        pass_at_k,
-        wilson_interval,
-    )
-    from jaxrl_llm.reporting.writers import (
+    from jaxrl_llm.reporting.html.curves import Curves, plot_runs
+    from jaxrl_llm.reporting.html.report import write_report
+    from jaxrl_llm.reporting.html.shading import shade
+    from jaxrl_llm.reporting.logging.logged import logged_batch, logged_prompts
+    from jaxrl_llm.reporting.logging.progress import Progress
+    from jaxrl_llm.reporting.logging.writers import (
         JsonlWriter,
         MetricWriter,
         TensorBoardWriter,
@@ -31,6 +24,13 @@ if TYPE_CHECKING:
         all_of,
         read_jsonl,
         truncate_jsonl,
+    )
+    from jaxrl_llm.reporting.statistics import (
+        clustered_interval,
+        difference_interval,
+        paired_difference,
+        pass_at_k,
+        wilson_interval,
     )
 
 __all__ = [
@@ -61,27 +61,27 @@ __all__ = [
 _MODULES = {
     "Comparison": "credit",
     "Completions": "completions",
-    "Curves": "curves",
-    "JsonlWriter": "writers",
-    "MetricWriter": "writers",
-    "Progress": "progress",
-    "TensorBoardWriter": "writers",
-    "WandbWriter": "writers",
-    "all_of": "writers",
+    "Curves": "html.curves",
+    "JsonlWriter": "logging.writers",
+    "MetricWriter": "logging.writers",
+    "Progress": "logging.progress",
+    "TensorBoardWriter": "logging.writers",
+    "WandbWriter": "logging.writers",
+    "all_of": "logging.writers",
     "clustered_interval": "statistics",
     "compare": "credit",
     "difference_interval": "statistics",
-    "logged_batch": "logged",
-    "logged_prompts": "logged",
+    "logged_batch": "logging.logged",
+    "logged_prompts": "logging.logged",
     "paired_difference": "statistics",
     "pass_at_k": "statistics",
-    "plot_runs": "curves",
-    "read_jsonl": "writers",
-    "shade": "shading",
+    "plot_runs": "html.curves",
+    "read_jsonl": "logging.writers",
+    "shade": "html.shading",
     "show": "completions",
-    "truncate_jsonl": "writers",
+    "truncate_jsonl": "logging.writers",
     "wilson_interval": "statistics",
-    "write_report": "report",
+    "write_report": "html.report",
 }
 
 __getattr__ = imported_at_first_use(__name__, _MODULES)

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.data.chat import prompt_text
-from jaxrl_llm.errors import InputError, several, shown, unknown
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.trajectory import Trajectories, check_batch
+from jaxrl_llm.data.chat.encode import prompt_text
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.reporting.conversations import common_prefix, observation
-from jaxrl_llm.reporting.shading import LEVELS, level_value, shade_level, style_rules, visible
+from jaxrl_llm.reporting.html.conversations import common_prefix, observation
+from jaxrl_llm.reporting.html.shading import LEVELS, level_value, shade_level, style_rules, visible
 from jaxrl_llm.reporting.statistics import typical_size
-from jaxrl_llm.sampling.arguments import check_not_negative, check_tokenizer
-from jaxrl_llm.trajectory import Trajectories, check_batch
+from jaxrl_llm.sampling.checks import check_not_negative, check_tokenizer
+from jaxrl_llm.utils.errors import InputError, several, shown, unknown
 
 MOST_TOKENS = 1000  # tokens of a row with an HTML element each; notebooks store their output
 

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.algorithms import Algorithm, constructor, get
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError, require_choice, unknown
-from jaxrl_llm.needs import fill_in
-from jaxrl_llm.part_checks import expect
-from jaxrl_llm.reporting.credit_page import credit_page, residual
-from jaxrl_llm.sampling.arguments import check_tokenizer
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, check_batch, in_words
-from jaxrl_llm.transform import check_outputs
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.needs import fill_in
+from jaxrl_llm.core.part_checks import expect
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, check_batch, in_words
+from jaxrl_llm.core.transform import check_outputs
+from jaxrl_llm.reporting.html.credit_page import credit_page, residual
+from jaxrl_llm.sampling.checks import check_tokenizer
+from jaxrl_llm.utils.errors import InputError, require_choice, unknown
 
 SHADES = ("push", "advantage")
 Which = str | Algorithm | Sequence[str | Algorithm] | Mapping[str, str | Algorithm]

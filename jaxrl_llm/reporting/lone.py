@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.reporting.credit import compare
-from jaxrl_llm.trajectory import Trajectories
 
 
 def compares_samples(algorithm: Algorithm) -> bool:

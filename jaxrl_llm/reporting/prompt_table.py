@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_llm.errors import InputError, several
-from jaxrl_llm.reporting.run_data import RunData
-from jaxrl_llm.reporting.shown_completions import shared_beginning
+from jaxrl_llm.reporting.html.run_data import RunData
+from jaxrl_llm.reporting.html.shown_completions import shared_beginning
+from jaxrl_llm.reporting.html.visits import LeftOut, read_left_out, read_visits
 from jaxrl_llm.reporting.statistics import as_number
-from jaxrl_llm.reporting.visits import LeftOut, read_left_out, read_visits
+from jaxrl_llm.utils.errors import InputError, several
 
 KINDS = ("fell", "rose", "never solved", "always solved", "steady", "tried once")
 BARS = "▁▂▃▄▅▆▇█"

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.utils.errors import InputError, shown
 
 
 def wilson_interval(successes: int, trials: int, level: float = 0.95) -> tuple[float, float]:

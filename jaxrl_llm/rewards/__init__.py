@@ -5,12 +5,12 @@ Names are imported on first use, because a reward's process needs few of the mod
 
 from typing import TYPE_CHECKING
 
-from jaxrl_llm.lazy import imported_at_first_use
+from jaxrl_llm.utils.lazy import imported_at_first_use
 
 if TYPE_CHECKING:
     from jaxrl_llm.rewards.registry import get_reward, get_rewards, names
-    from jaxrl_llm.rewards.runner import Reward, Scores, close_rewards, require_columns, reward_digest, score
     from jaxrl_llm.rewards.verifiers import text_of
+    from jaxrl_llm.rewards.workers.runner import Reward, Scores, close_rewards, require_columns, reward_digest, score
 
 __all__ = [
     "Reward",
@@ -27,15 +27,15 @@ __all__ = [
 
 
 _MODULES = {
-    "Reward": "runner",
-    "Scores": "runner",
-    "close_rewards": "runner",
-    "reward_digest": "runner",
+    "Reward": "workers.runner",
+    "Scores": "workers.runner",
+    "close_rewards": "workers.runner",
+    "reward_digest": "workers.runner",
     "get_reward": "registry",
     "get_rewards": "registry",
     "names": "registry",
-    "require_columns": "runner",
-    "score": "runner",
+    "require_columns": "workers.runner",
+    "score": "workers.runner",
     "text_of": "verifiers",
 }
 

@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rewards.tagged_lists import TAGS, listed, numbers, pairs, read
 from jaxrl_llm.rewards.verifiers import last_tagged, matching
+from jaxrl_llm.utils.errors import InputError, shown
 
 OVERLAP = 0.5  # IoU that a matched box exceeds (Visual-RFT)
 Box = tuple[float, float, float, float]

@@ -17,11 +17,11 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from jaxrl_llm.environments.sandbox import Limits, available, require_guards, run_code
-from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.rewards.code_blocks import KNOWN, code_in
-from jaxrl_llm.rewards.code_values import WRITER, built, equal, value_of
 from jaxrl_llm.rewards.entries import REWARD
+from jaxrl_llm.rewards.parsing.code_blocks import KNOWN, code_in
+from jaxrl_llm.rewards.parsing.code_values import WRITER, built, equal, value_of
 from jaxrl_llm.rewards.verifiers import text_of
+from jaxrl_llm.utils.errors import InputError, shown
 
 __all__ = ["Case", "case_of", "code_in", "code_tests", "passed"]
 

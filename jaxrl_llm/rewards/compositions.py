@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import unknown
-from jaxrl_llm.expressions import part
-from jaxrl_llm.trajectory import Trajectories, bucket_sums
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
+from jaxrl_llm.utils.errors import unknown
 
 Number = float | jax.Array
 

@@ -18,7 +18,7 @@ from itertools import islice
 from numbers import Real
 from typing import Any
 
-from jaxrl_llm.errors import error_line
+from jaxrl_llm.utils.errors import error_line
 
 REWARD, ANSWER_KEY, SPANS = "reward", "answer_key", "spans"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.rewards.entries import ANSWER_KEY, SPANS, Entries
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.utils.errors import InputError, shown
 
 _WINDOW = 8  # tokens decoded together with one, so that its text is what it is in its context
 

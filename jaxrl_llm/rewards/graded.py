@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards.entries import REWARD, SPANS
-from jaxrl_llm.rewards.final_answers import answer_text, last_number
+from jaxrl_llm.rewards.parsing.final_answers import answer_text, last_number
 from jaxrl_llm.rewards.verifiers import last_tagged, text_of
+from jaxrl_llm.utils.errors import InputError
 
 Function = Callable[..., Any]
 

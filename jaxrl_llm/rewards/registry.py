@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jaxrl_llm.by_value import ByValue, value_of
-from jaxrl_llm.errors import InputError, InputErrors, unknown
-from jaxrl_llm.peer_options import reward_hint
-from jaxrl_llm.rewards import given
-from jaxrl_llm.rewards.loading import ARGUMENTS, FACTORIES, FUNCTIONS, load_function
-from jaxrl_llm.rewards.of_environment import ENVIRONMENT, environment
-from jaxrl_llm.rewards.process import ProcessFunction
-from jaxrl_llm.rewards.runner import Reward
+from jaxrl_llm.cli.peer_options import reward_hint
+from jaxrl_llm.core.by_value import ByValue, value_of
+from jaxrl_llm.rewards import values
+from jaxrl_llm.rewards.environment import ENVIRONMENT, environment
+from jaxrl_llm.rewards.workers.loading import ARGUMENTS, FACTORIES, FUNCTIONS, load_function
+from jaxrl_llm.rewards.workers.process import ProcessFunction
+from jaxrl_llm.rewards.workers.runner import Reward
+from jaxrl_llm.utils.errors import InputError, InputErrors, unknown
 
 
 def names() -> list[str]:
@@ -49,7 +49,7 @@ def get_rewards(specs: Sequence[str], folder: str | os.PathLike[str] = ".") -> l
     rewards, problems = [], []
     for spec in specs:
         try:
-            started.append(given.begun(spec, folder) if isinstance(spec, ByValue) else _begun(spec, folder))
+            started.append(values.begun(spec, folder) if isinstance(spec, ByValue) else _begun(spec, folder))
         except InputError as error:
             problems.append(str(error))
     for _, finish in started:

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.rewards.calling import Logged, all_logged
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.rewards.entries import SPANS, Entries, chosen, joined, provided
 from jaxrl_llm.rewards.entry_arrays import alike, blank, with_entries
-from jaxrl_llm.rewards.of_environment import environment
-from jaxrl_llm.rewards.runner import Reward, Scores, combine
-from jaxrl_llm.rewards.runner import score as score_completions
+from jaxrl_llm.rewards.environment import environment
 from jaxrl_llm.rewards.seen import Talk, prompts_of, reply_starts, seen
+from jaxrl_llm.rewards.workers.calling import Logged, all_logged
+from jaxrl_llm.rewards.workers.runner import Reward, Scores, combine
+from jaxrl_llm.rewards.workers.runner import score as score_completions
 from jaxrl_llm.sampling import completion_ids, completion_texts
-from jaxrl_llm.sampling.recorded import of_rows
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.sampling.routed_experts import of_rows
 
 State = Mapping[str, Any]  # attributes of `trainer_state`, see `runner.score`
 LOGGED = "logged extras"  # entry of an episode: what `log_extra` gave for it; no function can return that name

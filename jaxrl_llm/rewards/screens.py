@@ -12,9 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl_llm.errors import InputError, shown
 from jaxrl_llm.rewards.tagged_lists import TAGS, listed, numbers, pairs, read
 from jaxrl_llm.rewards.verifiers import matching
+from jaxrl_llm.utils.errors import InputError, shown
 
 RADIUS = 140.0  # pixels within which a click on a point is right, exclusive (GUI-R1)
 SAME_TEXT = 0.5  # least token F1 of texts that count as equal (GUI-R1)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.rewards.calling import ENVIRONMENTS, REPLY_START
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.rewards.workers.calling import ENVIRONMENTS, REPLY_START
 
 
 class Talk(NamedTuple):

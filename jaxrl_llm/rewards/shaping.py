@@ -7,11 +7,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.expressions import part
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import Transform, stateless
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.utils.errors import InputError
 
 
 def overlong_penalty(lengths: jax.Array, max_tokens: int, buffer: int) -> jax.Array:
@@ -36,7 +36,7 @@ def soft_overlong_penalty(
 ) -> Transform:
     """Add `overlong_penalty` to the combined reward. InputError unless 0 < buffer <= max_tokens.
 
-    lengths: batch -> f32[N], of each row by default; `advantages.episodes.episode_lengths` for episodes of several.
+    lengths: batch -> f32[N], of each row by default; `advantages.turns.episodes.episode_lengths` for episodes of several.
     """
     for name, value in (("max_tokens", max_tokens), ("buffer", buffer)):
         check_number(f"soft_overlong_penalty: {name}", value, least=1)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.expressions import part
-from jaxrl_llm.trajectory import Trajectories, bucket_sums
-from jaxrl_llm.transform import Transform, stateless
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
+from jaxrl_llm.core.transform import Transform, stateless
 
 
 @part

@@ -11,9 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jaxrl_llm.errors import InputError, missing_package
-from jaxrl_llm.rewards.calling import per_sample
-from jaxrl_llm.rewards.final_answers import (
+from jaxrl_llm.rewards.parsing.final_answers import (
     answer_text,
     final_answer,
     is_huge,
@@ -22,7 +20,9 @@ from jaxrl_llm.rewards.final_answers import (
     number_of,
     with_usual_numbers,
 )
-from jaxrl_llm.rewards.notation import as_latex, choice_of, same_text
+from jaxrl_llm.rewards.parsing.notation import as_latex, choice_of, same_text
+from jaxrl_llm.rewards.workers.calling import per_sample
+from jaxrl_llm.utils.errors import InputError, missing_package
 
 _THOUGHTS = re.compile(r"<think>(?!.*<think>).*?</think>", re.DOTALL)
 _ONE_ANSWER = r"<answer>(?:(?!</?answer>|</?think>).)*</answer>"

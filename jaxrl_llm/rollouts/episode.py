@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.models.experts import NOT_RECORDED
-from jaxrl_llm.needs import NEEDS
-from jaxrl_llm.sampling.recorded import in_order, of_rows
+from jaxrl_llm.core.needs import NEEDS
+from jaxrl_llm.models.moe import NOT_RECORDED
 from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens, joined
+from jaxrl_llm.sampling.routed_experts import in_order, of_rows
+from jaxrl_llm.utils.errors import InputError, shown
 
 
 class Segment(NamedTuple):
@@ -218,7 +218,7 @@ def info_columns(episodes: Sequence[Episode], length: int | None = None) -> dict
 
     length: of the batch's rows. An entry that is a list with one number for each token after the prompt, in every
     episode that has it, becomes f32[N, length], with these numbers at the places of their tokens. Lists of a fixed
-    length are not taken for such if `jaxrl_llm.needs` knows their names as something else.
+    length are not taken for such if `jaxrl_llm.core.needs` knows their names as something else.
 
     Raises InputError where other entries of one name have different shapes.
     """

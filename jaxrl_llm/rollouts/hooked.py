@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.expressions import part
-from jaxrl_llm.hooks import Hook, first_state
+from jaxrl_llm.core.hooks import Hook, first_state
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import Rollout, group
-from jaxrl_llm.rollouts.tools import Task, Tools
-from jaxrl_llm.sampling import supports
+from jaxrl_llm.sampling import token_support
+from jaxrl_llm.utils.errors import InputError, shown
 
 
 @part
 def hooked(rollout: Rollout, hook: Hook, provides: Iterable[str] = ()) -> Rollout:
-    """A rollout whose tokens are drawn through a hook (`jaxrl_llm.hooks`), through which the update goes as well.
+    """A rollout whose tokens are drawn through a hook (`jaxrl_llm.core.hooks`), through which the update goes as well.
 
     The hook's numbers are those in the controls of the last update; each episode has them in info. Samples at a
-    temperature of their own, and greedy ones, do not go through it. provides: names of `jaxrl_llm.needs` among these
+    temperature of their own, and greedy ones, do not go through it. provides: names of `jaxrl_llm.core.needs` among these
     numbers. Raises InputError for a rollout that has a hook already.
     """
     if not isinstance(hook, Hook):
-        raise InputError(f"the hook is {shown(hook)}, but must be a jaxrl_llm.hooks.Hook")
+        raise InputError(f"the hook is {shown(hook)}, but must be a jaxrl_llm.core.hooks.Hook")
     if rollout.hook is not None:
         raise InputError(f"the rollout {rollout.name} draws through the hook {rollout.hook.name} already")
 
@@ -43,5 +43,5 @@ def hooked(rollout: Rollout, hook: Hook, provides: Iterable[str] = ()) -> Rollou
 
 @part
 def top_nsigma(n: float = 1.0) -> Rollout:
-    """Independent samples, drawn among the tokens of `sampling.supports.top_nsigma`."""
-    return replace(hooked(group(), supports.top_nsigma(n)), name=f"top_nsigma({n:g})")
+    """Independent samples, drawn among the tokens of `sampling.token_support.top_nsigma`."""
+    return replace(hooked(group(), token_support.top_nsigma(n)), name=f"top_nsigma({n:g})")

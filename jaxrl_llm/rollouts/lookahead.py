@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import Rollout
-from jaxrl_llm.rollouts.tools import Task, Tools
 from jaxrl_llm.rollouts.trees import by_prefix, grow
+from jaxrl_llm.utils.errors import InputError, shown
 
 PROBES = 4  # at once, for each branch that is still wanted
 

@@ -10,15 +10,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.arguments import Count
-from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.expressions import layout, part
-from jaxrl_llm.hooks import Hook
+from jaxrl_llm.core.checks import Count
+from jaxrl_llm.core.hooks import Hook
+from jaxrl_llm.core.repr import layout, part
+from jaxrl_llm.core.shapes import bucket
+from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.outside import AHEAD
-from jaxrl_llm.rollouts.tools import Task, Tools
+from jaxrl_llm.rollouts.runtime.external_calls import AHEAD
 from jaxrl_llm.selection.rows import max_variance_subset
-from jaxrl_llm.shapes import bucket
+from jaxrl_llm.utils.errors import InputError, shown
 
 _max_variance_subset = jax.jit(max_variance_subset)
 OBSERVATION = 32  # tokens per observation that the engine initially has room for
@@ -32,7 +32,7 @@ class Rollout:
     program: Program
     name: str = "program"
     provides: frozenset[str] = field(default_factory=frozenset)
-    """Names of `jaxrl_llm.needs` that its episodes provide."""
+    """Names of `jaxrl_llm.core.needs` that its episodes provide."""
     columns: tuple[str, ...] = ()
     """Columns of the data set that it reads."""
     turns: int = 1
@@ -66,7 +66,7 @@ class Rollout:
     """Of a method's rollout: what it makes of the run's own, such as the agents of an environment."""
 
     agent: Any = None
-    """Of agents, how their episodes are made, `rollouts.agents.AgentSettings`, which another rollout may fork."""
+    """Of agents, how their episodes are made, `rollouts.agents.agent.AgentSettings`, which another rollout may fork."""
 
     def __post_init__(self) -> None:
         if not callable(self.program):

@@ -9,12 +9,12 @@ from typing import Literal
 
 import numpy as np
 
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import Rollout
-from jaxrl_llm.rollouts.tools import Task, Tools
+from jaxrl_llm.utils.errors import require_choice
 
 
 def extra_samples(rate: float, first: int, most: int, rule: Literal["equal", "hard"], scaled: bool = False) -> int:

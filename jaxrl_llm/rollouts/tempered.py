@@ -6,11 +6,11 @@ from asyncio import gather
 
 import numpy as np
 
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import Rollout
-from jaxrl_llm.rollouts.tools import Task, Tools
 
 
 @part

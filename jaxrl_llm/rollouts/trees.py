@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError, require_choice, shown
-from jaxrl_llm.expressions import part
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, checksum, sampled_ids
 from jaxrl_llm.rollouts.programs import Rollout
-from jaxrl_llm.rollouts.tools import Task, Tools
+from jaxrl_llm.utils.errors import InputError, require_choice, shown
 
 BOXED = re.compile(r"\\boxed\{[^{}]*\}")
 Path = tuple[Episode, int]  # a path of a tree, and its number of segments

@@ -5,9 +5,9 @@ end.
 """
 
 from jaxrl_llm.sampling.decode import DrawSettings
-from jaxrl_llm.sampling.drafts import Drafts
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
 from jaxrl_llm.sampling.sampler import completion_ids, completion_texts, requests_of, sample
+from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 

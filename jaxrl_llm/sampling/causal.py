@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jaxrl_kernels.partition import mesh_of
 
 from jaxrl_llm.models import decoder
-from jaxrl_llm.models.packed_kernel import LANES, by_kernel, causal_tokens
+from jaxrl_llm.models.packed_attention import LANES, by_kernel, causal_tokens
 from jaxrl_llm.models.placement import (
     ANYWHERE,
     SAMPLED_ROWS,
@@ -22,7 +22,7 @@ from jaxrl_llm.models.placement import (
     takes_kernels,
 )
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.pairs import run
+from jaxrl_llm.sampling.two_model_decode import run
 
 Array = jax.Array
 

@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 from jaxrl_kernels import fused_sample, sample_logits
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.hooks import Context, first_state
+from jaxrl_llm.core.hooks import Context, first_state
 from jaxrl_llm.models.layers import rotation
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.cache import (
+from jaxrl_llm.sampling.filters import Filters, keep, support_floor
+from jaxrl_llm.sampling.kv_cache import (
     LayerCache,
     PrefixCache,
     PrefixSlots,
@@ -28,8 +28,8 @@ from jaxrl_llm.sampling.cache import (
     no_experts,
     take_columns,
 )
-from jaxrl_llm.sampling.filters import Filters, keep, support_floor
-from jaxrl_llm.sampling.pairs import empty_layers, of_both, run
+from jaxrl_llm.sampling.two_model_decode import empty_layers, of_both, run
+from jaxrl_llm.utils.errors import InputError
 
 Array = jax.Array
 

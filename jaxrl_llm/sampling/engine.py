@@ -11,20 +11,20 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.sampling.cache import PrefixSlots
 from jaxrl_llm.sampling.decode import DrawSettings, RingCache, RowState, begin, decode, empty_ring_cache, no_rows
-from jaxrl_llm.sampling.drafts import Drafts
-from jaxrl_llm.sampling.drawn import check_finite, in_ring
-from jaxrl_llm.sampling.parked import Store, place_rows
+from jaxrl_llm.sampling.kv_cache import PrefixSlots
+from jaxrl_llm.sampling.kv_offload import Store, place_rows
 from jaxrl_llm.sampling.prefill import empty_prefix_cache, extend_rows, prefill_prompts, restore_rows
-from jaxrl_llm.sampling.recorded import experts_of_prompts
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
-from jaxrl_llm.sampling.schedule import Assignment, Kept, Reused, Schedule, Size, absolute_step
-from jaxrl_llm.sampling.tail import TailRows, most_rows
+from jaxrl_llm.sampling.routed_experts import experts_of_prompts
+from jaxrl_llm.sampling.sampled_tokens import check_finite, in_ring
+from jaxrl_llm.sampling.scheduler import Assignment, Kept, Reused, Schedule, Size, absolute_step
+from jaxrl_llm.sampling.speculative.drafts import Drafts
+from jaxrl_llm.sampling.speculative.tail import TailRows, most_rows
 from jaxrl_llm.sampling.weights import Weights
-from jaxrl_llm.shapes import bucket
 
 CHUNK = 64  # decode steps before the loop returns to the host, at most
 IDLE_SHARE = 32  # the loop returns to the host when one row in this many is idle and requests are waiting

@@ -13,17 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.core.shapes import bucket, pad_rows
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.cache import LayerCache, PrefixCache, each, no_experts, pack, take_columns
 from jaxrl_llm.sampling.causal import causal_pass, of_layer
 from jaxrl_llm.sampling.decode import RingCache, narrowed
-from jaxrl_llm.sampling.pairs import empty_layers, run, width
+from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, no_experts, pack, take_columns
 from jaxrl_llm.sampling.requests import Request, Stats
-from jaxrl_llm.sampling.schedule import Assignment, Reused, Shape, Size
+from jaxrl_llm.sampling.scheduler import Assignment, Reused, Shape, Size
+from jaxrl_llm.sampling.two_model_decode import empty_layers, run, width
 from jaxrl_llm.sampling.weights import Weights
-from jaxrl_llm.shapes import bucket, pad_rows
 
 Array = jax.Array
 PREFILL_TOKENS = 512  # tokens of prompts in one forward pass, padding included

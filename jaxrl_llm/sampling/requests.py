@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxrl_llm.errors import InputError, shown
+from jaxrl_llm.utils.errors import InputError, shown
 
 
 class Tokens(NamedTuple):

@@ -12,15 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.data.chat import encode_prompt, prompt_text
-from jaxrl_llm.data.rendering import PromptFormat
-from jaxrl_llm.keywords import checked_keywords
-from jaxrl_llm.models.check import check_key, check_params, check_policy
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.shapes import bucket, pad_rows
+from jaxrl_llm.core.trajectory import Trajectories, check_batch
+from jaxrl_llm.data.chat.encode import encode_prompt, prompt_text
+from jaxrl_llm.data.chat.rendering import PromptFormat
+from jaxrl_llm.models.checks import check_key, check_params, check_policy
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
-from jaxrl_llm.process import stop_if
-from jaxrl_llm.sampling.arguments import (
+from jaxrl_llm.sampling.checks import (
     allowed_tokens,
     check_ids,
     check_not_negative,
@@ -32,16 +32,16 @@ from jaxrl_llm.sampling.arguments import (
     checked_stop_tokens,
 )
 from jaxrl_llm.sampling.decode import DrawSettings, seed_of
-from jaxrl_llm.sampling.drafts import Drafts
 from jaxrl_llm.sampling.engine import CHUNK as LONG_CHUNK
 from jaxrl_llm.sampling.engine import Cut
 from jaxrl_llm.sampling.filters import Filters
-from jaxrl_llm.sampling.recorded import in_order, of_rows
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
+from jaxrl_llm.sampling.routed_experts import in_order, of_rows
+from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
-from jaxrl_llm.shapes import bucket, pad_rows
-from jaxrl_llm.trajectory import Trajectories, check_batch
+from jaxrl_llm.utils.keywords import checked_keywords
+from jaxrl_llm.utils.process import stop_if
 
 logger = logging.getLogger("jaxrl_llm.sampling")
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.errors import InputError, shown
-from jaxrl_llm.models.check import check_policy
+from jaxrl_llm.models.checks import check_policy
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.process import compiles, count_compiles, interruptible
 from jaxrl_llm.sampling.decode import DrawSettings
-from jaxrl_llm.sampling.drafts import Drafts
 from jaxrl_llm.sampling.engine import CHUNK, Cut, Engine
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, check_requests
-from jaxrl_llm.sampling.schedule import Shape, size_for
+from jaxrl_llm.sampling.scheduler import Shape, size_for
+from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.weights import Weights
+from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.utils.process import compiles, count_compiles, interruptible
 
 
 def stream(

@@ -13,17 +13,17 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import bytes_to_move, named_shardings, parameter_specs
+from jaxrl_llm.distributed.aot import place
 from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host, own_copy, to_numpy
-from jaxrl_llm.distributed.programs import place
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.placement import SAMPLED_ROWS, AnyMesh, row_axes
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of, quantised_layer, quantised_specs
-from jaxrl_llm.sampling.cache import LayerCache, PrefixCache
 from jaxrl_llm.sampling.decode import RingCache
-from jaxrl_llm.sampling.speculate import Tail
+from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache
+from jaxrl_llm.sampling.speculative.verify import Tail
 from jaxrl_llm.sampling.weight_layouts import PLAIN, LoopOptions, options_for, with_inputs_last
+from jaxrl_llm.utils.errors import InputError
 
 
 class Weights(NamedTuple):

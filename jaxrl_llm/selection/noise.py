@@ -8,7 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Trajectories
 
 
 def mix(x: jax.Array) -> jax.Array:

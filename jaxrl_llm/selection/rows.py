@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.choices import Scheme
-from jaxrl_llm.errors import require_choice
-from jaxrl_llm.expressions import part
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import Transform, counted
+from jaxrl_llm.core.choices import Scheme
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Transform, counted
+from jaxrl_llm.utils.errors import require_choice
 
 RANK_SCHEMES = ("best_random", "best_worst", "best", "uniform")
 SCORE_SCHEMES = ("power", "max_min", "max_random")

@@ -7,7 +7,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.errors import require_choice
+from jaxrl_llm.utils.errors import require_choice
 
 SCOPES = ("row", "batch")
 

@@ -14,7 +14,7 @@ from jaxrl_llm.advantages.difficulty import (
     solved_without,
     subgroup_advantage,
 )
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 GROUP = jnp.array([0, 0, 1, 1, 2, 2])
 

@@ -10,8 +10,8 @@ from turn_episodes import episodes
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.multi_reward import variance_weighted
-from jaxrl_llm.trajectory import Array, Trajectories
-from jaxrl_llm.transform import Transform
+from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.transform import Transform
 
 SCORES = np.array([1.0, 0.25, 0.25, 0.25, 0.0, 0.5, 0.5, 3.0])
 GROUP = [0, 0, 0, 0, 0, 1, 1, 1]

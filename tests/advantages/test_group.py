@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative, on_actions
 from jaxrl_llm.advantages.functional import group_advantage, uniform_groups
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import chain
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.utils.errors import InputError
 
 N = 9
 EIGHTHS = st.integers(-40, 40).map(lambda i: i / 8)  # exact in float32, and never nearly equal

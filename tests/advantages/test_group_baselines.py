@@ -19,7 +19,7 @@ from jaxrl_llm.advantages.group import (  # fmt: skip
     masked_quantile,
     standardised,
 )
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 KEYS = np.array([5, 2, 5, 2, 5, 9, 2, 5, 7])
 VALUES = np.array([0.5, 1.0, 0.25, 0.0, np.nan, 2.0, 0.75, 1.5, np.nan])

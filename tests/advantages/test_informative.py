@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.advantages.informative import superfluous_parts
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.advantages.zero_variance_groups import superfluous_parts
+from jaxrl_llm.core.trajectory import Trajectories
 
 
 def batch_of(group: np.ndarray, part: np.ndarray, solved: np.ndarray, empty: np.ndarray) -> Trajectories:

@@ -14,7 +14,7 @@ from jaxrl_llm.advantages.multi_reward import (
     passes_all,
     variance_weighted_advantage,
 )
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 GROUP = jnp.array([0, 0, 0, 0, 1, 1])
 VALUES = jnp.array([[1.0, 0.3], [0, 0.1], [0, 0.9], [1, 0.2], [0, 0.3], [1, 0.4]])

@@ -18,7 +18,7 @@ from jaxrl_llm.advantages.multipliers import (
     standard_scores,
     token_moments,
 )
-from jaxrl_llm.entropy_levels import entropy_level, log_entropy_scale
+from jaxrl_llm.core.entropy_levels import entropy_level, log_entropy_scale
 
 close = np.testing.assert_allclose
 MASK = jnp.array([[1, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], bool)

@@ -17,8 +17,8 @@ from jaxrl_llm.advantages.normalisation import (
     update_moments,
 )
 from jaxrl_llm.advantages.returns import generalised_advantages
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 random = np.random.default_rng(0)
 N, L = 4, 5

@@ -25,9 +25,9 @@ from jaxrl_llm.advantages.returns import (
     whiten,
     whiten_advantages,
 )
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import Transform, chain
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Transform, chain
+from jaxrl_llm.utils.errors import InputError
 
 N, L = 6, 9
 random = np.random.default_rng(0)

@@ -17,7 +17,7 @@ from jaxrl_llm.advantages.risk import (
     spread,
     track_quantiles,
 )  # fmt: skip
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 DRAWS = jax.jit(form_draws, static_argnames="ragged")
 

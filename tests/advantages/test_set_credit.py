@@ -17,7 +17,7 @@ from jaxrl_llm.advantages.sets import (
     diverse_sets_advantage,
     sets_within,
 )  # fmt: skip
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 COMPILED = jax.jit(best_of_sets_advantage, static_argnames=("k", "scale"))
 

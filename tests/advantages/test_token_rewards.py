@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.advantages.returns import terminal_rewards
-from jaxrl_llm.advantages.token_rewards import whiten_rewards
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.advantages.tokens.rewards import whiten_rewards
+from jaxrl_llm.core.trajectory import Trajectories
 
 
 def test_it_is_the_loop_and_keeps_the_mean() -> None:

@@ -23,8 +23,8 @@ from jaxrl_llm.advantages.trackers import (
     tracked_baseline,
     uncertainty,
 )  # fmt: skip
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.transform import RunFacts
+from jaxrl_llm.core.transform import RunFacts
+from jaxrl_llm.utils.errors import InputError
 
 
 def test_worked_example() -> None:

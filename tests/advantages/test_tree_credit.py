@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.advantages import tree_credit, trees
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.advantages.trees import credit, values
+from jaxrl_llm.core.trajectory import Trajectories
 
 NAN = np.nan
 
@@ -43,7 +43,7 @@ PATHS, REWARD = [[1, 11], [1, 12], [2, 21], [2, 22], [3, 31]], [1.0, 1, 0, 1, 0]
     ],
 )
 def test_a_leaf_against_the_subtrees_of_its_ancestors(weighting: Any, drop_equal: bool, expected: list[float]) -> None:
-    found = tree_credit.subtree_advantages(batch_of(PATHS, REWARD), weighting, drop_equal)
+    found = credit.subtree_advantages(batch_of(PATHS, REWARD), weighting, drop_equal)
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
@@ -76,7 +76,7 @@ def test_edges_are_differences_of_the_means_of_children() -> None:
     # A second group of the same numbers must not mix with the first, nor a row without a score count.
     both = batch_of([*RAGGED, *RAGGED, [1, 1, 12]], [*reward, *[5.0] * 7, NAN], [0] * 7 + [1] * 7 + [0])
     for scale in ("none", "std"):
-        found = np.asarray(tree_credit.edge_advantages(both, scale))  # type: ignore[arg-type]
+        found = np.asarray(credit.edge_advantages(both, scale))  # type: ignore[arg-type]
         for i, path in enumerate(RAGGED):
             for t, node in enumerate(path):
                 parent = ([0] + [one for one in path[:t] if one != node])[-1]
@@ -88,7 +88,7 @@ def test_edges_are_differences_of_the_means_of_children() -> None:
 
 def test_depths_are_normalised_each_on_its_own() -> None:
     paths, reward = [[1, 11], [1, 12], [2, 21], [2, 22]], [1.0, 0.6, 0.2, 0.0]
-    found = np.asarray(tree_credit.depth_advantages(batch_of(paths, reward)))
+    found = np.asarray(credit.depth_advantages(batch_of(paths, reward)))
     np.testing.assert_allclose(found[:, 1], [0.707107] * 2 + [-0.707107] * 2, atol=1e-6)
     np.testing.assert_allclose(found[:, 2], [1.240216, 0.338241, -0.563735, -1.014722], atol=1e-6)
 
@@ -97,8 +97,8 @@ def test_children_count_by_their_probability() -> None:
     """Two children with the log-probabilities -1 and -2 and rewards 1 and 0.6."""
     batch = batch_of([[1, 11], [1, 12]], [1.0, 0.6])
     logp = jnp.zeros(batch.tokens.shape).at[0, 2].set(-1.0).at[1, 2].set(-2.0)
-    tree = trees.tree_of(batch)
-    V = trees.node_values(tree, batch.scores, trees.shares(tree, logp))
+    tree = values.tree_of(batch)
+    V = values.node_values(tree, batch.scores, values.shares(tree, logp))
     np.testing.assert_allclose(V[tree.key[0, 1]], 0.892423, atol=1e-6)
     np.testing.assert_allclose(V[tree.root[0]], 0.892423, atol=1e-6)
 
@@ -107,33 +107,33 @@ def test_a_tree_without_forks_is_a_group() -> None:
     reward = np.array([1.0, 0, 0, 0.5], np.float32)
     lone = batch_of([[1, 1], [2], [3, 3], [4]], reward.tolist())
     centred = reward - reward.mean()
-    np.testing.assert_allclose(tree_credit.subtree_advantages(lone), centred, atol=1e-6)
-    np.testing.assert_allclose(tree_credit.edge_advantages(lone)[:, 1], centred, atol=1e-6)
-    np.testing.assert_allclose(tree_credit.depth_advantages(lone)[:, 1], centred / reward.std(ddof=1), atol=1e-5)
+    np.testing.assert_allclose(credit.subtree_advantages(lone), centred, atol=1e-6)
+    np.testing.assert_allclose(credit.edge_advantages(lone)[:, 1], centred, atol=1e-6)
+    np.testing.assert_allclose(credit.depth_advantages(lone)[:, 1], centred / reward.std(ddof=1), atol=1e-5)
 
 
 def test_gains_of_nodes_add_up_to_the_reward_minus_the_value_of_the_root() -> None:
     batch = batch_of(RAGGED, [1.0, 0, 1, 0, 0.5, 0, 1])
-    tree = trees.tree_of(batch)
-    V = trees.node_values(tree, batch.scores, trees.shares(tree))
-    summed = np.where(tree.first, tree_credit.edge_advantages(batch), 0).sum(axis=1)
+    tree = values.tree_of(batch)
+    V = values.node_values(tree, batch.scores, values.shares(tree))
+    summed = np.where(tree.first, credit.edge_advantages(batch), 0).sum(axis=1)
     np.testing.assert_allclose(summed, batch.scores - V[tree.root], atol=1e-6)
 
 
 def test_segments_against_subtrees() -> None:
     """u by hand: leaves of 1, size-weighted over root (5), node (2 or 1) and the leaf itself (1)."""
-    found = np.asarray(tree_credit.segment_subtree_advantages(batch_of(PATHS, REWARD)))
+    found = np.asarray(credit.segment_subtree_advantages(batch_of(PATHS, REWARD)))
     r, inner, size = np.array(REWARD), np.array([1, 1, 0.5, 0.5, 0]), np.array([2, 2, 2, 2, 1])
     u = (5 * (r - 0.6) + size * (r - inner)) / (5 + size + 1)
     parent = np.array([u[:2].mean(), u[:2].mean(), u[2:4].mean(), u[2:4].mean(), u[4]])
     np.testing.assert_allclose(found[:, 1], parent, atol=1e-6)
     np.testing.assert_allclose(found[:, 2], u - parent, atol=1e-6)
-    decayed = np.asarray(tree_credit.segment_subtree_advantages(batch_of(PATHS, REWARD), 0.5))
+    decayed = np.asarray(credit.segment_subtree_advantages(batch_of(PATHS, REWARD), 0.5))
     np.testing.assert_allclose(decayed[:, 2], u - 0.5 * parent, atol=1e-6)
 
 
 def test_what_is_shared_counts_once() -> None:
-    weights = tree_credit.shared_once().apply((), batch_of(RAGGED, [0.0] * 7))[1].weights
+    weights = credit.shared_once().apply((), batch_of(RAGGED, [0.0] * 7))[1].weights
     assert weights is not None
     np.testing.assert_allclose(np.asarray(weights).sum(), 12, atol=1e-5)
 
@@ -141,7 +141,7 @@ def test_what_is_shared_counts_once() -> None:
 def test_values_of_states_and_the_score_at_the_end() -> None:
     value = jnp.asarray([[NAN, 0.5, 0.5, 0.625, 0.25, NAN, NAN], [NAN, NAN, 0.5, NAN, NAN, NAN, NAN]])
     batch = batch_of([[1, 1, 2, 3, 3], [4, 5]], [1.0, 0.0], state_value=value.at[0, 5].set(0.25))
-    before, after = trees.state_values(batch)
-    found = np.asarray(trees.gains(before, after))
+    before, after = values.state_values(batch)
+    found = np.asarray(values.gains(before, after))
     np.testing.assert_allclose(found[0], [0, 0.125, 0.125, -0.375, 0.75, 0.75, 0], atol=1e-6)
     np.testing.assert_allclose(found[1], [0, 0, -0.5, 0, 0, 0, 0], atol=1e-6)

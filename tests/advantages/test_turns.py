@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from turn_episodes import assert_close, episodes, of_turns
 
-from jaxrl_llm.advantages import turns as t
 from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.advantages.turns import turns as t
+from jaxrl_llm.utils.errors import InputError
 
 GIGPO = episodes([[7, 8, 9], [7, 8, 8]], [[0, 0, 1], [0, 0, 0]])
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.advantages.returns import gae, generalised_advantages
-from jaxrl_llm.advantages.windows import extended_gae, windowed_advantages
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.trajectory import Trajectories, with_totals
+from jaxrl_llm.advantages.tokens.windows import extended_gae, windowed_advantages
+from jaxrl_llm.core.trajectory import Trajectories, with_totals
+from jaxrl_llm.utils.errors import InputError
 
 N, L = 9, 9
 V_CARD = [0.2, 0.3, 0.5, 0.4]

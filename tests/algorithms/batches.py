@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 
 # One group of four, the batch of most worked examples.
 MASK = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]], bool)

@@ -11,8 +11,8 @@ import numpy as np
 from batches import batch_of
 
 from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.needs import NEEDS, Need, values_of
-from jaxrl_llm.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
+from jaxrl_llm.core.needs import NEEDS, Need, values_of
+from jaxrl_llm.core.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
 
 N, L, GROUP = 12, 8, np.repeat([0, 1, 2], [5, 4, 3])
 

@@ -10,7 +10,7 @@ import numpy as np
 from batches import finite_differences, outputs_of
 
 from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Trajectories
 
 
 class Learned(NamedTuple):

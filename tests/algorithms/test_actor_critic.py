@@ -14,9 +14,9 @@ from batches import batch_of, finite_differences, gradient_of, loss_of, outputs_
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.algorithms.actor_critic import ppo, ppo_max, safe_entropy_aware
 from jaxrl_llm.algorithms.long_reasoning import vapo, vc_ppo
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 
 class Row:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from batches import advantages, batch_of, finite_differences, gradient_of, loss_of, prepared
 
-from jaxrl_llm.advantages.retries import amplified_advantages
+from jaxrl_llm.advantages.turns.retries import amplified_advantages
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 # Rows of three, two, three and one turns, with observations between; the last is a reflection in a group of its own.
 TURN = np.array(

@@ -11,18 +11,18 @@ import pytest
 from batches import advantages, batch_of, outputs_of, prepared, random_batch
 
 from jaxrl_llm.advantages.bins import bin_of
-from jaxrl_llm.advantages.informative import at_most_parts
+from jaxrl_llm.advantages.zero_variance_groups import at_most_parts
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.references import periodic_reset
-from jaxrl_llm.rewards.loading import load
+from jaxrl_llm.core.reference import periodic_reset
+from jaxrl_llm.core.transform import RunFacts
+from jaxrl_llm.plan import shapes
 from jaxrl_llm.rewards.tagged_lists import one_answer
-from jaxrl_llm.rollouts.agent_trees import reply_entropy, whole_paths
-from jaxrl_llm.rollouts.repair import states
-from jaxrl_llm.runs import plan_shapes
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.method import make_algorithm
-from jaxrl_llm.transform import RunFacts
+from jaxrl_llm.rewards.workers.loading import load
+from jaxrl_llm.rollouts.agents.fork import reply_entropy, whole_paths
+from jaxrl_llm.rollouts.guidance.repair import states
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.method import make_algorithm
+from jaxrl_llm.utils.errors import InputError
 
 
 def test_gdro_moves_down_at_the_edge_less_the_hysteresis_itself() -> None:
@@ -128,7 +128,7 @@ def test_dgpo_has_the_vocabulary_of_the_run_s_model(monkeypatch: pytest.MonkeyPa
     class Model:
         vocab_size = 1000
 
-    monkeypatch.setattr(plan_shapes, "config_of", lambda model: Model)
+    monkeypatch.setattr(shapes, "config_of", lambda model: Model)
     name = "dgpo_distribution_guided"
     batch, _ = random_batch(1)
     batch = batch.with_info(reference_affinity=jnp.asarray(np.random.default_rng(0).random(batch.tokens.shape)))

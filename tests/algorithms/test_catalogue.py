@@ -21,11 +21,11 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.describe import COMPUTED, PLAIN, listing, method_card, page
 from jaxrl_llm.algorithms.ranges import RANGES
 from jaxrl_llm.algorithms.unfinished import going_without, missing
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.options import parse_config
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.config_json import from_dict, to_dict
-from jaxrl_llm.runs.method import make_algorithm
+from jaxrl_llm.cli.options import parse_config
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config_json import from_dict, to_dict
+from jaxrl_llm.training.method import make_algorithm
+from jaxrl_llm.utils.errors import InputError
 
 FACTS = ("max_length", "total_steps", "learning_rate")  # that the run fills in where they are None
 BEYOND = {"least": -0.5, "most": 0.5, "above": 0.0}

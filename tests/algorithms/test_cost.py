@@ -13,8 +13,8 @@ import pytest
 from compiling import optimised
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.needs import fill_in
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.needs import fill_in
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 
 N, L = 512, 1024
 OPERATIONS, BYTES = 0.05 * 6 * 135e6, 0.05 * 4 * 30 * 576 * 4  # a token: 4e7 and 1.4e4

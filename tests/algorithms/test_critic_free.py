@@ -21,7 +21,6 @@ from batches import (
 )  # fmt: skip
 from plain_losses import averaged, clipped_loss, on_tokens
 
-from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.critic_free import (
     loop,
     reinforce_plus_plus,
@@ -29,7 +28,8 @@ from jaxrl_llm.algorithms.critic_free import (
     spo_single_stream,
 )
 from jaxrl_llm.algorithms.score_function import rloo
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.utils.errors import InputError
 
 pytestmark = pytest.mark.heavy
 

@@ -28,13 +28,13 @@ from jaxrl_llm.algorithms.curricula import (
     vade,
 )
 from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.admission import Rule
-from jaxrl_llm.rollouts.curricula_arms import best_arms
-from jaxrl_llm.rollouts.curricula_neighbours import kernel_average, text_features
-from jaxrl_llm.rollouts.curricula_stages import profile_class
+from jaxrl_llm.core.transform import RunFacts
+from jaxrl_llm.curriculum.bandit_budgets import best_arms
+from jaxrl_llm.curriculum.neighbours import kernel_average, text_features
+from jaxrl_llm.curriculum.stages import profile_class
+from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.second_stage import extra_samples
-from jaxrl_llm.transform import RunFacts
+from jaxrl_llm.utils.errors import InputError
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path += [str(TESTS / "rollouts"), str(TESTS / "runs")]

@@ -14,7 +14,7 @@ from jaxrl_llm.algorithms.composition import composition
 from jaxrl_llm.algorithms.describe import MARK, STAGES, START, by_stage, choices, listing, origins, page, parameters
 from jaxrl_llm.algorithms.proofs import PROOFS, proof
 from jaxrl_llm.algorithms.unfinished import NEEDED, UNFINISHED
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 every = pytest.mark.parametrize("name", algorithms.names())

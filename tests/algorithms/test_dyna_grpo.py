@@ -10,7 +10,7 @@ import pytest
 from batches import advantages, batch_of, finite_differences, gradient_of, loss_of, prepared, random_batch
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 STANDARD, REFINED = [10.0, 0, 0, 10], [10.0, 9.5, 0, 10]
 

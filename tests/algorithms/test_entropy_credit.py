@@ -17,8 +17,8 @@ from jaxrl_llm.advantages.multipliers import (
 )
 from jaxrl_llm.algorithms.entropy_credit import aepo_agentic, erpo_entropy_regulated, hapo_heterogeneous
 from jaxrl_llm.algorithms.tempered import aepo_arbitrary_entropy, dcpo_distribution_centric
-from jaxrl_llm.entropy_levels import entropy_level, level_temperature, log_entropy_scale
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.entropy_levels import entropy_level, level_temperature, log_entropy_scale
+from jaxrl_llm.utils.errors import InputError
 
 pytestmark = pytest.mark.heavy
 

@@ -10,6 +10,8 @@ import pytest
 from jaxrl_llm import algorithms
 from jaxrl_llm.advantages import clip_advantages, group_relative, revised, whiten_advantages
 from jaxrl_llm.algorithms.equations import equations
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import (
     clip,
     entropy,
@@ -21,9 +23,7 @@ from jaxrl_llm.objectives import (
     token_ratio,
     unclipped,
 )
-from jaxrl_llm.objectives.corrections import importance_correction
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import chain
+from jaxrl_llm.objectives.off_policy import importance_correction
 
 STANDARDISED = r"A_{i,t} &= \frac{r_i - \operatorname{mean}_g(r)}{\operatorname{std}_g(r) + 10^{-6}}"
 RATIO = r"\rho_{i,t} &= \frac{\pi_\theta(o_{i,t})}{\pi_{\text{behaviour}}(o_{i,t})}"

@@ -15,20 +15,20 @@ import pytest
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import Algorithm, build_of, constructor
 from jaxrl_llm.algorithms.ranges import annotation, checked, names_of
-from jaxrl_llm.choices import Baseline
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.choices import Baseline
+from jaxrl_llm.core.signatures import Hyperparameter, in_file, of_function
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.hyperparameters import options_of
-from jaxrl_llm.runs.method import make_algorithm, named, record_of
-from jaxrl_llm.runs.value_digest import value_digest
-from jaxrl_llm.signatures import Hyperparameter, in_file, of_function
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.folder.value_digest import value_digest
+from jaxrl_llm.training.hyperparameters import options_of
+from jaxrl_llm.training.method import make_algorithm, named, record_of
+from jaxrl_llm.utils.errors import InputError
 
 FILE = '''
 """No annotation of this file is a string, and some are."""
 from functools import partial
 from typing import Literal
-from jaxrl_llm.choices import Baseline
+from jaxrl_llm.core.choices import Baseline
 from jaxrl_llm.algorithms import Algorithm, dapo, get
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio

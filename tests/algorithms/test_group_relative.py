@@ -11,8 +11,8 @@ from batches import LOGP, OLD, advantages, batch_of, gradient_of, loss_of, outpu
 from ratio_loops import Case, Rows, advantage, assert_is_the_loop, case, clipped, mean, sequence_mean, token_mean
 
 from jaxrl_llm.algorithms.group_relative import baichuan_m2, bnpo, dapo, degrpo, dr_grpo, gated_length_bonus, grpo
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.trajectory import map_rows, with_totals
+from jaxrl_llm.core.trajectory import map_rows, with_totals
+from jaxrl_llm.utils.errors import InputError
 
 F1 = batch_of(reference_logp=OLD)
 RAGGED = case(0)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.algorithms import get, grpo
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 MASK = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]], bool)
 OLD = np.array([[-1, -0.5, -2], [-0.7, -1.2, 0], [-0.3, 0, 0], [-1.5, -0.1, -0.9]])

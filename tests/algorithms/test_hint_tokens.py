@@ -12,8 +12,8 @@ from method_step import arrays, assert_matches_loop, learn
 
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.hint_tokens import adhint
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.objectives.hint_tokens import failure_weights
+from jaxrl_llm.utils.errors import InputError
 
 BATCH, LOGP = random_batch(3, (5, 4, 4), length=7)
 X = arrays(BATCH)

@@ -14,8 +14,8 @@ from ratio_loops import Rows, assert_is_the_loop, case, clipped, mean
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.algorithms.group_relative import dapo, dr_grpo
 from jaxrl_llm.algorithms.mismatch import decoupled_ppo, hispo, minirl
-from jaxrl_llm.objectives.corrections import importance_correction
-from jaxrl_llm.transform import chain, stateless
+from jaxrl_llm.core.transform import chain, stateless
+from jaxrl_llm.objectives.off_policy import importance_correction
 
 pytestmark = pytest.mark.heavy
 

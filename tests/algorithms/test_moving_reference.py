@@ -11,7 +11,7 @@ from batches import batch_of, gradient_of, loss_of, prepared, random_batch
 
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.algorithms.moving_reference import constrained_weights, names_of, salsa, tscac
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 
 def test_salsa_is_ppo_with_the_soup_as_reference() -> None:

@@ -12,9 +12,7 @@ from batches import batch_of
 from experience import L, N, case
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.models.outputs import MEASURES
-from jaxrl_llm.needs import (
+from jaxrl_llm.core.needs import (
     NEEDS,
     check_provided,
     fill_in,
@@ -25,8 +23,10 @@ from jaxrl_llm.needs import (
     value_of,
     values_of,
 )
-from jaxrl_llm.stand_ins import TOP
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.needs.placeholders import TOP
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.models.outputs import MEASURES
+from jaxrl_llm.utils.errors import InputError
 
 SHAPES = {
     "[N, L]": (N, L), "[N]": (N,), "[N, 2]": (N, 2), "[N, 3]": (N, 3), "[N, 4]": (N, 4), "[N, U]": (N, 3),

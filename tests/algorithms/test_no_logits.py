@@ -12,13 +12,13 @@ import pytest
 from heavy import few
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.learner.provide import provide
-from jaxrl_llm.learner.steps import plan_steps
+from jaxrl_llm.core.needs import fill_in
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.learner.inputs import provide
+from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.update import gradient
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.critic import critic_of, init_critic
-from jaxrl_llm.needs import fill_in
-from jaxrl_llm.trajectory import Trajectories
 
 N, L, V, D = 8, 64, 30_000, 8
 CONFIG = ModelConfig(

@@ -22,9 +22,9 @@ sys.path += [str(Path(__file__).resolve().parents[1] / "rollouts")]
 import fake_engine
 from fake_engine import Ran, Words, begin, length_of
 
-from jaxrl_llm.rollouts.admission import Rule
-from jaxrl_llm.rollouts.batch import to_batch
 from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.runtime.admission import Rule
+from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.sampling.requests import SamplingConfig, Tokens
 
 Judge = Callable[[Episode], float]

@@ -10,7 +10,7 @@ from batches import batch_of, finite_differences, outputs_of, prepared, random_b
 from method_step import arrays, assert_matches_loop, learn
 
 from jaxrl_llm.algorithms.preference import drpo_decoupled_reward, trpa
-from jaxrl_llm.trajectory import SHARED, Trajectories, map_rows, with_totals
+from jaxrl_llm.core.trajectory import SHARED, Trajectories, map_rows, with_totals
 
 pytestmark = pytest.mark.heavy
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.presets import presets, presets_of
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.options import parse_config
-from jaxrl_llm.signatures import hyperparameters
+from jaxrl_llm.cli.options import parse_config
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.signatures import hyperparameters
+from jaxrl_llm.utils.errors import InputError
 
 SEEN: list[tuple[Any, ...]] = []
 

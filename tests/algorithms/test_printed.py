@@ -15,7 +15,7 @@ from heavy import few
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.presets import presets_of
-from jaxrl_llm.expressions import is_code, leaves
+from jaxrl_llm.core.repr import is_code, leaves
 
 CHOICES = [
     (name, preset) for name in algorithms.names() for preset in (None, *presets_of(algorithms.constructor(name)))

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.needs import NEEDS, value_of
-from jaxrl_llm.trajectory import map_rows
+from jaxrl_llm.core.needs import NEEDS, value_of
+from jaxrl_llm.core.trajectory import map_rows
 
 ODD, EVEN = np.arange(1, N, 2), np.arange(0, N, 2)
 few = settings(max_examples=2, deadline=None, derandomize=True, database=None)

@@ -11,8 +11,8 @@ from method_step import arrays, assert_matches_loop, learn
 
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.regularised import epo, llds, ulorl
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.transform import control
+from jaxrl_llm.core.transform import control
+from jaxrl_llm.utils.errors import InputError
 
 pytestmark = pytest.mark.heavy
 

@@ -32,10 +32,10 @@ from jaxrl_llm.algorithms.reward_composed import (
     subpo,
     ui_r1,
 )
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.trajectory import with_totals
 from jaxrl_llm.rewards.graded import by_mode, cluster_centres, coverage, distances, tagged_levels
 from jaxrl_llm.rewards.verifiers import number_match
-from jaxrl_llm.trajectory import with_totals
+from jaxrl_llm.utils.errors import InputError
 
 BATCH, LOGP = random_batch(3)
 X = arrays(BATCH)

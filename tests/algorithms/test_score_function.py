@@ -23,9 +23,9 @@ from batches import (
 )  # fmt: skip
 from plain_losses import averaged, clipped_loss, on_tokens, score_loss
 
-from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.score_function import gpg, opo, optimal_token_baseline, reinforce, remax, rloo
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.utils.errors import InputError
 
 F1 = batch_of(reference_logp=REFERENCE)
 BATCH, NEAR = random_batch(0)

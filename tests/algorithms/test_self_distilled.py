@@ -13,7 +13,7 @@ from method_step import arrays, assert_matches_loop, learn
 
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.self_distilled import srpo_sample_routing
-from jaxrl_llm.references import ReferenceRule
+from jaxrl_llm.core.reference import ReferenceRule
 
 BATCH, LOGP = random_batch(9)
 X = arrays(BATCH)

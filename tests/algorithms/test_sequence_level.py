@@ -13,8 +13,8 @@ from ratio_loops import Case, Rows, assert_is_the_loop, case, clipped, mean, seq
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.sequence_level import gmpo, gspo, gspo_token, luspo, seeupo, vespo
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.transform import stateless
+from jaxrl_llm.core.transform import stateless
+from jaxrl_llm.utils.errors import InputError
 
 F1 = batch_of()
 RAGGED = case(1)

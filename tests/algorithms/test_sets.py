@@ -23,12 +23,12 @@ from batches import (
 from plain_losses import averaged, clipped_loss, on_tokens
 
 from jaxrl_llm.advantages.risk import CREDITS
-from jaxrl_llm.algorithms.algorithm import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.score_function import rloo
 from jaxrl_llm.algorithms.sets import maxrl, passk_grpo, polychromic, riskpo
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.transform import stateless
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.transform import stateless
+from jaxrl_llm.utils.errors import InputError
 
 pytestmark = pytest.mark.heavy
 

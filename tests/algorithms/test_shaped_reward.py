@@ -12,7 +12,7 @@ from reward_loops import assert_like_loop, assert_on_policy, group_scores, rows_
 
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.shaped_reward import adora, dgrpo_vital, fapo, hbpo, unlikeliness_reward
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 pytestmark = pytest.mark.heavy
 

@@ -10,8 +10,8 @@ from batches import batch_of, gradient_of, loss_of, outputs_of, prepared, random
 
 from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.algorithms.supervised import otr, pa_rl
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.objectives.regression import expected_one_token_loss
+from jaxrl_llm.utils.errors import InputError
 
 LOGITS = np.array([[1, 0.5, 0, -0.5], [0.3, -1, 2, 0]])
 

@@ -10,8 +10,8 @@ import pytest
 from batches import batch_of, gradient_of, loss_of, prepared, random_batch
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.advantages.tree_credit import shared_once
-from jaxrl_llm.advantages.trees import best_of
+from jaxrl_llm.advantages.trees.credit import shared_once
+from jaxrl_llm.advantages.trees.values import best_of
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.trees import branchgrpo, latr, pav, spo_segment, treepo
 

@@ -13,10 +13,10 @@ from experience import Steps, learn, steps_of
 
 from jaxrl_llm.algorithms.actor_critic import ppo
 from jaxrl_llm.algorithms.long_reasoning import t_ppo
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.rules import Partial
+from jaxrl_llm.core.trajectory import Trajectories, map_rows
 from jaxrl_llm.objectives.values import value_loss
-from jaxrl_llm.rollouts.rules import Partial
-from jaxrl_llm.trajectory import Trajectories, map_rows
+from jaxrl_llm.utils.errors import InputError
 
 pytestmark = pytest.mark.heavy
 

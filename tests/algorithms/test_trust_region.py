@@ -20,8 +20,8 @@ from jaxrl_llm.algorithms.trust_region import (
     r2vpo,
     remix,
 )
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.transform import control
+from jaxrl_llm.core.transform import control
+from jaxrl_llm.utils.errors import InputError
 
 pytestmark = pytest.mark.heavy
 

@@ -8,8 +8,8 @@ import pytest
 from batches import advantages, batch_of, gradient_of, random_batch
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 TURN = np.array([[-1, 0, 0, -1, 1, 1, -1, 2], [-1, 0, 0, -1, 1, 1, -1, -1], [-1, 0, 0, -1, 1, 1, -1, 2]])
 

@@ -12,7 +12,7 @@ from reward_loops import clipped_loss, group_scores
 from turn_episodes import assert_close, episodes, of_turns
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 STATES, REWARDS = [[7, 8, 9], [7, 8, 8]], [[0, 0, 1], [0, 0, 0]]
 BATCH, LOGP = random_batch(3, turn_rewards=np.zeros((11, 1)), state_key=np.zeros((11, 1), np.uint32))

@@ -10,7 +10,7 @@ from batches import prepared, random_batch
 from turn_episodes import assert_close, episodes, of_turns
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Trajectories
 
 BATCH, _ = random_batch(3)
 

@@ -13,9 +13,9 @@ from batches import finite_differences, outputs_of, prepared
 from turn_episodes import assert_close, episodes, of_turns
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.objectives.implicit import implicit_preference
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.objectives.preference.implicit import implicit_preference
+from jaxrl_llm.utils.errors import InputError
 
 # The card's example: sums of log-ratios of turns.
 GAINS = [[0.4, -0.2, 0.6], [-0.5, 0.1], [0.2, 0.3], [-0.3, -0.1, -0.2]]

@@ -10,10 +10,10 @@ import pytest
 from batches import loss_of, prepared
 from turn_episodes import episodes, of_turns
 
-from jaxrl_llm.advantages.plans import plan_credit
+from jaxrl_llm.advantages.turns.plans import plan_credit
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 PLAIN: dict[str, Any] = {"whiten": False, "keep_penalty": 0.0, "inconsistency_penalty": 0.0, "kl_coefficient": 0.0}
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from batches import advantages, batch_of, loss_of, prepared, random_batch
 
-from jaxrl_llm.advantages.rounds import broken_returns
+from jaxrl_llm.advantages.turns.rounds import broken_returns
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 LENGTHS = (2, 1, 3, 2, 1, 2)  # of turns, of which the first is an episode and the others are two
 

@@ -10,7 +10,7 @@ import pytest
 from batches import batch_of, gradient_of, loss_of, prepared, random_batch
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 PLAIN: dict[str, Any] = {"kl_coefficient": 0.0, "whiten": False}
 

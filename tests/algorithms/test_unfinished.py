@@ -14,13 +14,13 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.describe import page
 from jaxrl_llm.algorithms.omissions import BESIDES
 from jaxrl_llm.algorithms.unfinished import NEEDED, UNFINISHED, check_needs, check_whole, missing, names_in
+from jaxrl_llm.cli.options import parse_config
+from jaxrl_llm.core.needs import NEEDS, need_of
+from jaxrl_llm.core.signatures import options
 from jaxrl_llm.distributed import data_mesh
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.needs import NEEDS, need_of
-from jaxrl_llm.options import parse_config
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.method import check_method, check_provided, make_algorithm, provided_by
-from jaxrl_llm.signatures import options
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.method import check_method, check_provided, make_algorithm, provided_by
+from jaxrl_llm.utils.errors import InputError
 
 PROVIDED = sorted({need for needs in NEEDED.values() for need in needs})
 HAS = """from jaxrl_llm.rollouts.programs import Rollout, group

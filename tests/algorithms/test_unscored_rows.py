@@ -14,8 +14,8 @@ from experience import Case, L, N, case, steps_of
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.trajectory import Trajectories, map_rows
 from jaxrl_llm.selection.rows import WITHOUT_SCORE, counted_rows
-from jaxrl_llm.trajectory import Trajectories, map_rows
 
 ADDED = np.array([0, 4, N - 1])  # copies of rows of two known groups, and of one for a group of its own
 

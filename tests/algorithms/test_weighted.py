@@ -13,7 +13,7 @@ from ratio_loops import Rows, assert_is_the_loop, case, mean, sequence_mean, tok
 
 from jaxrl_llm.algorithms.group_relative import dr_grpo, grpo
 from jaxrl_llm.algorithms.weighted import cispo, dispo, dppo, sapo_soft_adaptive
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 pytestmark = pytest.mark.heavy
 

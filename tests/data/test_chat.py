@@ -6,10 +6,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from jaxrl_llm.data import chat, encode_prompt, is_conversation, prompt_text
-from jaxrl_llm.data.chat import fault_of
-from jaxrl_llm.data.messages import plain_message
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.data import encode_prompt, is_conversation, prompt_text
+from jaxrl_llm.data.chat import encode as chat
+from jaxrl_llm.data.chat.encode import fault_of
+from jaxrl_llm.data.chat.messages import plain_message
+from jaxrl_llm.utils.errors import InputError
 
 WORDS = ["<unk>", "<bos>", "<system>", "<user>", "<assistant>", "hello", "there", "be", "brief"]
 TEMPLATE = (

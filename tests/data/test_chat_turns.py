@@ -14,8 +14,8 @@ sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 
 from speaking import TEMPLATES, tokenizer_of
 
-from jaxrl_llm.data.turns import ChatTurns
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.data.chat.turns import ChatTurns
+from jaxrl_llm.utils.errors import InputError
 
 ADD = {
     "type": "function",

@@ -11,9 +11,9 @@ import pytest
 
 from jaxrl_llm.data import columns, load_prompts
 from jaxrl_llm.data.columns import ANSWERS, CONVERSATIONS, PROMPTS
-from jaxrl_llm.data.prompts import open_prompts
-from jaxrl_llm.data.shards import lacking
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.data.load import open_prompts
+from jaxrl_llm.data.sources.shards import lacking
+from jaxrl_llm.utils.errors import InputError
 
 
 def written(folder: Path, *rows: dict[str, Any]) -> str:
@@ -89,7 +89,7 @@ def test_rows_that_are_read_as_they_are_drawn_have_the_same_columns(
 ) -> None:
     rows = [{"problem": f"{i} + 1?", "solution": str(i + 1)} for i in range(6)]
     path, said = written(tmp_path, *rows), list[str]()
-    monkeypatch.setattr("jaxrl_llm.data.prompts.LISTED", 3)
+    monkeypatch.setattr("jaxrl_llm.data.load.LISTED", 3)
     drawn = open_prompts(path, limit=5, say=said.append)
     assert not isinstance(drawn, list)
     assert [(row["prompt"], row["answer"]) for row in drawn] == [(f"{i} + 1?", str(i + 1)) for i in range(5)]

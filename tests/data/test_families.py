@@ -14,10 +14,10 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from chat_templates import FOLDER, NAMES, tokenizer_with
 
-from jaxrl_llm.data.chat import encode_prompt
-from jaxrl_llm.data.turns import ChatTurns
-from jaxrl_llm.environments.tools import Toolbox
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.data.chat.encode import encode_prompt
+from jaxrl_llm.data.chat.turns import ChatTurns
+from jaxrl_llm.environments.tools.base import Toolbox
+from jaxrl_llm.utils.errors import InputError
 
 needs_templates = pytest.mark.skipif(not NAMES, reason="there is no TRL beside the environment: make .dev")
 # What the package wants of a tokenizer beside what the template writes.

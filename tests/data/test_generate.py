@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from jaxrl_llm.data import generate, load_prompts
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 pytest.importorskip("reasoning_gym")
 

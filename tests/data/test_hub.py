@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from jaxrl_llm.data import hub, load_prompts
-from jaxrl_llm.data.hub import hub_data, hub_name, is_hub_data
-from jaxrl_llm.data.prompts import open_prompts
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.config_json import located
+from jaxrl_llm.data import load_prompts
+from jaxrl_llm.data.load import open_prompts
+from jaxrl_llm.data.sources import hub
+from jaxrl_llm.data.sources.hub import hub_data, hub_name, is_hub_data
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config_json import located
+from jaxrl_llm.utils.errors import InputError
 
 ROWS = [{"question": f"{i} + 1?", "answer": f"#### {i + 1}"} for i in range(6)]
 
@@ -99,7 +100,7 @@ def test_rows_of_the_hub_are_prompts(asked: list[tuple[Any, ...]]) -> None:
 def test_many_rows_of_the_hub_are_read_as_they_are_drawn(
     asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jaxrl_llm.data.prompts.LISTED", 3)
+    monkeypatch.setattr("jaxrl_llm.data.load.LISTED", 3)
     drawn = open_prompts("own/sums:main/train", limit=5)
     assert not isinstance(drawn, list)
     assert [row["prompt"] for row in drawn] == [row["question"] for row in ROWS[:5]]

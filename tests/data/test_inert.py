@@ -11,9 +11,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from jaxrl_llm.data import PromptFormat, encode_prompt
-from jaxrl_llm.data.chat import format_notes
-from jaxrl_llm.data.inert import control_tokens, encode, encode_inert, guarded, unguarded
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.data.chat.encode import format_notes
+from jaxrl_llm.data.chat.inert import control_tokens, encode, encode_inert, guarded, unguarded
+from jaxrl_llm.utils.errors import InputError
 
 LETTERS = sorted({*"abdefghijklmnoprstuxz<|>/_ \n", "▁"})
 TEMPLATE = (

@@ -16,9 +16,9 @@ sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 
 from speaking import tokenizer_of
 
-from jaxrl_llm.data.lenient import Call, CallFormat, read_calls, read_json
-from jaxrl_llm.data.turns import ChatTurns
-from jaxrl_llm.environments.tools import Toolbox
+from jaxrl_llm.data.chat.lenient import Call, CallFormat, read_calls, read_json
+from jaxrl_llm.data.chat.turns import ChatTurns
+from jaxrl_llm.environments.tools.base import Toolbox
 
 HERMES = CallFormat("<tool_call>", "</tool_call>")
 LIST = CallFormat("[CALLS]", "", is_list=True)

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_llm.data import chat, conflicting, files, load_prompts, prompts, without
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.data import conflicting, load, load_prompts, without
+from jaxrl_llm.data.chat import encode as chat
+from jaxrl_llm.data.sources import files
+from jaxrl_llm.utils.errors import InputError
 
 ROWS = [
     {"prompt": "1 + 1?", "answer": "2", "level": 1},
@@ -341,7 +343,7 @@ def test_rows_that_have_no_prompt_are_named() -> None:
 
 
 def test_prompts_with_different_answers_are_counted() -> None:
-    assert doctest.testmod(prompts) == (0, 1)
+    assert doctest.testmod(load) == (0, 1)
     rows = [
         {"prompt": "a", "answer": "1", "id": 1},
         {"prompt": [{"role": "user", "content": " a"}], "answer": "1", "id": 2},

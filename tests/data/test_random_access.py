@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from record_files import FORMATS, write_lines, write_parquet
 
-from jaxrl_llm.data import load_prompts, random_access
-from jaxrl_llm.data.random_access import RandomAccess, RecordFiles, index_lines, open_records, row_of
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.data import load_prompts
+from jaxrl_llm.data.sources import random_access
+from jaxrl_llm.data.sources.random_access import RandomAccess, RecordFiles, index_lines, open_records, row_of
+from jaxrl_llm.utils.errors import InputError
 
 ROWS = [{"prompt": f"{i} + {i}?", "answer": {"value": 2 * i, "steps": ["add"] * (i % 3)}} for i in range(23)]
 ORDER = [22, 0, 7, 7, 11, 10, 3, 21]

@@ -18,10 +18,10 @@ sys.path.append(str(Path(__file__).parents[1]))
 from chat_templates import tokenizer_with
 
 from jaxrl_llm.data import PromptFormat, encode_prompt
+from jaxrl_llm.data.chat.rendering import dated
+from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.data.prompt_set import encode_rows
-from jaxrl_llm.data.rendering import dated
-from jaxrl_llm.data.turns import ChatTurns
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 WITH_DATE = (
     "{%- if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif -%}\n"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.data import PromptStream, stream
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 
 def rows_of(count: int) -> list[dict]:

@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl_llm.data import template
 from jaxrl_llm.data.template import fill, read_template
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 ROW = {"prompt": "1 + 1?", "answer": 2, "hint": None, "notes": {"unit": "apples", "of": ["a", "b"]}, "share": 0.25}
 

@@ -15,11 +15,11 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from chat_templates import each_template, tokenizer_of
 
-from jaxrl_llm.data.chat import encode_prompt
-from jaxrl_llm.data.inert import control_tokens
-from jaxrl_llm.data.rendering import PromptFormat
-from jaxrl_llm.data.turns import ChatTurns
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.data.chat.encode import encode_prompt
+from jaxrl_llm.data.chat.inert import control_tokens
+from jaxrl_llm.data.chat.rendering import PromptFormat
+from jaxrl_llm.data.chat.turns import ChatTurns
+from jaxrl_llm.utils.errors import InputError
 
 Messages = list[dict[str, Any]]
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from jaxrl_llm.data import load_prompts
-from jaxrl_llm.data.random_access import open_records, row_of
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.data.sources.random_access import open_records, row_of
+from jaxrl_llm.utils.errors import InputError
 
 pytest.importorskip("aiohttp", reason="http:// needs the package aiohttp")
 

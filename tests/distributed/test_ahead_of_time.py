@@ -14,7 +14,7 @@ import pytest
 from compiling import with_devices
 
 from jaxrl_llm.distributed import ahead_of_time, data_mesh, replicate, to_mesh
-from jaxrl_llm.distributed.programs import compiled
+from jaxrl_llm.distributed.aot import compiled
 
 TESTS = Path(__file__).parents[1]
 
@@ -27,9 +27,9 @@ import jax, numpy as np
 import tiny_runs as runs
 from jaxrl_llm.distributed import ahead_of_time, replicate, to_mesh
 from jaxrl_llm.distributed.mesh import on_rows
-from jaxrl_llm.learner.learn import compile_learning
-from jaxrl_llm.learner.provide import outputs_of
-from jaxrl_llm.learner.steps import plan_steps
+from jaxrl_llm.learner.step import compile_learning
+from jaxrl_llm.learner.inputs import outputs_of
+from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.models.outputs import wanted_of
 from jaxrl_llm.runs import learning, loop
 

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from jaxrl_llm import cli
+from jaxrl_llm.cli import program
 from jaxrl_llm.distributed import connect
 from jaxrl_llm.distributed.alive import ALIVE, LOST, SAID, Watch
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.process import Preempted
+from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.process import Preempted
 
 BEAT, SILENT = 0.01, 1.0
 PATIENCE = 30.0
@@ -220,17 +220,17 @@ def test_a_host_that_fails_waits_for_no_thread_at_its_end(
         raise error
 
     ended: list[int] = []
-    monkeypatch.setitem(cli.COMMANDS, "train", fail)
+    monkeypatch.setitem(program.COMMANDS, "train", fail)
     monkeypatch.setattr("sys.argv", ["jaxrl", "train"])
     monkeypatch.setattr(connect, "is_joined", lambda: is_joined)
     monkeypatch.setattr(connect, "end", ended.append)
     later: list[int] = []
-    monkeypatch.setattr(cli, "end_within", lambda _, status: later.append(status))  # it would end pytest's process
+    monkeypatch.setattr(program, "end_within", lambda _, status: later.append(status))  # it would end pytest's process
     if status == 1:
         with pytest.raises(RuntimeError, match="Gloo"):
-            cli.main()
+            program.main()
     else:
-        assert cli.main() == status
+        assert program.main() == status
     assert ended == [status] * is_joined
     assert later == [status] * (status != 1)  # an exception is left to Python
     said = capsys.readouterr().err

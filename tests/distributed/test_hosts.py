@@ -10,7 +10,7 @@ from simulated_hosts import on_hosts
 from jaxrl_llm.distributed import connect
 from jaxrl_llm.distributed.alive import silent_since
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 
 @settings(max_examples=30, deadline=None)

@@ -13,7 +13,7 @@ import pytest
 from compiling import with_devices
 
 from jaxrl_llm.distributed import check_rows, data_mesh, replicate, to_mesh
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 TINY = Path(__file__).parents[1] / "vectors" / "llama_tied"
 
@@ -26,7 +26,7 @@ from jaxrl_llm.algorithms import grpo
 from jaxrl_llm.distributed import data_mesh, replicate, to_mesh
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.learner.update import init_state, prepare, update
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Trajectories
 
 policy, params, _ = load_policy("{tiny}", remat=False)  # compiles faster
 random, place = np.random.default_rng(0), np.arange(12)
@@ -49,8 +49,8 @@ optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-3, epsilon=1e-4), 2)
 SHARDED = """
 import dataclasses
 from jaxrl_llm.distributed import fully_sharded, make_mesh, shard_params
-from jaxrl_llm.learner.provide import outputs_of
-from jaxrl_llm.learner.steps import plan_steps
+from jaxrl_llm.learner.inputs import outputs_of
+from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.models.placement import row_shards
 
 assert len(jax.devices()) == 4

@@ -22,7 +22,7 @@ import jax, jax.numpy as jnp, numpy as np
 from experience import case
 from jaxrl_llm import algorithms
 from jaxrl_llm.distributed import data_mesh, replicate, to_mesh
-from jaxrl_llm.trajectory import map_rows
+from jaxrl_llm.core.trajectory import map_rows
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 def program(algorithm):

@@ -12,12 +12,12 @@ from jax.sharding import AxisType, Mesh
 
 from jaxrl_llm.distributed import bytes_per_device, parameter_specs
 from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.parameters import parameter_shapes
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.method import make_algorithm
-from jaxrl_llm.runs.plan_shapes import config_of
-from jaxrl_llm.runs.plan_shapes import state_shapes as shapes_of_state
+from jaxrl_llm.plan.shapes import config_of
+from jaxrl_llm.plan.shapes import state_shapes as shapes_of_state
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.method import make_algorithm
+from jaxrl_llm.utils.errors import InputError
 
 MIXTURE = Path(__file__).parents[2] / "experiments" / "plan" / "qwen3-30b-a3b.json"
 

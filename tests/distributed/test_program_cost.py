@@ -14,10 +14,10 @@ import pytest
 from compiling import with_devices
 from jax.experimental import pallas as pl
 
-from jaxrl_llm.distributed.cost import Cost, at_depth, collectives_in, cycles_in, followed, groups_in
-from jaxrl_llm.distributed.program_text import sizes, turn_of
-from jaxrl_llm.distributed.traffic import traffic_in
-from jaxrl_llm.distributed.work import matrix_flops
+from jaxrl_llm.plan.flops import matrix_flops
+from jaxrl_llm.plan.program_cost import Cost, at_depth, collectives_in, cycles_in, followed, groups_in
+from jaxrl_llm.plan.program_text import sizes, turn_of
+from jaxrl_llm.plan.traffic import traffic_in
 
 TEXT = """
 HloModule example, is_scheduled=true
@@ -174,7 +174,7 @@ def test_traffic_of_slices_and_of_the_cores_memory() -> None:
 PROGRAM = """
 import json, jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from jaxrl_llm.distributed.cost import cost_of
+from jaxrl_llm.plan.program_cost import cost_of
 from jaxrl_llm.distributed import Program, make_mesh
 
 mesh = make_mesh(4, devices=jax.devices())

@@ -15,14 +15,14 @@ import pytest
 
 from experiments.benchmarks.meshes import compare, make_inputs, run
 from experiments.launch import local
-from jaxrl_llm.runs.load_run import load_run
+from jaxrl_llm.training.folder.load_run import load_run
 
 CONTINUE = """
 import json, sys
 from pathlib import Path
 sys.path[:0] = {path!r}
 from jaxrl_llm.runs import loop
-from jaxrl_llm.cli import main
+from jaxrl_llm.cli.program import main
 loop.write_report = lambda folder: folder
 sys.exit(main(sys.argv[1:]))
 """

@@ -10,11 +10,11 @@ from test_on_hosts import mesh_on
 
 from experiments.benchmarks import hosts
 from experiments.benchmarks.meshes import compare, make_inputs, run
-from jaxrl_llm.cli import main
+from jaxrl_llm.cli.program import main
 from jaxrl_llm.distributed import check_mesh, sampling_mesh_of
 from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host, units_of
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.runs.plan_shapes import config_of
+from jaxrl_llm.plan.shapes import config_of
+from jaxrl_llm.utils.errors import InputError
 
 CONFIGS = Path(__file__).parents[2] / "experiments" / "plan"
 

@@ -29,9 +29,9 @@ from jaxrl_llm.distributed import (
     parameter_specs,
     shard_params,
 )
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import ModelConfig, init_params
 from jaxrl_llm.models.decoder import unstack
+from jaxrl_llm.utils.errors import InputError
 
 FAMILIES = ("llama", "qwen3", "gemma2", "qwen3_moe")
 MESHES = ((8, 1), (4, 2), (2, 4))

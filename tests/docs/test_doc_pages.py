@@ -17,13 +17,13 @@ import pytest
 from doc_pages import DOCS, PAGES, ROOT, blocks, commands, programs, run_programs, tiny_chat_model, write_files
 
 from jaxrl_llm import algorithms
-from jaxrl_llm import commands as command_line
-from jaxrl_llm.cli import main
-from jaxrl_llm.host_options import host_options
+from jaxrl_llm.cli import commands as command_line
+from jaxrl_llm.cli.host_options import host_options
+from jaxrl_llm.cli.options import parse_config
+from jaxrl_llm.cli.program import main
 from jaxrl_llm.in_jax.tasks import TASKS, get_task
-from jaxrl_llm.options import parse_config
 from jaxrl_llm.rewards.registry import names as reward_names
-from jaxrl_llm.runs.config import OptimizerConfig, TrainConfig
+from jaxrl_llm.training.config import OptimizerConfig, TrainConfig
 
 ALONE = [page for page in PAGES if page.parent == DOCS]  # README's blocks are run by test_examples.py
 each = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

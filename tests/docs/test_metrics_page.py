@@ -17,7 +17,7 @@ from tiny_runs import finished_run, lines_of
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.rollouts.left_out import Why, left_out_metrics
+from jaxrl_llm.curriculum.excluded import Why, left_out_metrics
 
 TEXT = (DOCS / "metrics.md").read_text()
 ROWS = re.findall(r"^\| (`[^|]*`) \|", TEXT, flags=re.MULTILINE)

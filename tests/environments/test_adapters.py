@@ -17,13 +17,13 @@ sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
-from jaxrl_llm.data.calls import Reply
-from jaxrl_llm.data.turns import ChatTurns
+from jaxrl_llm.data.chat.calls import Reply
+from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.adapters import OfTextArena, adapted, environments
-from jaxrl_llm.environments.tools import Toolbox, WithTools, result_text, schema_of
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.agents import agent
+from jaxrl_llm.environments.tools.base import Toolbox, WithTools, result_text, schema_of
+from jaxrl_llm.rollouts.agents.agent import agent
 from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.utils.errors import InputError
 
 END = TEMPLATES["hermes"][1]
 

@@ -16,10 +16,10 @@ sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
-from jaxrl_llm.environments import calculator as module
-from jaxrl_llm.environments.calculator import FUNCTIONS, calculator, text_of, value_of
-from jaxrl_llm.environments.tools import schema_of, with_tools
-from jaxrl_llm.rollouts.agents import agent
+from jaxrl_llm.environments.tools import calculator as module
+from jaxrl_llm.environments.tools.base import schema_of, with_tools
+from jaxrl_llm.environments.tools.calculator import FUNCTIONS, calculator, text_of, value_of
+from jaxrl_llm.rollouts.agents.agent import agent
 
 END = TEMPLATES["hermes"][1]
 

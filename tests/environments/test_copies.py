@@ -17,18 +17,18 @@ sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
-from jaxrl_llm.data.calls import Call, Reply
+from jaxrl_llm.data.chat.calls import Call, Reply
 from jaxrl_llm.environments.adapters import environments
 from jaxrl_llm.environments.copies import NotCopiedError, Replayable, deep_copy
-from jaxrl_llm.environments.files import files
 from jaxrl_llm.environments.protocol import Observation
-from jaxrl_llm.environments.tools import EachEpisode, with_tools
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.environment_calls import copied
+from jaxrl_llm.environments.tools.base import EachEpisode, with_tools
+from jaxrl_llm.environments.tools.files import files
+from jaxrl_llm.rollouts.agents.environment_calls import copied
+from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.log import GroupLog
 from jaxrl_llm.rollouts.programs import Rollout
-from jaxrl_llm.rollouts.tools import Task, Tools
+from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
+from jaxrl_llm.utils.errors import InputError
 
 
 def says(text: str, /, **arguments: Any) -> Reply:

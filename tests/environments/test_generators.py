@@ -18,13 +18,13 @@ sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
-from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.adapters import environments
 from jaxrl_llm.environments.copies import Replayable
 from jaxrl_llm.environments.generators import Generators
-from jaxrl_llm.rollouts import environment_calls
-from jaxrl_llm.rollouts.agents import agent
-from jaxrl_llm.rollouts.environment_calls import tell_of_beginnings
+from jaxrl_llm.rollouts.agents import environment_calls
+from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.agents.environment_calls import tell_of_beginnings
 
 END = TEMPLATES["plain"][1]
 

@@ -14,11 +14,11 @@ sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
-from jaxrl_llm.environments.mcp_servers import mcp_server
 from jaxrl_llm.environments.sandbox.run import family
-from jaxrl_llm.environments.tools import EachEpisode, with_tools
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.agents import agent
+from jaxrl_llm.environments.tools.base import EachEpisode, with_tools
+from jaxrl_llm.environments.tools.mcp import mcp_server
+from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.utils.errors import InputError
 
 END = TEMPLATES["hermes"][1]
 SERVER = '''

@@ -15,17 +15,17 @@ sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 
 from speaking import TEMPLATES, Speaking, by_length, run_agents, tokenizer_of
 
-from jaxrl_llm.environments import python_tools as module
-from jaxrl_llm.environments.python_tools import as_told, python, python_tools, shortened
 from jaxrl_llm.environments.sandbox import Limits, Result
 from jaxrl_llm.environments.sandbox.run import family
-from jaxrl_llm.environments.tools import Kit, Toolbox, schema_of, with_tools
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.admission import Rule
-from jaxrl_llm.rollouts.agents import agent
-from jaxrl_llm.rollouts.driver import Driver
-from jaxrl_llm.rollouts.log import GroupLog
-from jaxrl_llm.rollouts.tools import Task
+from jaxrl_llm.environments.tools import python as module
+from jaxrl_llm.environments.tools.base import Kit, Toolbox, schema_of, with_tools
+from jaxrl_llm.environments.tools.python import as_told, python, python_tools, shortened
+from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.context import Task
+from jaxrl_llm.rollouts.runtime.admission import Rule
+from jaxrl_llm.rollouts.runtime.driver import Driver
+from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
+from jaxrl_llm.utils.errors import InputError
 
 END = TEMPLATES["hermes"][1]
 

@@ -15,8 +15,8 @@ sys.path.append(str(Path(__file__).parent.parent / "rollouts"))
 from speaking import run_agents, tokenizer_of
 
 from jaxrl_llm.environments.recorded import RecordedSteps, judge_action, said_by
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.semi_online import semi_online
+from jaxrl_llm.rollouts.agents.semi_online import semi_online
+from jaxrl_llm.utils.errors import InputError
 
 STEPS = [
     {"observation": f"screen {n}", "action": {"action": kind, "at": [n, 0]}, "thought": "I see"}

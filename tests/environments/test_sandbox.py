@@ -26,7 +26,7 @@ from jaxrl_llm.environments.sandbox import (
     run_code,
 )
 from jaxrl_llm.environments.sandbox.run import family
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 QUICK = Limits(seconds=3, memory=256, processes=8, output=10_000, disk=4)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from jaxrl_llm.environments.sandbox import LAYERS, Limits, Session, available, guards, run_code
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards.code import case_of, passed
+from jaxrl_llm.utils.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(seconds=3, memory=128, processes=8, output=100_000, disk=4)

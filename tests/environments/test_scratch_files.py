@@ -14,10 +14,10 @@ sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
-from jaxrl_llm.environments.files import _Folder, files, scratch_files
-from jaxrl_llm.environments.tools import with_tools
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.agents import agent
+from jaxrl_llm.environments.tools.base import with_tools
+from jaxrl_llm.environments.tools.files import _Folder, files, scratch_files
+from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.utils.errors import InputError
 
 END = TEMPLATES["hermes"][1]
 OUT = r"no path in your folder|leads out of your folder"

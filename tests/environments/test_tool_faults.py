@@ -16,10 +16,10 @@ sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 
 from speaking import PLAIN, TEMPLATES, run_agents, tokenizer_of
 
-from jaxrl_llm.data.calls import Call, Reply
-from jaxrl_llm.environments.tools import EachEpisode, Toolbox, with_tools
-from jaxrl_llm.rollouts.agents import agent
-from jaxrl_llm.rollouts.sources import program_metrics
+from jaxrl_llm.data.chat.calls import Call, Reply
+from jaxrl_llm.environments.tools.base import EachEpisode, Toolbox, with_tools
+from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.runtime.sources import program_metrics
 
 END = TEMPLATES["hermes"][1]
 CALL = f'<tool_call>\n{{"name": "tool", "arguments": {{}}}}\n</tool_call>{END}'

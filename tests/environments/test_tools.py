@@ -14,9 +14,9 @@ sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
 from jaxrl_llm.environments.adapters import environments
-from jaxrl_llm.environments.tools import EachEpisode, Toolbox, result_text, schema_of, with_tools
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.agents import agent
+from jaxrl_llm.environments.tools.base import EachEpisode, Toolbox, result_text, schema_of, with_tools
+from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.utils.errors import InputError
 
 END = TEMPLATES["hermes"][1]
 CALL = f'<tool_call>\n{{"name": "count", "arguments": {{}}}}\n</tool_call>{END}'

@@ -8,9 +8,9 @@ import pytest
 from heavy import few
 
 from jaxrl_llm import algorithms
+from jaxrl_llm.in_jax.lab.runs import lacking
 from jaxrl_llm.in_jax.tasks import sequence_lock
 from jaxrl_llm.in_jax.train import LABORATORY, LabSettings, fresh_params, make_train, provided
-from jaxrl_llm.lab.runs import lacking
 from jaxrl_llm.models.policy import Params
 
 TINY = LabSettings(iterations=2, prompts=2, group_size=4, hidden=16, layers=1, exact=False)

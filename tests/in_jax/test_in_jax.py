@@ -14,7 +14,7 @@ import pytest
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import Algorithm, grpo, hbpo
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.transform import Objective, chain, control, controller
 from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch
 from jaxrl_llm.in_jax.settings import make_optimizer
 from jaxrl_llm.in_jax.tasks import addition, sequence_lock
@@ -29,7 +29,7 @@ from jaxrl_llm.in_jax.train import (
     warm_start,
 )
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.transform import Objective, chain, control, controller
+from jaxrl_llm.utils.errors import InputError
 
 TINY = LabSettings(iterations=4, prompts=4, group_size=4, hidden=16, layers=1, learning_rate=1e-2)
 TASK = sequence_lock(2, 3)

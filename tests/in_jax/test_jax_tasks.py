@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.in_jax.tasks import TASKS, Task, addition, get_task, sequence_lock
+from jaxrl_llm.utils.errors import InputError
 
 
 def sampled(task: Task, count: int = 64) -> tuple[np.ndarray, jax.Array]:

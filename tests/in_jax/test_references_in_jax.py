@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.reference import periodic_reset, reset_at
 from jaxrl_llm.in_jax.tasks import sequence_lock
 from jaxrl_llm.in_jax.train import LabSettings, make_train
-from jaxrl_llm.references import periodic_reset, reset_at
+from jaxrl_llm.utils.errors import InputError
 
 TINY = LabSettings(iterations=3, prompts=2, group_size=4, hidden=16, layers=1, exact=False)
 TASK = sequence_lock(1, 2)  # fresh weights may earn nothing: the entropy bonus moves them

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from heavy import few
 
-from jaxrl_llm.advantages.turns import episode_returns, turn_mask
+from jaxrl_llm.advantages.turns.turns import episode_returns, turn_mask
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.in_jax.rollout import greedy_reward, roll_out, sample_batch, true_reward
 from jaxrl_llm.in_jax.settings import LabSettings, fresh_params, make_policy
 from jaxrl_llm.in_jax.tasks import Task, get_task
@@ -22,6 +21,7 @@ from jaxrl_llm.in_jax.tasks.task import Environment
 from jaxrl_llm.in_jax.tasks.text_maze import distances, passages
 from jaxrl_llm.in_jax.train import by_turn, provided
 from jaxrl_llm.models.outputs import policy_outputs
+from jaxrl_llm.utils.errors import InputError
 
 SMALL = LabSettings(prompts=2, group_size=2, hidden=4, layers=1, heads=1)
 LITTLE: dict[str, dict[str, Any]] = {

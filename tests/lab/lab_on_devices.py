@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxrl_llm.in_jax.lab.runs import RUNS, Ran, seed_key, together
 from jaxrl_llm.in_jax.settings import LabSettings, fresh_params
 from jaxrl_llm.in_jax.tasks import sequence_lock
 from jaxrl_llm.in_jax.train import make_train
-from jaxrl_llm.lab.runs import RUNS, Ran, seed_key, together
 
 TASK = sequence_lock(1, 2)
 TINY = LabSettings(iterations=4, prompts=4, group_size=4, hidden=8, layers=1, heads=1, learning_rate=1e-2)

@@ -15,18 +15,18 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import lab_command
-from jaxrl_llm.cli import main
-from jaxrl_llm.errors import InputError, InputErrors
+from jaxrl_llm.cli import lab as lab_command
+from jaxrl_llm.cli.program import main
+from jaxrl_llm.in_jax.lab import laboratory
+from jaxrl_llm.in_jax.lab.config import WARM_STEPS, LabConfig
+from jaxrl_llm.in_jax.lab.figures import MOST_CURVES, chosen
+from jaxrl_llm.in_jax.lab.laboratory import check_config, run_lab
+from jaxrl_llm.in_jax.lab.outcome import Measuring, Outcome, curves_of, from_json, measure, to_json
+from jaxrl_llm.in_jax.lab.results import coinciding, read_results, write_results
+from jaxrl_llm.in_jax.lab.tables import overall, overall_table, task_table
 from jaxrl_llm.in_jax.settings import LabSettings
 from jaxrl_llm.in_jax.tasks import TASKS
-from jaxrl_llm.lab import laboratory
-from jaxrl_llm.lab.config import WARM_STEPS, LabConfig
-from jaxrl_llm.lab.figures import MOST_CURVES, chosen
-from jaxrl_llm.lab.laboratory import check_config, run_lab
-from jaxrl_llm.lab.outcome import Measuring, Outcome, curves_of, from_json, measure, to_json
-from jaxrl_llm.lab.results import coinciding, read_results, write_results
-from jaxrl_llm.lab.tables import overall, overall_table, task_table
+from jaxrl_llm.utils.errors import InputError, InputErrors
 
 TINY = LabSettings(iterations=3, prompts=2, group_size=2, hidden=8, layers=1, heads=1)
 CONFIG = LabConfig(("reinforce",), ("sequence_lock",), seeds=2, settings=TINY, warm_steps=2)

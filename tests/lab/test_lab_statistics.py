@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.lab.statistics import (
+from jaxrl_llm.in_jax.lab.statistics import (
     area,
     bootstrap,
     collapsed,
@@ -20,6 +19,7 @@ from jaxrl_llm.lab.statistics import (
     steps_to,
     trailing_mean,
 )
+from jaxrl_llm.utils.errors import InputError
 
 
 def test_the_middle_half_of_all_runs() -> None:

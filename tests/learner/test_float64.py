@@ -15,13 +15,13 @@ from conftest import quick_compiles
 from heavy import few
 
 from jaxrl_llm import load_policy
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner.steps import draw_steps, plan_steps
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, with_totals
+from jaxrl_llm.core.transform import Objective
+from jaxrl_llm.learner.microbatches import draw_steps, plan_steps
 from jaxrl_llm.learner.update import gradient
 from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, sequence_mean, sequence_ratio, token_mean, token_ratio
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, with_totals
-from jaxrl_llm.transform import Objective
+from jaxrl_llm.utils.errors import InputError
 
 FAMILIES = ("llama", "llama31_rope", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe")
 # The surrogate by token and by sequence, in one pass and composed, and one with an entropy bonus.

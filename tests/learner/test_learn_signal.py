@@ -17,8 +17,8 @@ sys.path.append(str(Path(__file__).parent.parent / "algorithms"))
 from experience import N, case
 
 from jaxrl_llm import algorithms
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.learner.signal import signal
-from jaxrl_llm.trajectory import Trajectories
 
 # Their credit depends on more than the rewards of the group: a value or greedy baseline, the whole batch's mean, a
 # divergence within the reward, a vote of the answers or their diversity, a budget of tokens, guided rows, rewards of

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from jaxrl_llm.models import ModelConfig, init_params
 from jaxrl_llm.models.decoder import unstack
 from jaxrl_llm.models.parameters import decayed
+from jaxrl_llm.utils.errors import InputError
 
 PARAMS = {"embed": jnp.array([3.0, -2.0]), "layers": {"query": jnp.array([1.0]), "query_bias": jnp.array([1.0])}}
 

@@ -16,7 +16,7 @@ import pytest
 from jaxrl_llm.learner.moments import MasterState, in_float32
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.models import ModelConfig, init_params
-from jaxrl_llm.runs.checkpoints import Checkpoints
+from jaxrl_llm.training.folder.checkpoints import Checkpoints
 
 # Heads of 64 make axes of 128 and 256 together; the two layers, the norms and the key's 64 are too short to factor.
 CONFIG = ModelConfig(

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.learner.other_contexts import after_turns, with_blank
-from jaxrl_llm.learner.provide import provide
-from jaxrl_llm.learner.steps import plan_steps
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.learner.inputs import provide
+from jaxrl_llm.learner.microbatches import plan_steps
+from jaxrl_llm.learner.rescoring import after_turns, with_blank
 from jaxrl_llm.models import load_policy
-from jaxrl_llm.trajectory import Trajectories
 
 MODEL = Path(__file__).resolve().parents[1] / "vectors" / "llama_tied"
 NEEDS = frozenset({"answer_logp", "blanked_logp", "old_logp"})

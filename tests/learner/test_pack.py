@@ -12,11 +12,11 @@ from heavy import few
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.learner.pack import _share, fewest_places, first_fit, pack
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.learner.packing import _share, fewest_places, first_fit, pack
 from jaxrl_llm.learner.prefix_trie import Member, PrefixTrie, TokenRows, subtrees
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import Packing
-from jaxrl_llm.trajectory import Trajectories
 
 
 def rows_of(

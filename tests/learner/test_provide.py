@@ -15,12 +15,12 @@ sys.path.append(str(Path(__file__).parent.parent / "algorithms"))
 
 from batches import batch_of
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner import provide as module
-from jaxrl_llm.learner.provide import provide
+from jaxrl_llm.core.needs import NEEDS
+from jaxrl_llm.core.trajectory import PolicyOutputs
+from jaxrl_llm.learner import inputs as module
+from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.models.outputs import DURING_UPDATE, MEASURES, NOTHING, Wanted, wanted_of
-from jaxrl_llm.needs import NEEDS
-from jaxrl_llm.trajectory import PolicyOutputs
+from jaxrl_llm.utils.errors import InputError
 
 N, L = 2, 3
 POLICY: Any = SimpleNamespace(hook=None)

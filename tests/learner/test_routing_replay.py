@@ -12,13 +12,13 @@ import optax
 import pytest
 
 from jaxrl_llm import algorithms, sample
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed import make_mesh
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner.learn import LearnedBatch, Learner, learn_batch, start
-from jaxrl_llm.learner.provide import provide
+from jaxrl_llm.learner.inputs import provide
+from jaxrl_llm.learner.step import LearnedBatch, Learner, learn_batch, start
 from jaxrl_llm.learner.update import update
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
 OPTIMIZER = optax.sgd(0.3)

@@ -12,10 +12,10 @@ import pytest
 from heavy import few
 from test_update import BATCH, GRPO, OPTIMIZER, POLICY, bits, fresh_params
 
-from jaxrl_llm.learner.diagnose import not_finite, not_finite_in, refusal
+from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.moments import Bounded, bounded, stays_finite
+from jaxrl_llm.learner.nonfinite import not_finite, not_finite_in, refusal
 from jaxrl_llm.learner.optimizer import ROOM, OptimizerConfig, largest_step, make_optimizer
-from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.learner.update import init_state, update
 
 DECAY = make_optimizer(OptimizerConfig(learning_rate=1e20, weight_decay=1e20), 4)  # parameters overflow

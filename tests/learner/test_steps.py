@@ -15,13 +15,13 @@ from compiling import optimised
 from conftest import needs_wide_vectors
 from heavy import few
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner.provide import outputs_of
-from jaxrl_llm.learner.steps import Steps, by_slices, filled, plan_steps, take
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.learner.inputs import outputs_of
+from jaxrl_llm.learner.microbatches import Steps, by_slices, filled, plan_steps, take
 from jaxrl_llm.learner.update import gradient, init_state, update
 from jaxrl_llm.models.packing import packed_states, whole_rows
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, sequence_mean, sequence_ratio, token_mean, token_ratio
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 
 def uneven(groups: int = 4, group_size: int = 4, longest: int = 24, seed: int = 0) -> Trajectories:

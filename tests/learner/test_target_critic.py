@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from test_update import POLICY, fresh_params, prepared
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner.provide import provide
-from jaxrl_llm.learner.steps import plan_steps
+from jaxrl_llm.learner.inputs import provide
+from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.models.critic import critic_of, init_critic
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
+from jaxrl_llm.utils.errors import InputError
 
 NEEDS = frozenset({"values:4", "target_values:4"})
 

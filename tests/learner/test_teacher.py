@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner.provide import provide
-from jaxrl_llm.learner.steps import plan_steps
+from jaxrl_llm.core.reference import Mixture
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.learner.inputs import provide
+from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
-from jaxrl_llm.references import Mixture
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 MODEL = Path(__file__).resolve().parents[1] / "vectors" / "llama_tied"
 PROMPTS, OWN, OTHERS = [3, 3, 5, 4], [4, 2, 3, 4], [6, 0, 2, 9]  # tokens

@@ -17,18 +17,18 @@ from compiling import optimised
 from heavy import few
 
 from jaxrl_llm.algorithms import grpo
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner.diagnose import not_finite
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, with_totals
+from jaxrl_llm.core.transform import Objective
+from jaxrl_llm.learner.inputs import provide
+from jaxrl_llm.learner.microbatches import Slices, Steps, draw_steps, plan_steps
+from jaxrl_llm.learner.nonfinite import not_finite
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.learner.provide import provide
-from jaxrl_llm.learner.steps import Slices, Steps, draw_steps, plan_steps
 from jaxrl_llm.learner.update import TrainState, gradient, init_state, prepare, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, sequence_mean, token_mean, token_ratio
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, with_totals
-from jaxrl_llm.transform import Objective
+from jaxrl_llm.utils.errors import InputError
 
 SMALL = ModelConfig(
     family="llama", vocab_size=11, hidden_size=8, intermediate_size=12, num_layers=1, num_heads=2, num_kv_heads=1,

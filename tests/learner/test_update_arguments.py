@@ -13,12 +13,12 @@ import optax
 import pytest
 from test_update import BATCH, GRPO, KEY, OPTIMIZER, POLICY, SMALL, bits, fresh_params
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.learner.inputs import provide
+from jaxrl_llm.learner.microbatches import draw_steps, plan_steps
 from jaxrl_llm.learner.optimizer import OptimizerConfig, learning_rate, make_optimizer
-from jaxrl_llm.learner.provide import provide
-from jaxrl_llm.learner.steps import draw_steps, plan_steps
 from jaxrl_llm.learner.update import gradient, init_state, prepare, update
 from jaxrl_llm.models import Policy, init_params
+from jaxrl_llm.utils.errors import InputError
 
 WIDER = init_params(jax.random.key(0), dataclasses.replace(SMALL, vocab_size=13))
 FOREIGN = BATCH.replace(tokens=BATCH.tokens.at[2, 1].set(11))

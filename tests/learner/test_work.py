@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.decoder import unstack
 from jaxrl_llm.models.packing import Packing, packed_states, shared_prompts, whole_rows
-from jaxrl_llm.models.rope_config import Rope
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.models.rope import Rope
 
 PROMPT, COMPLETION, GROUP = 512, 256, 16
 # SmolLM2-135M but for its number of layers: XLA counts a loop once, so they are unrolled, and there are few.

@@ -10,11 +10,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import ModelConfig, from_hf, init_params, to_hf
 from jaxrl_llm.models.config import FAMILIES
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.models.rope_config import Rope
+from jaxrl_llm.models.rope import Rope
+from jaxrl_llm.utils.errors import InputError
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import load_policy
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import from_hf, to_hf
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.huggingface import from_tensors, open_folder
+from jaxrl_llm.models.io.huggingface import from_tensors, open_folder
 from jaxrl_llm.models.layers import frequencies
+from jaxrl_llm.utils.errors import InputError
 
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 3, 2**31, 10**18, 10**400, 0.0, 0.5, -2.5, 64.0, 1e308, float("nan"), float("inf"),

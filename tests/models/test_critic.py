@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.models.check import check_params
+from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.critic import Critic, critic_of, init_critic, values_of
 from jaxrl_llm.models.decoder import unstack
 from jaxrl_llm.models.policy import Params
+from jaxrl_llm.utils.errors import InputError
 
 D = 8
 CONFIG = ModelConfig(

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from test_gguf import BYTE_LEVEL, KEYS, NORMS, SENTENCEPIECE, dense_model, llama, write
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.config import from_hf
-from jaxrl_llm.models.gguf import read_gguf
-from jaxrl_llm.models.gguf_tokenizer import gguf_tokenizer
-from jaxrl_llm.models.huggingface import from_tensors
+from jaxrl_llm.models.io.gguf import read_gguf
+from jaxrl_llm.models.io.gguf_tokenizer import gguf_tokenizer
+from jaxrl_llm.models.io.huggingface import from_tensors
+from jaxrl_llm.utils.errors import InputError
 
 VALUES: list[Any] = [
     0,
@@ -93,7 +93,7 @@ def test_single_bytes(tmp_path: Path) -> None:
 
 
 def read_header_end(path: Path) -> int:
-    from jaxrl_llm.models.gguf_file import GgufFile
+    from jaxrl_llm.models.io.gguf_file import GgufFile
 
     return GgufFile(path).start
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import load_policy
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.models.huggingface import all_finite, non_finite
+from jaxrl_llm.models.io.huggingface import all_finite, non_finite
+from jaxrl_llm.utils.errors import InputError
 
 NORM, QUERY = "model.layers.1.input_layernorm.weight", "model.layers.0.self_attn.q_proj.weight"
 

@@ -13,7 +13,7 @@ import pytest
 
 from jaxrl_llm.models import decoder, init_params, parameter_count
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.experts import expert_mlp
+from jaxrl_llm.models.moe import expert_mlp
 from jaxrl_llm.models.policy import Policy, positions_of
 
 CONFIG = ModelConfig(

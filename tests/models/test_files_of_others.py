@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import load_policy, save_policy
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 Tensors = dict[str, np.ndarray]

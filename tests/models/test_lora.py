@@ -16,10 +16,10 @@ from jax.sharding import PartitionSpec as P
 
 from jaxrl_llm.distributed import bytes_per_device, parameter_specs
 from jaxrl_llm.distributed.sharding import describe_sharding
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import load_policy, lora, save_policy
 from jaxrl_llm.models.decoder import unstack
 from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.utils.errors import InputError
 
 RANK, ALPHA = 3, 4.5
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 256, (2, 9)), jnp.int32)

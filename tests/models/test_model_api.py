@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import load_policy, save_policy
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.models import init_params, load, lora
-from jaxrl_llm.models.check import check_params
+from jaxrl_llm.models import init_params, lora
+from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.decoder import unstack
+from jaxrl_llm.models.io import load
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import parameter_count
+from jaxrl_llm.utils.errors import InputError
 
 KEY = jax.random.key(0)
 

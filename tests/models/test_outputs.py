@@ -13,10 +13,10 @@ from compiling import optimised
 from conftest import COMPLETION, FAMILIES, MODES
 from heavy import few
 
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models import init_params
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.trajectory import Trajectories
 
 N, L = 4, 24
 TWO_FAMILIES = ("gemma2", "qwen3_moe")  # soft caps and sliding windows; a router

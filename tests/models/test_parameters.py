@@ -13,9 +13,9 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxrl_llm.distributed import fully_sharded, parameter_specs
 from jaxrl_llm.models import ModelConfig, Policy, init_params, lora
-from jaxrl_llm.models.check import check_params
+from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.critic import Critic, init_critic
-from jaxrl_llm.models.huggingface import tensor_names, to_tensors
+from jaxrl_llm.models.io.huggingface import tensor_names, to_tensors
 from jaxrl_llm.models.parameters import (
     ADAPTED,
     AXES,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from conftest import FAMILIES
 
-from jaxrl_llm.models.huggingface import to_tensors
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.models.io.huggingface import to_tensors
 from jaxrl_llm.sampling import completion_ids
-from jaxrl_llm.trajectory import Trajectories
 
 
 def batch_of(ids: np.ndarray) -> Trajectories:

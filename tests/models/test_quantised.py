@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import quantised
 from jaxrl_llm.models.parameters import parameter_shapes
 from jaxrl_llm.models.quantised import (
@@ -30,6 +29,7 @@ from jaxrl_llm.models.quantised import (
     ragged_product,
     straight_through,
 )
+from jaxrl_llm.utils.errors import InputError
 
 # All numbers of E4M3 but NaN by their bits, from the format's definition: bias 7, subnormals below 2^-6.
 E4M3 = np.asarray([

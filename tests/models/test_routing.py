@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner.steps import plan_steps
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.experts import NOT_RECORDED, expert_mlp, index_dtype
+from jaxrl_llm.models.moe import NOT_RECORDED, expert_mlp, index_dtype
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
 from jaxrl_llm.models.policy import Policy, init_params
 from jaxrl_llm.models.routing import check_experts, of_all_rows, routing_of
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 CONFIG = ModelConfig(
     family="mixtral", vocab_size=32, hidden_size=8, intermediate_size=12, num_layers=2, num_heads=2, num_kv_heads=1,

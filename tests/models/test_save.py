@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import load_policy, save_policy
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.parameters import parameter_shapes
+from jaxrl_llm.utils.errors import InputError
 
 
 def assert_equal(first: Any, second: Any) -> None:

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.outputs import Wanted, affinity, inner_policy, policy_outputs
 from jaxrl_llm.models.packing import Packing, shared_prompts
 from jaxrl_llm.models.vocabulary import Distribution, logp_of_tokens, most_probable, vocabulary_sum
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 CONFIG = ModelConfig(
     family="llama", vocab_size=37, hidden_size=16, intermediate_size=24, num_layers=3, num_heads=2, num_kv_heads=1,

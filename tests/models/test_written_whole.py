@@ -20,10 +20,11 @@ import jax.numpy as jnp
 import pytest
 
 from jaxrl_llm import load_policy, save_policy
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.models import folders, lora
+from jaxrl_llm.models import lora
 from jaxrl_llm.models.decoder import unstack
+from jaxrl_llm.models.io import folders
 from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.utils.errors import InputError
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -161,7 +162,7 @@ LIMITED = """
     import resource, sys, jax
     jax.config.update("jax_platforms", "cpu")
     from jaxrl_llm import load_policy, save_policy
-    from jaxrl_llm.errors import InputError
+    from jaxrl_llm.utils.errors import InputError
     policy, params, tokenizer = load_policy(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
     try:

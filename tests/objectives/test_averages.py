@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, map_rows, with_totals
 from jaxrl_llm.objectives import (
     clip,
     entropy,
@@ -26,8 +26,8 @@ from jaxrl_llm.objectives import (
     token_mean,
     token_ratio,
 )
-from jaxrl_llm.objectives.averages import Average
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, map_rows, with_totals
+from jaxrl_llm.objectives.averaging.averages import Average
+from jaxrl_llm.utils.errors import InputError
 
 N, L = 4, 3
 MASK = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]], bool)

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.objectives.averages import token_mean
-from jaxrl_llm.objectives.corrections import (
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.objectives.averaging.averages import token_mean
+from jaxrl_llm.objectives.off_policy import (
     compounded,
     divergence_rejection,
     divergence_weight,
@@ -19,7 +19,7 @@ from jaxrl_llm.objectives.corrections import (
     scale_by_info,
     sequence_factor,
 )
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 MASK = np.array([[1, 1, 1], [1, 1, 0]], bool)
 OLD = np.array([[-1, -0.5, -2], [-0.7, -1.2, 0]])

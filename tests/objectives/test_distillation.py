@@ -14,7 +14,6 @@ sys.path.append(str(Path(__file__).parent.parent / "algorithms"))
 
 from batches import batch_of, finite_differences
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.objectives.distillation import (
     confidence_weights,
     jensen_shannon,
@@ -22,6 +21,7 @@ from jaxrl_llm.objectives.distillation import (
     self_distillation,
     with_rest,
 )
+from jaxrl_llm.utils.errors import InputError
 
 P = np.log(np.random.default_rng(0).dirichlet(np.ones(4), (3, 2)))
 Q = np.log(np.random.default_rng(1).dirichlet(np.ones(4), (3, 2)))

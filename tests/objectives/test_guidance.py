@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.objectives import clip, unclipped
 from jaxrl_llm.objectives.guidance import guided, guided_rows, guided_tokens, scaled_sum, shaped_probability
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 N, L = 3, 2
 MASK = jnp.array([[True, True], [True, True], [True, False]])

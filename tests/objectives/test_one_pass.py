@@ -12,7 +12,7 @@ import pytest
 from heavy import few
 from jaxrl_kernels import ratio_clip
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, map_rows, with_totals
 from jaxrl_llm.objectives import (
     clip,
     kl,
@@ -23,12 +23,12 @@ from jaxrl_llm.objectives import (
     token_mean,
     token_ratio,
 )
-from jaxrl_llm.objectives.adaptive_clip import controlled_clip
-from jaxrl_llm.objectives.averages import AVERAGES, average_by_name
+from jaxrl_llm.objectives.averaging.averages import AVERAGES, average_by_name
+from jaxrl_llm.objectives.clips.adaptive_clip import controlled_clip
 from jaxrl_llm.objectives.entropy_history import turn_mean
-from jaxrl_llm.objectives.one_pass import token_weights
+from jaxrl_llm.objectives.fused import token_weights
 from jaxrl_llm.objectives.ratios import Ratio, span_ratio
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, map_rows, with_totals
+from jaxrl_llm.utils.errors import InputError
 
 N, L = 8, 11
 RATIOS = {

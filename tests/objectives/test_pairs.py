@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.objectives.pairs import bucket_log_sum_exp, discriminative_shares, preference_shares
+from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, discriminative_shares, preference_shares
 
 GROUP = jnp.zeros(4, jnp.int32)
 

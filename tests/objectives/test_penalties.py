@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.log_ratios import ESTIMATORS
+from jaxrl_llm.core.log_ratios import ESTIMATORS
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.objectives import entropy, kl, sequence_mean
 from jaxrl_llm.objectives.functional import k1, k2, k3
 from jaxrl_llm.objectives.penalties import (
@@ -24,7 +24,7 @@ from jaxrl_llm.objectives.penalties import (
     ratio_variance,
     right_answers,
 )
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 PI, REF, OLD = np.array([0.3, 0.4, 0.1, 0.2]), np.array([0.6, 0.2, 0.15, 0.05]), np.array([0.25, 0.45, 0.1, 0.2])
 FORWARD, REVERSE = 0.268764, 0.306027  # KL(ref || pi), KL(pi || ref)

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.objectives.ratios import Ratio
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 MASK = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]], bool)
 LOGP = np.array([[-0.9, -0.8, -1.5], [-0.6, -1.6, 0], [-0.25, 0, 0], [-1.2, -0.15, -1.4]])

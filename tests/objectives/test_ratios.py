@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.log_ratios import LARGEST, SOURCES, log_ratio, source
+from jaxrl_llm.core.log_ratios import LARGEST, SOURCES, log_ratio, source
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.objectives import token_ratio
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 LOGP = [[-1.0, -2.0, -0.5], [-0.25, -3.0, -1.0]]
 MASK = [[0, 1, 1], [1, 1, 0]]

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, map_rows, with_totals
+from jaxrl_llm.core.transform import Objective
 from jaxrl_llm.objectives import (
     Average,
     by_rows,
@@ -23,8 +24,7 @@ from jaxrl_llm.objectives import (
     token_mean,
     token_ratio,
 )
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories, map_rows, with_totals
-from jaxrl_llm.transform import Objective
+from jaxrl_llm.utils.errors import InputError
 
 MASK = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0], [1, 1, 0]], bool)
 VALUES = np.arange(1.0, 19).reshape(6, 3)

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.objectives.averages import average_by_name
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.objectives.averaging.averages import average_by_name
+from jaxrl_llm.objectives.averaging.token_groups import actions_after, first_actions, token_groups
 from jaxrl_llm.objectives.surrogates import geometric_clip, one_sided_log, soft_gated_value
-from jaxrl_llm.objectives.token_groups import actions_after, first_actions, token_groups
 from jaxrl_llm.objectives.weights import (
     bernoulli_kl,
     by_sign,
@@ -23,7 +23,7 @@ from jaxrl_llm.objectives.weights import (
     small_moves,
     within,
 )
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 MASK = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]], bool)
 VALUES = np.arange(1.0, 13).reshape(4, 3)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
 from jaxrl_llm.objectives import sequence_mean
 from jaxrl_llm.objectives.values import (
     clipped_error,
@@ -20,7 +20,7 @@ from jaxrl_llm.objectives.values import (
     soft_minimum,
     value_loss,
 )
-from jaxrl_llm.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
+from jaxrl_llm.utils.errors import InputError
 
 N, L = 4, 5
 random = np.random.default_rng(0)

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import jaxrl_llm
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models import ModelConfig, Policy, from_hf
 from jaxrl_llm.reporting import show
 from jaxrl_llm.reporting.completions import MOST_TOKENS, shade_kind, token_texts
-from jaxrl_llm.reporting.shading import KINDS
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.reporting.html.shading import KINDS
+from jaxrl_llm.utils.errors import InputError
 
 ACTION = re.compile(r'<i (?:class="(?P<shade>[a-z]-?\d)" )?title="(?P<title>[^"]*)">(?P<text>[^<]*)</i>')
 GIVEN = re.compile(r'<i class="given">([^<]*)</i>')

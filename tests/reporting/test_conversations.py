@@ -14,14 +14,14 @@ from test_completions_shown import Bytes, batch_of
 from test_report import Page
 from turn_episodes import episodes
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.reporting import show
-from jaxrl_llm.reporting.conversations import marks, observation
-from jaxrl_llm.reporting.report import write_report
-from jaxrl_llm.reporting.run_data import RunData
-from jaxrl_llm.reporting.shown_completions import training_groups
+from jaxrl_llm.reporting.html.conversations import marks, observation
+from jaxrl_llm.reporting.html.report import write_report
+from jaxrl_llm.reporting.html.run_data import RunData
+from jaxrl_llm.reporting.html.shown_completions import training_groups
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.runs.completion_lines import completion_lines
+from jaxrl_llm.training.folder.completion_lines import completion_lines
+from jaxrl_llm.utils.errors import InputError
 
 ROWS: list[dict[str, Any]] = [{"prompt": "Play."}]
 

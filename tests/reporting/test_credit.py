@@ -12,12 +12,12 @@ import pytest
 
 from jaxrl_llm.advantages import on_actions
 from jaxrl_llm.algorithms import Algorithm, get
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.transform import Objective
 from jaxrl_llm.objectives import clip, kl, log_probability, policy_gradient, sequence_mean, sequence_sum, token_ratio
 from jaxrl_llm.reporting.credit import _moved, compare
-from jaxrl_llm.reporting.credit_page import residual
-from jaxrl_llm.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.transform import Objective
+from jaxrl_llm.reporting.html.credit_page import residual
+from jaxrl_llm.utils.errors import InputError
 
 MASK = np.array([[0, 1, 1, 1], [0, 1, 1, 0], [0, 1, 0, 0], [0, 1, 1, 1]], bool)
 REWARD = np.array([1.0, 0.0, 0.0, 1.0])

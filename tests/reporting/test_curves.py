@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from sample_runs import write_run
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.reporting import plot_runs
-from jaxrl_llm.reporting.charts import Curve, curve_chart, histogram_chart, moving_mean
-from jaxrl_llm.reporting.curves import LIGHT, main_metrics, names_of, pass_at_k_chart
-from jaxrl_llm.reporting.run_data import RunData
+from jaxrl_llm.reporting.html.charts import Curve, curve_chart, histogram_chart, moving_mean
+from jaxrl_llm.reporting.html.curves import LIGHT, main_metrics, names_of, pass_at_k_chart
+from jaxrl_llm.reporting.html.run_data import RunData
 from jaxrl_llm.reporting.statistics import pass_at_k
+from jaxrl_llm.utils.errors import InputError
 
 pytest.importorskip("matplotlib")
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.reporting.writers import iterate_jsonl, read_json, read_jsonl, truncate_jsonl
+from jaxrl_llm.reporting.logging.writers import iterate_jsonl, read_json, read_jsonl, truncate_jsonl
+from jaxrl_llm.utils.errors import InputError
 
 DEEP = b"[" * 100_000
 DAMAGED = {  # as an object in a file, and what is said of it

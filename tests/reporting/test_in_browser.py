@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from sample_runs import write_run
 
-from jaxrl_llm.reporting.curves import plot_runs
-from jaxrl_llm.reporting.report import write_report
+from jaxrl_llm.reporting.html.curves import plot_runs
+from jaxrl_llm.reporting.html.report import write_report
 
 pytest.importorskip("matplotlib")
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import compare
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.reporting import logged_batch, logged_prompts
+from jaxrl_llm.utils.errors import InputError
 
 
 def write(folder: Path, lines: list[dict]) -> Path:

@@ -10,9 +10,9 @@ import threading
 
 import pytest
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.reporting import progress as module
-from jaxrl_llm.reporting.progress import Progress
+from jaxrl_llm.reporting.logging import progress as module
+from jaxrl_llm.reporting.logging.progress import Progress
+from jaxrl_llm.utils.errors import InputError
 
 METRICS = {
     "reward/mean": 0.51249,
@@ -175,7 +175,7 @@ def test_metrics_of_other_kinds_show_nothing():
 
 RUN = """
 import sys
-from jaxrl_llm.reporting.progress import Progress
+from jaxrl_llm.reporting.logging.progress import Progress
 sys.stdin.read()  # until the reader of standard output is gone
 with Progress(3, plain=sys.argv[1] == "plain") as progress:
     for step in range(3):

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from sample_runs import write_run
 
-from jaxrl_llm.cli import main
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.cli.program import main
+from jaxrl_llm.reporting.html.report import write_report
+from jaxrl_llm.reporting.html.run_data import RunData
 from jaxrl_llm.reporting.prompt_table import KINDS, PromptTable, prompt_table, read_table, sparkline
-from jaxrl_llm.reporting.report import write_report
-from jaxrl_llm.reporting.run_data import RunData
-from jaxrl_llm.runs.group_lines import write_left_out
+from jaxrl_llm.training.folder.group_lines import write_left_out
+from jaxrl_llm.utils.errors import InputError
 
 
 def write_groups(folder: Path, lines: list[dict[str, Any]]) -> Path:

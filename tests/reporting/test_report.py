@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from sample_runs import write_run
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.reporting import shading
-from jaxrl_llm.reporting.curves import DARK, LIGHT
-from jaxrl_llm.reporting.logged import logged_batch
-from jaxrl_llm.reporting.report import write_report
-from jaxrl_llm.reporting.shading import shade
+from jaxrl_llm.reporting.html import shading
+from jaxrl_llm.reporting.html.curves import DARK, LIGHT
+from jaxrl_llm.reporting.html.report import write_report
+from jaxrl_llm.reporting.html.shading import shade
+from jaxrl_llm.reporting.logging.logged import logged_batch
+from jaxrl_llm.utils.errors import InputError
 
 pytest.importorskip("matplotlib")
 VOID = {"meta", "br", "input", "link", "img", "hr", "wbr"}

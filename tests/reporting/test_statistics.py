@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.reporting.statistics import (
     as_number,
     clustered_interval,
@@ -21,6 +20,7 @@ from jaxrl_llm.reporting.statistics import (
     typical_size,
     wilson_interval,
 )
+from jaxrl_llm.utils.errors import InputError
 
 
 def test_wilson_of_eight_in_ten():

@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.reporting.writers import TensorBoardWriter, read_scalars
+from jaxrl_llm.reporting.logging.writers import TensorBoardWriter, read_scalars
+from jaxrl_llm.utils.errors import InputError
 
 pytest.importorskip("tensorboardX")
 
@@ -69,7 +69,7 @@ def test_what_is_written_again_counts_once(tmp_path):
 
 CHILD = """
 import os, sys
-from jaxrl_llm.reporting.writers import TensorBoardWriter
+from jaxrl_llm.reporting.logging.writers import TensorBoardWriter
 writer = TensorBoardWriter(sys.argv[1])
 for step in range(20):
     writer.write(step, {f"metric/{i}": step + i for i in range(50)})

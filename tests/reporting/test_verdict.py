@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from jaxrl_llm.reporting.run_data import RunData
-from jaxrl_llm.reporting.shown_completions import held_out_examples, reward_changes
-from jaxrl_llm.reporting.verdict import held_out, outcomes, verdict, warnings
+from jaxrl_llm.reporting.html.run_data import RunData
+from jaxrl_llm.reporting.html.shown_completions import held_out_examples, reward_changes
+from jaxrl_llm.reporting.html.verdict import held_out, outcomes, verdict, warnings
 
 
 def run_of(

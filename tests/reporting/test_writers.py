@@ -12,8 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.reporting.writers import JsonlWriter, TensorBoardWriter, WandbWriter, all_of, check_writers, read_jsonl
+from jaxrl_llm.reporting.logging.writers import (
+    JsonlWriter,
+    TensorBoardWriter,
+    WandbWriter,
+    all_of,
+    check_writers,
+    read_jsonl,
+)
+from jaxrl_llm.utils.errors import InputError
 
 
 class Recorder:

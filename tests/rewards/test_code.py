@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from jaxrl_llm.environments.sandbox import Limits
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards import close_rewards, get_reward, score
 from jaxrl_llm.rewards.code import Case, case_of, code_in, code_tests, passed
-from jaxrl_llm.rewards.loading import declared
+from jaxrl_llm.rewards.workers.loading import declared
+from jaxrl_llm.utils.errors import InputError
 
 ADD = "def add(a, b):\n    return a + b\n"
 TESTS = ["assert add(1, 2) == 3", {"call": "add([1], [2])", "value": [1, 2]}, {"call": "add(0.1, 0.2)", "value": 0.3}]

@@ -19,20 +19,20 @@ from hypothesis import strategies as st
 from simulated_hosts import on_hosts
 
 from jaxrl_llm.advantages.returns import terminal_rewards
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.rewards import Reward, close_rewards, get_reward, get_rewards, score
 from jaxrl_llm.rewards.entries import entry, parsed
 from jaxrl_llm.rewards.entry_arrays import alike, keys_of, stacked, token_ends
-from jaxrl_llm.rewards.loading import declared
 from jaxrl_llm.rewards.scoring import Scored, StreamedScores, concatenate_groups, score_batch, some_rows, with_defaults
-from jaxrl_llm.rollouts.admission import Collected
+from jaxrl_llm.rewards.workers.loading import declared
+from jaxrl_llm.rollouts.context import Task
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.episode import given as given_tokens
-from jaxrl_llm.rollouts.exchange import of_all_hosts
-from jaxrl_llm.rollouts.group_run import Group
-from jaxrl_llm.rollouts.tools import Task
+from jaxrl_llm.rollouts.runtime.admission import Collected
+from jaxrl_llm.rollouts.runtime.group_run import Group
+from jaxrl_llm.rollouts.runtime.multihost_gather import of_all_hosts
 from jaxrl_llm.sampling import completion_ids
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 WORDS = ["", "one ", "two ", "three ", "é", "\U0001f600 "]
 TOKENIZER = SimpleNamespace(decode=lambda ids, skip_special_tokens=True: "".join(WORDS[i] for i in ids))
@@ -334,7 +334,7 @@ def test_built_in_rewards_give_keys() -> None:
 
 def test_keys_of_expressions() -> None:
     pytest.importorskip("math_verify")
-    from jaxrl_llm.rewards.loading import FUNCTIONS
+    from jaxrl_llm.rewards.workers.loading import FUNCTIONS
 
     texts = [r"$\frac{1}{2}$", "so 0.5", r"$x^2+1$", "nothing", r"$1+x^2$"]
     found = partial(FUNCTIONS["math_verify"], answer=["1/2"] * 5)(texts)

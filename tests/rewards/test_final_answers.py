@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rewards import final_answers, verifiers
-from jaxrl_llm.rewards.answers import expression, number
-from jaxrl_llm.rewards.code_blocks import code_in
-from jaxrl_llm.rewards.final_answers import answer_text, final_answer, is_huge, last_number, number_of
+from jaxrl_llm.rewards import verifiers
+from jaxrl_llm.rewards.parsing import final_answers
+from jaxrl_llm.rewards.parsing.answers import expression, number
+from jaxrl_llm.rewards.parsing.code_blocks import code_in
+from jaxrl_llm.rewards.parsing.final_answers import answer_text, final_answer, is_huge, last_number, number_of
+from jaxrl_llm.utils.errors import InputError
 
 NUMBERS = {
     "1,234,567.5": "1234567.5",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_llm.rewards import memory
+from jaxrl_llm.rewards.workers import memory
 
 
 def test_machine_memory_knows_the_limits_of_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rewards.notation import as_latex, choice_of, same_text
+from jaxrl_llm.rewards.parsing.notation import as_latex, choice_of, same_text
 from jaxrl_llm.rewards.verifiers import math_verify
+from jaxrl_llm.utils.errors import InputError
 
 LATEX = {
     "sqrt(2)": r"\sqrt{2}", r"\sqrt(2)": r"\sqrt{2}", "2*sqrt(x**2+1)": r"2*\sqrt{x^2+1}", "exp(16)": "e^{16}",

@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rewards import Reward, close_rewards, get_reward, process, require_columns, score
-from jaxrl_llm.rewards.process import ProcessFunction
+from jaxrl_llm.rewards import Reward, close_rewards, get_reward, require_columns, score
+from jaxrl_llm.rewards.workers import process
+from jaxrl_llm.rewards.workers.process import ProcessFunction
+from jaxrl_llm.utils.errors import InputError
 
 SOURCE = '''
 import ctypes, os, re, signal, subprocess, sys, time

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_llm.errors import InputError, InputErrors
 from jaxrl_llm.rewards import Reward, get_reward, get_rewards, names, registry, reward_digest, score
-from jaxrl_llm.rewards.process import ProcessFunction
+from jaxrl_llm.rewards.workers.process import ProcessFunction
+from jaxrl_llm.utils.errors import InputError, InputErrors
 
 SOURCE = """
 from __future__ import annotations

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.rewards.transforms import (
     budget_reward,
     flawed_rows,
@@ -16,7 +17,6 @@ from jaxrl_llm.rewards.transforms import (
     rescore,
     useful_range,
 )
-from jaxrl_llm.trajectory import Trajectories
 
 
 def batch_of(reward: list[float]) -> Trajectories:

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards import Reward, require_columns, score
+from jaxrl_llm.utils.errors import InputError
 
 NAN = float("nan")
 
@@ -254,7 +254,7 @@ def test_what_hangs_on_every_sample_is_given_up() -> None:
 def test_a_hung_function_does_not_keep_the_interpreter_alive() -> None:
     program = (
         "import time\n"
-        "from jaxrl_llm.rewards.runner import Reward, score\n"
+        "from jaxrl_llm.rewards.workers.runner import Reward, score\n"
         "print(score([Reward(lambda completions: time.sleep(60), name='hung', time_limit=0.1)], ['a'], {}).failures)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=40, check=True)

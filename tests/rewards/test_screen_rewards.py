@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards import boxes, close_rewards, get_rewards, score, screens
 from jaxrl_llm.rewards.tagged_lists import answer_tags
+from jaxrl_llm.utils.errors import InputError
 
 
 def said(kind: Any, point: Any = (0, 0), text: Any = "") -> str:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.rewards.shaping import overlong_penalty, soft_overlong_penalty
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 
 def batch_of(lengths: list[int], reward: Any, width: int = 12) -> Trajectories:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards import Reward, score, tagged_lists, verifiers
+from jaxrl_llm.utils.errors import InputError
 
 
 def test_examples_in_docstrings() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.rollouts.admission import Admit, Collected, Rule, admit_first
-from jaxrl_llm.rollouts.driver import Driver
+from jaxrl_llm.rollouts.context import Task
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.log import GroupKey, GroupLog, Held, Pool
 from jaxrl_llm.rollouts.programs import Rollout, group
-from jaxrl_llm.rollouts.tools import Task
+from jaxrl_llm.rollouts.runtime.admission import Admit, Collected, Rule, admit_first
+from jaxrl_llm.rollouts.runtime.driver import Driver
+from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Held, Pool
 from jaxrl_llm.sampling.requests import Completion, Draws, MakeEngine, Request, Stats, Tokens
 
 LIMIT = 64

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
-from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.adapters import environments
 from jaxrl_llm.environments.protocol import Observation
-from jaxrl_llm.rollouts import environment_calls
-from jaxrl_llm.rollouts.agents import agent
-from jaxrl_llm.rollouts.log import GroupLog
-from jaxrl_llm.rollouts.sources import program_metrics
-from jaxrl_llm.rollouts.tools import NotDeterministicError
+from jaxrl_llm.rollouts.agents import environment_calls
+from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.context import NotDeterministicError
+from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
+from jaxrl_llm.rollouts.runtime.sources import program_metrics
 
 TOKENIZER, END = tokenizer_of("plain"), TEMPLATES["plain"][1]
 GOOD, BAD = {"prompt": "Good."}, {"prompt": "Bad."}

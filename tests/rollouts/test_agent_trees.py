@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
-from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.agent_metrics import agent_metrics
-from jaxrl_llm.rollouts.agent_trees import by_chance, forking_agents, shared_nodes
-from jaxrl_llm.rollouts.agents import agent
-from jaxrl_llm.rollouts.batch import to_batch
+from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.agents.fork import by_chance, forking_agents, shared_nodes
+from jaxrl_llm.rollouts.agents.metrics import agent_metrics
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.utils.errors import InputError
 
 END = TEMPLATES["plain"][1]
 

@@ -14,10 +14,10 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.admission import Rule
-from jaxrl_llm.rollouts.candidates import contrast, with_candidates, wrong_ones
+from jaxrl_llm.rollouts.guidance.candidates import contrast, with_candidates, wrong_ones
 from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.runtime.admission import Rule
+from jaxrl_llm.utils.errors import InputError
 
 SEEN: list[str] = []
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
-from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.agents import agent
-from jaxrl_llm.rollouts.batch import to_batch
-from jaxrl_llm.rollouts.compaction import Compact, Summary, compact_by_name, keep_last
+from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.agents.compaction import Compact, Summary, compact_by_name, keep_last
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.sources import program_metrics
+from jaxrl_llm.rollouts.runtime.collate import to_batch
+from jaxrl_llm.rollouts.runtime.sources import program_metrics
 from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.utils.errors import InputError
 
 TOKENIZER, END = tokenizer_of("plain"), TEMPLATES["plain"][1]
 ROWS = [{"prompt": "Find all five."}]
@@ -223,10 +223,10 @@ def test_a_function_that_fails_ends_the_episode(compact: Any, why: str, caplog: 
 def test_names_and_what_is_refused() -> None:
     assert compact_by_name("summary") == Summary()
     assert compact_by_name("summary(64, 2)") == Summary(64, 2)
-    assert compact_by_name("jaxrl_llm.rollouts.compaction:keep_last") is keep_last
+    assert compact_by_name("jaxrl_llm.rollouts.agents.compaction:keep_last") is keep_last
     for spec, why in {
         "sumary": "sumary", "summary(x)": "must be whole numbers", "keep_last(1, 2)": "must be whole numbers",
-        "jaxrl_llm.rollouts.compaction:ASK": "is 'The conversation becomes",
+        "jaxrl_llm.rollouts.agents.compaction:ASK": "is 'The conversation becomes",
         "keep_last(0)": "turns of keep_last is 0", "summary(0)": "tokens of Summary is 0",
     }.items():  # fmt: skip
         with pytest.raises(InputError, match=re.escape(why)):

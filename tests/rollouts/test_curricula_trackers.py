@@ -17,11 +17,11 @@ from choosing import rows_of
 from fake_engine import Ran, begin
 
 from jaxrl_llm.advantages.trackers import tracked_baseline
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.admission import Rule
-from jaxrl_llm.rollouts.curricula import choose_prompts
-from jaxrl_llm.rollouts.curricula_trackers import tracked_uncertainty
+from jaxrl_llm.curriculum.compose import choose_prompts
+from jaxrl_llm.curriculum.trackers import tracked_uncertainty
 from jaxrl_llm.rollouts.programs import group, with_start_value
+from jaxrl_llm.rollouts.runtime.admission import Rule
+from jaxrl_llm.utils.errors import InputError
 
 RATES = [0.0, 0.25, 0.5, 1.0, 0.75, 0.5]
 

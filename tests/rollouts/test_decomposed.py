@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards.decomposition import terms_of
-from jaxrl_llm.rollouts.batch import to_batch
 from jaxrl_llm.rollouts.decomposed import decomposing
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import Rollout
+from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.utils.errors import InputError
 
 END = TEMPLATES["plain"][1]
 ROW = {"prompt": "Tom has 3 apples and 4 pears. How many fruits?", "solution": "3 + 4 = 7"}

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from fake_engine import Ran, begin
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.admission import Rule
-from jaxrl_llm.rollouts.by_name import rollout_by_name
-from jaxrl_llm.rollouts.demonstrated import demonstrated, demonstrated_before, with_demonstration
+from jaxrl_llm.rollouts.guidance.demonstrated import demonstrated, demonstrated_before, with_demonstration
 from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.registry import rollout_by_name
+from jaxrl_llm.rollouts.runtime.admission import Rule
+from jaxrl_llm.utils.errors import InputError
 
 ROW = {"solution": "11 12 13"}
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from stored_rows import REPLAYS, all_facts, run, scored_of, some_steps
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.replay import base, into_groups
+from jaxrl_llm.replay.disk import is_available, on_disk
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts import replays, swaps
-from jaxrl_llm.rollouts.disk import is_available, on_disk
-from jaxrl_llm.rollouts.experience_state import ExperienceState, loaded, saved
-from jaxrl_llm.rollouts.sources import Replay
-from jaxrl_llm.sampling.drafts import Drafts
+from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
+from jaxrl_llm.rollouts.runtime.sources import Replay
+from jaxrl_llm.sampling.speculative.drafts import Drafts
+from jaxrl_llm.utils.errors import InputError
 
 pytest.importorskip("array_record")
-STAGED = swaps.with_staged_reward(replays.whole_groups(groups=4), {"form": 0.1, "right": 1.0})
+STAGED = into_groups.with_staged_reward(base.whole_groups(groups=4), {"form": 0.1, "right": 1.0})
 EVERY = {**REPLAYS, "staged": STAGED}
 every = pytest.mark.parametrize("replay", EVERY.values(), ids=EVERY)
 
@@ -80,7 +80,7 @@ def test_it_goes_on_after_a_kill_at_any_point(replay: Replay, tmp_path: Path) ->
 
 def test_files_go_when_no_checkpoint_needs_them(tmp_path: Path) -> None:
     """Two checkpoints are kept, and a third may not be complete; a store of 2 groups needs the files of few steps."""
-    replay = on_disk(replays.whole_groups(groups=2), tmp_path, 0)
+    replay = on_disk(base.whole_groups(groups=2), tmp_path, 0)
     state: Any = replay.init()
     files: list[set[int]] = []
     for step in range(20):
@@ -102,7 +102,7 @@ def test_the_state_has_few_bytes_however_long_rows_are(tmp_path: Path) -> None:
         wide["token_mask"] = np.ones((4, 4000), bool)
         return scored._replace(batch=scored.batch.replace(**wide, info=None))
 
-    replay, sizes = replays.whole_groups(groups=32), []
+    replay, sizes = base.whole_groups(groups=32), []
     for one in (replay, on_disk(replay, tmp_path, 0)):
         state: Any = one.init()
         for step in range(20):
@@ -124,7 +124,7 @@ def test_what_reads_tokens_stays_in_memory(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_damaged_file_is_told(tmp_path: Path) -> None:
-    replay, steps = on_disk(replays.whole_groups(times=4), tmp_path, 0), some_steps(5)
+    replay, steps = on_disk(base.whole_groups(times=4), tmp_path, 0), some_steps(5)
     _, state = run(replay, steps[:4])
     path = next(iter(sorted(tmp_path.glob("*.array_record"))))
     path.write_bytes(b"nothing")

@@ -14,10 +14,10 @@ from simulated_hosts import on_hosts
 
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.admission import Collected, Rule, admit_first
-from jaxrl_llm.rollouts.batch import to_batch
-from jaxrl_llm.rollouts.exchange import admit_on, of_all_hosts, side_by_side
-from jaxrl_llm.rollouts.log import Pool
+from jaxrl_llm.rollouts.runtime.admission import Collected, Rule, admit_first
+from jaxrl_llm.rollouts.runtime.collate import to_batch
+from jaxrl_llm.rollouts.runtime.multihost_gather import admit_on, of_all_hosts, side_by_side
+from jaxrl_llm.rollouts.runtime.replay_log import Pool
 from jaxrl_llm.sampling.requests import SamplingConfig, Stats
 
 batch_of = partial(to_batch, sampling=SamplingConfig(), step=0)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.hard_buffer import hard_buffer, solved_by
-from jaxrl_llm.rollouts.sources import shuffled_epochs
+from jaxrl_llm.curriculum.failed_prompts import hard_buffer, solved_by
+from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
+from jaxrl_llm.utils.errors import InputError
 
 ROWS = [{"prompt": str(i)} for i in range(40)]
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from fake_engine import Ran, begin, length_of
 
-from jaxrl_llm.rollouts.admission import Rule
+from jaxrl_llm.rollouts.context import NotDeterministicError, Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.log import from_arrays, to_arrays
 from jaxrl_llm.rollouts.programs import Rollout
-from jaxrl_llm.rollouts.tools import NotDeterministicError, Task, Tools
+from jaxrl_llm.rollouts.runtime.admission import Rule
+from jaxrl_llm.rollouts.runtime.replay_log import from_arrays, to_arrays
 
 LONG, OTHER = [prompt for prompt in range(4000) if length_of(prompt, 0) > 40][:2]
 MEDIUM = next(prompt for prompt in range(4000) if 24 < length_of(prompt, 0) < 30)

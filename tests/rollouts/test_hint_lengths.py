@@ -13,14 +13,14 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.admission import Rule
-from jaxrl_llm.rollouts.batch import to_batch
-from jaxrl_llm.rollouts.by_name import rollout_by_name
+from jaxrl_llm.rollouts.context import Task
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.hint_lengths import failure_rate, hint_ratio, hinted_by_failures
-from jaxrl_llm.rollouts.tools import Task
+from jaxrl_llm.rollouts.guidance.hint_lengths import failure_rate, hint_ratio, hinted_by_failures
+from jaxrl_llm.rollouts.registry import rollout_by_name
+from jaxrl_llm.rollouts.runtime.admission import Rule
+from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.utils.errors import InputError
 
 SOLUTION = list(range(50, 60))
 ROW = {"solution": " ".join(map(str, SOLUTION)), "none": ""}

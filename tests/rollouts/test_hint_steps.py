@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxrl_llm.models import load_policy
-from jaxrl_llm.rollouts import experience
+from jaxrl_llm.rollouts.runtime import source
 
 TESTS = Path(__file__).parents[1]
 LONG_TAIL: dict[str, Any] = {"groups": 20, "samples": 4, "median": 12, "longest": 16, "seed": 0}
@@ -31,5 +31,5 @@ def test_a_fifth_of_the_groups_is_tried_again_in_the_tail(slots: int, monkeypatc
         return
     # If the driver looked as seldom as for a program that asks for nothing later, samples would wait for it.
     often = steps(policy, params, 0.2, slots=slots, **SHORTER)
-    monkeypatch.setattr(experience, "LOOK", experience.CHUNK)
+    monkeypatch.setattr(source, "LOOK", source.CHUNK)
     assert steps(policy, params, 0.2, slots=slots, **SHORTER) > 1.1 * often

@@ -13,11 +13,9 @@ from fake_engine import Ran, Words, begin, length_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.admission import Rule
-from jaxrl_llm.rollouts.batch import to_batch
+from jaxrl_llm.rollouts.context import Task
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.hints import (
+from jaxrl_llm.rollouts.guidance.hints import (
     Hints,
     beginnings,
     from_column,
@@ -27,12 +25,14 @@ from jaxrl_llm.rollouts.hints import (
     own_levels,
     problem_of,
 )
+from jaxrl_llm.rollouts.guidance.prompted import in_context, taught, with_budgets
+from jaxrl_llm.rollouts.guidance.repair import HARDER, fenced, reaches, rescued, retried, rewritten, succeeds
 from jaxrl_llm.rollouts.programs import Rollout, group
-from jaxrl_llm.rollouts.prompted import in_context, taught, with_budgets
-from jaxrl_llm.rollouts.repair import HARDER, fenced, reaches, rescued, retried, rewritten, succeeds
-from jaxrl_llm.rollouts.sources import program_metrics
-from jaxrl_llm.rollouts.tools import Task
+from jaxrl_llm.rollouts.runtime.admission import Rule
+from jaxrl_llm.rollouts.runtime.collate import to_batch
+from jaxrl_llm.rollouts.runtime.sources import program_metrics
 from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.utils.errors import InputError
 
 Judge = Callable[[Episode], float]
 BARE: dict[str, Any] = {"text": "{}"}  # hints are written as they are

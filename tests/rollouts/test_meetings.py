@@ -14,14 +14,14 @@ from simulated_hosts import on_hosts
 from test_exchange import batch_of, scored
 
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
-from jaxrl_llm.rollouts.admission import Rule, admit_first
-from jaxrl_llm.rollouts.driver import Driver
+from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.exchange import admit_on, meet_on, of_all_hosts
-from jaxrl_llm.rollouts.lockstep import in_lockstep
-from jaxrl_llm.rollouts.log import GroupLog, Pool
 from jaxrl_llm.rollouts.programs import Rollout
-from jaxrl_llm.rollouts.tools import Task, Tools
+from jaxrl_llm.rollouts.runtime.admission import Rule, admit_first
+from jaxrl_llm.rollouts.runtime.driver import Driver
+from jaxrl_llm.rollouts.runtime.mirrored_engine import in_lockstep
+from jaxrl_llm.rollouts.runtime.multihost_gather import admit_on, meet_on, of_all_hosts
+from jaxrl_llm.rollouts.runtime.replay_log import GroupLog, Pool
 
 
 async def _longest(tools: Tools, task: Task) -> list[Any]:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
-from jaxrl_llm.environments.tools import with_tools
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.agents import agent
-from jaxrl_llm.rollouts.batch import to_batch
-from jaxrl_llm.rollouts.modes import tagged
+from jaxrl_llm.environments.tools.base import with_tools
+from jaxrl_llm.rollouts.agents.agent import agent
 from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.runtime.collate import to_batch
+from jaxrl_llm.rollouts.thinking_modes import tagged
 from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.utils.errors import InputError
 
 END = TEMPLATES["hermes"][1]
 CALL = '<tool_call>\n{"name": "double", "arguments": {"number": 21}}\n</tool_call>'

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from speaking import run_agents, tokenizer_of
 
-from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.agents import agent
-from jaxrl_llm.rollouts.plans import planned
+from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.agents.plans import planned
+from jaxrl_llm.utils.errors import InputError
 
 SAID = (
     "<switch>SWITCH</switch><subgoal>find é</subgoal> so <action>go</action>",

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl_llm.rollouts import difficulty
-from jaxrl_llm.rollouts.difficulty import cross_entropy, fitted, predict, start_predictor
+from jaxrl_llm.curriculum import difficulty
+from jaxrl_llm.curriculum.difficulty import cross_entropy, fitted, predict, start_predictor
 
 OTHER = np.array([0.7, 0.3, -0.5, 0.4, 0.2, 0.6, -0.3])
 

@@ -12,14 +12,14 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.admission import Rule
-from jaxrl_llm.rollouts.batch import rows_of, to_batch
-from jaxrl_llm.rollouts.by_name import rollout_by_name
-from jaxrl_llm.rollouts.modes import adaptive_factors, mode_of, tagged
-from jaxrl_llm.rollouts.prefixes import prefix_length, prefixed_groups, reset_lengths, reset_to_data
+from jaxrl_llm.rollouts.guidance.prefixes import prefix_length, prefixed_groups, reset_lengths, reset_to_data
 from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.registry import rollout_by_name
+from jaxrl_llm.rollouts.runtime.admission import Rule
+from jaxrl_llm.rollouts.runtime.collate import rows_of, to_batch
+from jaxrl_llm.rollouts.thinking_modes import adaptive_factors, mode_of, tagged
 from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.utils.errors import InputError
 
 RESPONSE = list(range(50, 60))
 ROW = {"response": " ".join(map(str, RESPONSE)), "trace": " ".join(map(str, RESPONSE)), "none": ""}

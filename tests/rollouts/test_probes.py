@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
-from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.agents import agent
-from jaxrl_llm.rollouts.batch import to_batch
-from jaxrl_llm.rollouts.probes import content_of, with_answers, with_blanks
+from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.runtime.answer_likelihood import content_of, with_answers, with_blanks
+from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.utils.errors import InputError
 
 ROWS = [{"prompt": "Go.", "answer": "north"}, {"prompt": "On.", "answer": ""}, {"prompt": "On.", "answer": ["a", "b"]}]
 SAID = ("0 is a longer observation than others", "70")

@@ -13,12 +13,12 @@ from choosing import Ran, rows_of, step_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.curricula import choose_prompts
-from jaxrl_llm.rollouts.curricula_arms import samples_by_bin
-from jaxrl_llm.rollouts.curricula_counts import apportion, samples_by
-from jaxrl_llm.rollouts.curricula_neighbours import samples_by_neighbours
-from jaxrl_llm.rollouts.curricula_scores import (
+from jaxrl_llm.curriculum.bandit_budgets import samples_by_bin
+from jaxrl_llm.curriculum.budgets import apportion, samples_by
+from jaxrl_llm.curriculum.compose import choose_prompts
+from jaxrl_llm.curriculum.excluded import Why
+from jaxrl_llm.curriculum.neighbours import samples_by_neighbours
+from jaxrl_llm.curriculum.scores import (
     adversarial_sets,
     least_tried,
     mixed_sets,
@@ -28,13 +28,13 @@ from jaxrl_llm.rollouts.curricula_scores import (
     uncertain,
     with_entropy,
 )
-from jaxrl_llm.rollouts.curricula_stages import drop_solved, hardest_in_phases, sorted_by_profile, staged
-from jaxrl_llm.rollouts.curricula_targets import near_predicted
-from jaxrl_llm.rollouts.curricula_trackers import tracked_uncertainty
-from jaxrl_llm.rollouts.experience_state import ExperienceState, loaded, saved
-from jaxrl_llm.rollouts.left_out import Why
-from jaxrl_llm.rollouts.sources import MakeCurriculum
-from jaxrl_llm.sampling.drafts import Drafts
+from jaxrl_llm.curriculum.stages import drop_solved, hardest_in_phases, sorted_by_profile, staged
+from jaxrl_llm.curriculum.targets import near_predicted
+from jaxrl_llm.curriculum.trackers import tracked_uncertainty
+from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
+from jaxrl_llm.rollouts.runtime.sources import MakeCurriculum
+from jaxrl_llm.sampling.speculative.drafts import Drafts
+from jaxrl_llm.utils.errors import InputError
 
 few = settings(max_examples=25, deadline=None, derandomize=True, database=None)
 LEVELS = [i % 3 for i in range(24)]
@@ -181,7 +181,7 @@ def test_the_posterior_is_a_loop_and_fades() -> None:
             else:
                 alpha[i], beta[i] = 1 + 0.8 * (alpha[i] - 1), 2 + 0.8 * (beta[i] - 2)
         state = curriculum.observe(state, step_of(np.repeat(tried, 4), reward.ravel()))
-    from jaxrl_llm.rollouts.prompt_records import Memory, look_up
+    from jaxrl_llm.curriculum.records import Memory, look_up
 
     found = look_up(state, Memory((1.0, 2.0), 0.9, 0.8), np.arange(3))
     np.testing.assert_allclose(found.alpha, alpha, rtol=1e-5)

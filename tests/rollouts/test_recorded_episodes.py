@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine, Ran, begin
 
+from jaxrl_llm.replay import buffers
 from jaxrl_llm.rewards.scoring import Scored, concatenate_groups
-from jaxrl_llm.rollouts import stores
-from jaxrl_llm.rollouts.admission import Rule
-from jaxrl_llm.rollouts.batch import to_batch
+from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.log import from_arrays, to_arrays
 from jaxrl_llm.rollouts.programs import Rollout, forked, group
-from jaxrl_llm.rollouts.tools import Task, Tools
-from jaxrl_llm.sampling.recorded import with_experts
+from jaxrl_llm.rollouts.runtime.admission import Rule
+from jaxrl_llm.rollouts.runtime.collate import to_batch
+from jaxrl_llm.rollouts.runtime.replay_log import from_arrays, to_arrays
 from jaxrl_llm.sampling.requests import Completion, SamplingConfig
+from jaxrl_llm.sampling.routed_experts import with_experts
 
 
 def experts_of(places: np.ndarray, step: int) -> np.ndarray:
@@ -148,6 +148,6 @@ def test_groups_and_stores_pad_with_none() -> None:
     width = first.batch.tokens.shape[1]
     np.testing.assert_array_equal(np.asarray(both.experts)[:8, :width], first.batch.experts)
     assert (np.asarray(both.experts)[8:] == -1).all()
-    stored = stores.to_rows(first)
-    back = stores.to_scored(stores.take(stored, range(8)), np.asarray(first.batch.group), width, {}).batch
+    stored = buffers.to_rows(first)
+    back = buffers.to_scored(buffers.take(stored, range(8)), np.asarray(first.batch.group), width, {}).batch
     np.testing.assert_array_equal(back.experts, first.batch.experts)

@@ -12,29 +12,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_rows import REPLAYS, all_facts, facts, run, scored_of, some_steps
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts import replays, stores, swaps
-from jaxrl_llm.rollouts.experience_state import ExperienceState, loaded, saved
-from jaxrl_llm.rollouts.sources import Replay, Step, replayed
-from jaxrl_llm.sampling.drafts import Drafts
+from jaxrl_llm.replay import base, buffers, into_groups
+from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
+from jaxrl_llm.rollouts.runtime.sources import Replay, Step, replayed
+from jaxrl_llm.sampling.speculative.drafts import Drafts
+from jaxrl_llm.utils.errors import InputError
 
-EVERY = {**REPLAYS, "valued_groups": swaps.valued_groups()}
+EVERY = {**REPLAYS, "valued_groups": into_groups.valued_groups()}
 EMPTY = {
-    "whole_groups": replays.whole_groups(groups=0),
-    "no share": replays.whole_groups(0.0),
-    "recent_and_reservoir": replays.recent_and_reservoir(1.0, 0, 0),
-    "own_good_rows": replays.own_good_rows(0),
-    "refilled": replays.refilled(0),
-    "swapped_successes": swaps.swapped_successes(each=0),
-    "best_of_prompt": swaps.best_of_prompt(0),
+    "whole_groups": base.whole_groups(groups=0),
+    "no share": base.whole_groups(0.0),
+    "recent_and_reservoir": base.recent_and_reservoir(1.0, 0, 0),
+    "own_good_rows": base.own_good_rows(0),
+    "refilled": base.refilled(0),
+    "swapped_successes": into_groups.swapped_successes(each=0),
+    "best_of_prompt": into_groups.best_of_prompt(0),
 }
 every = pytest.mark.parametrize("replay", EVERY.values(), ids=EVERY)
 
 
 def test_rows_come_back_as_they_were() -> None:
     one, two = scored_of([[1, 0], [0.5]], [3, 1], 0), scored_of([[1.0, 1.0]], [2], 1)
-    store = stores.join(stores.to_rows(one), stores.to_rows(two))
-    found = stores.to_scored(stores.take(store, [4, 1, 1, 0]), np.arange(4), 3, {})
+    store = buffers.join(buffers.to_rows(one), buffers.to_rows(two))
+    found = buffers.to_scored(buffers.take(store, [4, 1, 1, 0]), np.arange(4), 3, {})
     assert all_facts(found) == [facts(two, 1), facts(one, 1), facts(one, 1), facts(one, 0)]
     lengths = [int(x.batch.token_mask[i].sum()) for x, i in ((two, 1), (one, 1), (one, 0))]
     assert found.batch.tokens.shape == (4, max(lengths))
@@ -97,21 +97,21 @@ def test_windows_are_refused() -> None:
     scored = scored_of([[1, 0]], [0], 0)
     windowed = scored._replace(batch=scored.batch.with_info(window=scored.batch.action_mask))
     with pytest.raises(InputError, match="trains on unfinished ones"):
-        swaps.best_of_prompt().mix({}, windowed, 0, 0)
+        into_groups.best_of_prompt().mix({}, windowed, 0, 0)
 
 
 def test_fading_weights_of_the_worked_example() -> None:
-    w = replays.fading_weights(np.arange(10, 15))
+    w = base.fading_weights(np.arange(10, 15))
     np.testing.assert_allclose(w, [0.272905, 0.807569, 0.987136, 0.999743, 0.999998], atol=1e-6)
     np.testing.assert_allclose(w / w.sum(), [0.067097, 0.198549, 0.242697, 0.245797, 0.245860], atol=1e-6)
-    w = replays.fading_weights(np.arange(5), 70, 30, 0.02)
+    w = base.fading_weights(np.arange(5), 70, 30, 0.02)
     np.testing.assert_allclose(w / w.sum(), [0.000720, 0.002882, 0.006498, 0.089278, 0.900621], atol=1e-6)
-    assert replays.fading_weights(np.array([4, 4, 9])).tolist() == replays.fading_weights(np.array([0, 0, 1])).tolist()
+    assert base.fading_weights(np.array([4, 4, 9])).tolist() == base.fading_weights(np.array([0, 0, 1])).tolist()
 
 
 def test_faded_draws_follow_the_weights() -> None:
     steps, random = np.array([0, 1, 2, 3, 4]), np.random.default_rng(0)
-    drawn = np.bincount(replays.faded()(steps, 200_000, random), minlength=5) / 200_000
+    drawn = np.bincount(base.faded()(steps, 200_000, random), minlength=5) / 200_000
     np.testing.assert_allclose(drawn, [0.067097, 0.198549, 0.242697, 0.245797, 0.245860], atol=4e-3)
 
 
@@ -136,17 +136,17 @@ def test_whole_groups_against_a_list(seed: int) -> None:
 
 def test_old_groups_leave_and_replay_ends() -> None:
     steps = [scored_of([[1, 0]], [step], step) for step in range(6)]
-    for step, mixed in enumerate(run(replays.whole_groups(times=9, max_age=2), steps)[0]):
+    for step, mixed in enumerate(run(base.whole_groups(times=9, max_age=2), steps)[0]):
         again = mixed.batch.prompt_id[mixed.batch.info["replayed"] > 0]
         assert sorted(set(again.tolist())) == list(range(max(step - 2, 0), step))
-    ended = run(replays.whole_groups(times=9, until=3), steps)[0]
+    ended = run(base.whole_groups(times=9, until=3), steps)[0]
     assert [bool(x.batch.info["replayed"].any()) for x in ended] == [False, True, True, False, False, False]
 
 
 def test_groups_of_equal_rewards_are_kept_where_asked_but_none_without_a_score() -> None:
     steps = [scored_of([[1.0, 1.0], [0.0, 1.0], [np.nan, np.nan]], [2, 3, 4], step) for step in range(2)]
     for equal, kept in ((False, {3}), (True, {2, 3})):
-        found, state = run(replays.whole_groups(1.0, equal=equal), steps)
+        found, state = run(base.whole_groups(1.0, equal=equal), steps)
         assert set(state["row:prompt_id"].tolist()) == kept
         again = found[1].batch.info["replayed"].sum() / 2
         assert again == len(kept), "at most as many as groups with a score"
@@ -155,13 +155,13 @@ def test_groups_of_equal_rewards_are_kept_where_asked_but_none_without_a_score()
 def test_the_reservoir_is_a_uniform_sample() -> None:
     """Of 20 rows in 4 steps, each is kept with probability 5/20."""
     steps = [scored_of([[1.0, 0.0, 1.0, 0.0, 1.0]], [step], step) for step in range(4)]
-    replay, counts = replays.recent_and_reservoir(1.0, 3, 5), dict[str, int]()
+    replay, counts = base.recent_and_reservoir(1.0, 3, 5), dict[str, int]()
     for seed in range(800):
         state: Any = {}
         for step, scored in enumerate(steps):
             _, state = replay.mix(state, scored, step, 1000 * seed + step)
-        parts = {name: stores.part_of(state, name) for name in ("recent", "reservoir")}
-        texts = {k: stores.to_scored(x, np.arange(stores.count(x)), 0, {}).texts for k, x in parts.items()}
+        parts = {name: buffers.part_of(state, name) for name in ("recent", "reservoir")}
+        texts = {k: buffers.to_scored(x, np.arange(buffers.count(x)), 0, {}).texts for k, x in parts.items()}
         assert texts["recent"] == steps[-1].texts[-3:]
         assert len(texts["reservoir"]) == 5
         for text in texts["reservoir"]:
@@ -172,7 +172,7 @@ def test_the_reservoir_is_a_uniform_sample() -> None:
 
 def test_halves_of_single_rows_with_their_groups_advantages() -> None:
     steps = [scored_of([[1.0, 0.0, 0.0, 0.0]], [7], 0), scored_of([[1.0, 1.0, 1.0, 1.0]], [8], 1)]
-    (_, mixed), _ = run(replays.recent_and_reservoir(1.0, 2, 4), steps)
+    (_, mixed), _ = run(base.recent_and_reservoir(1.0, 2, 4), steps)
     b: Any = mixed.batch
     past = b.info["replayed"] > 0
     assert past.tolist() == [False] * 4 + [True] * 4
@@ -217,11 +217,11 @@ def test_samples_of_several_rows_are_swapped_whole() -> None:
     """A success of two rows takes the place of a failure of two, and its number; the other failure stays."""
     first = in_episodes(scored_of([[1.0, 0.0, 1.0, 0.0], [0.0]], [5, 6], 0), [2, 1, 2, 1, 0])
     later = in_episodes(scored_of([[0.0], [0.0, 0.0, 0.0]], [6, 5], 1), [0, 3, 3, 0])
-    assert swaps.samples_of(first.batch).tolist() == [0, 1, 0, 1, 2]
-    _, state = swaps.swapped_successes().mix({}, first, 0, 0)
-    assert stores.count(state) == 2
+    assert into_groups.samples_of(first.batch).tolist() == [0, 1, 0, 1, 2]
+    _, state = into_groups.swapped_successes().mix({}, first, 0, 0)
+    assert buffers.count(state) == 2
     for place, left, number in (("first", [later.texts[3]], 3.0), ("added", later.texts[1:], 4.0)):
-        swap = swaps.swapped_successes(place=place)
+        swap = into_groups.swapped_successes(place=place)
         mixed, _ = swap.mix(state, later, 1, 7)
         b: Any = mixed.batch
         assert mixed.texts == [later.texts[0], *left, first.texts[0], first.texts[2]]
@@ -233,28 +233,26 @@ def test_samples_of_several_rows_are_swapped_whole() -> None:
 
 def test_the_store_of_a_prompt_counts_samples() -> None:
     """Of three successes of one, two and one rows, the newest two stay."""
-    swap, state = swaps.swapped_successes(each=2), {}
+    swap, state = into_groups.swapped_successes(each=2), {}
     texts = list[str]()
     for step, episodes in enumerate(([0], [4, 4], [1])):
         scored = in_episodes(scored_of([[1.0] * len(episodes)], [3], step), episodes)
         texts += scored.texts
         _, state = swap.mix(state, scored, step, 0)
-    assert stores.to_scored(state, np.arange(3), 0, {}).texts == texts[1:]
+    assert buffers.to_scored(state, np.arange(3), 0, {}).texts == texts[1:]
 
 
 def test_calls_of_tools_are_rewarded_less_and_less() -> None:
     """The card's mu at steps 0, 50 and 100 of 100, and the bound of ten calls."""
     calls = np.array([0.0, 1, 10, 30])
     for step, mu in ((0, 1.0), (50, 0.5), (100, 0.0), (101, 0.0)):
-        np.testing.assert_allclose(
-            replays.call_reward(calls, step, 0.1, 100), mu * np.array([0, 0.1, 1, 1]), atol=1e-12
-        )
+        np.testing.assert_allclose(base.call_reward(calls, step, 0.1, 100), mu * np.array([0, 0.1, 1, 1]), atol=1e-12)
     scored = scored_of([[1.0, 0.0, 0.0]], [3], 0)
     called = scored._replace(batch=scored.batch.with_info(calls=np.array([2.0, 0, 3], np.float32)))
-    replay = replays.with_call_reward(replays.own_good_rows(4), 0.1, 100)
+    replay = base.with_call_reward(base.own_good_rows(4), 0.1, 100)
     mixed, state = replay.mix({}, called, 50, 0)
     np.testing.assert_allclose(mixed.batch.reward, [1.1, 0.0, 0.15], rtol=1e-6)
-    np.testing.assert_allclose(stores.part_of(state, "rows")["row:reward"], [1.1], rtol=1e-6)
+    np.testing.assert_allclose(buffers.part_of(state, "rows")["row:reward"], [1.1], rtol=1e-6)
     assert all_facts(replay.mix({}, scored, 50, 0)[0]) == all_facts(scored)
 
 
@@ -263,7 +261,7 @@ def test_the_best_earlier_answer_joins_its_group() -> None:
         scored_of([[0.2, 0.7, 0.7]], [5], 0), scored_of([[0.1], [0.9]], [4, 5], 1),
         scored_of([[0.3], [0.0]], [5, 4], 2), scored_of([[0.3]], [4], 3),
     ]  # fmt: skip
-    found, _ = run(swaps.best_of_prompt(), steps)
+    found, _ = run(into_groups.best_of_prompt(), steps)
     past = [[(x.texts[i], int(x.batch.group[i])) for i in np.flatnonzero(x.batch.info["replayed"])] for x in found]
     assert past == [
         [], [(steps[0].texts[2], 1)], [(steps[1].texts[1], 0), (steps[1].texts[0], 1)], [(steps[1].texts[0], 0)]
@@ -274,15 +272,15 @@ def test_rows_without_a_signal_are_replaced_by_their_advantage() -> None:
     """Of 1, 0, 0, 0 the right answer has three times the advantage of a wrong one, so it is drawn half of the time."""
     steps = [scored_of([[1.0, 0.0, 0.0, 0.0]], [7], 0), scored_of([[0.0], [1.0, 0.0]], [8, 9], 1)]
     drawn = []
-    _, state = replays.refilled().mix({}, steps[0], 0, 0)
+    _, state = base.refilled().mix({}, steps[0], 0, 0)
     for seed in range(600):
-        mixed, _ = replays.refilled().mix(state, steps[1], 1, seed)
+        mixed, _ = base.refilled().mix(state, steps[1], 1, seed)
         b: Any = mixed.batch
         assert b.prompt_id.tolist() == [9, 9, 7]
         assert b.info["replay_advantage"][2] == pytest.approx(1.5 if b.reward[2] else -0.5, rel=1e-4)
         drawn.append(float(b.reward[2]))
     assert np.mean(drawn) == pytest.approx(0.5, abs=0.08)
-    few, _ = replays.refilled().mix(state, scored_of([[0.0] * 5, [1.0] * 3], [8, 9], 1), 1, 0)
+    few, _ = base.refilled().mix(state, scored_of([[0.0] * 5, [1.0] * 3], [8, 9], 1), 1, 0)
     assert few.batch.info["replayed"].tolist() == [0.0] * 5 + [1.0] * 3  # four stored rows replace three, not five
 
 
@@ -313,20 +311,20 @@ def test_hosts_that_see_the_same_batch_mix_alike() -> None:
 def test_own_good_rows_fire_above_the_running_median() -> None:
     """Group means 0.25, 0.75, 0.5, 0.6 have the median 0.55: r = 1 has 0.45, and r = 0.5 is not replayed."""
     first = scored_of([[0.5, 0.0, 0.25, 0.25], [1.0, 0.5], [1.0, 0.0], [1.0, 0.2]], [0, 1, 2, 3], 0)
-    replay = replays.own_good_rows(size=2, baselines=4, surplus=1.0)
+    replay = base.own_good_rows(size=2, baselines=4, surplus=1.0)
     (_, mixed), state = run(replay, [first, scored_of([[0.0, 0.0]], [9], 1)])
     b: Any = mixed.batch
     past = b.info["replayed"] > 0
     assert past.sum() == 2
     np.testing.assert_allclose(b.reward[past], 1.0)
     np.testing.assert_allclose(b.info["replay_advantage"][past], 0.45, rtol=1e-5)
-    assert stores.count(stores.part_of(state, "rows")) == 0
+    assert buffers.count(buffers.part_of(state, "rows")) == 0
     np.testing.assert_allclose(state["means"], [0.75, 0.5, 0.6, 0.0])
 
 
 def test_values_of_groups_in_the_worked_example() -> None:
     rewards = [[1.0, 0, 0, 0, 0], [1.0, 1, 1, 1, 0], [1.0, 1, 0, 0, 0], [1.0] * 5]
-    value = [float(swaps.group_value(np.mean([r], 1), np.std([r], 1))[0]) for r in rewards]
+    value = [float(into_groups.group_value(np.mean([r], 1), np.std([r], 1))[0]) for r in rewards]
     np.testing.assert_allclose(value, [0.32, 0.08, 0.293939, 0.0], atol=1e-6)
 
 
@@ -334,7 +332,7 @@ def test_values_of_groups_in_the_worked_example() -> None:
 @given(seed=st.integers(0, 10**6))
 def test_copies_replace_groups_without_a_signal(seed: int) -> None:
     (scored,) = some_steps(1, seed, groups=4, size=4)
-    (mixed,), _ = run(swaps.valued_groups(2.0), [scored])
+    (mixed,), _ = run(into_groups.valued_groups(2.0), [scored])
     own, b = scored.batch, mixed.batch
     spread = [float(np.ptp(own.reward[own.group == g])) for g in range(4)]
     if not any(spread):
@@ -352,4 +350,4 @@ def test_copies_replace_groups_without_a_signal(seed: int) -> None:
 
 def test_an_unknown_outcome_is_refused() -> None:
     with pytest.raises(InputError, match="unknown reward 'rihgt': did you mean 'right'"):
-        swaps.swapped_successes(component="rihgt").mix({}, scored_of([[1, 0]], [0], 0), 0, 0)
+        into_groups.swapped_successes(component="rihgt").mix({}, scored_of([[1, 0]], [0], 0), 0, 0)

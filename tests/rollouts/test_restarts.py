@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from speaking import run_agents, tokenizer_of
 
-from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.agent_metrics import agent_metrics
+from jaxrl_llm.rollouts.agents.metrics import agent_metrics
+from jaxrl_llm.rollouts.agents.restarts import restarting
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.restarts import restarting
+from jaxrl_llm.utils.errors import InputError
 
 
 class Summing:

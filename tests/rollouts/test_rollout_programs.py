@@ -14,9 +14,8 @@ from fake_engine import LIMIT, Ran, begin, length_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.admission import Rule
 from jaxrl_llm.rollouts.episode import Episode, info_columns
+from jaxrl_llm.rollouts.guidance.repair import hinted
 from jaxrl_llm.rollouts.programs import (
     Rollout,
     conversation,
@@ -26,7 +25,8 @@ from jaxrl_llm.rollouts.programs import (
     most_varied,
     with_greedy_baseline,
 )
-from jaxrl_llm.rollouts.repair import hinted
+from jaxrl_llm.rollouts.runtime.admission import Rule
+from jaxrl_llm.utils.errors import InputError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/rollouts.md"
 # A prompt none of whose samples ends before it forks, or before 12 tokens.

@@ -13,11 +13,7 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.admission import Rule
-from jaxrl_llm.rollouts.batch import to_batch
-from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.rollouts.second_prompts import (
+from jaxrl_llm.rollouts.auxiliary_prompts import (
     Item,
     Prediction,
     agreement,
@@ -28,7 +24,11 @@ from jaxrl_llm.rollouts.second_prompts import (
     recycled_items,
     with_predictions,
 )
+from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.runtime.admission import Rule
+from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.utils.errors import InputError
 
 many = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 

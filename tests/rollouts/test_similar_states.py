@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from speaking import run_agents, tokenizer_of
 
-from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.agents import agent
+from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.agents.state_clusters import are_similar, joined, similar_states
 from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.rollouts.similar_states import are_similar, joined, similar_states
+from jaxrl_llm.utils.errors import InputError
 
 
 class Clocks:

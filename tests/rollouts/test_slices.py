@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
-from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.patient import UNKNOWN, Patient
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.agents import agent
-from jaxrl_llm.rollouts.batch import to_batch
-from jaxrl_llm.rollouts.compaction import keep_last
+from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.agents.compaction import keep_last
+from jaxrl_llm.rollouts.agents.single_turns import sliced
 from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.rollouts.slices import sliced
+from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.utils.errors import InputError
 
 END = TEMPLATES["plain"][1]
 ROW = {

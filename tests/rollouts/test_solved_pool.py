@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.curricula_neighbours import text_features
-from jaxrl_llm.rollouts.experience_state import ExperienceState, loaded, saved
-from jaxrl_llm.rollouts.solved_pool import nearest, solved_examples, texts_in
-from jaxrl_llm.rollouts.sources import shuffled_epochs
-from jaxrl_llm.sampling.drafts import Drafts
+from jaxrl_llm.curriculum.few_shot_memory import nearest, solved_examples, texts_in
+from jaxrl_llm.curriculum.neighbours import text_features
+from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
+from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
+from jaxrl_llm.sampling.speculative.drafts import Drafts
+from jaxrl_llm.utils.errors import InputError
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "how many apples are in the basket"}, {"prompt": "how many pears are in the basket"},

@@ -11,14 +11,14 @@ import pytest
 from speaking import TEMPLATES, run_agents, tokenizer_of
 from test_probes import Saying
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.agents import agent
-from jaxrl_llm.rollouts.batch import to_batch
-from jaxrl_llm.rollouts.experience_state import ExperienceState, loaded, saved
-from jaxrl_llm.rollouts.sources import shuffled_epochs
-from jaxrl_llm.rollouts.stored_states import COLUMN, kept_states, replying_at_stored_states
-from jaxrl_llm.sampling.drafts import Drafts
+from jaxrl_llm.curriculum.stored_states import COLUMN, kept_states, replying_at_stored_states
+from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.runtime.collate import to_batch
+from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
+from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.sampling.speculative.drafts import Drafts
+from jaxrl_llm.utils.errors import InputError
 
 ROWS = [{"prompt": str(i)} for i in range(5)]
 

@@ -12,17 +12,17 @@ from fake_engine import LIMIT, Ran, begin, length_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards.scoring import Scored, concatenate_groups
 from jaxrl_llm.rollouts import lookahead
-from jaxrl_llm.rollouts.admission import Rule
-from jaxrl_llm.rollouts.batch import to_batch
 from jaxrl_llm.rollouts.episode import Episode, Segment
-from jaxrl_llm.rollouts.group_run import Group
 from jaxrl_llm.rollouts.lookahead import near_ties
 from jaxrl_llm.rollouts.programs import Rollout
+from jaxrl_llm.rollouts.runtime.admission import Rule
+from jaxrl_llm.rollouts.runtime.collate import to_batch
+from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.rollouts.trees import budgeted_tree, by_prefix, entropy_forks, most_uncertain, repeats, tree, valued
 from jaxrl_llm.sampling.requests import Draws, SamplingConfig, Tokens
+from jaxrl_llm.utils.errors import InputError
 
 
 def one(ran: Ran) -> Group:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from fake_engine import LIMIT, Ran, begin, length_of
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.admission import Rule
+from jaxrl_llm.rollouts.guidance.two_policies import two_policies
 from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.rollouts.two_policies import two_policies
+from jaxrl_llm.rollouts.runtime.admission import Rule
+from jaxrl_llm.utils.errors import InputError
 
 ROW = {"prompt": "p", "guide": ["51 52 53 54", "61 62 63"]}
 SAMPLES = 8

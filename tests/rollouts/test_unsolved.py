@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.curriculum.unsolved import solved_prompts, without_solved
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.sources import Curriculum, Step, shuffled_epochs
-from jaxrl_llm.rollouts.unsolved import solved_prompts, without_solved
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.rollouts.runtime.sources import Curriculum, Step, shuffled_epochs
+from jaxrl_llm.utils.errors import InputError
 
 ROWS: list[dict[str, Any]] = [{"prompt": str(i)} for i in range(6)]
 

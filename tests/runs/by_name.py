@@ -18,8 +18,8 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.unfinished import UNFINISHED, missing
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy
-from jaxrl_llm.runs import loop, setup
-from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.training import loop, setup
+from jaxrl_llm.training.config import TrainConfig
 
 OF_REWARDS = (
     "gdro", "brorl", "brain", "open_rs", "carl_multiplicative_reward", "p3o_pairwise", "srpo_self_referential",

@@ -76,8 +76,8 @@ def main() -> None:
     if args.coordinator:
         jax.distributed.initialize(args.coordinator, args.processes, args.process)
 
-    from jaxrl_llm.errors import InputError
-    from jaxrl_llm.runs.checkpoints import Checkpoints
+    from jaxrl_llm.training.folder.checkpoints import Checkpoints
+    from jaxrl_llm.utils.errors import InputError
 
     sizes = tuple(int(size) for size in args.mesh.split("x"))
     types = (jax.sharding.AxisType.Auto,) * 2

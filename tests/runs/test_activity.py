@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from jaxrl_llm.runs import activity as of_activity
-from jaxrl_llm.runs import goodput
-from jaxrl_llm.runs.activity import Activity
-from jaxrl_llm.runs.goodput import Clock
 from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.training import activity as of_activity
+from jaxrl_llm.training.activity import Activity
+from jaxrl_llm.training.health import goodput
+from jaxrl_llm.training.health.goodput import Clock
 
 
 @pytest.fixture

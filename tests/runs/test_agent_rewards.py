@@ -12,9 +12,9 @@ import tiny_runs as runs
 from test_agent_runs import calling, config_of
 from test_resume import assert_same_run
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards import Reward, get_reward, score
-from jaxrl_llm.runs import inputs, loop
+from jaxrl_llm.training import inputs, loop
+from jaxrl_llm.utils.errors import InputError
 
 __all__ = ["calling"]
 

@@ -16,22 +16,22 @@ import pytest
 import tiny_runs as runs
 from test_resume import assert_same_run, kill
 
-from jaxrl_llm.data.calls import Call, Reply
-from jaxrl_llm.data.turns import ChatTurns
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.transform import stateless
+from jaxrl_llm.data.chat.calls import Call, Reply
+from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.models import load_policy
-from jaxrl_llm.models.load import load_tokenizer
+from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.reporting.files import read_json
-from jaxrl_llm.rollouts.log import GroupLog
-from jaxrl_llm.runs import loop, setup
-from jaxrl_llm.runs.agents import check_agent
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.config_json import from_dict, located, to_dict
-from jaxrl_llm.runs.inputs import encode_for
-from jaxrl_llm.runs.method import make_algorithm
-from jaxrl_llm.runs.rollout import rollout_of
-from jaxrl_llm.transform import stateless
+from jaxrl_llm.reporting.logging.files import read_json
+from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
+from jaxrl_llm.training import loop, setup
+from jaxrl_llm.training.agents import check_agent
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config_json import from_dict, located, to_dict
+from jaxrl_llm.training.inputs import encode_for
+from jaxrl_llm.training.method import make_algorithm
+from jaxrl_llm.training.rollout import rollout_of
+from jaxrl_llm.utils.errors import InputError
 
 WORLDS = Path(__file__).with_name("worlds.py")
 STEPS = 3  # of a run whose conversations go on from step to step

@@ -12,9 +12,9 @@ import pytest
 import tiny_runs as runs
 from compiling import with_devices
 
-from jaxrl_llm.cli import main
-from jaxrl_llm.reporting.files import read_json
-from jaxrl_llm.runs import loop
+from jaxrl_llm.cli.program import main
+from jaxrl_llm.reporting.logging.files import read_json
+from jaxrl_llm.training import loop
 
 Edit = Callable[[Path], None]
 

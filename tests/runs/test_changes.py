@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from jaxrl_llm.runs.changes import check_changes, larger_gradient_steps, settings_to_compare
-from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.folder.resume_checks import check_changes, larger_gradient_steps, settings_to_compare
 
 OLD = {"prompts_per_step": 4, "group_size": 4, "minibatches": 2}
 

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_runs import assert_equal_trees
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.runs.checkpoints import Checkpoints
-from jaxrl_llm.runs.checksums import checksum_of_json
+from jaxrl_llm.training.folder.checkpoints import Checkpoints
+from jaxrl_llm.training.folder.checksums import checksum_of_json
+from jaxrl_llm.utils.errors import InputError
 
 META = {"prompts": {"position": 3}, "seconds": {"load": 0.1}, "config": {"stop": ["a"]}}
 

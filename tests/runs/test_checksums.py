@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.runs.checksums import checksum_of_json, checksums, checksums_on_host
+from jaxrl_llm.training.folder.checksums import checksum_of_json, checksums, checksums_on_host
 
 WORD = 2**32
 BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}

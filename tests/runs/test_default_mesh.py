@@ -17,13 +17,13 @@ import tiny_runs as runs
 from jaxrl_llm.distributed.chips import GPUS, TPUS, Topology
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.parameters import parameter_shapes
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.default_mesh import candidates, choose, memory_of, planned
-from jaxrl_llm.runs.method import make_algorithm
-from jaxrl_llm.runs.plan_shapes import config_of, state_shapes
-from jaxrl_llm.runs.run_folder import RunFolder
-from jaxrl_llm.runs.sampling_arithmetic import abstract_mesh
-from jaxrl_llm.runs.sampling_mesh import START, Devices, fastest, splits_of
+from jaxrl_llm.plan.choose_mesh import candidates, choose, memory_of, planned
+from jaxrl_llm.plan.sampling import abstract_mesh
+from jaxrl_llm.plan.sampling_mesh import START, Devices, fastest, splits_of
+from jaxrl_llm.plan.shapes import config_of, state_shapes
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.folder.files import RunFolder
+from jaxrl_llm.training.method import make_algorithm
 
 CONFIGS = Path(__file__).parents[2] / "experiments" / "plan"
 HALF = {"dtype": "bfloat16", "param_dtype": "bfloat16"}
@@ -190,7 +190,7 @@ def test_a_folder_remembers_what_was_chosen(tmp_path: Path) -> None:
 @pytest.mark.heavy
 def test_a_run_on_four_devices_says_its_mesh_and_keeps_it(tmp_path: Path) -> None:
     asked = runs.small_config(tmp_path, steps=1, minibatches=1, top_p=1.0, eval_size=0, algorithm="dr_grpo")
-    begin = f"from jaxrl_llm.cli import main\nmain({['train', *runs.as_arguments(asked)]!r})"
+    begin = f"from jaxrl_llm.cli.program import main\nmain({['train', *runs.as_arguments(asked)]!r})"
     process = runs.start("train", "--resume", asked.output, code=begin, XLA_FLAGS=compiling.with_devices(4))
     said = process.communicate()[0]
     assert "mesh data=4, chosen because these devices have no memory of their own; --mesh sets another" in said

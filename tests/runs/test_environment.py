@@ -12,9 +12,9 @@ import jax
 import pytest
 
 import jaxrl_llm
-from jaxrl_llm.cli import main
-from jaxrl_llm.runs import environment as module
-from jaxrl_llm.runs.environment import NAME, PACKAGES, commit, environment, record_start
+from jaxrl_llm.cli.program import main
+from jaxrl_llm.training.folder import provenance as module
+from jaxrl_llm.training.folder.provenance import NAME, PACKAGES, commit, environment, record_start
 
 
 def test_versions_devices_and_commit() -> None:

@@ -13,12 +13,12 @@ import pytest
 import tiny_runs as runs
 
 from jaxrl_llm.data.prompt_set import PromptSet, encode_rows
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.runs.evaluate import Evaluation, evaluate_policy
-from jaxrl_llm.runs.metrics import accuracy_line
 from jaxrl_llm.sampling import completion_ids, sample
+from jaxrl_llm.training.evaluate import Evaluation, evaluate_policy
+from jaxrl_llm.training.metrics import accuracy_line
+from jaxrl_llm.utils.errors import InputError
 
 
 @pytest.fixture(scope="module")

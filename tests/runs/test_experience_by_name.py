@@ -12,11 +12,11 @@ from compiling import optimised
 from heavy import is_in_share
 
 from jaxrl_llm import algorithms
+from jaxrl_llm.core.needs import NEEDS, need_of, value_of
 from jaxrl_llm.distributed import mesh_of
-from jaxrl_llm.needs import NEEDS, need_of, value_of
-from jaxrl_llm.runs.inputs import read_inputs
-from jaxrl_llm.runs.method import check_method
-from jaxrl_llm.runs.rollout import check_columns
+from jaxrl_llm.training.inputs import read_inputs
+from jaxrl_llm.training.method import check_method
+from jaxrl_llm.training.rollout import check_columns
 
 NAMES = by_name.experience_methods()
 # Methods that run without a part of their paper, which a run by name must exclude.

@@ -9,11 +9,11 @@ import pytest
 import tiny_runs as runs
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.rollouts.trees import tree
-from jaxrl_llm.runs.fallbacks import fallback_notes, fallback_warnings, grown_counts
-from jaxrl_llm.runs.metrics import count_step
-from jaxrl_llm.runs.rollout import check_rollout, fork_notes
+from jaxrl_llm.training.degraded import fallback_notes, fallback_warnings, grown_counts
+from jaxrl_llm.training.metrics import count_step
+from jaxrl_llm.training.rollout import check_rollout, fork_notes
+from jaxrl_llm.utils.errors import InputError
 
 
 def counted(*steps: dict[str, float]) -> tuple[dict[str, int], list[str]]:

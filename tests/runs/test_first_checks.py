@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import tiny_runs as runs
 
-from jaxrl_llm.cli import main
-from jaxrl_llm.commands import changed
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.reporting import writers
-from jaxrl_llm.rewards.process import ProcessFunction
-from jaxrl_llm.runs import inputs, loop
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.config_json import from_dict, to_dict
-from jaxrl_llm.runs.run_folder import RunFolder
+from jaxrl_llm.cli.commands import changed
+from jaxrl_llm.cli.program import main
+from jaxrl_llm.reporting.logging import writers
+from jaxrl_llm.rewards.workers.process import ProcessFunction
+from jaxrl_llm.training import inputs, loop
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config_json import from_dict, to_dict
+from jaxrl_llm.training.folder.files import RunFolder
+from jaxrl_llm.utils.errors import InputError
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import tiny_runs as runs
 
-from jaxrl_llm.reporting.files import read_json
-from jaxrl_llm.runs import goodput, loop
-from jaxrl_llm.runs.goodput import Clock, lap_metrics, lost_time
+from jaxrl_llm.reporting.logging.files import read_json
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.health import goodput
+from jaxrl_llm.training.health.goodput import Clock, lap_metrics, lost_time
 
 
 @pytest.fixture

@@ -13,17 +13,17 @@ import pytest
 import tiny_runs as runs
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.cli import main
+from jaxrl_llm.cli.program import main
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.curriculum.compose import choose_prompts
+from jaxrl_llm.curriculum.scores import least_tried
+from jaxrl_llm.curriculum.stages import drop_solved
 from jaxrl_llm.learner.optimizer import OptimizerConfig
-from jaxrl_llm.reporting.visits import read_left_out
+from jaxrl_llm.reporting.html.visits import read_left_out
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.curricula import choose_prompts
-from jaxrl_llm.rollouts.curricula_scores import least_tried
-from jaxrl_llm.rollouts.curricula_stages import drop_solved
-from jaxrl_llm.rollouts.sources import Step
-from jaxrl_llm.runs.group_lines import group_line
-from jaxrl_llm.runs.run import Run
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.rollouts.runtime.sources import Step
+from jaxrl_llm.training.folder.group_lines import group_line
+from jaxrl_llm.training.folder.run import Run
 
 
 def scored_of(prompts: list[int], reward: Any, info: dict[str, Any] | None = None) -> Scored:

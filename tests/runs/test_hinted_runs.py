@@ -11,10 +11,10 @@ import pytest
 import tiny_runs as runs
 from test_resume import STEPS, assert_same_run
 
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models import load_policy
-from jaxrl_llm.runs import loop
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.training import loop
+from jaxrl_llm.utils.errors import InputError
 
 ROW = {
     "solution": "first add, then halve", "hint": "add", "hints": [["sum", "mean"], ["add", "halve"]],

@@ -14,16 +14,16 @@ from tiny_runs import MODEL, Taken, assert_equal_trees, lines_of, reproducible, 
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.distributed import mesh_of
 from jaxrl_llm.distributed.chips import topology_of
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import load_policy
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.method import check_method
-from jaxrl_llm.runs.plan_arithmetic import held_bytes
-from jaxrl_llm.runs.plan_shapes import checked as checked_plan
-from jaxrl_llm.runs.plan_shapes import config_of as config_of_model
-from jaxrl_llm.runs.plan_shapes import state_shapes
-from jaxrl_llm.runs.rollout import check_hook, rollout_of
-from jaxrl_llm.runs.sampling_arithmetic import abstract_mesh
+from jaxrl_llm.plan.estimate import held_bytes
+from jaxrl_llm.plan.sampling import abstract_mesh
+from jaxrl_llm.plan.shapes import checked as checked_plan
+from jaxrl_llm.plan.shapes import config_of as config_of_model
+from jaxrl_llm.plan.shapes import state_shapes
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.method import check_method
+from jaxrl_llm.training.rollout import check_hook, rollout_of
+from jaxrl_llm.utils.errors import InputError
 
 NLPO = {"mask_min_keep": 2, "mask_top_p": 0.7, "mask_every": 2}
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import tiny_runs as runs
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.inputs import HELD_OUT_SEED, evaluation_rows, read_inputs, split_prompts
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.inputs import HELD_OUT_SEED, evaluation_rows, read_inputs, split_prompts
+from jaxrl_llm.utils.errors import InputError
 
 
 def written(folder: Path, rows: list[dict[str, Any]], name: str = "rows.jsonl") -> str:

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.runs.lock import NAME, locked
+from jaxrl_llm.training.folder.lock import NAME, locked
+from jaxrl_llm.utils.errors import InputError
 
 HOLD = """
 import pathlib, sys, time
-from jaxrl_llm.runs.lock import locked
+from jaxrl_llm.training.folder.lock import locked
 with locked(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -13,11 +13,11 @@ from tpu_environment import tpu_environment
 PROGRAM = """
 import json, sys
 from jaxrl_llm.distributed.chips import topology_of
-from jaxrl_llm.distributed.cycles import kernels_in
+from jaxrl_llm.plan.program_cycles import kernels_in
 from jaxrl_llm.learner.optimizer import OptimizerConfig
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.plan import learning_programs
-from jaxrl_llm.runs.plan_shapes import config_of, shapes_of, with_layers
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.plan.plan import learning_programs
+from jaxrl_llm.plan.shapes import config_of, shapes_of, with_layers
 
 topology, found = topology_of("v5e:2x2"), []
 for length in (3072, 7168):

@@ -21,22 +21,22 @@ from conftest import count_programs
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.cli import main
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner.diagnose import NotFiniteError
+from jaxrl_llm.cli.program import main
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Transform, chain
+from jaxrl_llm.learner.nonfinite import NotFiniteError
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.learner.update import update
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.experience import experience
-from jaxrl_llm.rollouts.experience_setup import Experience
-from jaxrl_llm.rollouts.sources import Curriculum, Replay, Source, shuffled_epochs
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.setup import RunParts
-from jaxrl_llm.trajectory import Trajectories
-from jaxrl_llm.transform import Transform, chain
+from jaxrl_llm.rollouts.runtime.source import experience
+from jaxrl_llm.rollouts.runtime.source_setup import Experience
+from jaxrl_llm.rollouts.runtime.sources import Curriculum, Replay, Source, shuffled_epochs
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.setup import RunParts
+from jaxrl_llm.utils.errors import InputError
 
 
 @pytest.fixture

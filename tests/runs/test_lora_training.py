@@ -19,22 +19,22 @@ from compiling import optimised
 from heavy import few
 
 from jaxrl_llm.algorithms import grpo
-from jaxrl_llm.cli import main
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.cli.program import main
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.learner.steps import plan_steps
 from jaxrl_llm.learner.update import gradient, init_state, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params, load_policy, lora
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.parameters import combine
-from jaxrl_llm.models.rope_config import Rope
+from jaxrl_llm.models.rope import Rope
 from jaxrl_llm.objectives.values import value_loss
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.checkpoints import Checkpoints
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.load_run import load_run
-from jaxrl_llm.runs.setup import set_up
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.folder.checkpoints import Checkpoints
+from jaxrl_llm.training.folder.load_run import load_run
+from jaxrl_llm.training.setup import set_up
+from jaxrl_llm.utils.errors import InputError
 
 SMALL = ModelConfig(
     family="llama", vocab_size=11, hidden_size=8, intermediate_size=12, num_layers=2, num_heads=2, num_kv_heads=1,

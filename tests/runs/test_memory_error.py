@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import tiny_runs as runs
 
-from jaxrl_llm.cli import main
-from jaxrl_llm.options import parse_config
-from jaxrl_llm.runs import learning
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.goodput import Clock
-from jaxrl_llm.runs.memory_error import Held, OutOfMemoryError, changed_options, explained, largest, message
+from jaxrl_llm.cli.options import parse_config
+from jaxrl_llm.cli.program import main
+from jaxrl_llm.training import step as learning
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.health.goodput import Clock
+from jaxrl_llm.training.health.oom import Held, OutOfMemoryError, changed_options, explained, largest, message
 
 GPU = (
     "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.: "

@@ -11,10 +11,10 @@ import pytest
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.run_settings import run_settings_of
 from jaxrl_llm.distributed import data_mesh
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.method import check_method
-from jaxrl_llm.runs.method_settings import check_settings, fitted, setting_notes
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.method import check_method
+from jaxrl_llm.training.method_settings import check_settings, fitted, setting_notes
+from jaxrl_llm.utils.errors import InputError
 
 TAKEN: dict[str, dict[str, Any]] = {
     "spo_single_stream": {"group_size": 1},
@@ -102,7 +102,7 @@ def test_another_call_of_the_same_rollout_is_the_method_s() -> None:
 @pytest.mark.parametrize("name", ["eapo_iterresearch", "flow_grpo", "dart_gui"])
 def test_whole_conversations_are_refused_where_turns_have_prompts_of_their_own(name: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
-        "from jaxrl_llm.rollouts.agents import agent\n\n\n"
+        "from jaxrl_llm.rollouts.agents.agent import agent\n\n\n"
         "def rounds():\n    return agent(lambda row: None, fresh=True)\n"
     )
     config = TrainConfig(algorithm=name, environment=f"{tmp_path}/own.py:rounds")

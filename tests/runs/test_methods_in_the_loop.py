@@ -16,13 +16,13 @@ import tiny_runs as runs
 from heavy import few
 
 from jaxrl_llm.algorithms.unfinished import missing
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.needs import NEEDS, value_of
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.load_run import load_run
-from jaxrl_llm.runs.method import check_groups, make_algorithm
-from jaxrl_llm.runs.setup import set_up
+from jaxrl_llm.core.needs import NEEDS, value_of
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.folder.load_run import load_run
+from jaxrl_llm.training.method import check_groups, make_algorithm
+from jaxrl_llm.training.setup import set_up
+from jaxrl_llm.utils.errors import InputError
 
 METHODS: dict[str, dict[str, Any]] = {
     "remax": {},

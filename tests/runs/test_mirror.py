@@ -12,15 +12,15 @@ import pytest
 import tiny_runs as runs
 from fsspec.implementations.memory import MemoryFileSystem
 
-from jaxrl_llm import storage
-from jaxrl_llm.cli import main
-from jaxrl_llm.data.prompts import load_prompts
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.process import Preempted
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.load_run import load_run
-from jaxrl_llm.runs.mirror import COMPLETE, Mirror
-from jaxrl_llm.runs.run_folder import RunFolder
+from jaxrl_llm.cli.program import main
+from jaxrl_llm.data.load import load_prompts
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.folder.files import RunFolder
+from jaxrl_llm.training.folder.load_run import load_run
+from jaxrl_llm.training.folder.remote_folder import COMPLETE, Mirror
+from jaxrl_llm.utils import storage
+from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.process import Preempted
 
 URL = "memory://bucket/run"
 
@@ -214,6 +214,6 @@ def test_settings_keep_urls(tmp_path: Path) -> None:
     path.write_text(json.dumps({}))
     config = runs.small_config(tmp_path, prompts="gs://bucket/prompts.jsonl")
     assert storage.is_url(config.prompts)
-    from jaxrl_llm.runs.config_json import located
+    from jaxrl_llm.training.config_json import located
 
     assert located(config, tmp_path).prompts == "gs://bucket/prompts.jsonl"

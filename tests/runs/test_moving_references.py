@@ -23,13 +23,13 @@ from tiny_runs import (
 )
 
 from jaxrl_llm.algorithms import Algorithm, get
+from jaxrl_llm.core.reference import ReferenceRule, exponential_average, periodic_reset
 from jaxrl_llm.distributed import mesh_of
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner.provide import outputs_of
+from jaxrl_llm.learner.inputs import outputs_of
 from jaxrl_llm.models import load_policy, save_policy
-from jaxrl_llm.references import ReferenceRule, exponential_average, periodic_reset
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.method import check_method
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.method import check_method
+from jaxrl_llm.utils.errors import InputError
 
 
 def with_reference(rule: ReferenceRule | None) -> Algorithm:

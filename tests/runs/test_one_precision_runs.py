@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tiny_runs as runs
 
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.load_run import load_run
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.folder.load_run import load_run
 
 JET_RL: dict[str, Any] = {
     "dtype": "bfloat16", "activations": "float32", "weight_dtype": "int8", "same_rounding": True, "top_p": 1.0,

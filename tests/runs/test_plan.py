@@ -19,18 +19,16 @@ import tiny_runs as runs
 from compiling import with_devices
 from tpu_environment import tpu_environment
 
-from jaxrl_llm.cli import main
+from jaxrl_llm.cli.program import main
 from jaxrl_llm.distributed.chips import GIB, TPUS, Chip, Topology, simulated, topology_of
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.runs import plan_table
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.method import make_algorithm
-from jaxrl_llm.runs.plan import Plan, estimated_plan, held_by
-from jaxrl_llm.runs.plan_arithmetic import held_bytes
-from jaxrl_llm.runs.plan_search import Found, applied, candidates, options
-from jaxrl_llm.runs.plan_shapes import (
+from jaxrl_llm.plan import table
+from jaxrl_llm.plan.estimate import held_bytes
+from jaxrl_llm.plan.plan import Plan, estimated_plan, held_by
+from jaxrl_llm.plan.sampling import abstract_mesh
+from jaxrl_llm.plan.search import Found, applied, candidates, options
+from jaxrl_llm.plan.shapes import (
     as_trained,
     config_of,
     depths,
@@ -41,7 +39,9 @@ from jaxrl_llm.runs.plan_shapes import (
     state_shapes,
     with_layers,
 )
-from jaxrl_llm.runs.sampling_arithmetic import abstract_mesh
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.method import make_algorithm
+from jaxrl_llm.utils.errors import InputError
 
 TESTS = Path(__file__).parents[1]
 CONFIGS = TESTS.parent / "experiments" / "plan"
@@ -157,7 +157,7 @@ def test_shardings_hold_every_array() -> None:
     assert sum(row.bytes for name, row in rows.items() if name.startswith("parameters/")) == 4 * count
     assert rows["parameters/embed"].shape == (shapes.policy.config.vocab_size, shapes.policy.config.hidden_size)
     assert not any(name.startswith("sampler/") for name in rows)  # on one CPU it reads the parameters
-    text = plan_table.shardings_text(list(rows.values()))
+    text = table.shardings_text(list(rows.values()))
     assert "| parameters/embed | float32[" in text
     assert f"{sum(row.bytes for row in rows.values()):,} |" in text.splitlines()[-1]
 
@@ -224,7 +224,7 @@ class TestTables:
 
     def test_text_and_json_say_the_same(self) -> None:
         plan, found = self.found()
-        said, text = plan_table.as_json(found), plan_table.as_text(found, "jaxrl train --model x")
+        said, text = table.as_json(found), table.as_text(found, "jaxrl train --model x")
         assert said["fits"]
         assert said["plan"]["peak"] == plan.peak == max(said["plan"]["peaks"].values())
         assert said["plan"]["usable"] < 16 * GIB
@@ -237,16 +237,16 @@ class TestTables:
     def test_what_does_not_fit_names_the_changes(self) -> None:
         plan, _ = self.found()
         large = plan._replace(held=plan.held | {"parameters": 20 * GIB})
-        text = plan_table.as_text(Found(large, "", plan, {"mesh": "fsdp=4"}), "jaxrl train")
+        text = table.as_text(Found(large, "", plan, {"mesh": "fsdp=4"}), "jaxrl train")
         assert "does not fit: 20." in text
         assert text.endswith("jaxrl train --mesh fsdp=4")
-        text = plan_table.as_text(Found(None, "no such mesh", None, {}), "jaxrl train")
+        text = table.as_text(Found(None, "no such mesh", None, {}), "jaxrl train")
         assert "no such mesh" in text
         assert text.endswith("take more chips.")
 
     def test_the_picture_is_written(self, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
-        plan_table.write_picture(plan_table.plan_json(self.found()[0]), tmp_path / "plan.png")
+        table.write_picture(table.plan_json(self.found()[0]), tmp_path / "plan.png")
         assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -286,10 +286,10 @@ from pathlib import Path
 import jax, numpy as np
 import tiny_runs as runs
 from jaxrl_llm.distributed.chips import topology_of
-from jaxrl_llm.learner.learn import compile_learning
+from jaxrl_llm.learner.step import compile_learning
 from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.plan_shapes import full_batch, shapes_of
-from jaxrl_llm.sampling.ahead import compile_sampling
+from jaxrl_llm.plan.shapes import full_batch, shapes_of
+from jaxrl_llm.sampling.aot_programs import compile_sampling
 
 folder = Path(sys.argv[1])
 config = runs.small_config(
@@ -338,7 +338,7 @@ def test_the_programs_of_a_plan_are_those_of_the_run(sampled: str, slots: int, t
 @pytest.mark.heavy
 def test_a_plan_for_eight_gpus() -> None:
     """There is no compiler: bytes are those of arithmetic, and operations are counted on the lowered programs."""
-    code = "import sys; from jaxrl_llm.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from jaxrl_llm.cli.program import main; sys.exit(main(sys.argv[1:]))"
     options = ["plan", "--topology", "h100:8", "--json", "--model", str(runs.MODEL), "--mesh", "fsdp=8"]
     done = run(code, *options, "--prompts-per-step", "16", "--max-prompt-tokens", "64", "--max-new-tokens", "64")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -356,7 +356,7 @@ def test_a_plan_for_eight_gpus() -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("slices", [1, 2])
 def test_a_plan_for_slices_of_four_v5e_chips(slices: int, tmp_path: Path) -> None:
-    code = "import sys; from jaxrl_llm.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from jaxrl_llm.cli.program import main; sys.exit(main(sys.argv[1:]))"
     options = [
         "plan", "--topology", "v5e:2x2", "--slices", str(slices), "--json", "--model", str(runs.MODEL),
         "--mesh", f"data={slices},fsdp=4", "--dtype", "bfloat16", "--eval-size", "0", "--prompts-per-step", "4",

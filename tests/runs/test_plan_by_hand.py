@@ -12,15 +12,15 @@ import jax
 import pytest
 
 from jaxrl_llm.distributed.chips import Chip, Topology, topology_of
-from jaxrl_llm.runs import plan_search
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.method import make_algorithm
-from jaxrl_llm.runs.plan import estimated_plan
-from jaxrl_llm.runs.plan_arithmetic import held_bytes
-from jaxrl_llm.runs.plan_host import COPY
-from jaxrl_llm.runs.plan_search import applied, candidates
-from jaxrl_llm.runs.plan_shapes import config_of, state_shapes
-from jaxrl_llm.runs.sampling_arithmetic import abstract_mesh, weight_bytes
+from jaxrl_llm.plan import search as plan_search
+from jaxrl_llm.plan.estimate import held_bytes
+from jaxrl_llm.plan.host import COPY
+from jaxrl_llm.plan.plan import estimated_plan
+from jaxrl_llm.plan.sampling import abstract_mesh, weight_bytes
+from jaxrl_llm.plan.search import applied, candidates
+from jaxrl_llm.plan.shapes import config_of, state_shapes
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.method import make_algorithm
 
 CONFIGS = Path(__file__).parents[2] / "experiments" / "plan"
 with mock.patch.object(sys, "path", [str(CONFIGS), *sys.path]):

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from test_agent_runs import WORLDS, model_of
 
-from jaxrl_llm.cli import main
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.runs.played import Played, rows_to_play, transcript
+from jaxrl_llm.cli.program import main
+from jaxrl_llm.training.play import Played, rows_to_play, transcript
+from jaxrl_llm.utils.errors import InputError
 
 
 def test_arguments_are_prompts_or_rows() -> None:

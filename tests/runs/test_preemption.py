@@ -15,13 +15,13 @@ import tiny_runs as runs
 from heavy import few
 
 from experiments.benchmarks import hosts
-from jaxrl_llm.cli import main
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner import learn as learner
-from jaxrl_llm.process import PREEMPTED, Preempted, interruptible, preemptible, stop_if
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.run_folder import RunFolder, has_begun
+from jaxrl_llm.cli.program import main
+from jaxrl_llm.learner import step as learner
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.folder.files import RunFolder, has_begun
+from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.process import PREEMPTED, Preempted, interruptible, preemptible, stop_if
 
 PATIENCE = 300.0  # seconds until something must have happened
 

@@ -14,9 +14,9 @@ import tiny_runs as runs
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.prefixed import masa
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.rules import DynamicSampling
-from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.core.rules import DynamicSampling
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.utils.errors import InputError
 
 # method -> its hyper-parameters, groups of the batch for 4 prompts, whether some completions begin with given tokens
 METHODS: dict[str, tuple[dict[str, Any], Any, bool]] = {

@@ -12,10 +12,10 @@ import jax
 import pytest
 import tiny_runs as runs
 
-from jaxrl_llm.learner import learn as learner
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.profiling import profiled
+from jaxrl_llm.learner import step as learner
 from jaxrl_llm.sampling import engine, prefill
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.health.profiling import profiled
 
 
 @pytest.mark.heavy

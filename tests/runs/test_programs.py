@@ -13,10 +13,10 @@ import pytest
 import tiny_runs as runs
 from test_resume import assert_same_run, kill
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.rollouts.by_name import rollout_by_name
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.rollouts.registry import rollout_by_name
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.utils.errors import InputError
 
 WORLDS = Path(__file__).parent / "worlds.py"
 STEPS = 6

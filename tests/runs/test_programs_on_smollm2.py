@@ -15,7 +15,7 @@ from compiling import optimised
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 
 WORLD = '''
-from jaxrl_llm.rollouts.by_name import rollout_by_name
+from jaxrl_llm.rollouts.registry import rollout_by_name
 from jaxrl_llm.rollouts.programs import Rollout, conversation
 
 

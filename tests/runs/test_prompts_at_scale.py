@@ -12,18 +12,18 @@ import pytest
 import tiny_runs as runs
 from record_files import FORMATS
 
-from jaxrl_llm.data import prompts
+from jaxrl_llm.data import load
 from jaxrl_llm.data.prompt_rows import PromptRows
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import load_policy
-from jaxrl_llm.rollouts.sources import draw, shuffled_epochs
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.inputs import evaluation_rows, prompt_sets, read_inputs, split_prompts
+from jaxrl_llm.rollouts.runtime.sources import draw, shuffled_epochs
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.inputs import evaluation_rows, prompt_sets, read_inputs, split_prompts
+from jaxrl_llm.utils.errors import InputError
 
 
 @pytest.fixture
 def few_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "LISTED", 4)
+    monkeypatch.setattr(load, "LISTED", 4)
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
 
 
@@ -47,7 +47,7 @@ def test_every_format_gives_the_prompts_ids_and_order_of_a_list(
     listed = runs.small_config(tmp_path, seed=5)
     config = runs.small_config(tmp_path, seed=5, prompts=str(FORMATS[name](tmp_path / name, rows_of(tmp_path))))
     expected, their_held_out = prompt_sets(listed, tokenizer, 0)
-    monkeypatch.setattr(prompts, "LISTED", 4)
+    monkeypatch.setattr(load, "LISTED", 4)
     found, held_out = prompt_sets(config, tokenizer, 0)
     assert found.ahead is not None
     assert held_out._replace(encode=None) == their_held_out._replace(encode=None)

@@ -17,8 +17,8 @@ from conftest import rollouts_of
 from tpu_environment import tpu_environment
 
 from jaxrl_llm.distributed.mesh import HOST, to_device, to_host, to_memory
-from jaxrl_llm.learner.provide import outputs_of, provide
-from jaxrl_llm.runs.setup import set_up
+from jaxrl_llm.learner.inputs import outputs_of, provide
+from jaxrl_llm.training.setup import set_up
 
 pytestmark = pytest.mark.heavy
 
@@ -66,8 +66,8 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec as P
 from jaxrl_llm.distributed import data_mesh
 from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.learner.provide import outputs_of
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.learner.inputs import outputs_of
+from jaxrl_llm.core.trajectory import Trajectories
 
 mesh = data_mesh(list(topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices)[:1])
 config = ModelConfig(

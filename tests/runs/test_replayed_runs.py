@@ -14,10 +14,10 @@ import tiny_runs as runs
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.unfinished import missing
-from jaxrl_llm.learner.provide import outputs_of
+from jaxrl_llm.learner.inputs import outputs_of
 from jaxrl_llm.models import load_policy
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.config import TrainConfig
 
 GIVEN: dict[str, dict[str, Any]] = {"spear": {"replay_rows": 2, "surplus": 1.0}}
 # Those of several turns are in test_turn_runs.py.

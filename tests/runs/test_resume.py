@@ -19,13 +19,13 @@ import pytest
 import tiny_runs as runs
 from heavy import few
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner import learn as learner
-from jaxrl_llm.reporting.files import read_json
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.load_run import load_run
-from jaxrl_llm.runs.lock import locked
+from jaxrl_llm.learner import step as learner
+from jaxrl_llm.reporting.logging.files import read_json
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.folder.load_run import load_run
+from jaxrl_llm.training.folder.lock import locked
+from jaxrl_llm.utils.errors import InputError
 
 STEPS = 6
 DELAY = 0.6  # seconds that the reward takes in a process that is to be killed, or the steps would be over too soon

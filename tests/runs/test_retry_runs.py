@@ -18,9 +18,9 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import agent_retries
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.rollouts.retries import Reflection, reflecting, reflection_in
-from jaxrl_llm.rollouts.simulations import simulating
-from jaxrl_llm.runs import loop
+from jaxrl_llm.rollouts.agents.lookahead import simulating
+from jaxrl_llm.rollouts.agents.reflect import Reflection, reflecting, reflection_in
+from jaxrl_llm.training import loop
 
 
 @pytest.fixture

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import tiny_runs as runs
 
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.data.prompt_set import PromptSet, check_vocabulary, encode_rows
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards import Reward, close_rewards
 from jaxrl_llm.rewards.scoring import score_batch
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.first_checks import make_rewards, read_value
-from jaxrl_llm.runs.inputs import encode_for, evaluation_inputs, evaluation_rows, prompt_sets
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.first_checks import make_rewards, read_value
+from jaxrl_llm.training.inputs import encode_for, evaluation_inputs, evaluation_rows, prompt_sets
+from jaxrl_llm.utils.errors import InputError
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 import tiny_runs as runs
 from test_resume import STEPS, assert_same_run
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.runs import loop
+from jaxrl_llm.training import loop
+from jaxrl_llm.utils.errors import InputError
 
 
 def config_of(folder: Path, **changes: Any) -> Any:

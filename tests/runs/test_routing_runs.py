@@ -11,11 +11,11 @@ import tiny_runs as runs
 from test_resume import STEPS, assert_same_run
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.method import make_algorithm, with_routing
-from jaxrl_llm.runs.plan_shapes import config_of, full_batch, records
+from jaxrl_llm.plan.shapes import config_of, full_batch, records
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.method import make_algorithm, with_routing
+from jaxrl_llm.utils.errors import InputError
 
 VECTORS = runs.MODEL.parent
 SHORT: dict[str, Any] = {"steps": 2, "eval_size": 0, "top_p": 1.0}

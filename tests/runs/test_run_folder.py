@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from tiny_runs import MODEL, finished_run, lines_of
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.reporting.writers import read_json
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.reporting.logging.writers import read_json
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.config_json import to_dict
-from jaxrl_llm.runs.load_run import load_run
-from jaxrl_llm.runs.run_folder import RunFolder
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config_json import to_dict
+from jaxrl_llm.training.folder.files import RunFolder
+from jaxrl_llm.training.folder.load_run import load_run
+from jaxrl_llm.utils.errors import InputError
 
 
 def test_a_run_is_begun_once(tmp_path: Path) -> None:

@@ -14,23 +14,23 @@ import tiny_runs as runs
 from test_moving_references import other_model
 
 from jaxrl_llm.algorithms import get
+from jaxrl_llm.core.reference import Mixture, exponential_average
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import mesh_of
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import load_policy
-from jaxrl_llm.references import Mixture, exponential_average
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.rollouts import experience_engines
+from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.experience import experience
-from jaxrl_llm.rollouts.experience_setup import Experience
 from jaxrl_llm.rollouts.programs import Rollout
-from jaxrl_llm.rollouts.sources import shuffled_epochs
-from jaxrl_llm.rollouts.tools import Task, Tools
+from jaxrl_llm.rollouts.runtime import engines
+from jaxrl_llm.rollouts.runtime.source import experience
+from jaxrl_llm.rollouts.runtime.source_setup import Experience
+from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.rollouts.trees import valued
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.method import check_method
 from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.method import check_method
+from jaxrl_llm.utils.errors import InputError
 
 
 def logp_of(policy: Any, params: Any, episode: Episode, first: int) -> np.ndarray:
@@ -88,13 +88,13 @@ def test_each_token_is_drawn_by_the_policy_that_is_asked() -> None:
 def test_the_prover_of_pav_stays_as_it_is(tmp_path: Path, monkeypatch: Any, prover: str) -> None:
     """The weights of both engines in each of three steps, with a learning rate at which the policy moves."""
     drawn: list[tuple[int, Any]] = []
-    inner = experience_engines.Engine
+    inner = engines.Engine
 
     def engine(policy: Any, weights: Any, *rest: Any, policy_step: int, **more: Any) -> Any:
         drawn.append((policy_step, jax.tree.map(np.array, weights.loop["embed"])))
         return inner(policy, weights, *rest, policy_step=policy_step, **more)
 
-    monkeypatch.setattr(experience_engines, "Engine", engine)
+    monkeypatch.setattr(engines, "Engine", engine)
     given: dict[str, Any] = {"continuations": 2}
     if prover == "other":
         given["prover"] = other_model(tmp_path / "other", 0.7)
@@ -126,13 +126,13 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded() -> None:
 @pytest.mark.heavy
 def test_with_adapters_the_prover_is_the_frozen_model(tmp_path: Path, monkeypatch: Any) -> None:
     arrays: list[int] = []
-    inner = experience_engines.Engine
+    inner = engines.Engine
 
     def engine(policy: Any, weights: Any, *rest: Any, **more: Any) -> Any:
         arrays.append(len(jax.tree.leaves(weights.loop)))
         return inner(policy, weights, *rest, **more)
 
-    monkeypatch.setattr(experience_engines, "Engine", engine)
+    monkeypatch.setattr(engines, "Engine", engine)
     runs.train(
         runs.small_config(
             tmp_path, algorithm="pav", hyperparameters={"continuations": 2}, steps=2, eval_size=0, minibatches=1,

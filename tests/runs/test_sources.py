@@ -15,16 +15,16 @@ import pytest
 import tiny_runs as runs
 
 from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.transform import stateless
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.objectives import imitation
-from jaxrl_llm.rollouts import experience_engines
-from jaxrl_llm.rollouts.ready_made import demonstrations, trajectories
-from jaxrl_llm.rollouts.sources import Source
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.setup import RunParts
+from jaxrl_llm.rollouts.runtime import engines
+from jaxrl_llm.rollouts.runtime.offline import demonstrations, trajectories
+from jaxrl_llm.rollouts.runtime.sources import Source
 from jaxrl_llm.sampling import completion_ids, sample
-from jaxrl_llm.transform import stateless
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.setup import RunParts
+from jaxrl_llm.utils.errors import InputError
 
 SUPERVISED = Algorithm(stateless(lambda batch: batch.replace(advantages=batch.action_mask * 1.0)), imitation())
 ROWS = [{"prompt": f"number {i:02d}:", "answer": "odd" if i % 2 else "even"} for i in range(12)]
@@ -37,7 +37,7 @@ def no_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*arguments: Any, **settings: Any) -> Any:
         raise AssertionError("nothing is to be sampled")
 
-    monkeypatch.setattr(experience_engines, "Engine", none)
+    monkeypatch.setattr(engines, "Engine", none)
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
 
 

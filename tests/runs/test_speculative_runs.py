@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny_runs as runs
 
-from jaxrl_llm.runs import loop
+from jaxrl_llm.training import loop
 
 # 16 completions of 12 tokens on 3 slots: the last one decodes alone. 12 prompts, 4 a step: two epochs in 6 steps.
 UNEVEN: dict[str, Any] = {"steps": 6, "slots": 3, "max_new_tokens": 12, "eval_size": 0, "minibatches": 1}

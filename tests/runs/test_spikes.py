@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import tiny_runs as runs
 
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.learner.optimizer import OptimizerConfig
-from jaxrl_llm.rollouts.sources import shuffled_epochs
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.checkpoints import Checkpoints
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.goodput import Clock
-from jaxrl_llm.runs.rollback import undo_spike
-from jaxrl_llm.runs.spikes import History, Rule, as_history, bound, judge
-from jaxrl_llm.runs.state import LoopState
+from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.folder.checkpoints import Checkpoints
+from jaxrl_llm.training.health.goodput import Clock
+from jaxrl_llm.training.health.loss_spikes import History, Rule, as_history, bound, judge
+from jaxrl_llm.training.health.rollback import undo_spike
+from jaxrl_llm.training.state import LoopState
+from jaxrl_llm.utils.errors import InputError
 
 RULE = Rule(("loss",), factor=4.0, window=5, rollbacks=2)
 FLAT = History({"loss": (1.0, 3.0, 2.0, 5.0, 2.0)})  # median 2, distances 1 1 0 3 0, MAD 1: the bound is 6

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import tiny_runs as runs
 
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.runs import inputs, started_on
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.loop import train
-from jaxrl_llm.runs.run_folder import RunFolder, run_config
+from jaxrl_llm.training import inputs
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.folder import started_on
+from jaxrl_llm.training.folder.files import RunFolder, run_config
+from jaxrl_llm.training.loop import train
+from jaxrl_llm.utils.errors import InputError
 
 TEMPLATE = (
     "{{ strftime_now('%d') }}{% for m in messages %}{{ m.content }}{% endfor %}{{ ':' if add_generation_prompt }}"
@@ -39,7 +40,7 @@ def test_a_run_keeps_the_day_on_which_it_began(tmp_path: Path, monkeypatch: pyte
         seen.append(found[0].ids)
         return found
 
-    monkeypatch.setattr("jaxrl_llm.runs.setup.prompt_sets", noted)
+    monkeypatch.setattr("jaxrl_llm.training.setup.prompt_sets", noted)
     monkeypatch.setattr(started_on, "today", lambda: "2031-01-31")
     config = config_of(tmp_path, steps=1, checkpoint_every=1)
     train(config)

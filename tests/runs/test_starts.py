@@ -15,20 +15,20 @@ from typing import Any
 import pytest
 import tiny_runs as runs
 
-from jaxrl_llm import storage
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.models.load import load_tokenizer
-from jaxrl_llm.process import PREEMPTED, Preempted, interruptible, preemptible
-from jaxrl_llm.runs.agents import check_agent
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.starting import limited, phase, starting
+from jaxrl_llm.models.io.load import load_tokenizer
+from jaxrl_llm.training.agents import check_agent
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.utils import storage
+from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.process import PREEMPTED, Preempted, interruptible, preemptible
+from jaxrl_llm.utils.starting import limited, phase, starting
 
 PATIENCE = 300.0  # seconds until something must have happened
 
 START = """
 import ctypes, signal, subprocess, sys, threading, time
-from jaxrl_llm.process import interruptible, preemptible
-from jaxrl_llm.starting import phase, started, starting
+from jaxrl_llm.utils.process import interruptible, preemptible
+from jaxrl_llm.utils.starting import phase, started, starting
 
 def block():
     print("ready", flush=True)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tiny_runs import Taken, lines_of, small_config, train, watched
 
-from jaxrl_llm.entropy_levels import ENTRIES
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.entropy_levels import ENTRIES
+from jaxrl_llm.utils.errors import InputError
 
 
 def trained(folder: Path, name: str, **changes: Any) -> list[Taken]:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import tiny_runs as runs
 
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.rewards import Reward, score
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.metrics import accuracy_line, batch_metrics, count_step, trained_metrics, trend_warnings
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.metrics import accuracy_line, batch_metrics, count_step, trained_metrics, trend_warnings
 
 
 def scored(reward: list[float], group: list[int], tokens: int = 4, **components: list[float]) -> Scored:

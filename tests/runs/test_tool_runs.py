@@ -14,8 +14,8 @@ import tiny_runs as runs
 import worlds
 from test_agent_runs import WORLDS, AsCalls, config_of
 
-from jaxrl_llm.data.calls import Reply
-from jaxrl_llm.data.turns import ChatTurns
+from jaxrl_llm.data.chat.calls import Reply
+from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import policy_outputs
 

@@ -13,14 +13,14 @@ import tiny_runs as runs
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms import Algorithm
-from jaxrl_llm.cli import main
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.cli.program import main
 from jaxrl_llm.objectives import entropy
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.load_run import load_run
-from jaxrl_llm.runs.memory_error import changed_options
-from jaxrl_llm.runs.run_folder import RunFolder
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.folder.files import RunFolder
+from jaxrl_llm.training.folder.load_run import load_run
+from jaxrl_llm.training.health.oom import changed_options
+from jaxrl_llm.utils.errors import InputError
 
 FILE = """
 from jaxrl_llm.algorithms import Algorithm, get

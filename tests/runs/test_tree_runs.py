@@ -15,9 +15,9 @@ from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.learner.prefix_trie import TokenRows, prefix_tries
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.rollouts.experience import experience
-from jaxrl_llm.rollouts.experience_setup import Experience
-from jaxrl_llm.rollouts.sources import shuffled_epochs
+from jaxrl_llm.rollouts.runtime.source import experience
+from jaxrl_llm.rollouts.runtime.source_setup import Experience
+from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.rollouts.trees import tree
 from jaxrl_llm.sampling.requests import SamplingConfig, Stats
 

@@ -16,12 +16,12 @@ import tiny_runs as runs
 from test_resume import STEPS, assert_same_records, assert_same_run
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner.provide import provide
+from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.critic import critic_of
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.config import TrainConfig
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.utils.errors import InputError
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}<eos>\n{% endfor %}"

@@ -15,11 +15,11 @@ from test_resume import assert_same_run
 from worlds import Purse, double
 
 from jaxrl_llm import TrainConfig
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.rewards import Reward, close_rewards, score
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.first_checks import make_rewards
-from jaxrl_llm.runs.run_folder import RunFolder
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.first_checks import make_rewards
+from jaxrl_llm.training.folder.files import RunFolder
+from jaxrl_llm.utils.errors import InputError
 
 __all__ = ["calling"]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import tiny_runs as runs
 
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.goodput import Clock
-from jaxrl_llm.runs.watchdog import HUNG, watched
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.health.goodput import Clock
+from jaxrl_llm.training.health.watchdog import HUNG, watched
 
 LIMIT = 0.4  # seconds
 
@@ -25,7 +25,7 @@ def test_a_reward_that_hangs_is_named(tmp_path: Path, caplog: pytest.LogCaptureF
         tmp_path, reward="hanging", reward_time_limit=LIMIT / 2, hang_seconds=LIMIT, hang_factor=1.0, steps=1,
         eval_size=0,
     )  # fmt: skip
-    with caplog.at_level(logging.WARNING, logger="jaxrl_llm.runs"):
+    with caplog.at_level(logging.WARNING, logger="jaxrl_llm.training"):
         runs.train(config)
     # Where the machine is slow, a phase that compiles may be reported too.
     said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("score ")]
@@ -64,9 +64,9 @@ def test_nothing_is_watched_where_it_is_off(tmp_path: Path, caplog: pytest.LogCa
 def test_a_hung_process_ends_where_that_is_asked_for(tmp_path: Path) -> None:
     code = f"""
 import time
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.goodput import Clock
-from jaxrl_llm.runs.watchdog import watched
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.health.goodput import Clock
+from jaxrl_llm.training.health.watchdog import watched
 clock = Clock()
 clock.step = 6
 config = TrainConfig(output={str(tmp_path / "run")!r}, hang_seconds=0.1, hang_exit=True)

@@ -15,17 +15,17 @@ import pytest
 import tiny_runs as runs
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.learner import learn as learner
-from jaxrl_llm.reporting.files import read_json
+from jaxrl_llm.core.rules import Partial
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.learner import step as learner
+from jaxrl_llm.reporting.logging.files import read_json
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.scoring import Scored, score_batch
-from jaxrl_llm.rollouts.rules import Partial
-from jaxrl_llm.rollouts.sources import window_metrics
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.rollout import strategy_of
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.rollouts.runtime.sources import window_metrics
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.rollout import strategy_of
+from jaxrl_llm.utils.errors import InputError
 
 pytestmark = pytest.mark.heavy
 

@@ -22,12 +22,12 @@ from jaxrl_llm.algorithms.unfinished import UNFINISHED
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.log import Answer, Pool
-from jaxrl_llm.rollouts.sources import Source
-from jaxrl_llm.runs import loop
-from jaxrl_llm.runs.checkpoints import Checkpoints
-from jaxrl_llm.runs.config import TrainConfig
-from jaxrl_llm.runs.config_json import to_dict
+from jaxrl_llm.rollouts.runtime.replay_log import Answer, Pool
+from jaxrl_llm.rollouts.runtime.sources import Source
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config_json import to_dict
+from jaxrl_llm.training.folder.checkpoints import Checkpoints
 
 MODEL = Path(__file__).resolve().parents[1] / "vectors" / "llama_tied"
 TIMED = ("rollout/tokens_per_second", "rollout/first_token_seconds", "rollout/compiles", "rollout/moved_seconds")
@@ -243,7 +243,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 def start(*arguments: str, code: str = "", **changes: str) -> subprocess.Popen[str]:
     """Start the command line in a process of its own, `code` running before it; `changes` are of its environment."""
-    source = f"import sys\n{code}\nfrom jaxrl_llm.cli import main\nsys.exit(main(sys.argv[1:]))"
+    source = f"import sys\n{code}\nfrom jaxrl_llm.cli.program import main\nsys.exit(main(sys.argv[1:]))"
     return subprocess.Popen(
         [sys.executable, "-c", source, *arguments],
         stdout=subprocess.PIPE,

@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxrl_llm.data.calls import Reply
+from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.environments.recorded import RecordedSteps
-from jaxrl_llm.rollouts.agents import agent
-from jaxrl_llm.rollouts.compaction import Summary
+from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.agents.compaction import Summary
+from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import Rollout, conversation
-from jaxrl_llm.rollouts.tools import Task, Tools
 
 
 class Adding:
@@ -273,7 +273,7 @@ def plans() -> Rollout:
 
 
 def parts_of(row: Episode) -> list[float]:
-    """Of the tokens after the prompt, as `rollouts.plans` numbers them."""
+    """Of the tokens after the prompt, as `rollouts.agents.plans` numbers them."""
     found: list[float] = []
     for at, (token, turn) in enumerate(zip(row.own.token, row.turns, strict=True)):
         place = at - int(np.argmax(row.turns == turn))

@@ -15,17 +15,9 @@ from jaxrl_kernels.decode_attention import PartialAttention, merge, partial_atte
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.sampling.cache import (
-    LayerCache,
-    PrefixSlots,
-    cascade_attention,
-    columns,
-    each,
-    empty,
-    pack,
-)
+from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixSlots, cascade_attention, columns, each, empty, pack
 from jaxrl_llm.sampling.prefill import empty_prefix_cache
-from jaxrl_llm.sampling.schedule import plan
+from jaxrl_llm.sampling.scheduler import plan
 
 K, R, h = 2, 3, 8  # key-value heads, query heads of each, head size
 attend = jax.jit(cascade_attention, static_argnums=(10, 11))

@@ -15,15 +15,15 @@ from conftest import count_programs, quick_compiles
 from jaxrl_kernels.sample import sample_logits
 
 from jaxrl_llm import sample
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.process import compiles, count_compiles
 from jaxrl_llm.sampling.decode import DrawSettings, decode, seed_of
 from jaxrl_llm.sampling.prefill import prefill
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
 from jaxrl_llm.sampling.sampler import BatchRow, assemble
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
+from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.process import compiles, count_compiles
 
 KEY = jax.random.key(5)
 NEVER = -1

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.entropy_levels import BY_LEVEL, ENTRIES, Levels, temperature_factor
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.hooks import state_in
+from jaxrl_llm.core.entropy_levels import BY_LEVEL, ENTRIES, Levels, temperature_factor
+from jaxrl_llm.core.hooks import state_in
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.sampling.decode import DrawSettings, draw
 from jaxrl_llm.sampling.filters import Filters
-from jaxrl_llm.trajectory import Trajectories
+from jaxrl_llm.utils.errors import InputError
 
 LEVELS = Levels(0.1, 1.3, 0.8, -2.0, 0.4)  # tau is large, so that it matters
 CONFIG = ModelConfig(

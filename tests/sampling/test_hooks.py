@@ -12,20 +12,20 @@ import pytest
 from conftest import count_programs, quick_compiles
 
 from jaxrl_llm import sample
-from jaxrl_llm.errors import InputError
-from jaxrl_llm.hooks import Context, Hook, State, first_state
-from jaxrl_llm.learner.provide import provide
+from jaxrl_llm.core.hooks import Context, Hook, State, first_state
+from jaxrl_llm.core.reference import periodic_reset
+from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.models import hooked
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.references import periodic_reset
 from jaxrl_llm.sampling import Completion, Request, Stats, completion_ids, stream, take_weights
 from jaxrl_llm.sampling.decode import DrawSettings, begin, decode, draw
-from jaxrl_llm.sampling.drafts import Drafts
 from jaxrl_llm.sampling.sampler import settings_of
-from jaxrl_llm.sampling.supports import lagged_nucleus, top_nsigma
+from jaxrl_llm.sampling.speculative.drafts import Drafts
+from jaxrl_llm.sampling.token_support import lagged_nucleus, top_nsigma
+from jaxrl_llm.utils.errors import InputError
 
 KEY = jax.random.key(3)
 PROMPTS = [[5, 9, 200, 31], [7, 1, 60, 61]]

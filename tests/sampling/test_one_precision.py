@@ -22,13 +22,13 @@ from heavy import few
 from tpu_environment import tpu_environment
 
 from jaxrl_llm import load_policy, sample
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import NAMES, Quantised, dequantised, quantised_layer
 from jaxrl_llm.sampling.weights import abstract_weights, take_weights
+from jaxrl_llm.utils.errors import InputError
 
 PROMPTS = [[3, 5, 7, 9, 11, 2, 4, 8], [3, 5, 9, 1, 2]]
 BFLOAT16 = jnp.dtype(jnp.bfloat16)

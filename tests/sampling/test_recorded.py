@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import sample
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
 from jaxrl_llm.sampling.decode import DrawSettings, seed_of
 from jaxrl_llm.sampling.engine import Engine
-from jaxrl_llm.sampling.recorded import in_order, of_rows
 from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Request, Stats, Tokens, joined
+from jaxrl_llm.sampling.routed_experts import in_order, of_rows
 from jaxrl_llm.sampling.sampler import BatchRow, assemble
-from jaxrl_llm.sampling.schedule import size_for
+from jaxrl_llm.sampling.scheduler import size_for
 from jaxrl_llm.sampling.weights import take_weights
-from jaxrl_llm.trajectory import Trajectories
 
 PROMPTS = [[5, 9, 200, 17, 3], [40, 41, 42]]
 outputs = jax.jit(policy_outputs, static_argnums=(0, 4))

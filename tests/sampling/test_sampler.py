@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import sample
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.process import compiles, count_compiles
 from jaxrl_llm.sampling import completion_ids, completion_texts, sampler
+from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.process import compiles, count_compiles
 
 KEY = jax.random.key(0)
 EOS = 256

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.sampling.schedule import SPARE, Schedule, Shape, for_conversations, lasting, plan
+from jaxrl_llm.sampling.scheduler import SPARE, Schedule, Shape, for_conversations, lasting, plan
 
 PROMPTS = st.lists(st.integers(0, 6), min_size=1, max_size=40)
 

@@ -18,7 +18,7 @@ from jaxrl_llm.sampling.decode import DrawSettings, seed_of
 from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
 from jaxrl_llm.sampling.sampler import BatchRow, assemble
-from jaxrl_llm.sampling.schedule import Kept, absolute_step, best_reuse, size_for
+from jaxrl_llm.sampling.scheduler import Kept, absolute_step, best_reuse, size_for
 from jaxrl_llm.sampling.weights import take_weights
 
 PROMPT = (5, 9, 200, 17, 3)

@@ -19,14 +19,14 @@ from heavy import few
 from hypothesis import given, settings
 
 from jaxrl_llm import sample
-from jaxrl_llm.errors import InputError
 from jaxrl_llm.sampling import Completion, Request, Stats, stream, take_weights
 from jaxrl_llm.sampling.decode import Drawn
-from jaxrl_llm.sampling.drafts import Drafts
 from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.sampling.sampler import settings_of
-from jaxrl_llm.sampling.schedule import size_for
-from jaxrl_llm.sampling.speculate import LEAST_MATCH, LONGEST_MATCH, Tail, drafts
+from jaxrl_llm.sampling.scheduler import size_for
+from jaxrl_llm.sampling.speculative.drafts import Drafts
+from jaxrl_llm.sampling.speculative.verify import LEAST_MATCH, LONGEST_MATCH, Tail, drafts
+from jaxrl_llm.utils.errors import InputError
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 PROMPTS = ((3, 5, 7, 9, 11, 2, 4, 8), (3, 5, 9, 1, 2))

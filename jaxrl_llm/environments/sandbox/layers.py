@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from jaxrl_llm.environments.sandbox.supervisor import Settings, Supervisor, memory_groups
-from jaxrl_llm.errors import InputError, unknown
+from jaxrl_llm.utils.errors import InputError, unknown
 
 LAYERS = ("namespaces", "landlock", "seccomp", "limits")
 GUARDS = {

@@ -25,7 +25,7 @@ from jaxrl_llm.environments.sandbox.inside.interpret import message
 from jaxrl_llm.environments.sandbox.inside.process import remove
 from jaxrl_llm.environments.sandbox.inside.watch import THREADS
 from jaxrl_llm.environments.sandbox.system_calls import OWN_PID, filter_program
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.utils.errors import InputError
 
 MEBIBYTE = 2**20
 GRACE = 30.0  # seconds beside its limit in which a supervisor must have answered, on a busy machine too

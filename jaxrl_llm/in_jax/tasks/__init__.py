@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_llm.errors import InputError, unknown
 from jaxrl_llm.in_jax.tasks.environment import environment_task
 from jaxrl_llm.in_jax.tasks.maze import maze
 from jaxrl_llm.in_jax.tasks.open_ended import brackets, correct_and_short
@@ -17,6 +16,7 @@ from jaxrl_llm.in_jax.tasks.sequences import addition, long_tail, noisy_copying,
 from jaxrl_llm.in_jax.tasks.task import Environment, Task
 from jaxrl_llm.in_jax.tasks.text_maze import text_maze
 from jaxrl_llm.in_jax.tasks.tools import search, tool_first
+from jaxrl_llm.utils.errors import InputError, unknown
 
 TASKS: dict[str, Callable[..., Task]] = {
     "addition": addition,

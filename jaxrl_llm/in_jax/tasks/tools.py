@@ -8,11 +8,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.coefficients import check_number
-from jaxrl_llm.errors import InputError
+from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.in_jax.tasks.environment import environment_task
 from jaxrl_llm.in_jax.tasks.task import Array, Environment, Scores, Task, number_of
 from jaxrl_llm.selection.noise import mix
+from jaxrl_llm.utils.errors import InputError
 
 
 class Asked(NamedTuple):

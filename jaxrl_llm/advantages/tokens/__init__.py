@@ -1,0 +1,1 @@
+"""Credit of single tokens: baselines, rewards and windows."""

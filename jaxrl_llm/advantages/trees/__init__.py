@@ -1,0 +1,1 @@
+"""Credit in trees of completions."""

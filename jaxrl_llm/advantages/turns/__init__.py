@@ -1,0 +1,1 @@
+"""Credit of turns and episodes."""

@@ -1,0 +1,67 @@
+"""Episodes of one row or several.
+
+Rows of one episode share info["episode"] within their group, and info["first_turn"] is the number of the row's first
+turn. Without these each row is an episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_sums, joint_key
+from jaxrl_llm.selection.rows import ranks_within
+
+EPISODES = frozenset({"episode", "first_turn"})
+
+
+def _of_rows(batch: Trajectories, name: str) -> Array | None:
+    value = (batch.info or {}).get(name)
+    return None if value is None else jnp.nan_to_num(value).astype(jnp.int32)
+
+
+def episode_keys(batch: Trajectories) -> Array:
+    """int32[N]: equal for rows of one episode."""
+    episode = _of_rows(batch, "episode")
+    if episode is None or _of_rows(batch, "first_turn") is None:
+        return jnp.arange(batch.group.shape[0], dtype=jnp.int32)
+    return joint_key(batch.group, episode)
+
+
+def episode_lengths(batch: Trajectories) -> Array:
+    """f32[N]: number of actions of each row's episode, in all of its rows."""
+    return bucket_sums(episode_keys(batch), batch.lengths)[0]
+
+
+def turns_before(batch: Trajectories) -> Array:
+    """int32[N]: turns of the row's episode before the row."""
+    first = _of_rows(batch, "first_turn")
+    return jnp.zeros(batch.group.shape, jnp.int32) if first is None else first
+
+
+def one_row_each(batch: Trajectories) -> Array:
+    """bool[N]: the last scored row of each episode."""
+    before = turns_before(batch).astype(jnp.float32)
+    scored = ~jnp.isnan(batch.scores)
+    return scored & (ranks_within(episode_keys(batch), before, before, scored) == 0)
+
+
+def once_per_episode(advantage: Callable[[Trajectories], Array]) -> Callable[[Trajectories], Array]:
+    """The advantage f32[N] where an episode counts once, and not with each of its rows, whose rewards are the same.
+
+    It is computed with the episodes' last rows alone, the others being without a reward, and all rows of an episode get
+    it. Where each episode is one row, it is `advantage` itself.
+    """
+
+    def found(batch: Trajectories) -> Array:
+        if not set(batch.info or {}) >= EPISODES:
+            return advantage(batch)
+        once = one_row_each(batch)
+        known = lambda x: None if x is None else jnp.where(once, x, jnp.nan)  # noqa: E731
+        rewards = None if batch.rewards is None else {name: known(x) for name, x in batch.rewards.items()}
+        own = jnp.where(once, advantage(batch.replace(reward=known(batch.reward), rewards=rewards)), 0.0)
+        (shared,) = bucket_sums(episode_keys(batch), own)
+        return jnp.where(jnp.isnan(batch.scores), 0.0, shared)
+
+    return found

@@ -1,0 +1,337 @@
+"""Credit by turn: rewards, returns and baselines of the turns of episodes, in arrays [N, K] of N rows and K turns.
+
+One baseline by key serves all: turns that share a key are compared with each other. Keys say what is alike: the same
+state of the environment, the same last states, the same index, or a random group. An environment's rewards of turns are
+the batch's `turn_rewards`; the row's score comes with its last turn. NaN marks a row without a score: its turns get 0
+and count in no baseline. So does a turn whose own reward is NaN, in returns of earlier turns as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import above_baseline
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, joint_key
+from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.selection.noise import mix, row_noise
+from jaxrl_llm.utils.errors import InputError, require_choice
+
+Array = jax.Array
+OfTurns = Callable[[Trajectories], Array]
+"""A function of the batch that gives a number for each turn, [N, K]."""
+TURNS = frozenset({"turns"})
+
+
+def turn_count(batch: Trajectories) -> int:
+    """K, the turns that the batch has room for: those of its `turn_rewards` or `state_key`; 1 without either."""
+    for field in (batch.turn_rewards, batch.state_key):
+        if field is not None:
+            return int(field.shape[1])
+    return 1
+
+
+def turn_numbers(batch: Trajectories) -> Array:
+    """int32[N, L]: the turn of each action, -1 elsewhere; an episode is one turn if nothing is known of its turns."""
+    known = batch.turn_rewards is not None or batch.state_key is not None
+    acted = batch.action_mask & (batch.turn >= 0)
+    return jnp.where(acted, batch.turn if known else 0, -1)
+
+
+def acted_turns(batch: Trajectories) -> Array:
+    """bool[N, K]: the turns in which a row has an action."""
+    turns, number = turn_count(batch), turn_numbers(batch)
+    return jax.nn.one_hot(jnp.where(number >= 0, number, turns), turns, dtype=jnp.float32).max(axis=1) > 0
+
+
+def turns_of_scored(batch: Trajectories) -> Array:
+    """bool[N, K]: the turns in which a scored row has an action."""
+    return acted_turns(batch) & ~jnp.isnan(batch.scores)[:, None]
+
+
+def turn_mask(batch: Trajectories) -> Array:
+    """bool[N, K]: the turns that count: a scored row has an action in them, and their own reward is not NaN."""
+    found = turns_of_scored(batch)
+    return found if batch.turn_rewards is None else found & ~jnp.isnan(batch.turn_rewards)
+
+
+def rewards_of_turns(batch: Trajectories) -> Array:
+    """f32[N, K]: the environment's rewards of turns, and on the last turn of each row its score too."""
+    mask = turns_of_scored(batch)
+    number = jnp.where(mask, jnp.arange(mask.shape[1]), -1)
+    last = mask & (number == number.max(axis=1, keepdims=True))
+    own = 0.0 if batch.turn_rewards is None else jnp.nan_to_num(batch.turn_rewards)
+    return jnp.where(mask, own + jnp.where(last, jnp.nan_to_num(batch.scores)[:, None], 0.0), 0.0)
+
+
+def episode_returns(batch: Trajectories) -> Array:
+    """f32[N]: a row's score and all rewards of its turns; NaN without a score."""
+    return jnp.where(jnp.isnan(batch.scores), jnp.nan, jnp.sum(rewards_of_turns(batch), axis=1))
+
+
+def returns_of_turns(rewards: Array, mask: Array, gamma: float | Array = 1.0) -> Array:
+    """G_t = sum_{u >= t} gamma^(u - t) r_u over the turns f32[N, K]; 0 outside the mask.
+
+    >>> returns_of_turns(jnp.array([[0.0, 0.0, 1.0]]), jnp.ones((1, 3), bool), 0.5).tolist()
+    [[0.25, 0.5, 1.0]]
+    """
+
+    def back(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        reward, there = now
+        total = jnp.where(there, reward + gamma * later, later)
+        return total, jnp.where(there, total, 0.0)
+
+    turns = (jnp.where(mask, rewards, 0.0).T, mask.T)
+    return jax.lax.scan(back, jnp.zeros(rewards.shape[0]), turns, reverse=True)[1].T
+
+
+def sums_of_turns(values: Array, batch: Trajectories) -> Array:
+    """f32[N, K]: the sum of values f32[N, L] over the actions of each turn; 0 where there is none."""
+    own = jax.nn.one_hot(turn_numbers(batch), turn_count(batch))
+    return jnp.einsum("nl,nlk->nk", jnp.where(batch.action_mask, values, 0.0), own)
+
+
+def on_tokens(values: Array, batch: Trajectories) -> Array:
+    """f32[N, L]: the value of its turn, values f32[N, K], on each action; 0 elsewhere."""
+    turns, number = values.shape[1], turn_numbers(batch)
+    known = (number >= 0) & (number < turns)
+    return jnp.where(known, jnp.take_along_axis(values, jnp.clip(number, 0, turns - 1), axis=1), 0.0)
+
+
+def above_buckets(
+    values: Array,
+    keys: Array,
+    mask: Array,
+    scale: Literal["none", "std"] = "none",
+    baseline: Literal["mean", "leave_one_out"] = "mean",
+    ddof: int = 1,
+    epsilon: float = 1e-6,
+    alone: Literal["zero", "value"] = "zero",
+) -> Array:
+    """f32[N, K]: values of turns less the mean of the turns with the same key, int32[N, K]; 0 outside the mask.
+
+    scale "std" divides by the bucket's standard deviation + epsilon. A turn that is alone in its bucket gets 0, or with
+    alone "value" its value, as if the mean of no others were 0.
+    """
+    flat = jnp.where(mask, values, jnp.nan).reshape(-1)
+    above = above_baseline(flat, keys.reshape(-1), baseline)
+    count, _, deviation = bucket_moments(keys.reshape(-1), flat, ddof)
+    if scale == "std":
+        above = above / (deviation + epsilon)
+    if alone == "value":  # as it is: a bucket of one has no deviation to divide it by
+        above = jnp.where((count == 1) & ~jnp.isnan(flat), flat, above)
+    return above.reshape(values.shape)
+
+
+def _of_group(batch: Trajectories, turns: int) -> Array:
+    return jnp.broadcast_to(batch.group[:, None], (batch.group.shape[0], turns))
+
+
+@part
+def same_state(last: int = 1) -> OfTurns:
+    """Keys: turns of a group whose last `last` states are the same, the newest being the one before the turn.
+
+    Reads `state_key`. A turn with fewer turns before it is alike only to others at the same index.
+    """
+    check_number("last", last, least=1, whole=True)
+
+    def keys(batch: Trajectories) -> Array:
+        states = batch.need("state_key").astype(jnp.uint32)
+        turns = states.shape[1]
+        joint = _of_group(batch, turns)
+        for back in range(last):
+            past = jnp.pad(states, ((0, 0), (back, 0)))[:, :turns]
+            missing = jnp.broadcast_to(jnp.arange(turns) < back, states.shape).astype(jnp.int32)
+            joint = joint_key(joint, jax.lax.bitcast_convert_type(past, jnp.int32), missing)
+        return joint
+
+    return keys
+
+
+@part
+def same_turn() -> OfTurns:
+    """Keys: turns of a group with the same index."""
+
+    def keys(batch: Trajectories) -> Array:
+        turns = turn_count(batch)
+        group = _of_group(batch, turns)
+        return joint_key(group, jnp.broadcast_to(jnp.arange(turns), group.shape))
+
+    return keys
+
+
+@part
+def same_group() -> OfTurns:
+    """Keys: all turns of a group."""
+    return lambda batch: _of_group(batch, turn_count(batch))
+
+
+@part
+def random_groups(size: int = 16) -> OfTurns:
+    """Keys: random groups of `size` turns of the batch, the last one smaller; size 0: one group of all.
+
+    The permutation follows from the rows' tokens and turns, so that it is the same whatever the order of the rows.
+    """
+    check_number("size", size, least=0, whole=True)
+
+    def keys(batch: Trajectories) -> Array:
+        mask = turn_mask(batch)
+        if size == 0:
+            return jnp.zeros(mask.shape, jnp.int32)
+        noise = jax.vmap(lambda turn: row_noise(batch, turn), out_axes=1)(jnp.arange(mask.shape[1]))
+        place = jnp.argsort(jnp.argsort(jnp.where(mask, noise, 1.0).reshape(-1), stable=True), stable=True)
+        return (place // size).astype(jnp.int32).reshape(mask.shape)
+
+    return keys
+
+
+@part
+def turn_returns(gamma: float = 1.0) -> OfTurns:
+    """Values: the discounted return from each turn on."""
+    check_number("gamma", gamma, least=0, most=1)
+    return lambda batch: returns_of_turns(rewards_of_turns(batch), turns_of_scored(batch), gamma)
+
+
+@part
+def turn_rewards() -> OfTurns:
+    """Values: the environment's rewards of turns alone."""
+    return lambda batch: jnp.where(turn_mask(batch), jnp.nan_to_num(batch.need("turn_rewards")), 0.0)
+
+
+@part
+def compared(
+    values: OfTurns,
+    keys: OfTurns,
+    scale: Literal["none", "std"] = "none",
+    baseline: Literal["mean", "leave_one_out"] = "mean",
+    ddof: int = 1,
+    epsilon: float = 1e-6,
+    alone: Literal["zero", "value"] = "zero",
+) -> OfTurns:
+    """Advantages of turns: the values less the baseline of their key; see `above_buckets`."""
+    require_choice("scale", scale, ("none", "std"))
+    require_choice("baseline", baseline, ("mean", "leave_one_out"))
+    require_choice("alone", alone, ("zero", "value"))
+
+    def advantage(batch: Trajectories) -> Array:
+        return above_buckets(values(batch), keys(batch), turn_mask(batch), scale, baseline, ddof, epsilon, alone)
+
+    return advantage
+
+
+@part
+def nested_states(
+    values: OfTurns,
+    depth: int = 2,
+    alpha: float = 1.0,
+    scale: Literal["none", "std"] = "none",
+    epsilon: float = 1e-6,
+    outermost: OfTurns | None = None,
+) -> OfTurns:
+    """Advantages of turns against those with the same last k states, averaged over k = 1 ... depth + 1 (HGPO).
+
+    Weights are (k + 1)^alpha over the k whose bucket has another turn and an advantage other than 0, as in the released
+    code; 0 where there is none. outermost: advantages for k = 0. scale "std": the population's standard deviation.
+    """
+    check_number("depth", depth, least=0, whole=True)
+    check_number("alpha", alpha)
+
+    def advantage(batch: Trajectories) -> Array:
+        mask, total, mass = turn_mask(batch), jnp.zeros(()), jnp.zeros(())
+        returns = values(batch)
+        if outermost is not None:
+            total = outermost(batch)
+            mass = jnp.where(total != 0, 1.0, 0.0)
+        for k in range(1, depth + 2):
+            # The first k turns have fewer states before them than k.
+            enough = mask & (jnp.arange(mask.shape[1]) >= k - 1)
+            one = above_buckets(returns, same_state(k)(batch), enough, scale, ddof=0, epsilon=epsilon)
+            weight = jnp.where(one != 0, (k + 1.0) ** alpha, 0.0)
+            total, mass = total + weight * one, mass + weight
+        return jnp.where(mask, total / (mass + epsilon), 0.0)
+
+    return advantage
+
+
+@part
+def mean_over_equal(advantage: OfTurns, history: int = 0) -> OfTurns:
+    """Advantages of turns: the mean over the turns of the group with the same transition (SALT).
+
+    A transition is the state before the turn with the `history` states before that, the tokens of the turn, and the
+    state after it; the last turn of a row has none after it. Needs `state_key`.
+    """
+    check_number("history", history, least=0, whole=True)
+
+    def mean(batch: Trajectories) -> Array:
+        mask, keys = turn_mask(batch), same_state(history + 1)(batch)
+        after = jnp.pad(batch.need("state_key").astype(jnp.uint32), ((0, 0), (0, 1)))[:, 1:]
+        followed = jnp.pad(mask, ((0, 0), (0, 1)))[:, 1:]
+        own = jnp.where(followed, jax.lax.bitcast_convert_type(after, jnp.int32), 0)
+        keys = joint_key(keys, _of_tokens(batch, mask.shape[1]), own, followed.astype(jnp.int32))
+        flat = jnp.where(mask, advantage(batch), jnp.nan).reshape(-1)
+        return jnp.where(mask, bucket_moments(keys.reshape(-1), flat)[1].reshape(mask.shape), 0.0)
+
+    return mean
+
+
+def _of_tokens(batch: Trajectories, turns: int) -> Array:
+    """int32[N, K]: a hash of the tokens of each turn, in their order."""
+    own = turn_numbers(batch)[:, :, None] == jnp.arange(turns)
+    start = jnp.min(jnp.where(own, batch.action_index[:, :, None], 2**30), axis=1)
+    place = batch.action_index - jnp.take_along_axis(start, jnp.clip(turn_numbers(batch), 0, turns - 1), axis=1)
+    word = mix(mix(batch.tokens.astype(jnp.uint32)) + place.astype(jnp.uint32))
+    total = jnp.sum(jnp.where(own, word[:, :, None], 0), axis=1, dtype=jnp.uint32)
+    return jax.lax.bitcast_convert_type(total, jnp.int32)
+
+
+@part
+def of_episode(
+    scale: Literal["none", "std"] = "none",
+    over: Literal["rows", "turns"] = "rows",
+    epsilon: float = 1e-6,
+    of: Literal["return", "score"] = "return",
+    baseline: Literal["mean", "leave_one_out"] = "mean",
+) -> OfTurns:
+    """Advantages of turns: that of their episode, its return less the mean of its group's.
+
+    over: whether each row counts once in the mean, or each of its turns does. of: the return has the rewards of turns
+    beside the row's score. baseline: of the whole group, or of the others.
+    """
+    require_choice("scale", scale, ("none", "std"))
+    require_choice("baseline", baseline, ("mean", "leave_one_out"))
+    require_choice("over", over, ("rows", "turns"))
+    require_choice("of", of, ("return", "score"))
+
+    def advantage(batch: Trajectories) -> Array:
+        mask, returns = turn_mask(batch), episode_returns(batch) if of == "return" else batch.scores
+        spread = jnp.broadcast_to(returns[:, None], mask.shape)
+        if over == "turns":
+            return above_buckets(spread, _of_group(batch, mask.shape[1]), mask, scale, baseline, epsilon=epsilon)
+        above = above_baseline(returns, batch.group, baseline)
+        if scale == "std":
+            above = above / (bucket_moments(batch.group, returns)[2] + epsilon)
+        return jnp.where(mask, above[:, None], 0.0)
+
+    return advantage
+
+
+@part
+def turn_advantages(*terms: OfTurns, weights: tuple[float, ...] = (), needs: Iterable[str] = ()) -> Transform:
+    """Advantages of actions: the weighted sum of the turns' advantages of several terms; weights: by default 1 each.
+
+    Needs turns, and the `needs` of the terms. InputError for other numbers of weights than terms.
+    """
+    if weights and len(weights) != len(terms):
+        raise InputError(f"{len(terms)} terms have {len(weights)} weights: give one for each")
+    factors = weights or (1.0,) * len(terms)
+
+    def apply(batch: Trajectories) -> Trajectories:
+        total = sum(factor * term(batch) for factor, term in zip(factors, terms, strict=True))
+        return batch.replace(advantages=on_tokens(jnp.asarray(total), batch))
+
+    return stateless(apply, TURNS | frozenset(needs))

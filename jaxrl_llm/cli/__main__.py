@@ -1,0 +1,7 @@
+"""`python -m jaxrl_llm.cli` is `jaxrl`."""
+
+import sys
+
+from jaxrl_llm.cli import main
+
+sys.exit(main())

@@ -1,0 +1,253 @@
+"""The commands that use a model: jaxrl eval and jaxrl sample."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jaxrl_llm.cli.options import check_output_file, check_temperature, flag, parse, positional
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.folder.resume_checks import ACCEPT
+from jaxrl_llm.utils.errors import InputError, gather, require
+
+
+def eval_command(arguments: list[str]) -> int:
+    """Greedy accuracy, or pass@k of several samples, on held-out prompts, with 95 % intervals."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Arguments:
+        model: positional("MODEL")  # type: ignore[valid-type]
+        """A run's folder, or a model as for jaxrl train."""
+        prompts: str | None = None
+        """Prompts, given as for jaxrl train; default: the run's held-out ones."""
+        rewards: tuple[str, ...] | None = None
+        """Reward functions; the first marks correct answers. Default: the run's."""
+        size: int | None = None
+        """Number of prompts."""
+        samples: int = 1
+        """Completions of each prompt; more than one gives pass@k."""
+        temperature: float | None = None
+        """Default: 0 (greedy) for one sample, 1 for more."""
+        max_new_tokens: int | None = None
+        """Longest completion."""
+        output: str | None = None
+        """JSON file for the results."""
+
+    accept, arguments = flag(arguments, ACCEPT)
+    args = parse(Arguments, arguments, "jaxrl eval", eval_command.__doc__)
+    gather(
+        lambda: require("--samples", args.samples, least=1, most=2**20),
+        lambda: require("--size", 1 if args.size is None else args.size, least=1, most=2**31 - 1),
+        lambda: check_temperature(args.temperature or 0.0),
+        lambda: require("--max-new-tokens", 1 if args.max_new_tokens is None else args.max_new_tokens, least=1),
+    )
+    from jaxrl_llm.data.digest import rows_digest
+    from jaxrl_llm.rewards import reward_digest
+    from jaxrl_llm.training.folder.files import RunFolder, run_config
+    from jaxrl_llm.training.inputs import evaluation_inputs
+
+    changes: dict[str, Any] = {}
+    if args.max_new_tokens is not None:
+        changes["max_new_tokens"] = args.max_new_tokens
+    if args.rewards is not None:
+        changes |= {"rewards": args.rewards, "eval_reward": None}
+    config = dataclasses.replace(run_config(args.model), **changes)
+    is_run = RunFolder(args.model, reading=True).is_run()
+    output = partial(check_output_file, args.output)
+    with evaluation_inputs(config, args.prompts, args.size, output) as (rows, rewards):
+        from jaxrl_llm.training.agents import is_agent
+        from jaxrl_llm.training.evaluate import evaluate_policy, play
+        from jaxrl_llm.training.folder.load_run import load_run
+        from jaxrl_llm.training.inputs import encode_for
+        from jaxrl_llm.training.metrics import accuracy_line
+
+        # Inputs that this command does not replace must still be those of the run.
+        own = {} if args.rewards else {f"the reward {reward.name}": reward_digest(reward) for reward in rewards}
+        own |= {} if args.prompts or args.size else {"the held-out prompts": rows_digest(rows)}
+        _, policy, params, tokenizer = load_run(args.model, digests=own, accept_changed_inputs=accept)
+        prompts = encode_for(config, tokenizer, policy.config.max_positions, rows, vocabulary=policy.config.vocab_size)
+        temperature = float(args.samples > 1) if args.temperature is None else args.temperature
+        if is_agent(config):
+            result = play(config, policy, params, prompts, rewards, samples=args.samples, temperature=temperature)
+        else:
+            result = evaluate_policy(
+                policy, params, prompts, rewards, judge=config.eval_reward, samples=args.samples,
+                temperature=temperature, max_new_tokens=config.max_new_tokens, stop=config.stop,
+                slots=config.slots or 128, seed=config.seed,
+            )  # fmt: skip
+    print(accuracy_line(result.figures, prompts_of(config, args.prompts, is_run)))
+    for k, value in result.figures.get("pass_at", {}).items():
+        low, mean, high = (100 * value[name] for name in ("low", "value", "high"))
+        print(f"pass@{k} {mean:.1f} % ({low:.1f} to {high:.1f})")
+    if args.output:
+        Path(args.output).write_text(json.dumps(result.figures, indent=2) + "\n")
+    return 0
+
+
+def prompts_of(config: TrainConfig, source: str | None, is_run: bool) -> str:
+    """What the prompts of an evaluation are called: held out only where a run kept them from its training."""
+    if source is None and is_run:
+        return "held-out prompts"
+    source = source or config.prompts
+    trained = is_run and bool(config.prompts) and config.prompts in (source, os.path.abspath(source))
+    return f"{'training ' if trained else ''}prompts of {source}" if source else "games"
+
+
+def sample_command(arguments: list[str]) -> int:
+    """Print completions of prompts; on a terminal, a single one is streamed. With an environment, play episodes."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Arguments:
+        model: positional("MODEL")  # type: ignore[valid-type]
+        """A run's folder, or a model as for jaxrl train."""
+        prompts: positional("PROMPT", many=True)  # type: ignore[valid-type]
+        """One or more prompts; chat models apply their template. With an environment, a JSON object is a row with all
+        its columns, and there may be no prompt."""
+        samples: int = 1
+        """Completions of each."""
+        max_new_tokens: int | None = None
+        """Longest completion. Default: the run's, or 128."""
+        temperature: float = 1.0
+        """0 is greedy."""
+        top_p: float = 1.0
+        """Above 0, at most 1."""
+        top_k: int = 0
+        """0 is off."""
+        min_p: float = 0.0
+        """0 is off."""
+        stop: tuple[str, ...] | None = None
+        """Strings that end a completion. Default: the run's."""
+        system_prompt: str | None = None
+        """System message; '' is none. Default: the run's."""
+        prompt_template: str | None = None
+        """Template in which {prompt} is the prompt. Default: the run's."""
+        seed: int = 0
+        """Seed of the sampling."""
+        environment: str | None = None
+        """Environment to play with, as for jaxrl train. Default: the run's."""
+        tools: tuple[str, ...] | None = None
+        """Tools that the policy may call, as for jaxrl train. Default: the run's."""
+        turns: int | None = None
+        """Most replies of an episode. Default: the run's."""
+        jsonl: bool = False
+        """One JSON object per completion: prompt, sample, text, ended, tokens, mean_logp; or per episode: row, sample,
+        messages, turn_rewards, reward, done."""
+        stats: bool = False
+        """Tokens per second, time to the first token and occupancy, on stderr."""
+
+    accept, arguments = flag(arguments, ACCEPT)
+    args = parse(Arguments, arguments, "jaxrl sample", sample_command.__doc__)
+    plays = args.environment is not None or bool(args.tools)
+    gather(
+        lambda: require("--turns", 1 if args.turns is None else args.turns, least=1, most=2**16),
+        lambda: require("--samples", args.samples, least=1, most=2**20),
+        lambda: require(
+            "--max-new-tokens", 1 if args.max_new_tokens is None else args.max_new_tokens, least=1, most=2**24
+        ),
+        lambda: check_temperature(args.temperature),
+        lambda: require("--top-p", args.top_p, least=1e-30, most=1),
+        lambda: require("--top-k", args.top_k, least=0, most=2**31 - 1),
+        lambda: require("--min-p", args.min_p, least=0, most=1),
+        lambda: require("--seed", args.seed, least=0, most=2**32 - 1),
+    )
+    from jaxrl_llm.training.agents import is_agent
+    from jaxrl_llm.training.folder.files import run_config
+
+    config = run_config(args.model)
+    if plays or is_agent(config):
+        return _play(args, config, accept)
+    if args.turns is not None:
+        raise InputError("--turns is given, but there is no environment: give --environment or --tools too")
+    _some_prompts(args.prompts)
+    prompts = filled_prompts(args.prompts, config.prompt_template if args.prompt_template is None
+                             else args.prompt_template)  # fmt: skip
+    system = config.system_prompt if args.system_prompt is None else args.system_prompt
+    import jax  # here: it takes a second
+
+    from jaxrl_llm.sampling.live import throughput_line, write_completions
+    from jaxrl_llm.sampling.requests import Stats
+    from jaxrl_llm.sampling.sampler import requests_of
+    from jaxrl_llm.training.folder.load_run import load_run
+
+    figures = Stats()
+    try:
+        _, policy, params, _ = load_run(args.model, accept_changed_inputs=accept)
+        asked = requests_of(
+            policy, prompts, jax.random.key(args.seed), group_size=args.samples,
+            stop=config.stop if args.stop is None else args.stop,
+            max_new_tokens=config.max_new_tokens if args.max_new_tokens is None else args.max_new_tokens,
+            temperature=args.temperature, top_p=args.top_p, top_k=args.top_k, min_p=args.min_p,
+            system_prompt=system or None, format=config.format,
+        )  # fmt: skip
+        write_completions(policy, params, args.prompts, asked, sys.stdout, as_json=args.jsonl, stats=figures)
+    except KeyboardInterrupt:  # before the first token, or a second time
+        figures.interrupted = True
+    if args.stats:
+        print(throughput_line(figures), file=sys.stderr)
+    if figures.interrupted:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _play(args: Any, config: TrainConfig, accept: bool) -> int:
+    """Play episodes, as sample_command's arguments say."""
+    names = ("environment", "tools", "turns", "max_new_tokens", "stop", "system_prompt", "top_p", "top_k", "min_p")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if "environment" in given:
+        given |= {"rewards": ("number_match",), "eval_reward": None}  # only the environment rewards here
+    config = dataclasses.replace(config, **given)
+    from jaxrl_llm.sampling.live import throughput_line
+    from jaxrl_llm.sampling.requests import Stats
+    from jaxrl_llm.training.folder.load_run import load_run
+    from jaxrl_llm.training.play import play_rows, rows_to_play, transcript
+
+    rows = rows_to_play(filled_prompts(args.prompts, config.prompt_template if args.prompt_template is None
+                                       else args.prompt_template))  # fmt: skip
+    _, policy, params, _ = load_run(args.model, accept_changed_inputs=accept)
+    alone, stats = len(rows) * args.samples == 1 and not args.jsonl, list[Stats]()
+    try:
+        found = play_rows(
+            config, policy, params, rows, partial(print, flush=True) if alone else lambda line: None,
+            samples=args.samples, seed=args.seed, temperature=args.temperature, watch=stats.append,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    for number, one in enumerate(found):
+        if args.jsonl:
+            print(one.as_json(number % args.samples))
+            continue
+        if not alone:
+            print(f"episode {number % args.samples + 1}/{args.samples} of {json.dumps(one.row, default=str)}")
+            print("\n".join(map(transcript, one.said)))
+        print(one.outcome)
+    if args.stats and stats:
+        print(throughput_line(stats[0]), file=sys.stderr)
+    return 0
+
+
+def _some_prompts(prompts: tuple[str, ...]) -> None:
+    if not prompts:
+        raise InputError("jaxrl sample needs a prompt after the model, such as: jaxrl sample RUN 'What is 7 + 8?'")
+
+
+def filled_prompts(prompts: tuple[str, ...], template: str) -> list[str]:
+    """Prompts in a template. InputError if it has another column than {prompt}."""
+    from jaxrl_llm.data.template import fill, read_template
+
+    if template == "{prompt}":
+        return list(prompts)
+    parsed = read_template(template)
+    others = sorted({name for _, name, _, _ in parsed if name not in (None, "prompt")})
+    if others:
+        raise InputError(
+            f"the prompt_template has {{{others[0]}}}, a column of the training data: give the whole prompt, with "
+            "--prompt-template '{prompt}'"
+        )
+    return [fill(parsed, {"prompt": prompt}, "--prompt-template") for prompt in prompts]

@@ -1,0 +1,129 @@
+"""Commands about this installation: jaxrl demo, jaxrl env, jaxrl help and jaxrl --version."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Mapping
+
+from jaxrl_llm.cli.options import parse
+from jaxrl_llm.utils.errors import InputError, gather, missing_package, require
+from jaxrl_llm.version import __version__
+
+FIRST_STEPS = """First steps:
+  jaxrl demo                                          trains a 135M-parameter model on sums, in some minutes on a CPU
+  jaxrl train --prompts data.jsonl --rewards number_match --output runs/a     your own data, a row a line
+  jaxrl algorithms                                    methods, and where to start; jaxrl help COMMAND says more"""
+
+
+def help_text(commands: Mapping[str, Callable[[list[str]], int]]) -> str:
+    """What jaxrl --help prints: the commands with the first line of each one's description."""
+    lines = ["usage: jaxrl COMMAND ...   (jaxrl COMMAND --help, or jaxrl help COMMAND, says more)", ""]
+    lines += [f"  {name:11} {(command.__doc__ or '').splitlines()[0]}" for name, command in commands.items()]
+    lines += ["  help        This list, or what a command does: jaxrl help [COMMAND].", "", FIRST_STEPS]
+    return "\n".join(lines)
+
+
+def version_line() -> str:
+    """The version, as jaxrl --version prints it."""
+    return f"jaxrl_llm {__version__} (Python {sys.version.split()[0]})"
+
+
+def env_command(arguments: list[str]) -> int:
+    """Print the versions of the packages, the commit and the devices; --json as JSON. For reports of problems."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Arguments:
+        json: bool = False
+        """Print a JSON object."""
+
+    args = parse(Arguments, arguments, "jaxrl env", env_command.__doc__)
+    from jaxrl_llm.training.folder.provenance import as_text, environment
+
+    found = environment()
+    print(json.dumps(found, indent=2) if args.json else as_text(found))
+    return 0
+
+
+def demo_command(arguments: list[str]) -> int:
+    """Train SmolLM2-135M-Instruct on sums with DAPO, and show what changed: some minutes on two CPU cores."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Arguments:
+        output: str = "runs/demo"
+        """Folder of the run."""
+        model: str = "smollm2-135m"
+        """The model: as for jaxrl train."""
+        seed: int = 0
+        """Seed of prompts and samples."""
+        steps: int = 9
+        """Iterations."""
+
+    args = parse(Arguments, arguments, "jaxrl demo", demo_command.__doc__)
+    gather(
+        lambda: require("--steps", args.steps, least=1, most=2**31 - 1),
+        lambda: require("--seed", args.seed, least=0, most=2**32 - 1),
+        lambda: _check_packages("reasoning_gym", "gguf", "tensorboardX"),
+    )
+    from jaxrl_llm.models.io.source import check_source
+    from jaxrl_llm.training.folder.files import RunFolder
+
+    gather(lambda: check_source(args.model), RunFolder(args.output).check_free)
+    from jaxrl_llm.cli.demo import run  # here: importing JAX takes seconds
+
+    run(args.model, args.seed, args.output, args.steps)
+    return 0
+
+
+def agent_demo_command(arguments: list[str]) -> int:
+    """Train SmolLM2-135M-Instruct to solve word problems with a calculator, and show what changed."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Arguments:
+        output: str = "runs/agent-demo"
+        """Folder of the run; its questions are a file beside it."""
+        model: str = "smollm2-135m"
+        """The model: as for jaxrl train, with a chat template."""
+        seed: int = 0
+        """Seed of questions and samples."""
+        steps: int = 8
+        """Iterations."""
+
+    args = parse(Arguments, arguments, "jaxrl agent-demo", agent_demo_command.__doc__)
+    gather(
+        lambda: require("--steps", args.steps, least=1, most=2**31 - 1),
+        lambda: require("--seed", args.seed, least=0, most=2**32 - 1),
+        lambda: _check_packages("gguf", "tensorboardX"),
+    )
+    from jaxrl_llm.models.io.source import check_source
+    from jaxrl_llm.training.folder.files import RunFolder
+
+    gather(lambda: check_source(args.model), RunFolder(args.output).check_free)
+    from jaxrl_llm.cli.agent_demo import run  # here: importing JAX takes seconds
+
+    run(args.model, args.seed, args.output, args.steps)
+    return 0
+
+
+def _check_packages(*modules: str) -> None:
+    """InputError if one of these packages, which the demo needs, is not installed."""
+    names = {"reasoning_gym": "reasoning-gym"}
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise missing_package(names.get(module, module), "demo", "the demo")
+
+
+def help_command(arguments: list[str], commands: Mapping[str, Callable[[list[str]], int]]) -> int:
+    """Print the commands, or what one of them does."""
+    if not arguments:
+        print(help_text(commands))
+        return 0
+    if len(arguments) > 1 and arguments[1:] != ["all"]:
+        raise InputError(f"jaxrl help takes one command at most: remove {' '.join(arguments[1:])}")
+    if arguments[0] not in commands:
+        from jaxrl_llm.cli.peer_options import unknown_command
+
+        raise unknown_command(arguments[0], [*commands])
+    return commands[arguments[0]](["--help", *arguments[1:]])

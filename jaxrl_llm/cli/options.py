@@ -1,0 +1,310 @@
+"""Parse command-line arguments and configuration files into settings, with the same checks. Needs the package tyro."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import io
+import json
+import re
+import textwrap
+import typing
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from jaxrl_llm.cli.config_file import check_kinds, check_names, in_sections, read_config
+from jaxrl_llm.cli.option_groups import GROUPS, parameter_doc, setting_docs
+from jaxrl_llm.cli.peer_options import method_name, translated, translated_settings
+from jaxrl_llm.core.parameter_ranges import RANGES
+from jaxrl_llm.core.signatures import Hyperparameter, is_in_file
+from jaxrl_llm.learner.optimizer_config import OptimizerConfig
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.hyperparameters import options_of
+from jaxrl_llm.utils.errors import InputError, gather, missing_package, nearest, require
+from jaxrl_llm.utils.peer_names import TRL_SAME
+from jaxrl_llm.utils.settings import as_arguments
+
+
+def parse_config(arguments: list[str], description: str | None = None) -> TrainConfig:
+    """The configuration from the command line and the --config file; the command line takes precedence.
+
+    The algorithm's hyper-parameters are options of their own: --algorithm grpo --algorithm.clip-high 0.28. Names of TRL
+    are read as those here where they mean the same.
+    Raises InputError, in one line, for anything invalid.
+    """
+    arguments, _ = translated(arguments)
+    file, arguments = take(arguments, "--config")
+    if file is not None and take(arguments, "--config")[0] is not None:
+        raise InputError("--config is given twice: one file has all settings")
+    values = read_config(Path(file)) if file is not None else {}
+    for name in ("template_options", "chat_template_kwargs"):  # the second is TRL's
+        if isinstance(values.get(name), dict):
+            values[name] = json.dumps(values[name])
+    if isinstance(values.get("algorithm"), str):
+        values["algorithm"] = method_name(values["algorithm"])
+    if isinstance(values.get("algorithm"), dict):
+        raise InputError(
+            f"{file}: algorithm holds settings, but must be a name; its settings are algorithm.NAME: VALUE"
+        )
+    chosen = _last(arguments, "--algorithm") or str(values.get("algorithm", TrainConfig.algorithm))
+    in_file = values.get("hyperparameters")
+    preset = _last(arguments, "--algorithm.preset") or (in_file.get("preset") if isinstance(in_file, dict) else None)
+    parameters = options_of(chosen, preset)
+    kinds = {**typing.get_type_hints(TrainConfig), "hyperparameters": {one.name: one.kind for one in parameters}}
+    kinds["optimizer"] = typing.get_type_hints(OptimizerConfig)
+    try:
+        values = in_sections(translated_settings(values, {one.name for one in parameters}))
+        check_names(values, chosen, [one.name for one in parameters])
+        check_kinds(values, kinds)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from None
+    parsed = parse(_command(chosen, parameters), as_arguments(values) + arguments, "jaxrl train", description)
+    settings = {name: getattr(getattr(parsed, group), name) for group, (_, names) in GROUPS.items() for name in names}
+    given = {one.name: getattr(parsed.hyperparameters, one.name) for one in parameters}
+    if not given.get("without", True):
+        del given["without"]
+    # Checked again by the method, with its types. Those in files have ranges of their own.
+    limits = {} if is_in_file(chosen) else {name: RANGES[name] for name in given if name in RANGES}
+    of_optimizer = {field.name: getattr(parsed.optimizer, field.name) for field in dataclasses.fields(OptimizerConfig)}
+    settings |= {"hyperparameters": given, "optimizer": OptimizerConfig(**of_optimizer)}
+    checks = [partial(require, f"{chosen}: {name}", given[name], **limits[name]) for name in limits]
+    config, *_ = gather(lambda: TrainConfig(**settings), *checks)
+    assert isinstance(config, TrainConfig)
+    return config
+
+
+def _command(method: str, parameters: Sequence[Hyperparameter]) -> type:
+    """A dataclass whose options are all settings, in their groups, and the method's hyper-parameters."""
+    conf, hints, docs = _tyro().conf, typing.get_type_hints(TrainConfig), setting_docs(TrainConfig)
+    defaults = {field.name: field for field in dataclasses.fields(TrainConfig)}
+    groups: list[tuple[str, Any, Any]] = []
+
+    def add(name: str, about: Any, rows: Sequence[tuple[str, Any, str, Any]], *marks: Any) -> None:
+        fields = [(row, Annotated[kind, conf.arg(help=text)], default) for row, kind, text, default in rows]
+        made = dataclasses.make_dataclass(name, fields, frozen=True)
+        groups.append((name, Annotated[(made, about, *marks)], dataclasses.field(default_factory=made)))
+
+    def fresh(field: Any) -> Any:
+        if field.default is not dataclasses.MISSING:
+            return dataclasses.field(default=field.default)
+        return dataclasses.field(default_factory=field.default_factory)
+
+    for name, (about, names) in GROUPS.items():
+        rows = [(one, hints[one], docs[one], fresh(defaults[one])) for one in names]
+        add(name, conf.arg(help=about), rows, conf.OmitArgPrefixes)
+    kinds, texts = typing.get_type_hints(OptimizerConfig), setting_docs(OptimizerConfig)
+    fields = dataclasses.fields(OptimizerConfig)
+    add("optimizer", conf.arg(help="AdamW and its schedule."),
+        [(one.name, kinds[one.name], texts[one.name], fresh(one)) for one in fields])  # fmt: skip
+    about = f"Hyper-parameters of {method}"
+    about += "." if is_in_file(method) else f"; jaxrl algorithms {method} has the equations."
+    rows = [
+        (one.name, one.kind, parameter_doc(method, one.name), dataclasses.field(default=one.default))
+        for one in parameters
+    ]
+    add("hyperparameters", conf.arg(name="algorithm", help=about), rows)
+    return dataclasses.make_dataclass("train", groups, frozen=True)
+
+
+def parse(kind: Any, arguments: list[str], program: str, description: str | None) -> Any:
+    """Parse arguments into an instance of a dataclass.
+
+    Raises InputError with the problem in one line, and SystemExit after printing --help.
+    """
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return _tyro().cli(kind, args=arguments, prog=program, description=description)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise InputError(_in_one_line(said.getvalue(), program, _options_of(kind))) from None
+
+
+def described(kind: Any, text: str) -> Any:
+    """An option's type with its description, for dataclasses that are made."""
+    return Annotated[kind, _tyro().conf.arg(help=text)]
+
+
+def positional(name: str, many: bool = False) -> Any:
+    """The type of a positional argument that the help calls by this name: a text, or many of them."""
+    conf = _tyro().conf
+    return Annotated[
+        tuple[str, ...] if many else str, conf.Positional, conf.arg(metavar=f"[{name} ...]" if many else name)
+    ]
+
+
+SHORT = (
+    "model", "prompts", "rewards", "algorithm", "output", "steps", "prompts_per_step", "group_size", "max_new_tokens",
+    "temperature", "environment", "tools", "lora_rank", "dtype", "mesh", "epochs", "eval_size", "eval_every", "seed",
+)  # fmt: skip
+
+
+def short_help(arguments: list[str], usage: str, description: str, own: Sequence[tuple[str, str]] = ()) -> list[str]:
+    """The arguments, where they ask for no help or for all (--help all); for --help it prints the short one and exits.
+
+    The short one has the command's own options, the settings that most runs change, and the hyper-parameters of the
+    method that is named. own: options with what they are.
+    """
+    at = next((i for i, one in enumerate(arguments) if one in ("-h", "--help")), None)
+    if at is None:
+        return arguments
+    if arguments[at + 1 : at + 2] == ["all"]:
+        return [*arguments[: at + 1], *arguments[at + 2 :]]
+    docs, method = setting_docs(TrainConfig), _last(arguments, "--algorithm")
+    rows = [*own, *((f"--{name.replace('_', '-')}", docs[name]) for name in SHORT)]
+    rows.insert(len(own) + 12, ("--optimizer.learning-rate", setting_docs(OptimizerConfig)["learning_rate"]))
+    if method is not None:
+        method = method_name(method)
+        for one in options_of(method, None):
+            rows.append((f"--algorithm.{one.name.replace('_', '-')}", parameter_doc(method, one.name)))
+    width = max(len(option) for option, _ in rows) + 2
+    lines = [f"usage: {usage}", "", *inspect.cleandoc(description).splitlines(), ""]
+    for option, text in rows:
+        first = re.split(r"(?<=[^.])\. (?=[A-Z])", text, maxsplit=1)[0].rstrip(".")
+        lines += textwrap.wrap(
+            first, 110, initial_indent=f"  {option:{width}}", subsequent_indent=" " * (width + 2),
+            break_on_hyphens=False, max_lines=3,
+        )  # fmt: skip
+    count = len(dataclasses.fields(TrainConfig)) + len(dataclasses.fields(OptimizerConfig))
+    command = " ".join(usage.split()[:2])
+    lines += ["", f"{command} --help all describes all {count} settings and the method's hyper-parameters."]
+    print("\n".join(lines))
+    raise SystemExit(0)
+
+
+def take(arguments: list[str], option: str) -> tuple[str | None, list[str]]:
+    """The value of an option (--x V or --x=V), or None if it is absent, and the remaining arguments."""
+    for i, argument in enumerate(arguments):
+        if argument == option:
+            if i + 1 == len(arguments):
+                raise InputError(f"{option} needs a value")
+            return arguments[i + 1], arguments[:i] + arguments[i + 2 :]
+        if argument.startswith(option + "="):
+            return argument.split("=", 1)[1], arguments[:i] + arguments[i + 1 :]
+    return None, arguments
+
+
+def flag(arguments: list[str], name: str) -> tuple[bool, list[str]]:
+    """Whether a flag is among the arguments, and the remaining arguments."""
+    return name in arguments, [argument for argument in arguments if argument != name]
+
+
+def check_temperature(value: float) -> None:
+    """InputError unless the temperature is 0 (greedy) or in the range that TrainConfig allows."""
+    require("--temperature", value, least=0 if value == 0 else 1e-9, most=1e6)
+
+
+def check_output_file(path: str | None) -> None:
+    """InputError if the output file cannot be written, checked before anything is computed for it."""
+    if path is not None and (not path or Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+        raise InputError(f"--output {path!r} cannot be written: give the name of a file in a folder that exists")
+    if path is not None and Path(path).exists() and "accuracy" not in _object_in(path):
+        raise InputError(f"--output {path!r} exists and is not the result of an evaluation: choose another name")
+
+
+def _object_in(path: str) -> dict[str, Any]:
+    """The JSON object in a file; empty if it holds none."""
+    from jaxrl_llm.reporting.logging.files import read_json
+
+    try:
+        return read_json(path)
+    except (InputError, OSError):
+        return {}
+
+
+def _last(arguments: list[str], option: str) -> str | None:
+    value, rest = take(arguments, option)
+    while value is not None:
+        later, rest = take(rest, option)
+        if later is None:
+            break
+        value = later
+    return value
+
+
+def _tyro() -> Any:
+    try:
+        import tyro
+    except ImportError:
+        raise missing_package("tyro", "run", "the command line") from None
+    return tyro
+
+
+def _options_of(kind: Any, prefix: str = "--") -> list[str]:
+    """The options of a dataclass, including those of nested dataclasses."""
+    hints, found = typing.get_type_hints(kind, include_extras=True), list[str]()
+    for name, hint in hints.items():
+        inner = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+        shown_as = "algorithm" if name == "hyperparameters" else name.replace("_", "-")
+        if dataclasses.is_dataclass(inner):
+            found += _options_of(inner, prefix if name in GROUPS else f"{prefix}{shown_as}.")
+        else:
+            found.append(prefix + shown_as)
+    return found
+
+
+def _in_one_line(box: str, program: str, options: list[str]) -> str:
+    """tyro's boxed error message on one line, with the option nearest to an unknown one."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    rows = [line.strip("│ ") for line in plain.splitlines()[1:] if not line.startswith("╰")]
+    parts: list[list[str]] = [[]]
+    for row in rows:
+        if row and set(row) <= {"─", "-"}:
+            parts.append([])
+        elif row:
+            parts[-1].append(row)
+    said = " ".join(next((part for part in parts if part), ["these arguments cannot be read"]))
+    said = re.sub(r"^Error parsing (\w+: )?", "", said).replace(". Expected 1 values", "")
+    if said.startswith("Unrecognized options: "):
+        said = _unknown_options(said.removeprefix("Unrecognized options: ").split(", "), options)
+    if said.startswith("Missing from ") and (lacking := re.findall(r"(?::|\)) [A-Z]+ (.*?)\.? \(required\)", said)):
+        said = f"{program} needs {' and '.join(text[0].lower() + text[1:] for text in lacking)}"
+    if wrong := re.search(r"invalid choice '([^']*)' for argument '(--[^']*)'\. Expected one of \(([^)]*)\)", said):
+        choice, option, choices = wrong.groups()
+        if near := nearest(choice, re.findall(r"'([^']*)'", choices)):
+            said = f"{option}: invalid choice {choice!r}: did you mean {near!r}? It must be one of {choices}"
+    return f"{said.rstrip('.')} ({program} --help lists the options)"
+
+
+def _unknown_options(words: list[str], options: list[str]) -> str:
+    """What to say of the words that tyro does not know: options with the nearest one, and their values."""
+    found, peers = list[str](), [name for name, same in TRL_SAME.items() if same.option in options]
+    for word in words:
+        name = word.partition("=")[0].replace("_", "-")
+        if not word.startswith("--"):
+            found += [] if found else [f"unexpected argument {word!r}"]  # or else the value of an option
+        elif near := _nearest_option(name, options):
+            found.append(f"unknown option {name}: did you mean {near}?")
+        elif near := nearest(name.removeprefix("--").replace("-", "_"), peers):
+            found.append(f"unknown option {name}: did you mean {TRL_SAME[near].option}, which is TRL's {near}?")
+        else:
+            found.append(f"unknown option {name}")
+    return "; ".join(found)
+
+
+def _nearest_option(wrong: str, options: list[str]) -> str | None:
+    """The option whose last part is this name, or the shortest that begins with it, or else the most similar one."""
+    inside = [option for option in options if option.rpartition(".")[2] == wrong.lstrip("-")]
+    begins = sorted((option for option in options if option.startswith(wrong)), key=len)
+    return next(iter([*inside, *begins]), None) or nearest(wrong, options)
+
+
+def before(arguments: list[str], option: str) -> tuple[list[str], list[str]]:
+    """Split arguments at an option that takes the rest: (before it, after it). InputError if nothing follows it."""
+    if option not in arguments:
+        return arguments, []
+    at = arguments.index(option)
+    if at + 1 == len(arguments):
+        raise InputError(f"{option} needs at least one name")
+    return arguments[:at], arguments[at + 1 :]
+
+
+def only(arguments: list[str]) -> str:
+    """The single name that a command takes; InputError if there are more."""
+    if len(arguments) > 1:
+        raise InputError(f"this command takes one name at most: remove {' '.join(arguments[1:])}")
+    return arguments[0]

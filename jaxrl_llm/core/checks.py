@@ -1,0 +1,258 @@
+"""Checks of arguments against their annotations, made where a value is composed.
+
+`checked` decorates a public factory; `expressions.part` checks its arguments in the same way. An annotation may be
+narrowed by a range: `turns: Annotated[int, Range(least=1)] = 8`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import os
+import pathlib
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
+from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin
+
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.utils.errors import InputError, shown, unknown
+from jaxrl_llm.utils.keywords import bound
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_UNKNOWN = (Any, object, inspect.Parameter.empty)
+_PLAIN = {bool: "true or false", str: "a text", type(None): "None", pathlib.Path: "a path"}
+_PLACES = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class Range(NamedTuple):
+    """The range of a number, for `Annotated`; limits that are None do not hold."""
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+
+Count = Annotated[int, Range(least=1)]
+Seconds = Annotated[float, Range(above=0)]
+Share = Annotated[float, Range(least=0, most=1)]
+_WHOLE = 2**31 - 1  # whole numbers become int32 on devices
+
+
+def checked(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function so that it raises InputError, in one line, for an argument that its annotation excludes."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **given: P.kwargs) -> T:
+        check_arguments(function, args, given)
+        return function(*args, **given)
+
+    return call
+
+
+def check_arguments(function: Callable[..., Any], args: Sequence[Any], given: Mapping[str, Any]) -> None:
+    """Check the arguments of a call against the function's annotations.
+
+    Defaults, arrays for numbers and annotations that say nothing (Any, protocols) pass. A function must take as many
+    values as its annotation says. Raises InputError that names the argument.
+    """
+    signature = _signature(function)
+    kinds = kinds_of(function)
+    for name, value in bound(signature, function.__name__, args, given).arguments.items():
+        parameter, kind = signature.parameters[name], kinds.get(name, Any)
+        values = {name: value}
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            values = {f"{name}[{place}]": one for place, one in enumerate(value)}
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            values = value
+        for label, one in values.items():
+            if one is not parameter.default:
+                check(f"{label} of {function.__name__}", one, kind)
+
+
+def check_fields(settings: Any) -> None:
+    """Check the fields of a dataclass against their annotations; for its `__post_init__`. Raises InputError."""
+    kind: Callable[..., Any] = type(settings)
+    kinds = kinds_of(kind)
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if value is not field.default:
+            check(f"{field.name} of {type(settings).__name__}", value, kinds.get(field.name, Any))
+
+
+_signature = functools.lru_cache(maxsize=None)(inspect.signature)
+
+
+@functools.cache
+def kinds_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """The annotations of a function or class as types; none where one of them is for type checkers alone."""
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, AttributeError, TypeError):
+        return {}
+
+
+def check(name: str, value: Any, kind: Any, limits: Range | None = None) -> None:
+    """InputError unless a value is of a kind, an annotation."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        limits = next((one for one in inner[1:] if isinstance(one, Range)), limits)
+        return check(name, value, inner[0], limits)
+    if getattr(value, "makes_parts", False):
+        raise InputError(f"{name} is the function {value.__name__}, which makes a part: call it, {value.__name__}(...)")
+    if kind in _UNKNOWN or isinstance(kind, TypeVar | str):
+        return None
+    if origin in (Union, types.UnionType):
+        return _check_union(name, value, inner, limits)
+    if origin is Literal:
+        if not isinstance(value, str):
+            raise _wrong(name, value, f"one of {', '.join(map(str, inner))}")
+        if value not in inner:
+            raise unknown(name, value, inner, in_order=True)
+    elif origin in (tuple, Sequence, Iterable, list):
+        _check_entries(name, value, origin, inner, limits)
+    elif origin in (dict, Mapping):
+        if not isinstance(value, Mapping):
+            raise _wrong(name, value, "values by name")
+        for key, one in value.items():
+            check(_at(name, key), one, inner[1], limits)
+    elif origin is Callable or kind is Callable:
+        _check_function(name, value, inner)
+    elif kind in (int, float):
+        check_number(name, value, whole=kind is int, **(limits._asdict() if limits else {}))
+        if kind is int:
+            check_number(name, value, most=_WHOLE)
+    elif kind in _PLAIN and kind is not pathlib.Path:
+        if not isinstance(value, kind) and not (kind is bool and type(value).__name__ in ("bool_", "bool")):
+            raise _wrong(name, value, _PLAIN[kind])
+    elif _is_array(kind):
+        if not hasattr(value, "dtype") and not isinstance(value, list | tuple):
+            check_number(name, value)
+    elif kind is pathlib.Path:
+        if not isinstance(value, str | os.PathLike):
+            raise _wrong(name, value, "a path")
+    elif isinstance(kind, type) and origin is None and not _is_open(kind) and not isinstance(value, kind):
+        from jaxrl_llm.core.part_checks import expect
+
+        expect(name, value, kind)
+    return None
+
+
+def _check_union(name: str, value: Any, kinds: Sequence[Any], limits: Range | None) -> None:
+    """Of one of the kinds; the error is that of the kind which is nearest, or names them all."""
+    errors = []
+    if isinstance(value, type) and value in kinds:
+        raise InputError(f"{name} is the class {value.__name__}: call it, {value.__name__}(...)")
+    for kind in kinds:
+        try:
+            return check(name, value, kind, limits)
+        except InputError as error:
+            errors.append((kind, error))
+    said = [error for kind, error in errors if kind is not type(None)]
+    if len(said) == 1 or (isinstance(value, Real) and not isinstance(value, bool)):
+        raise said[0]
+    raise _wrong(name, value, " or ".join(dict.fromkeys(_words(kind) for kind in kinds)))
+
+
+def _check_entries(name: str, value: Any, origin: Any, inner: Sequence[Any], limits: Range | None) -> None:
+    if isinstance(value, str | bytes) or not isinstance(value, origin if origin is Iterable else Iterable):
+        raise _wrong(name, value, "a list")
+    if isinstance(value, Mapping) and origin is not Iterable:
+        raise _wrong(name, value, "a list")
+    if not isinstance(value, Sequence):  # an iterator must not be used up, an array has a dtype of its own
+        return
+    if origin is tuple and inner[-1:] != (...,):
+        if len(value) != len(inner):
+            raise _wrong(name, value, f"{len(inner)} values")
+        kinds: Iterable[Any] = inner
+    else:
+        kinds = [inner[0]] * len(value)
+    for place, (one, kind) in enumerate(zip(value, kinds, strict=True)):
+        check(_at(name, place), one, kind, limits)
+
+
+def _at(name: str, place: Any) -> str:
+    """The name of an entry: tools[1] of with_tools."""
+    name, of, whole = name.partition(" of ")
+    return f"{name}[{place!r}]{of}{whole}"
+
+
+def _check_function(name: str, value: Any, inner: Sequence[Any]) -> None:
+    """A function that takes what it will be given, and, if a factory made it, makes what is wanted."""
+    if not callable(value):
+        raise _wrong(name, value, "a function")
+    if not inner or inner[0] is ...:
+        return
+    wanted = len(inner[0])
+    if _made(value) is not None and get_origin(_made(value)) is Callable:
+        takes, gives = get_args(_made(value))
+        other = isinstance(gives, type) and isinstance(inner[1], type) and not _fits(gives, inner[1])
+        if takes is not ... and (len(takes) != wanted or other):
+            raise InputError(f"{name} is {shown(value)}, but must be {_words(Callable[[*inner[0]], inner[1]])}")
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except (TypeError, ValueError):  # of C
+        return
+    places = [one for one in parameters if one.kind in _PLACES]
+    required = sum(one.default is one.empty for one in places)
+    named = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.default is one.empty]
+    most = len(places) if not any(one.kind is one.VAR_POSITIONAL for one in parameters) else wanted
+    if named or not required <= wanted <= most:
+        count = required if required > wanted else most
+        takes = f"needs the keyword {named[0]}" if named else f"is a function of {count} value{'s' * (count != 1)}"
+        raise InputError(f"{name} {takes}, but must be {_words(Callable[[*inner[0]], inner[1]])}")
+
+
+def _made(value: Any) -> Any:
+    """What the factory of a part says that it makes; None where no factory made it."""
+    from jaxrl_llm.core.repr import Call, expression_of
+
+    made = expression_of(value) if hasattr(value, "__dict__") else None
+    return kinds_of(made.function).get("return") if isinstance(made, Call) else None
+
+
+def _fits(made: type, wanted: type) -> bool:
+    """Whether values of one class may stand for those of another; a protocol wants methods of the same names."""
+    if _is_open(made):
+        return True
+    if getattr(wanted, "_is_protocol", False):
+        return all(hasattr(made, name) for name in vars(wanted) if not name.startswith("_"))
+    return _is_open(wanted) or issubclass(made, wanted)
+
+
+def _is_open(kind: type) -> bool:
+    """Whether values that are no instances may be meant."""
+    return kind in _UNKNOWN or getattr(kind, "_is_protocol", False) or _is_array(kind)
+
+
+def _is_array(kind: Any) -> bool:
+    """Whether an annotation is NumPy's or JAX's array, which is known by its name so that neither is imported here."""
+    return isinstance(kind, type) and kind.__name__.rpartition(".")[2] in ("Array", "ndarray")
+
+
+def _words(kind: Any) -> str:
+    """A kind in words, for messages."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _words(inner[0])
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, inner))
+    if origin in (tuple, Sequence, Iterable, list):
+        return "a list"
+    if origin in (dict, Mapping):
+        return "values by name"
+    if origin is Callable:
+        takes = "" if inner[0] is ... else f" of {len(inner[0])} value{'s' * (len(inner[0]) != 1)}"
+        gives = f", which gives {inner[1].__name__}" if isinstance(inner[1], type) and not _is_open(inner[1]) else ""
+        return f"a function{takes}{gives}"
+    if kind in (int, float):
+        return "a whole number" if kind is int else "a number"
+    return _PLAIN.get(kind) or f"of the type {getattr(kind, '__name__', kind)}"
+
+
+def _wrong(name: str, value: Any, wanted: str) -> InputError:
+    return InputError(f"{name} is {shown(value)}, but must be {wanted}")

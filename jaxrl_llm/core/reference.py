@@ -1,0 +1,150 @@
+"""Which policy the reference is: the initial one, another, an average, a mixture of models, or one that moves.
+
+A `ReferenceRule` is a value of an `Algorithm`. Its functions are pure and take parameters, whole pytrees or the
+adapters alone. Without a rule the reference is the initial policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import layout, part
+from jaxrl_llm.utils.errors import InputError, shown
+
+Params = Any
+Update = Callable[[Params, Params, jax.Array], Params]
+
+
+class Mixture(NamedTuple):
+    """Several policies as one reference: its log-probability is the weighted mean of theirs, not normalised."""
+
+    policies: tuple[Params, ...]
+    shares: tuple[float, ...]  # add up to 1
+
+
+@dataclass(frozen=True, repr=False)
+class ReferenceRule:
+    """How the reference starts, and how it moves.
+
+    init: (initial parameters, parameters of `models`) -> parameters, or a `Mixture`.
+    update: (reference, current parameters, updates so far int32[]) -> reference, after each update; None: it stays.
+    """
+
+    init: Callable[[Params, Sequence[Params]], Params | Mixture] = lambda initial, others: initial
+    update: Update | None = None
+    models: tuple[str, ...] = ()
+    """Names or folders of other models, with weights of the same shapes."""
+    option: str | None = None
+    """The hyper-parameter that names `models`, which a run cannot do without."""
+    averages: bool = False
+    """Whether `update` mixes weights, so that it cannot be applied to adapters alone."""
+
+    def __post_init__(self) -> None:
+        if self.update is not None and self.models:
+            raise InputError("a reference with other models stays as it is: leave out its update")
+
+    __repr__ = layout
+
+
+def weighted_mean(trees: Sequence[Params], shares: Sequence[float]) -> Params:
+    """The leafwise sum_i shares_i x_i of parameter sets of one structure, computed in float32.
+
+    >>> weighted_mean([{"w": jnp.ones(2)}, {"w": jnp.zeros(2)}], (0.25, 0.75))["w"].tolist()
+    [0.25, 0.25]
+    """
+
+    def mean(*leaves: jax.Array) -> jax.Array:
+        total = sum(share * x.astype(jnp.float32) for share, x in zip(shares, leaves, strict=True))
+        return jnp.asarray(total).astype(leaves[0].dtype)
+
+    return jax.tree.map(mean, *trees)
+
+
+@part
+def soup(*models: str, share: float = 0.5, option: str | None = None) -> ReferenceRule:
+    """The average of weights: `share` of the initial policy, and equal parts of the other models.
+
+    option: see `ReferenceRule`. Raises InputError unless share is within [0, 1].
+    """
+    check_number("soup: share", share, least=0, most=1)
+
+    def init(initial: Params, others: Sequence[Params]) -> Params:
+        rest = (1 - share) / max(len(others), 1)
+        return jax.jit(lambda *trees: weighted_mean(trees, [share, *[rest] * len(others)]))(initial, *others)
+
+    return ReferenceRule(init, models=_names(models), option=option)
+
+
+@part
+def another(model: str, option: str | None = None) -> ReferenceRule:
+    """Another model, which stays as it is. option: see `ReferenceRule`."""
+    return ReferenceRule(lambda initial, others: others[0], models=_names([model]), option=option)
+
+
+@part
+def mixture(*models: str, option: str | None = None) -> ReferenceRule:
+    """The geometric mixture of other models in equal parts: log p = mean_i log p_i, without its normaliser.
+
+    The initial policy is not part of it. option: see `ReferenceRule`.
+    """
+
+    def init(initial: Params, others: Sequence[Params]) -> Mixture:
+        return Mixture(tuple(others), tuple(1 / len(others) for _ in others))
+
+    return ReferenceRule(init, models=_names(models), option=option)
+
+
+@part
+def exponential_average(decay: float = 0.99) -> ReferenceRule:
+    """The moving average of the policy's weights: ref <- decay ref + (1 - decay) weights after each update.
+
+    Raises InputError unless decay is within [0, 1].
+    """
+    check_number("exponential_average: decay", decay, least=0, most=1)
+
+    def update(reference: Params, params: Params, updates: jax.Array) -> Params:
+        return weighted_mean((reference, params), (decay, 1 - decay))
+
+    return ReferenceRule(update=update, averages=True)
+
+
+@part
+def periodic_reset(every: int = 1) -> ReferenceRule:
+    """The policy of the last update whose number is a multiple of `every`; 1 is the last iterate.
+
+    Raises InputError unless every is a whole number, at least 1.
+    """
+    check_number("periodic_reset: every", every, least=1, whole=True)
+
+    def update(reference: Params, params: Params, updates: jax.Array) -> Params:
+        return jax.tree.map(lambda old, new: jnp.where(updates % every == 0, new, old), reference, params)
+
+    return ReferenceRule(update=update)
+
+
+@part
+def reset_at(step: int) -> ReferenceRule:
+    """The initial policy up to update number `step`, then the policy that this update gave (2507.06892).
+
+    Raises InputError unless step is a whole number, at least 0.
+    """
+    check_number("reset_at: step", step, least=0, whole=True)
+
+    def update(reference: Params, params: Params, updates: jax.Array) -> Params:
+        return jax.tree.map(lambda old, new: jnp.where(updates == step, new, old), reference, params)
+
+    return ReferenceRule(update=update)
+
+
+def _names(models: Sequence[str]) -> tuple[str, ...]:
+    """The names of models; InputError for what is none."""
+    for name in models:
+        if not isinstance(name, str) or not name.strip():
+            raise InputError(f"a model of the reference is {shown(name)}: give a name or a folder")
+    return tuple(name.strip() for name in models)

@@ -1,0 +1,272 @@
+"""The two pytrees that functions of the library exchange, `Trajectories` and `PolicyOutputs`, and statistics by key.
+
+N sequences, L token positions, right-padded; prompt and completion share a row. Samples that share a key, such as
+their group, form a bucket, of any size (`bucket_sums`, `bucket_moments`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.core.shapes import BOOL, FLOATS, INTEGERS, NUMBERS, check_array, in_words
+from jaxrl_llm.utils.errors import InputError
+
+Array = jax.Array
+
+
+class Trajectories(flax.struct.PyTreeNode):
+    """Sampled sequences and what has been computed for them. A field is None until it is computed.
+
+    Padding is defined by `token_mask`, never by a token id: pad and EOS share an id in many tokenisers.
+    """
+
+    tokens: Array  # int32[N, L] prompt, then the policy's tokens (with environment tokens between, if any)
+    token_mask: Array  # bool[N, L] true on real tokens, false on padding
+    action_mask: Array  # bool[N, L] true where the policy chose the token; the loss sees only these
+    behaviour_logp: Array  # f32[N, L] log-probability under the weights and sampling settings that drew the token
+    policy_step: Array  # int32[N, L] training step of those weights
+    turn: Array  # int32[N, L] turn number of each action token, -1 elsewhere
+    group: Array  # int32[N] samples of one prompt share it; groups may differ in size
+    prompt_id: Array  # int32[N] stable id of the prompt in its data set
+    truncated: Array  # bool[N] ran out of budget before the end of the answer
+    temperature: Array | None = None  # f32[N] sampling temperature that `behaviour_logp` includes
+    support_floor: Array | None = None  # f32[N, L] lowest log-probability that top-k/top-p/min-p kept (-inf: all)
+    untruncated_logp: Array | None = (
+        None  # f32[N, L] as `behaviour_logp`, before filters and forbidden tokens, where there were
+    )
+    rewards: dict[str, Array] | None = None  # named components, f32[N] each
+    reward: Array | None = None  # f32[N] their combination
+    token_rewards: Array | None = None  # f32[N, L] reward of each action, e.g. a penalty; in addition to `reward`
+    turn_rewards: Array | None = None  # f32[N, K] reward of each turn, if there are turns
+    state_key: Array | None = None  # uint32[N, K] hashed environment state before each turn
+    advantages: Array | None = None  # f32[N, L]
+    weights: Array | None = None  # f32[N, L] selection: 0 drops a token
+    old_logp: Array | None = None  # f32[N, L] under the weights at the start of the update
+    reference_logp: Array | None = None  # f32[N, L] under the frozen reference policy
+    previous_logp: Array | None = None  # f32[N, L] under the weights before the last update
+    entropy: Array | None = None  # f32[N, L] of the behaviour distribution at each action
+    values: Array | None = None  # f32[N, L] (or [N, L, H]) of the critic before the update, at each action
+    returns: Array | None = None  # f32[N, L] regression targets of the critic
+    experts: Array | None = None  # int8/int16[N, L, layers, k] with which a mixture sees each token; -1: its choice
+    info: dict[str, Array] | None = None  # [N, ...] further arrays, which only some methods use, by name
+    totals: dict[str, Array] | None = None  # counts over the whole batch, of which this may be a slice; see `totals_of`
+    controls: dict[str, Array] | None = None  # f32[] written by controllers, read by objectives
+    feedback: dict[str, Array] | None = None  # f32[] metrics of the last update; "updates" counts them
+
+    @property
+    def loss_weights(self) -> Array:
+        """f32[N, L]: weight of each token in the loss: its selection weight on actions, 0 elsewhere."""
+        return jnp.where(self.action_mask, 1.0 if self.weights is None else self.weights, 0.0).astype(jnp.float32)
+
+    @property
+    def lengths(self) -> Array:
+        """f32[N]: number of actions in each row."""
+        return jnp.sum(self.action_mask, axis=1).astype(jnp.float32)
+
+    @property
+    def action_index(self) -> Array:
+        """int32[N, L]: index of each action among the actions of its row; -1 elsewhere."""
+        return jnp.where(self.action_mask, jnp.cumsum(self.action_mask, axis=1) - 1, -1).astype(jnp.int32)
+
+    @property
+    def scores(self) -> Array:
+        """f32[N]: the combined reward, NaN (not scored) for rows without actions. InputError without rewards."""
+        if self.reward is None:
+            raise InputError("the batch has no rewards: score it before the advantages are computed")
+        return jnp.where(jnp.any(self.action_mask, axis=1), self.reward, jnp.nan).astype(jnp.float32)
+
+    def need(self, name: str) -> Array:
+        """A field, or an entry of `info`; InputError if the batch does not have it."""
+        value = getattr(self, name) if name in self.__dataclass_fields__ else (self.info or {}).get(name)
+        if value is None:
+            raise InputError(f"this method needs {name}, which the batch does not have")
+        return value
+
+    def with_info(self, **entries: Array) -> Trajectories:
+        """The batch with more entries in `info`."""
+        return self.replace(info={**(self.info or {}), **entries})
+
+    def with_controls(self, **entries: Array) -> Trajectories:
+        """The batch with more entries in `controls`."""
+        return self.replace(controls={**(self.controls or {}), **entries})
+
+    def __repr__(self) -> str:
+        """Shape, counts and the fields that are there, in one line; without counts where the values are not at hand."""
+        fields = []
+        for name in list(self.__dataclass_fields__)[len(_REQUIRED) :]:
+            value = getattr(self, name)
+            if value is not None:
+                fields.append(f"{name}[{', '.join(sorted(value))}]" if isinstance(value, Mapping) else name)
+        parts = [*_counts(self), *([f"with {', '.join(fields)}"] if fields else [])]
+        return f"Trajectories({'; '.join([' x '.join(map(str, np.shape(self.tokens))), *parts])})"
+
+
+def _counts(batch: Trajectories) -> list[str]:
+    """Numbers of tokens, actions, groups and the mean reward; empty for a batch that is traced or on other hosts."""
+    try:
+        mask, groups, reward = (np.asarray(x) for x in (batch.action_mask, batch.group, batch.reward))
+        tokens, acted = int(np.sum(np.asarray(batch.token_mask))), mask.any(axis=1)
+        counts = [f"{tokens:,} tokens, {int(mask.sum()):,} of them actions", f"groups: {len(np.unique(groups))}"]
+        if batch.reward is not None:
+            scored = reward[acted & ~np.isnan(reward)]
+            counts.append(f"mean reward {scored.mean():.4g}" if scored.size else "no row is scored")
+    except Exception:  # what is no array, traced, or not addressable has no values, and JAX has an error for each
+        return []
+    return counts
+
+
+class PolicyOutputs(flax.struct.PyTreeNode):
+    """The policy's outputs for each action under the parameters being differentiated; zero elsewhere."""
+
+    logp: Array  # f32[N, L]
+    entropy: Array  # f32[N, L]
+    extras: dict[str, Any] | None = None  # further outputs that an objective needs, e.g. "values"
+
+    def __repr__(self) -> str:
+        extras = f", extras[{', '.join(self.extras)}]" if self.extras else ""
+        return f"PolicyOutputs({' x '.join(map(str, np.shape(self.logp)))}{extras})"
+
+
+def weighted(values: Array, batch: Trajectories) -> Array:
+    """Values times loss weights, f32[N, L]; masked values may be anything, even NaN."""
+    weights = batch.loss_weights
+    return jnp.where(weights != 0, values, 0.0) * weights
+
+
+def row_means(values: Array, batch: Trajectories) -> Array:
+    """Mean of each row over its tokens, by loss weight, f32[N]; 0 for rows without weight."""
+    length = jnp.sum(batch.loss_weights, axis=1)
+    return jnp.sum(weighted(values, batch), axis=1) / jnp.where(length > 0, length, 1.0)
+
+
+SHARED = ("totals", "controls", "feedback")  # fields without a row axis
+_KINDS = {"b": BOOL, "i": INTEGERS, "f": FLOATS, "n": NUMBERS}  # by the letter in _FORMS; rewards may be integers
+_FORMS = {  # the kind and the axes of each array: N rows, L positions, other axes of any length
+    **dict.fromkeys(("tokens", "policy_step", "turn"), "i NL"),
+    **dict.fromkeys(("token_mask", "action_mask"), "b NL"),
+    **dict.fromkeys(
+        ("behaviour_logp", "support_floor", "untruncated_logp", "old_logp", "reference_logp", "previous_logp"), "f NL"
+    ),
+    **dict.fromkeys(("entropy", "advantages", "returns"), "f NL"),
+    **dict.fromkeys(("token_rewards", "weights"), "n NL"),
+    **dict.fromkeys(("group", "prompt_id"), "i N"),
+    "truncated": "b N",
+    "temperature": "f N",
+    "reward": "n N",
+    "turn_rewards": "n NK",
+    "state_key": "i NK",
+    "experts": "i NLDK",
+}
+
+
+def totals_of(batch: Trajectories) -> dict[str, Array]:
+    """Denominators of averages, f32[]: "tokens" (summed weights), "sequences" (rows with any weight), and "rows" (rows
+    with any action).
+
+    A micro-batch carries the totals of the whole batch, so that `sum(values) / total` summed over micro-batches is the
+    value for the whole batch, however it is split.
+    """
+    if batch.totals is not None:
+        return batch.totals
+    weights = batch.loss_weights
+
+    def rows(mask: Array) -> Array:
+        return jnp.maximum(jnp.sum(jnp.any(mask, axis=1)), 1).astype(jnp.float32)
+
+    tokens = jnp.maximum(jnp.sum(weights), 1e-9)
+    return {"tokens": tokens, "sequences": rows(weights > 0), "rows": rows(batch.action_mask)}
+
+
+def with_totals(batch: Trajectories) -> Trajectories:
+    """The batch with its own totals stored; call this before slicing it into micro-batches."""
+    return batch.replace(totals=totals_of(batch.replace(totals=None)))
+
+
+def map_rows(f: Any, batch: Trajectories) -> Trajectories:
+    """Apply `f` to every array that has a leading row axis."""
+    shared = {name: getattr(batch, name) for name in SHARED}
+    return jax.tree.map(f, batch.replace(**dict.fromkeys(SHARED))).replace(**shared)
+
+
+def check_batch(batch: Any) -> None:
+    """InputError, naming the field, if shapes or dtypes of a batch do not match its tokens [N, L].
+
+    The check is static: it works on tracers and adds nothing to a compiled program. It is called at public boundaries
+    (transforms, objectives, `compare`, the update), not by each function inside.
+    """
+    if not isinstance(batch, Trajectories):
+        raise InputError(f"the batch is {in_words(batch)}, but must be Trajectories, such as `sample` gives")
+    shape = getattr(batch.tokens, "shape", None)
+    if shape is None or len(shape) != 2:
+        raise InputError(f"batch.tokens is {in_words(batch.tokens)}, but must be integers [rows, positions]")
+    for field, form in _FORMS.items():
+        if (value := getattr(batch, field)) is not None:
+            _check_array(f"batch.{field}", value, form, shape)
+        elif field in _REQUIRED:
+            raise InputError(f"batch.{field} is None, but every batch has one: {_KINDS[form[0]]} {_axes(form, shape)}")
+    if batch.values is not None:
+        heads = "f NLH" if getattr(batch.values, "ndim", 2) == 3 else "f NL"
+        _check_array("batch.values", batch.values, heads, shape)
+    for field, form in {"rewards": "n N", "info": "", **dict.fromkeys(SHARED, "")}.items():
+        entries = getattr(batch, field)
+        if entries is None:
+            continue
+        if not isinstance(entries, Mapping):
+            raise InputError(f"batch.{field} is {in_words(entries)}, but must be a dict of arrays by name")
+        for name, value in entries.items():
+            if form:
+                _check_array(f"batch.{field}[{name!r}]", value, form, shape)
+            elif field == "info" and getattr(value, "shape", ())[:1] != shape[:1]:
+                raise InputError(
+                    f"batch.info[{name!r}] is {in_words(value)}, but needs a first axis of {shape[0]} rows"
+                )
+
+
+_REQUIRED = [name for name, field in Trajectories.__dataclass_fields__.items() if field.default is not None]
+
+
+def _check_array(name: str, value: Any, form: str, shape: tuple[int, ...]) -> None:
+    """InputError unless the value is an array of the given form, where `shape` is (N, L)."""
+    check_array(name, value, _KINDS[form[0]], _axes(form, shape), f", since tokens are {list(shape)}")
+
+
+def _axes(form: str, shape: tuple[int, ...]) -> list[int | str]:
+    return [shape["NL".index(axis)] if axis in "NL" else axis for axis in form[2:]]
+
+
+def bucket_sums(keys: jax.Array, *values: jax.Array) -> tuple[jax.Array, ...]:
+    """For each of `values` f32[N], the sum over the samples that share a sample's key int32[N]; f32[N] each."""
+    _, index = jnp.unique(keys, return_inverse=True, size=keys.shape[0])
+    return tuple(jax.ops.segment_sum(v, index, num_segments=keys.shape[0])[index] for v in values)
+
+
+def joint_key(*keys: jax.Array) -> jax.Array:
+    """int32, equal where all keys, of one shape, are equal."""
+    size, shape = keys[0].size, keys[0].shape
+    indices = [jnp.unique(key.reshape(-1), return_inverse=True, size=size)[1].reshape(-1) for key in keys]
+    rows = jnp.stack(indices, axis=1)  # and not a product of the indices, which overflows for many
+    return jnp.unique(rows, axis=0, return_inverse=True, size=size)[1].reshape(shape).astype(jnp.int32)
+
+
+def bucket_moments(keys: jax.Array, values: jax.Array, ddof: int = 1) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Count, mean and standard deviation of each sample's bucket, f32[N] each.
+
+    NaN marks a sample that is not scored; it is ignored. ddof 1 gives the sample and 0 the population standard
+    deviation, which is 0 for buckets of at most `ddof` scores. Sums are taken of differences from the bucket's maximum,
+    so equal values, however large or many, give exactly that value as the mean and exactly 0 as the deviation.
+    """
+    known = ~jnp.isnan(values)
+    _, index = jnp.unique(keys, return_inverse=True, size=keys.shape[0])
+    top = jax.ops.segment_max(jnp.where(known, values, -jnp.inf), index, num_segments=keys.shape[0])[index]
+    below = jnp.where(known, values - top, 0.0)
+    count, total = bucket_sums(keys, known.astype(jnp.float32), below)
+    mean = total / jnp.maximum(count, 1)
+    (squares,) = bucket_sums(keys, jnp.where(known, (below - mean) ** 2, 0.0))
+    deviation = jnp.sqrt(squares / jnp.maximum(count - ddof, 1)) * (count > ddof)
+    return count, jnp.where(count > 0, top + mean, 0.0), deviation

@@ -1,0 +1,116 @@
+"""Rules of a curriculum that divide a step's samples among its prompts, and the apportionment that they share."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.curriculum.compose import Machine, RuleOf
+from jaxrl_llm.curriculum.records import Array, Prompts, State
+from jaxrl_llm.utils.errors import InputError, require_choice
+
+
+def apportion(weights: Array, total: int, least: int = 1, most: int | None = None) -> Array:
+    """Whole numbers int64[n] that add up to `total`, as near as can be to `total` in proportion to weights f64[n] >= 0.
+
+    Each is at least `least` and at most `most`; a bound that the total does not allow is relaxed to its mean. What is
+    left by rounding goes to the largest remainders. Weights that are all 0 count as equal.
+
+    >>> apportion(np.array([1.0, 1.0, 2.0]), 8).tolist(), apportion(np.array([0.0, 0.0]), 5).tolist()
+    ([2, 2, 4], [3, 2])
+    """
+    n = len(weights)
+    if total < n:
+        raise InputError(f"{total} samples cannot be divided among {n} prompts: each needs at least one")
+    least = min(least, total // n)
+    most = total if most is None else max(most, -(-total // n))
+    w = np.nan_to_num(np.asarray(weights, np.float64), nan=0.0, posinf=0.0)
+    w = np.maximum(w, 0.0) if np.any(w > 0) else np.ones(n)
+    w = np.where(w > 0, np.maximum(w / w.max(), 1e-9), 0.0)
+    # Ideal shares within the bounds: total = sum clip(scale w, least, most) for one scale, found by bisection.
+    low, high = 0.0, most / float(w[w > 0].min())
+    for _ in range(100):
+        scale = (low + high) / 2
+        low, high = (scale, high) if np.sum(np.clip(scale * w, least, most)) < total else (low, scale)
+    ideal = np.clip(high * w, least, most)
+    out = np.clip(np.floor(ideal + 1e-9), least, most).astype(np.int64)
+    for remainders in (ideal - out, w):  # by remainders first; weights of 0 leave some for a second pass
+        while (left := total - int(out.sum())) > 0 and np.any(room := out < most):
+            places = np.argsort(-np.where(room, remainders, -np.inf), kind="stable")[: min(left, int(room.sum()))]
+            out[places] += 1
+    while (over := int(out.sum()) - total) > 0:
+        places = np.argsort(np.where(out > least, ideal - out, np.inf), kind="stable")
+        out[places[: min(over, int(np.sum(out > least)))]] -= 1
+    return out
+
+
+def check_budget(rule: str, prompts: int, total: int, least: int, most: int | None) -> None:
+    """InputError if `total` samples cannot be divided among so many prompts with `least` to `most` each.
+
+    Bounds that cannot be kept would give every prompt as many samples as a plain group has.
+    """
+    each = f"{rule}: {prompts} prompts share {total} samples"
+    if total < least * prompts:
+        raise InputError(f"{each}, but each gets at least {least}: raise group_size, or lower the least")
+    if most is not None and total > most * prompts:
+        raise InputError(f"{each}, but each gets at most {most}: lower group_size, or raise the most")
+
+
+def mixed_probability(p: Array, n: Array) -> Array:
+    """1 - p^n - (1 - p)^n: the probability that a group of n samples has both right and wrong ones."""
+    return 1 - p**n - (1 - p) ** n
+
+
+def smallest_mixed(p: Array, target: float, most: int) -> Array:
+    """int64[n]: the smallest group that is mixed with probability `target` at success rates p f64[n], at most `most`.
+
+    >>> smallest_mixed(np.array([0.5, 0.1, 0.0]), 0.9, 64).tolist()
+    [5, 22, 64]
+    """
+    low, high = np.ones(len(p), np.int64), np.full(len(p), most)
+    while np.any(low < high):  # the probability grows with the group
+        middle = (low + high) // 2
+        enough = mixed_probability(p, middle) >= target
+        low, high = np.where(enough, low, np.minimum(middle + 1, high)), np.where(enough, middle, high)
+    return high
+
+
+@part
+def samples_by(
+    weight: Literal["variance", "deviation", "failure", "bound", "target"] = "deviation",
+    *,
+    exploration: float = 0.1,
+    target: float = 0.9,
+    least: int = 1,
+    most: int | None = None,
+) -> RuleOf:
+    """Divide a step's samples by what is known of each prompt's success rate v (the mean of its posterior).
+
+    weight: "variance" v (1 - v); "deviation" sqrt(v (1 - v)), which minimises the variance of the mean gradient;
+    "failure" 1 - v, more for hard prompts; "bound" sqrt(v (1 - v)) + exploration sqrt(log(1 + T) / tries), an upper
+    confidence bound with T the steps so far; "target" the smallest group that is mixed with probability `target`.
+    Each prompt gets from `least` to `most` samples; the total is exact. InputError where these do not allow it.
+    """
+    require_choice("weight", weight, ("variance", "deviation", "failure", "bound", "target"))
+    check_number("samples_by: exploration", exploration, least=0)
+    check_number("samples_by: target", target, above=0, below=1)
+    check_number("samples_by: least", least, least=1, whole=True)
+    check_number("samples_by: most", most, least=least, whole=True, or_none=True)
+
+    def counts(state: State, prompts: Prompts, total: int, random: np.random.Generator) -> Array:
+        check_budget("samples_by", len(prompts.ids), total, least, most)
+        return apportion(weigh(prompts.value, prompts, total), total, least, most)
+
+    def weigh(v: Array, prompts: Prompts, total: int) -> Any:
+        if weight == "target":
+            return smallest_mixed(v, target, most or total)
+        if weight == "failure":
+            return 1 - v
+        spread = v * (1 - v)
+        bonus = exploration * np.sqrt(np.log1p(prompts.step) / np.maximum(prompts.tries, 1)) if weight == "bound" else 0
+        return spread if weight == "variance" else np.sqrt(spread) + bonus
+
+    return lambda facts: Machine(counts=counts)

@@ -1,0 +1,35 @@
+"""Groups that a step samples for its curriculum alone, which measures how hard their prompts are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxrl_llm.replay.buffers import take, to_rows, to_scored
+from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rollouts.runtime.sources import Step
+
+
+def without_groups(found: Step, left_out: Callable[[np.ndarray], np.ndarray]) -> Step:
+    """The step without the groups that it is not to train on, which are in `others` as "reference".
+
+    left_out: prompt ids int[n] of the groups -> bool[n]. A step trains on one group at least: nothing is left out if
+    all groups would be.
+    """
+    batch = found.scored.batch
+    group = np.asarray(batch.group)
+    numbers, first = np.unique(group, return_index=True)
+    out = left_out(np.asarray(batch.prompt_id)[first])
+    if out.all() or not out.any():
+        return found
+    rows = to_rows(found.scored)
+
+    def of(chosen: np.ndarray) -> Scored:
+        index = np.flatnonzero(np.isin(group, numbers[chosen]))
+        _, consecutive = np.unique(group[index], return_inverse=True)
+        some = to_scored(take(rows, index), consecutive, batch.tokens.shape[1], found.scored.failures)
+        return found.scored._replace(batch=some.batch, texts=some.texts)
+
+    kept = [row for row, is_out in zip(found.rows, out, strict=True) if not is_out]
+    return found._replace(scored=of(~out), rows=kept, others=(*found.others, (of(out), "reference")))

@@ -1,0 +1,178 @@
+"""Rules of a curriculum that score prompts: by what is known of their success rate, or by the set they belong to.
+
+Scores are log-weights, see `curricula.choose_prompts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.curriculum.compose import Machine, RuleOf
+from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State
+from jaxrl_llm.rollouts.runtime.group_results import Results
+from jaxrl_llm.utils.errors import InputError, shown
+
+_TINY = 1e-30
+
+
+@part
+def least_tried() -> RuleOf:
+    """Draw the prompts that were tried in the fewest steps, so that every pass over the set tries each prompt once."""
+    return lambda facts: Machine(score=lambda state, prompts, random: -1e9 * prompts.tries)
+
+
+@part
+def uncertain(least: float = 0.05) -> RuleOf:
+    """Weights sqrt(v (1 - v)) + least, with v the mean of the prompt's posterior. `least` is above 0."""
+    check_number("uncertain: least", least, above=0)
+    return lambda facts: Machine(
+        score=lambda state, prompts, random: np.log(np.sqrt(prompts.value * (1 - prompts.value)) + least)
+    )
+
+
+@part
+def near_target(target: float = 0.5, temperature: float = 1e-3) -> RuleOf:
+    """Weights exp(-|v - target| / temperature), with v the mean of the prompt's posterior."""
+    check_number("near_target: target", target, least=0, most=1)
+    check_number("near_target: temperature", temperature, above=0)
+    return lambda facts: Machine(score=lambda state, prompts, random: -np.abs(prompts.value - target) / temperature)
+
+
+@part
+def thompson() -> RuleOf:
+    """Weights p (1 - p), with p drawn from the prompt's Beta posterior; use it without noise, as p is random itself."""
+
+    def score(state: State, prompts: Prompts, random: np.random.Generator) -> Array:
+        p = random.beta(prompts.alpha, prompts.beta)
+        return np.log(np.maximum(p * (1 - p), _TINY))
+
+    return lambda facts: Machine(score=score)
+
+
+@part
+def retry_failed(boost: float = 4.0, most: int = 3) -> RuleOf:
+    """Multiply the weight of prompts without a success in their last group by `boost`, up to `most` tries."""
+    check_number("retry_failed: boost", boost, above=0)
+    check_number("retry_failed: most", most, least=1, whole=True)
+    return lambda facts: Machine(
+        score=lambda state, prompts, random: np.where((prompts.rate == 0) & (prompts.tries <= most), np.log(boost), 0.0)
+    )
+
+
+@part
+def mixed_sets(column: str, weights: Mapping[Any, float]) -> RuleOf:
+    """Draw from several sets in proportion to their weights, and uniformly within each.
+
+    column: names the set of each prompt. Raises InputError for a set without a weight.
+    """
+    if not weights:
+        raise InputError("mixed_sets has no weights: give one of each set")
+    for name, weight in weights.items():
+        check_number(f"mixed_sets: the weight of {name!r}", weight, least=0)
+
+    def make(facts: PromptFacts) -> Machine:
+        names, place = sets_of(facts, column)
+        if unknown := [name for name in names if name not in weights]:
+            raise InputError(f"the set {unknown[0]!r} of the column {column!r} has no weight: add it to the weights")
+        shares = np.array([weights[name] for name in names], np.float64)
+        if not shares.sum() > 0:
+            raise InputError("mixed_sets: all weights are 0, but one must be above 0")
+        return Machine(score=lambda state, prompts, random: set_scores(shares / shares.sum(), place[prompts.ids]))
+
+    return make
+
+
+@part
+def adversarial_sets(column: str, rate: float = 0.1, floor: float = 0.5, smoothing: float = 0.1) -> RuleOf:
+    """Draw more from the sets where the policy fails more: exponentiated gradient ascent on the weights q of K sets.
+
+    With S the moving average of a set's share of failures (1 - mean reward), updated for sets in the step's batch,
+
+        S <- (1 - smoothing) S + smoothing (1 - r),    q <- q exp(rate (S - mean S)), normalised
+
+    and draws use the mixture of q and the uniform weights 1/K that is nearest to q and has an entropy of at least
+    floor log K. Within a set prompts are drawn uniformly.
+    """
+    check_number("adversarial_sets: rate", rate, least=0)
+    check_number("adversarial_sets: floor", floor, least=0, most=1)
+    check_number("adversarial_sets: smoothing", smoothing, least=0, most=1)
+
+    def make(facts: PromptFacts) -> Machine:
+        names, place = sets_of(facts, column)
+        K = len(names)
+
+        def observe(state: State, results: Results, before: Prompts, everything: Any) -> State:
+            at = place[results.ids]
+            count = np.bincount(at, minlength=K)
+            failed = np.bincount(at, 1 - results.mean, K) / np.maximum(count, 1)
+            S = np.where(np.isnan(state["loss"]), failed, state["loss"] + smoothing * (failed - state["loss"]))
+            S = np.where(count > 0, S, state["loss"])
+            known = ~np.isnan(S)
+            pull = np.where(known, S - np.mean(S[known]), 0.0) if known.any() else np.zeros(K)
+            log_q = state["log_weights"] + rate * pull
+            return {"loss": S, "log_weights": log_q - np.log(np.sum(np.exp(log_q - log_q.max()))) - log_q.max()}
+
+        def weights(state: State) -> Array:
+            if len(state["log_weights"]) != K:
+                raise InputError(f"the column {column!r} has {K} sets, but its state is of another number: undo that")
+            return with_entropy(np.exp(state["log_weights"]), floor)
+
+        return Machine(
+            {"loss": np.full(K, np.nan), "log_weights": np.full(K, -np.log(K))},
+            score=lambda state, prompts, random: set_scores(weights(state), place[prompts.ids]),
+            observe=observe,
+            metrics=lambda state: {f"weight/{name}": float(q) for name, q in zip(names, weights(state), strict=True)},
+        )
+
+    return make
+
+
+def with_entropy(q: Array, floor: float) -> Array:
+    """The mixture (1 - g) q + g/K with the smallest g whose entropy is at least floor log K; q f64[K] sums to 1.
+
+    >>> with_entropy(np.array([0.9, 0.1]), 0.9).round(3).tolist(), with_entropy(np.array([0.4, 0.6]), 0.9).tolist()
+    ([0.684, 0.316], [0.4, 0.6])
+    """
+    K = len(q)
+
+    def mixture(g: float) -> Array:
+        return (1 - g) * q + g / K
+
+    def entropy(p: Array) -> float:
+        return float(-np.sum(p * np.log(np.maximum(p, _TINY))))
+
+    if entropy(q) >= floor * np.log(K):
+        return q
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if entropy(mixture(middle)) >= floor * np.log(K) else (middle, high)
+    return mixture(high)
+
+
+def sets_of(facts: PromptFacts, column: str) -> tuple[list[Any], Array]:
+    """The distinct values of a column, ascending, and the place int32[P] of each prompt's among them.
+
+    Raises InputError where values cannot be ordered.
+    """
+    values = facts.column(column)
+    try:
+        names = sorted(set(values))
+    except TypeError:
+        raise InputError(
+            f"the column {column!r} has values such as {shown(values[0])}, but must have numbers only, or texts only"
+        ) from None
+    places = {name: place for place, name in enumerate(names)}
+    return names, np.array([places[value] for value in values], np.int32)
+
+
+def set_scores(shares: Array, place: Array) -> Array:
+    """Log-weights f64[n] with which set k gets shares[k] of the draws among prompts in the sets place[n]."""
+    count = np.bincount(place, minlength=len(shares))
+    with np.errstate(divide="ignore"):
+        return (np.log(shares) - np.log(np.maximum(count, 1)))[place]

@@ -1,0 +1,1 @@
+"""Conversations as tokens: chat templates, turns, and calls of tools."""

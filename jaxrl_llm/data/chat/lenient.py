@@ -1,0 +1,178 @@
+"""Calls of tools in a reply that is not quite as it should be, read one by one.
+
+Strings with raw line breaks, invalid escapes such as \\d, a call without its closing tag, and a closing tag within a
+string are read as they were meant. A call that cannot be read takes no other with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from jaxrl_llm.utils.errors import shown
+
+
+class Call(NamedTuple):
+    """A call of a tool."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+class BrokenCall(NamedTuple):
+    """A call that could not be read."""
+
+    place: int
+    """Among all calls of its reply, from 0."""
+    name: str
+    """What it seems to call; "unreadable" where that is not known either."""
+    why: str
+    """In one line."""
+
+
+class CallFormat(NamedTuple):
+    """How a chat template writes calls: JSON between two texts."""
+
+    opened: str
+    """Empty: the reply is the call."""
+    closed: str
+    """Empty: the end of the reply."""
+    is_list: bool = False
+    """Whether the JSON is a list of calls."""
+
+
+class Calls(NamedTuple):
+    """The calls of a reply."""
+
+    calls: tuple[Call, ...]
+    broken: tuple[BrokenCall, ...]
+    rest: str
+    """The reply without them."""
+    lenient: int
+    """How many were read though they were not as they should be."""
+
+
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
+_STRICT, _LENIENT = json.JSONDecoder(), json.JSONDecoder(strict=False)
+_NAMED = re.compile(r"""["']name["']\s*:\s*["']([^"'\n]{1,80})""")
+
+
+def read_json(text: str, start: int = 0) -> tuple[Any, int, bool]:
+    """The JSON value that begins at a place of a text, where it ends, and whether it is not quite JSON.
+
+    ValueError for what is no JSON either with raw line breaks in strings and other escapes.
+
+    >>> read_json(r'{"pattern": "\\d+"} and more')
+    ({'pattern': '\\\\d+'}, 18, True)
+    """
+    try:
+        return *_STRICT.raw_decode(text, start), False
+    except ValueError:
+        pass
+    added = list[int]()
+
+    def escaped(found: re.Match[str]) -> str:
+        if found[0] != "\\":
+            return found[0]
+        added.append(found.start() + len(added))  # in the longer text
+        return "\\\\"
+
+    longer = _ESCAPE.sub(escaped, text[start:])
+    value, stop = _LENIENT.raw_decode(longer)
+    return value, start + stop - sum(place < stop for place in added), True
+
+
+def call_of(found: Any) -> Call:
+    """A call from an entry of "tool_calls". ValueError if it is none."""
+    if not isinstance(found, Mapping):
+        raise ValueError(f'a call is a JSON object with "name" and "arguments", but found {shown(found)}')
+    function = found.get("function", found)
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError('a call is a JSON object with "name" and "arguments"')
+    arguments = function.get("arguments", function.get("parameters", {}))
+    if arguments is None or arguments == "":  # as some write that there are none
+        arguments = {}
+    if isinstance(arguments, str):
+        arguments = read_json(arguments.strip())[0]
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"the arguments of {function['name']} are no JSON object")
+    return Call(function["name"], arguments)
+
+
+def read_calls(text: str, form: CallFormat) -> Calls:
+    """The calls in a reply's text, without what ends it; a reply that thinks is read after its thought."""
+    calls: list[Call] = []
+    broken: list[BrokenCall] = []
+    rest, done, lenient = [], 0, 0
+    for start, stop, found, complete in _spans(text, form):
+        rest.append(text[done:start])
+        done = stop
+        for value, loose, raw in found:
+            try:
+                if isinstance(value, ValueError):
+                    raise value
+                calls.append(call_of(value))
+                lenient += loose or not complete
+            except ValueError as error:
+                name = _NAMED.search(raw)
+                what = "it is no valid JSON: " if isinstance(error, json.JSONDecodeError) else ""
+                why = what + " ".join(str(error).split())[:200]
+                broken.append(BrokenCall(len(calls) + len(broken), name[1] if name else "unreadable", why))
+    return Calls(tuple(calls), tuple(broken), "".join([*rest, text[done:]]), lenient)
+
+
+Value = tuple[Any, bool, str]  # JSON or a ValueError, whether it was read leniently, and its text
+
+
+def _spans(text: str, form: CallFormat) -> Iterator[tuple[int, int, list[Value], bool]]:
+    """From where to where calls are, their values, and whether they are closed."""
+    place = 0
+    while True:
+        if form.opened:
+            start = text.find(form.opened, place)
+            body = start + len(form.opened)
+        else:
+            opening = re.compile(r'[\s;]*(?=\{\s*"name")').match(text, place)
+            start = body = -1 if opening is None else opening.end()
+        if start < 0:
+            return
+        body = len(text) - len(text[body:].lstrip())
+        found, stop = _values(text, body, form)
+        tail = len(text) - len(text[stop:].lstrip())
+        is_closed = not form.closed or text.startswith(form.closed, tail)
+        if is_closed:
+            stop = tail + len(form.closed)
+        yield start, stop, found, is_closed
+        place = stop
+
+
+def _values(text: str, start: int, form: CallFormat) -> tuple[list[Value], int]:
+    """The values of one opening, and where they end."""
+    try:
+        value, stop, loose = read_json(text, start)
+        several = value if isinstance(value, list) else [value]
+        out: list[Value] = [(one, loose, text[start:stop]) for one in several]
+        more = re.compile(r'[\s,;]*(?=\{\s*"name")').match(text, stop)
+        if not form.closed or more is None:
+            return out, stop
+        others, stop = _values(text, more.end(), form)  # several calls between one pair of tags
+        return [*out, *((one, True, raw) for one, _, raw in others)], stop
+    except ValueError as error:
+        ends = [text.find(mark, start) for mark in (form.closed, form.opened) if mark]
+        end = min((place for place in ends if place >= 0), default=len(text))
+        if not form.is_list:
+            return [(error, False, text[start:end])], end
+    found: list[Value] = []
+    stop = start
+    for opening in re.finditer(r'\{\s*"name"', text[:end]):  # each by itself
+        if (place := opening.start()) < max(start, stop):
+            continue
+        try:
+            value, stop, loose = read_json(text, place)
+            found.append((value, loose, text[place:stop]))
+        except ValueError as error:
+            found.append((error, False, text[place:end]))
+    broken = ValueError("it is no JSON")
+    return found or [(broken, False, text[start:end])], max(end, stop)

@@ -1,0 +1,137 @@
+"""Forms in which messages are given to a chat template: changes that lose nothing, and the messages in them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxrl_llm.data.chat.messages import CLOSED, OPENED, has_thought, in_form, parts_of, text_of, written_call
+from jaxrl_llm.data.chat.rendering import Rendering
+
+NONCE = f"q{secrets.token_hex(4)}"
+_ROLES = {"developer": "system", "function": "tool"}
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a message is given to the template."""
+
+    role: str | None = None  # instead of its own
+    content: str = "own"  # "text": parts as one; "empty": a text where there is none
+    arguments: str = "mapping"  # or "text": JSON
+    calls: str = "own"  # "written": within the content
+    thought: str = "own"  # "written": within the content, as the template writes that of a last reply
+    name: str = "own"  # "written": before the content
+
+
+Change = Callable[[Form, Mapping[str, Any]], Form | None]
+Move = tuple[str, Change]
+
+
+def _as_text(form: Form, message: Mapping[str, Any]) -> Form | None:
+    return replace(form, content="text") if isinstance(message.get("content"), list) else None
+
+
+def _as_json(form: Form, message: Mapping[str, Any]) -> Form | None:
+    return replace(form, arguments="text") if message.get("tool_calls") else None
+
+
+def _written_calls(form: Form, message: Mapping[str, Any]) -> Form | None:
+    return replace(form, calls="written") if message.get("tool_calls") else None
+
+
+def _other_role(form: Form, message: Mapping[str, Any]) -> Form | None:
+    other = _ROLES.get(message["role"])
+    return replace(form, role=other) if other else None
+
+
+def as_user(form: Form, message: Mapping[str, Any]) -> Form | None:
+    """The form of a tool's result as a user's message; None for a message of another role."""
+    return replace(form, role="user") if message["role"] in ("tool", "function") else None
+
+
+def _empty(form: Form, message: Mapping[str, Any]) -> Form | None:
+    return replace(form, content="empty") if "content" not in message else None
+
+
+def _written_thought(form: Form, message: Mapping[str, Any]) -> Form | None:
+    return replace(form, thought="written") if has_thought(message) else None
+
+
+def _written_name(form: Form, message: Mapping[str, Any]) -> Form | None:
+    return replace(form, name="written") if "name" in message else None
+
+
+MOVES: tuple[Move, ...] = (
+    ("content", _empty),
+    ("content", _as_text),
+    ("call", _as_json),
+    ("content", _other_role),
+    ("content", as_user),
+    ("call", _written_calls),
+    ("thought", _written_thought),
+    ("name", _written_name),
+)
+
+
+def applied(
+    rendering: Rendering, messages: Sequence[dict[str, Any]], forms: Sequence[Form]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The messages in these forms, and texts by the placeholders that stand for them."""
+    out: list[dict[str, Any]] = []
+    instead: dict[str, str] = {}
+    answers = False  # whether the last message is of results that a user gives
+    for number, (message, form) in enumerate(zip(messages, forms, strict=True)):
+        one = dict(message)
+        if form.name == "written":
+            said, before = one.get("content"), f"{one.pop('name')}: "
+            one["content"] = [*parts_of(before), *said] if isinstance(said, list) else before + text_of(said)
+        if form.content in ("text", "empty"):
+            one["content"] = text_of(one.get("content"))
+        if "tool_calls" in one:
+            one["tool_calls"] = [in_form(call, form.arguments) for call in one["tool_calls"]]
+        if form.calls == "written" and (calls := one.pop("tool_calls", None)):
+            one["content"] = "\n".join([text_of(one.get("content")), *map(written_call, calls)]).lstrip("\n")
+        if form.thought == "written":
+            one, own = _with_thought(rendering, one, f"{NONCE}kept{number}kept")
+            instead |= own
+        if form.role is not None:
+            answers_too = message["role"] in ("tool", "function") and form.role == "user"
+            one = {name: value for name, value in one.items() if name not in ("name", "tool_call_id")}
+            one["role"] = form.role
+            if answers and answers_too:
+                out[-1]["content"] = f"{text_of(out[-1]['content'])}\n{text_of(one['content'])}"
+                continue
+            answers = answers_too
+        else:
+            answers = False
+        out.append(one)
+    return out, instead
+
+
+def _with_thought(
+    rendering: Rendering, message: dict[str, Any], placeholder: str
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The reply with a placeholder as its content, and what stands for it: the thought, as a last reply has it."""
+    content = text_of(message.get("content"))
+    thought = message.get("reasoning_content")
+    if thought is None:
+        before, _, content = content.rpartition(CLOSED)
+        thought, content = before.replace(OPENED, "").strip("\n"), content.lstrip("\n")
+    first, last = f"{NONCE}thought", f"{NONCE}said"
+    question = {"role": "user", "content": "x"}
+    said = {"role": "assistant", "content": last}
+    asked = rendering.written([question])
+    usual = _between(asked, rendering.written([question, said, question]), last)
+    whole = _between(asked, rendering.written([question, {**said, "reasoning_content": first}]), last)
+    if first not in whole:
+        whole = f"{usual}{OPENED}\n{first}\n{CLOSED}\n\n"
+    out = {name: value for name, value in message.items() if name != "reasoning_content"} | {"content": placeholder}
+    return out, {usual + placeholder: whole.replace(first, str(thought)) + content}
+
+
+def _between(start: str, text: str, end: str) -> str:
+    """What is between a start and an end of a text; empty if there is no such."""
+    return text[len(start) : text.index(end)] if text.startswith(start) and end in text else ""

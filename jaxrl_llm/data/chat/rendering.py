@@ -1,0 +1,229 @@
+"""Conversations as text: a tokenizer's chat template, with the date of a run, on messages that it may not lose."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+from jaxrl_llm.data.chat.inert import control_tokens, encode, guarded
+from jaxrl_llm.data.chat.messages import Message, parts_of
+from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.utils.keywords import settings_class
+from jaxrl_llm.utils.settings import check_types
+
+Thoughts = Literal["keep", "as-template"]
+
+DIALECT = (
+    "{% for m in messages %}"
+    "{{ {'user': 'User', 'system': 'System', 'assistant': 'Assistant', 'tool': 'Result'}.get(m.role, m.role) }}: "
+    "{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+"""How conversations are written without a chat template, after the token that the tokenizer begins texts with."""
+
+_TEMPLATE_OPTIONS = ("enable_thinking", "thinking", "reasoning_effort", "add_generation_prompt", "documents")
+_takes_parts: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()  # by template
+_CODES = ("%-d", "%-m", *(f"%{code}" for code in "dmYyBbAajeFxDcHMSIpfZzUWuwGVT"), "%%")
+
+
+@lru_cache(maxsize=1)
+def today() -> str:
+    """The date on which this process first asked for it, as 2031-01-31: prompts stay the same over midnight."""
+    return datetime.date.today().isoformat()
+
+
+@settings_class(lambda name: f"PromptFormat(options={{{name!r}: ...}})" if name in _TEMPLATE_OPTIONS else "")
+@dataclass(frozen=True)
+class PromptFormat:
+    """How prompts become token ids."""
+
+    kind: Literal["chat", "plain", "rendered"] = "chat"
+    """chat: messages through the chat template, of a tokenizer that has one; a text is a user's message. plain: a text
+    as it is. rendered: a text that a chat template wrote, with its control tokens."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables of the chat template, such as {"enable_thinking": False}."""
+    thoughts: Thoughts = "keep"
+    """Thoughts of earlier replies that the chat template leaves out: kept as it writes those of the last reply, or left
+    out as the template does."""
+    date: str | None = None
+    """What the chat template takes for today, as 2031-01-31; None: when this process began to render."""
+
+    def __post_init__(self) -> None:
+        check_types(self, "a prompt format's ")
+        try:
+            datetime.date.fromisoformat(self.date or "2000-01-01")
+        except ValueError:
+            raise InputError(f"date is {shown(self.date)}, but must be a day, such as 2031-01-31") from None
+
+
+@dataclass(frozen=True, eq=False)
+class Rendering:
+    """How one tokenizer writes conversations."""
+
+    tokenizer: Any
+    """Of transformers."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """JSON schemas of the tools that the policy may call, such as of `transformers.utils.get_json_schema`."""
+    format: PromptFormat = field(default_factory=PromptFormat)
+    """Of kind "chat" or "plain", which is `DIALECT` even where there is a chat template."""
+
+    @cached_property
+    def template(self) -> str:
+        """The chat template's text. Of several, the one for tools where there are some. InputError for none."""
+        own = getattr(self.tokenizer, "chat_template", None)
+        if self.format.kind == "plain":
+            return _dialect_of(self.tokenizer)
+        if not own:
+            raise InputError("conversations need a chat template, but this tokenizer has none: set chat_template")
+        if isinstance(own, str):
+            return own
+        named = {**own} if isinstance(own, Mapping) else {one["name"]: one["template"] for one in own}
+        found = named.get("tool_use" if self.tools else "default", named.get("default"))
+        if found is None:
+            raise InputError(f"the tokenizer has the chat templates {', '.join(named)}, but none called default")
+        return str(found)
+
+    @cached_property
+    def control(self) -> tuple[str, ...]:
+        """Texts that are control tokens: what users, tools and environments say never holds them."""
+        return control_tokens(self.tokenizer, self.template)
+
+    def render(self, messages: Sequence[Message], reply: bool = True) -> str:
+        """The text of messages as they are; reply: with the beginning of the next reply. InputError if that fails.
+
+        Contents that are texts become a part each where the template takes parts alone.
+        """
+        if self._takes_parts_alone:
+            messages = [
+                {**message, "content": parts_of(message.get("content") or "")}
+                if isinstance(message.get("content", ""), str)
+                else message
+                for message in messages
+            ]
+        return self._rendered(messages, reply)
+
+    @property
+    def _takes_parts_alone(self) -> bool:
+        known = _takes_parts.setdefault(self.tokenizer, {})
+        if self.template not in known:
+            known[self.template] = self._found_parts_alone()
+        return known[self.template]
+
+    def _found_parts_alone(self) -> bool:
+        def written(content: Any) -> bool:
+            try:
+                return "a question" in self._rendered([{"role": "user", "content": content}], True)
+            except InputError:
+                return False
+
+        return not written("a question") and written(parts_of("a question"))
+
+    def _rendered(self, messages: Sequence[Message], reply: bool) -> str:
+        schemas = [dict(tool) for tool in guarded(self.tools, self.control)] if self.tools else None
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [{key: one for key, one in message.items() if one is not None} for message in messages],
+                tools=schemas, add_generation_prompt=reply, tokenize=False,
+                chat_template=dated(self.template, self.format.date or today()),
+                **guarded(dict(self.format.options), self.control),
+            )  # fmt: skip
+        except Exception as error:  # a chat template is a program and can raise anything
+            roles = ", ".join(str(message.get("role")) for message in messages[:20])
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise InputError(f"the chat template rejects messages with the roles {roles}: {reason}") from None
+        assert isinstance(text, str)
+        return text
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of rendered text, which contains the control tokens that belong there."""
+        return encode(self.tokenizer, text, self.control)
+
+    @cached_property
+    def key(self) -> tuple[Any, ...]:
+        """What the texts of messages depend on, besides the messages."""
+        return self.template, repr(self.tools), repr(self.format)
+
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether the chat template describes the tools to the policy."""
+        name = "a_tool_of_no_other_name"
+        tool = {"type": "function", "function": {"name": name, "description": name, "parameters": {}}}
+        try:
+            return name in Rendering(self.tokenizer, (tool,), self.format).render([{"role": "user", "content": "x"}])
+        except InputError:
+            return False
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """Whether the chat template writes system messages."""
+        text = "a system message of no other text"
+        try:
+            return text in self.render([{"role": "system", "content": text}, {"role": "user", "content": "x"}])
+        except InputError:
+            return False
+
+    @cached_property
+    def _turn(self) -> tuple[str, str]:
+        """What the template writes for the beginning of a reply, and what it writes at the end instead of that."""
+        asked = [{"role": "user", "content": "a question"}]
+        begun, ended = self.render(asked), self.render(asked, reply=False)
+        pairs = enumerate(zip(begun, ended, strict=False))
+        same = next((place for place, (a, b) in pairs if a != b), min(len(begun), len(ended)))
+        for text in (begun, ended):  # not in the middle of a control token
+            found = _tokens(self.control).finditer(text)
+            same = min([same, *(one.start() for one in found if one.start() < same < one.end())])
+        return begun[same:], ended[same:]
+
+    @property
+    def reply_start(self) -> str:
+        """What the template writes before a reply; empty for templates that mark the end of questions alone."""
+        return self._turn[0]
+
+    def asked(self, messages: Sequence[Message]) -> str:
+        """The text of messages and the beginning of the next reply.
+
+        Where a reply both says something and calls tools, some templates close its turn after the results, and begin no
+        other: the policy would speak outside of any turn.
+        """
+        text = self.render(messages)
+        if not self.reply_start or messages[-1].get("role") != "tool" or text != self.render(messages, reply=False):
+            return text
+        said = "a question"
+        closing = self.render([{"role": "user", "content": said}], reply=False).rpartition(said)[2]
+        return text + self.reply_start if closing and text.endswith(closing) else text
+
+    def written(self, messages: Sequence[Message]) -> str:
+        """The text of messages without the beginning of a reply, and without what ends a whole conversation."""
+        return self.render(messages, reply=False).removesuffix(self._turn[1])
+
+
+@lru_cache(maxsize=64)
+def _tokens(control: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, control)) or "(?!)")
+
+
+def _dialect_of(tokenizer: Any) -> str:
+    first = next(iter(tokenizer("x")["input_ids"]), None)
+    begins = first is not None and first == getattr(tokenizer, "bos_token_id", None)
+    return ("{{ bos_token }}" if begins else "") + DIALECT
+
+
+@lru_cache(maxsize=16)
+def dated(template: str, date: str) -> str:
+    """A chat template whose `strftime_now` gives this date, at midnight.
+
+    >>> dated("no date", "2031-01-31")
+    'no date'
+    """
+    if "strftime_now" not in template:
+        return template
+    day = datetime.datetime.fromisoformat(date)
+    codes = "".join(f" | replace({code!r}, {day.strftime(code)!r})" for code in _CODES)
+    first = len(template) - len(template.lstrip())  # in front of the first tag: what is stripped there stays so
+    macro = "{% macro strftime_now(format) %}{{ format" + codes + " }}{% endmacro %}{{ '' }}"
+    return template[:first] + macro + template[first:]

@@ -1,0 +1,187 @@
+"""Turns of a conversation as token ids: what the policy sampled stays as it is, and the next turn is appended to it.
+
+A chat template renders whole conversations. What it puts between the end of a reply and the beginning of the next is
+found from a synthetic conversation, so that nothing that was sampled is decoded, rendered and encoded again. Where the
+template does not append, such as one that moves the tools to the last user message, `ChatTurns.bridge` returns None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from jaxrl_llm.data.chat.calls import Message, Reading, reading_of, told, with_instructions
+from jaxrl_llm.data.chat.inert import guarded
+from jaxrl_llm.data.chat.message_forms import conversation_text, fitted, put
+from jaxrl_llm.data.chat.messages import plain_message, text_of
+from jaxrl_llm.data.chat.rendering import Rendering
+from jaxrl_llm.utils.errors import InputError
+
+REPLIES = "assistant reply one", "and a reply of another length: 2."
+"""Replies of the synthetic conversations. What follows them must not depend on them."""
+
+_TOLD = "[description of the tools]"
+
+
+@dataclass(frozen=True, eq=False)
+class ChatTurns(Rendering):
+    """How the conversations of one tokenizer begin and go on; in `rendering.DIALECT` where it has no chat template.
+
+    >>> turns = ChatTurns(tokenizer)                                                        # doctest: +SKIP
+    >>> ids = turns.begin([{"role": "user", "content": "2 + 2?"}])                          # doctest: +SKIP
+    >>> more = turns.bridge([{"role": "user", "content": "And 3?"}], last=sampled[-1])      # doctest: +SKIP
+    """
+
+    def __post_init__(self) -> None:
+        if not getattr(self.tokenizer, "chat_template", None):
+            object.__setattr__(self, "format", replace(self.format, kind="plain"))
+
+    @cached_property
+    def reading(self) -> Reading:
+        """How replies are read; see `jaxrl_llm.data.chat.calls`."""
+        return reading_of(self)
+
+    def begin(self, messages: Sequence[Message]) -> list[int]:
+        """The token ids of a conversation up to where the policy replies, or goes on with its own last message.
+
+        If the chat template does not describe tools, a system message in the Hermes format does, or the first user
+        message where the template writes no system messages.
+        """
+        if not self.tools or self.shows_tools:
+            return self.encode(conversation_text(self, messages))
+        described = with_instructions(messages, _TOLD, self.takes_system)
+        return self.encode(put(conversation_text(self, described), {_TOLD: told(guarded(self.tools, self.control))}))
+
+    @cached_property
+    def reply_end(self) -> str | None:
+        """What ends a reply, such as "<|im_end|>\\n"; None if it depends on the reply."""
+        ends = set()
+        for reply in REPLIES:
+            text = self.written([{"role": "user", "content": "x"}, {"role": "assistant", "content": reply}])
+            ends.add(text.rpartition(reply)[2] if reply in text else None)
+        return ends.pop() if len(ends) == 1 else None
+
+    @cached_property
+    def has_tool_role(self) -> bool:
+        """Whether messages of the role "tool" can follow a reply that calls tools. Else they are a user message."""
+        return self._delta([{"role": "tool", "content": "found 41"}]) is not None
+
+    def bridge(self, messages: Sequence[Message], last: int | None) -> list[int] | None:
+        """The token ids between a sampled reply and the next one, which answers `messages`.
+
+        messages: what the conversation got since the reply, such as one user message, or the results of the tools that
+        it called, in order. last: id of the reply's last sampled token. The end of the reply is completed if the token
+        is not that end, as where the reply was cut.
+
+        Returns None where the chat template does not append such messages to the conversation: a new row then begins.
+        Raises InputError for no messages.
+        """
+        if not messages:
+            raise InputError("the next turn has no messages: an environment that is not done gives an observation")
+        messages = self._in_form(messages)
+        end, delta = self.reply_end, self._delta(messages) if self.has_tool_role else None
+        for role in ("tool", "user"):
+            if delta is None and any(message.get("role") == "tool" for message in messages):
+                delta = self._delta(_joined(messages, role)) if self.has_tool_role or role == "user" else None
+        delta = self._delta(messages) if delta is None else delta
+        if delta is None or end is None:
+            return None
+        token = "" if last is None else self.tokenizer.decode([last], skip_special_tokens=False)
+        if last is not None and last in self.tokenizer.all_special_ids and end.startswith(token):
+            end = end[len(token) :]
+        elif last is not None and last in self.stops:
+            return None  # it ended in another way than the template writes
+        return self.encode(end + delta)
+
+    def _in_form(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages as texts, guarded, in roles that the template writes. InputError for what it drops."""
+        plain = [plain_message(message) for message in messages]
+        if not any(message["role"] in ("tool", "function") for message in plain):
+            before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": REPLIES[0]}]
+            with suppress(InputError):  # it may write them after other messages
+                return [*fitted(self, [*before, *plain])[0][2:]]
+        roles = {"function": "tool", "developer": "system"}
+        return [
+            {
+                **guarded(one, self.control), "role": roles.get(one["role"], one["role"]),
+                "content": guarded(text_of(one.get("content")), self.control),
+            }
+            for one in plain
+        ]  # fmt: skip
+
+    @cached_property
+    def stops(self) -> frozenset[int]:
+        """Tokens with which a reply ends: the tokenizer's end of text, and the first of `reply_end`."""
+        found = {self.tokenizer.eos_token_id, *self.encode(self.reply_end or "")[:1]}
+        return frozenset(found & set(self.tokenizer.all_special_ids))
+
+    def _delta(self, messages: Sequence[Message]) -> str | None:
+        """What the template writes from the end of a reply to the beginning of the next; None if that is not proved."""
+        end = self.reply_end
+        if end is None:
+            return None
+        calls = sum(message.get("role") == "tool" for message in messages)
+        if calls and calls < len(messages) and any(message.get("role") == "tool" for message in messages[calls:]):
+            return None  # results after another message answer no call
+        numbered = [
+            {**message, "tool_call_id": _call_id(number)} if message.get("role") == "tool" else message
+            for number, message in enumerate(messages)
+        ]
+        delta = self._after([_called(calls, reply) if calls else _said(reply) for reply in REPLIES], numbered, end)
+        if delta is None and calls and "tool" in self.template:
+            delta = self._after([_said(reply) for reply in REPLIES], numbered, end)  # it writes results, but no calls
+        contents = [text_of(message.get("content")) for message in messages]
+        return delta if delta is not None and all(text.strip() in delta for text in contents) else None
+
+    def _after(self, replies: Sequence[Message], messages: Sequence[Message], end: str) -> str | None:
+        """What the template writes from the end of any of these replies on; None if that depends on the reply."""
+        found: set[str | None] = set()
+        for said, reply in zip(REPLIES, replies, strict=True):
+            asked = [{"role": "user", "content": "x"}]
+            try:
+                before = fitted(self, [*asked, reply])[0]
+                if "tool_calls" in reply and "tool_calls" not in before[-1]:
+                    before = [*asked, dict(reply)]  # the template writes no calls
+                whole, written = self.render([*before, *messages]), self.written([*before, *messages])
+                alone, question = self.written(before), self.written(asked)
+            except InputError:
+                return None
+            appends = whole.startswith(question) and written + self.reply_start == whole
+            found.add(_between(whole, alone, said, end) if appends else None)
+        return found.pop() if len(found) == 1 else None
+
+
+def _said(reply: str) -> Message:
+    return {"role": "assistant", "content": reply}
+
+
+def _call_id(number: int) -> str:
+    return f"call{number:05d}"  # some templates insist on nine letters and digits
+
+
+def _called(count: int, reply: str) -> Message:
+    calls = [
+        {"type": "function", "id": _call_id(n), "function": {"name": "look", "arguments": {"text": reply}}}
+        for n in range(count)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _between(whole: str, alone: str, reply: str, end: str) -> str | None:
+    """What follows a reply and its end in `whole`; alone: the conversation up to that reply.
+
+    A template may render an earlier reply otherwise than the last, as without its thinking: what follows it counts.
+    """
+    if reply not in whole or reply not in alone:
+        return None
+    closing, after = alone.rpartition(reply)[2], whole.rpartition(reply)[2]
+    return after[len(closing) :] if closing.endswith(end) and after.startswith(closing) else None
+
+
+def _joined(messages: Sequence[Message], role: str) -> list[Message]:
+    """The messages with the results of tools as one message of this role."""
+    results = [text_of(message["content"]) for message in messages if message.get("role") == "tool"]
+    others = [message for message in messages if message.get("role") != "tool"]
+    return [{"role": role, "content": "\n".join(results)}, *others]

@@ -1,0 +1,1 @@
+"""Rows from files, shards and the Hugging Face hub."""

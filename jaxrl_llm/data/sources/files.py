@@ -1,0 +1,189 @@
+"""Read rows from files: JSON lines, JSON arrays, Parquet, and data set folders, of the Hub or the datasets package."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from jaxrl_llm.data.sources.shards import files_of_folder, format_of, is_pattern, matching_files
+from jaxrl_llm.utils.errors import InputError, missing_package, shown
+from jaxrl_llm.utils.json import NotJson, check_regular, json_type, not_text, parse_json, read_object
+from jaxrl_llm.utils.storage import is_url, local_copy
+
+Row = dict[str, Any]
+
+_LONGEST_LINE = 2**26  # characters
+_LARGEST_ARRAY = 2**31  # bytes of a .json file, which is read into memory; .jsonl is read line by line
+_SAVED = ("dataset_dict.json", "state.json")  # files that only datasets.save_to_disk writes
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def located(source: str) -> Path | list[Path]:
+    """The files of a source: a file, the files of a pattern or of a folder; or a folder of `datasets.save_to_disk`.
+
+    Raises InputError for a path that does not exist, and for files of another format.
+    """
+    source = str(local_copy(source)) if is_url(source) else source
+    try:
+        path = Path(source).expanduser()
+        known = path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long, no such home
+        raise InputError(f"no data at {shown(source)}: {' '.join(str(error).split())[:200]}") from error
+    if not known and is_pattern(source):
+        return matching_files(source)
+    if not known:
+        raise InputError(
+            f"no data at {shown(source, 200)}: give a .jsonl, .json or .parquet file, a data set folder, a data set "
+            "of the Hugging Face hub (OWNER/NAME:CONFIG/SPLIT) or reasoning-gym:TASK"
+        )
+    if path.is_dir():
+        saved = any((path / name).exists() for name in _SAVED)
+        return path if saved else files_of_folder(path) or path
+    if path.suffix != ".json" and format_of(path) is None:
+        raise InputError(
+            f"cannot read {shown(source)}: it must end in .jsonl, .json or .parquet (or .array_record), or be a data "
+            "set folder"
+        )
+    return [path]
+
+
+def read_rows(found: Path | list[Path], limit: int | None) -> Iterator[Row]:
+    """Yield the rows of .jsonl, .json or .parquet files or of a data set folder (see `located`), unchanged.
+
+    limit: reads only this many rows of a data set folder; files are read to their end.
+
+    Raises InputError, before or between rows, for a path that is not a file, has the wrong format, or is damaged.
+    """
+    for path in [found] if isinstance(found, Path) else found:
+        try:
+            if isinstance(found, Path):
+                data = saved_data_set(path)
+                with _saved_errors(path):
+                    yield from (data if limit is None else data.select(range(min(limit, len(data)))))
+                continue
+            check_regular(path)
+            yield from _read_parquet(path) if format_of(path) == "parquet" else _read_json(path)
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror or ' '.join(str(error).split())}") from error
+
+
+def text_head(path: Path) -> bytes:
+    """The first bytes of a file. InputError if they are of another kind of file than text."""
+    with path.open("rb") as file:
+        head = file.read(4096)
+    if (reason := not_text(head, "")) != "":
+        raise InputError(f"{path} is not JSON: {reason}")
+    return head
+
+
+def read_line(file: IO[bytes], start: int, where: str) -> bytes:
+    """The line at a byte offset. InputError, beginning with `where`, if it is too long for a row."""
+    file.seek(start)
+    line = file.readline(_LONGEST_LINE + 1)
+    if len(line) > _LONGEST_LINE:
+        raise InputError(f"{where}: more than {_LONGEST_LINE:,} bytes; a row is one line")
+    return line
+
+
+def _read_json(path: Path) -> Iterator[Row]:
+    head = text_head(path)
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            if path.suffix == ".json" and head.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"["):
+                if (size := os.fstat(file.fileno()).st_size) > _LARGEST_ARRAY:
+                    raise InputError(f"{path} is an array of {size:,} bytes: write one object a line, as .jsonl")
+                yield from _objects(path, enumerate(_parse(path, 0, file.read()), start=1), "entry")
+                return
+            lines = enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), ""), start=1)
+            values = ((number, _parse(path, number, line)) for number, line in lines if line.strip())
+            yield from _objects(path, values, "line")
+    except UnicodeDecodeError:
+        raise InputError(f"{path}{_undecodable(path)} is not UTF-8 text: save it as UTF-8") from None
+
+
+def _parse(path: Path, line: int, text: str) -> Any:
+    """Parse JSON text that starts at this line of the file (0: the text is the whole file)."""
+    if line and len(text) > _LONGEST_LINE:
+        raise InputError(f"{path}, line {line}: more than {_LONGEST_LINE:,} characters; a row is one line")
+    try:
+        return parse_json(text)
+    except NotJson as error:
+        at = line or error.line
+        raise InputError(f"{path}{f', line {at}' if at else ''}: {error.reason}") from error
+
+
+def _objects(path: Path, values: Iterable[tuple[int, Any]], unit: str) -> Iterator[Row]:
+    for number, value in values:
+        if not isinstance(value, dict):
+            raise InputError(f"{path}, {unit} {number}: a row is a JSON object, found {json_type(value)}")
+        yield value
+
+
+def _undecodable(path: Path) -> str:
+    """ ", line N" for the first line that is not UTF-8."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError:
+                return f", line {number}"
+    return ""
+
+
+def _read_parquet(path: Path) -> Iterator[Row]:
+    with parquet_errors(path):
+        from pyarrow.parquet import ParquetFile
+
+        with ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                yield from batch.to_pylist()
+
+
+@contextmanager
+def parquet_errors(path: Path) -> Iterator[None]:
+    """Context manager: InputError where pyarrow is missing or rejects the file."""
+    try:
+        from pyarrow import ArrowException
+    except ImportError as error:
+        raise missing_package("pyarrow", "data", f"reading {path}") from error
+    try:
+        yield
+    except (ArrowException, OSError, ValueError) as error:  # ValueError: text is not UTF-8, or dates are out of range
+        raise InputError(f"{path} is not a valid Parquet file: {_reason(error)}") from error
+
+
+def saved_data_set(path: Path) -> Any:
+    """The data set in a folder of `datasets.save_to_disk`, whose rows are memory-mapped."""
+    # Checked first, so that any other folder is rejected at once and without the package.
+    if (path / "dataset_dict.json").is_file():
+        splits = read_object(path / "dataset_dict.json").get("splits")
+        names = [str(name) for name in splits] if isinstance(splits, list) else []
+        raise InputError(f"{path} has several splits: give one of {', '.join(str(path / name) for name in names)}")
+    for name in ("dataset_info.json", "state.json"):
+        if not (path / name).is_file():
+            raise InputError(
+                f"{path} is not a folder written by datasets.save_to_disk: it has no {name}, and no .jsonl, .parquet "
+                "or .array_record files"
+            )
+        read_object(path / name)
+    try:
+        from datasets import load_from_disk
+    except ImportError as error:
+        raise missing_package("datasets", "data", f"reading the data set folder {path}") from error
+    with _saved_errors(path):
+        return load_from_disk(str(path))
+
+
+@contextmanager
+def _saved_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise InputError(f"{path} is not a valid folder of datasets.save_to_disk: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:300]

@@ -1,0 +1,272 @@
+"""Records of files with random access in bounded memory, in grain's protocol for sources.
+
+A source has `__len__` and `__getitem__`, and may have `_getitems`, which reads several records together (grain's
+`RandomAccessDataSource`). A record is a row, or a JSON object as text. Nothing here keeps rows in memory: JSON lines
+are found by an index of 8 bytes a line; of Parquet files, only the row groups of the records asked for are decoded,
+batch by batch, so that reading many records together costs little more than reading one of each group.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from jaxrl_llm.data.sources.files import (
+    BYTE_ORDER_MARK,
+    Row,
+    located,
+    parquet_errors,
+    read_line,
+    saved_data_set,
+    text_head,
+)
+from jaxrl_llm.data.sources.hub import hub_data, is_hub_data
+from jaxrl_llm.data.sources.shards import format_of
+from jaxrl_llm.utils.errors import InputError, error_line, missing_package
+from jaxrl_llm.utils.json import NotJson, check_regular, json_type, parse_json
+from jaxrl_llm.utils.storage import by_url, naming_url
+
+Record = Mapping[str, Any] | bytes | str
+_CHUNK = 2**22  # bytes of JSON lines indexed at a time
+_BATCH = 2**13  # rows of a Parquet file decoded at a time
+_SPACE = np.isin(np.arange(256), np.frombuffer(b" \t\n\v\f\r", np.uint8))
+
+
+@runtime_checkable
+class RandomAccess(Protocol):
+    """grain's protocol of a source. `__getitem__` must be safe to call from several threads."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+class File(NamedTuple):
+    """A file of records."""
+
+    path: Path
+    records: int
+    read: Callable[[Sequence[int]], list[Record]]  # the records of these numbers, from 0
+    place: Callable[[int], str]  # "line 3"
+    columns: tuple[str, ...]  # where the file names them
+    size: int  # bytes
+
+
+class RecordFiles:
+    """The records of several files, one file after the other, as a source of grain."""
+
+    def __init__(self, files: Sequence[File], source: str = "") -> None:
+        self.files, self._source = tuple(files), source
+        self._ends = np.cumsum([file.records for file in files], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> Record:
+        return self.read([index])[0]
+
+    def read(self, indices: Sequence[int]) -> list[Record]:
+        """The records of these indices, reading each file once."""
+        at = np.asarray(indices, np.int64)
+        if at.size and (at.min() < 0 or at.max() >= len(self)):
+            raise IndexError(f"records have the indices 0 to {len(self) - 1}, found {at.min()} to {at.max()}")
+        files, out = np.searchsorted(self._ends, at, side="right"), dict[int, Record]()
+        for number in np.unique(files):
+            file, here = self.files[number], np.flatnonzero(files == number)
+            wanted = (at[here] - (self._ends[number] - file.records)).tolist()
+            out |= zip(here.tolist(), _read(file, wanted), strict=True)
+        return [out[place] for place in range(len(at))]
+
+    _getitems = read  # grain's name
+
+    def where(self, index: int) -> str:
+        """The file and the line or row of a record, for errors."""
+        number = int(np.searchsorted(self._ends, index, side="right"))
+        file = self.files[number]
+        place = f"{file.path}, {file.place(int(index - (self._ends[number] - file.records)))}"
+        return by_url(place, self._source)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the files name; others are found in the records."""
+        return tuple(dict.fromkeys(name for file in self.files for name in file.columns))
+
+    @property
+    def facts(self) -> list[Any]:
+        """What is known of the files without reading their records: number of records, bytes, columns."""
+        return [[file.records, file.size, list(file.columns)] for file in self.files]
+
+
+def _read(file: File, wanted: Sequence[int]) -> list[Record]:
+    try:
+        if not file.path.is_dir() and file.path.stat().st_size != file.size:
+            raise InputError(f"{file.path} has changed since the run began: restore it, or start another run")
+        return file.read(wanted)
+    except OSError as error:
+        raise InputError(f"cannot read {file.path}: {error.strerror or error_line(error)}") from error
+
+
+def open_records(source: str) -> RecordFiles | None:
+    """The records of a file, pattern or folder; None for formats without random access (.json).
+
+    Raises InputError for a source that does not exist or is damaged, as `files.read_rows` does.
+    """
+    if is_hub_data(source):
+        return RecordFiles([_of_hub(source)])
+    with naming_url(source):
+        return _opened(source)
+
+
+def _opened(source: str) -> RecordFiles | None:
+    found = located(source)
+    if isinstance(found, Path):  # a folder of datasets.save_to_disk
+        return RecordFiles([_saved(found)], source)
+    kinds = {"jsonl": _json_lines, "parquet": _parquet, "array_record": _array_record}
+    if any(format_of(path) not in kinds for path in found):
+        return None
+    try:
+        for path in found:
+            check_regular(path)
+        return RecordFiles([kinds[str(format_of(path))](path) for path in found], source)
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename or source}: {error.strerror or error_line(error)}") from error
+
+
+def row_of(record: Any, where: str) -> Row:
+    """A record as a row. InputError, beginning with `where`, if it is neither a row nor a JSON object."""
+    if isinstance(record, bytes | str):
+        try:
+            record = parse_json(record if isinstance(record, str) else record.decode("utf-8"))
+        except UnicodeDecodeError:
+            raise InputError(f"{where} is not UTF-8 text: save it as UTF-8") from None
+        except NotJson as error:
+            raise InputError(f"{where}: {error.reason}") from error
+    if not isinstance(record, Mapping):
+        raise InputError(f"{where}: a row is a JSON object, found {json_type(record)}")
+    return dict(record)
+
+
+def _json_lines(path: Path) -> File:
+    """The lines that are not blank."""
+    starts, numbers = index_lines(path)
+
+    def read(wanted: Sequence[int]) -> list[Record]:
+        with path.open("rb") as file:
+            return [read_line(file, int(starts[number]), f"{path}, {place(number)}") for number in wanted]
+
+    def place(number: int) -> str:
+        return f"line {number + 1 if numbers is None else numbers[number]}"
+
+    return File(path, len(starts), read, place, (), path.stat().st_size)
+
+
+def index_lines(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """(byte offsets int64 of the lines that are not blank, their line numbers from 1, or None if no line is blank).
+
+    One pass over the file that looks for newlines and parses nothing.
+    """
+    first = len(BYTE_ORDER_MARK) if text_head(path).startswith(BYTE_ORDER_MARK) else 0
+    found, spaced, at = [np.asarray([first], np.int64)], [np.asarray([first], np.int64)], 0
+    with path.open("rb") as file:
+        buffer = bytearray(_CHUNK)
+        while size := file.readinto(buffer):
+            data = np.frombuffer(buffer, np.uint8, size)
+            starts = np.flatnonzero(data == ord("\n")) + 1
+            found.append(starts + at)
+            # Lines that may be blank: those that begin with white space, or in the next chunk.
+            inside = starts[: len(starts) - (data[-1] == ord("\n"))]
+            spaced += [inside[_SPACE[data[inside]]] + at, starts[len(inside) :] + at]
+            at += size
+        starts = np.concatenate(found)
+        starts = starts[starts < at]  # nothing follows the last newline
+        blank = [x for x in np.concatenate(spaced) if x < at and not read_line(file, int(x), str(path)).strip()]
+    if not blank:
+        return starts, None
+    keep = ~np.isin(starts, blank)
+    return starts[keep], np.flatnonzero(keep) + 1
+
+
+def _parquet(path: Path) -> File:
+    with parquet_errors(path):
+        from pyarrow.parquet import ParquetFile, read_metadata
+
+        metadata = read_metadata(path)
+        columns = tuple(metadata.schema.to_arrow_schema().names)
+        ends = np.cumsum([metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)], dtype=np.int64)
+
+    def read(wanted: Sequence[int]) -> list[Record]:
+        rows: dict[int, Record] = {}
+        numbers = np.unique(np.asarray(wanted, np.int64))
+        groups = np.searchsorted(ends, numbers, side="right")
+        with parquet_errors(path), ParquetFile(path, metadata=metadata, memory_map=True) as file:
+            for group in np.unique(groups):
+                here, at = numbers[groups == group], int(ends[group - 1]) if group else 0
+                for batch in file.iter_batches(_BATCH, row_groups=[int(group)]):
+                    for number in here[(at <= here) & (here < at + len(batch))]:
+                        rows[int(number)] = batch.slice(int(number) - at, 1).to_pylist()[0]
+                    at += len(batch)
+                    if at > here[-1]:
+                        break
+        return [rows[number] for number in wanted]
+
+    return File(path, metadata.num_rows, read, lambda number: f"row {number + 1}", columns, path.stat().st_size)
+
+
+def _array_record(path: Path) -> File:
+    """Records that are JSON objects.
+
+    They are read one by one: a reader that is asked for several at once makes a list for each chunk of the file first,
+    which takes 700 MB for 10 million chunks.
+    """
+    try:
+        from array_record.python.array_record_module import ArrayRecordReader
+    except ImportError as error:
+        raise missing_package("array_record", "data", f"reading {path}") from error
+    try:
+        reader = ArrayRecordReader(
+            str(path), "readahead_buffer_size:0,max_parallelism:0", file_reader_buffer_size=2**15
+        )
+        if not reader.ok():
+            reader.close()  # raises an error that says why
+        length = int(reader.num_records())
+    except Exception as error:  # of several types
+        raise InputError(f"{path} is not a valid array_record file: {error_line(error)}") from error
+    position = threading.Lock()
+
+    def record(number: int) -> bytes:
+        with position:
+            reader.seek(number)
+            return bytes(reader.read())
+
+    def read(wanted: Sequence[int]) -> list[Record]:
+        try:
+            return [record(number) for number in wanted]
+        except Exception as error:
+            raise InputError(f"{path} is not a valid array_record file: {error_line(error)}") from error
+
+    return File(path, length, read, lambda number: f"record {number + 1}", (), path.stat().st_size)
+
+
+def _saved(path: Path) -> File:
+    data = saved_data_set(path)
+    size = sum(file.stat().st_size for file in path.glob("*.arrow"))
+    return _data_set(path, data, size)
+
+
+def _of_hub(source: str) -> File:
+    data = hub_data(source)
+    files = [Path(file["filename"]) for file in data.cache_files]
+    return _data_set(files[0].parent if files else Path("."), data, sum(file.stat().st_size for file in files))
+
+
+def _data_set(path: Path, data: Any, size: int) -> File:
+    """The rows of a `datasets.Dataset` in a folder."""
+
+    def read(wanted: Sequence[int]) -> list[Record]:
+        return [data[number] for number in wanted]
+
+    return File(path, len(data), read, lambda number: f"row {number + 1}", tuple(data.column_names), size)

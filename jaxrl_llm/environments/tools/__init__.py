@@ -1,0 +1,1 @@
+"""Tools that the policy calls: a calculator, Python, files, search, and servers that speak MCP."""

@@ -1,0 +1,237 @@
+"""What a method needs beyond a sampled and scored batch (`jaxrl_llm.core.needs`), computed from the policies at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Sharding
+
+from jaxrl_llm.advantages.turns.turns import turn_count
+from jaxrl_llm.core.needs import need_of, of_previous, of_reference, of_target, value_of
+from jaxrl_llm.core.needs.placeholders import no_answers
+from jaxrl_llm.core.reference import Mixture
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.distributed.aot import compiled
+from jaxrl_llm.distributed.mesh import on_rows, to_device
+from jaxrl_llm.learner.checks import check_alive, check_rows
+from jaxrl_llm.learner.microbatches import Steps, by_slices, check_steps
+from jaxrl_llm.learner.rescoring import after_turns, mean_of_answer, placed, with_blank
+from jaxrl_llm.learner.teacher import from_teacher, under_teacher
+from jaxrl_llm.models.checks import check_params
+from jaxrl_llm.models.hooked import of_a_reference
+from jaxrl_llm.models.outputs import NOTHING, Wanted, affinity, policy_outputs, wanted_of
+from jaxrl_llm.models.packing import Packing
+from jaxrl_llm.models.placement import row_shards
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.utils.errors import InputError, shown
+
+
+def _rows_of(policy: Policy, batch: Trajectories) -> Sharding | None:
+    """The sharding of a batch's rows on the policy's mesh; None without one, and where it does not divide them."""
+    mesh = policy.mesh
+    return None if mesh is None or batch.tokens.shape[0] % row_shards(mesh) else on_rows(mesh)
+
+
+@compiled(results=lambda given: _rows_of(given.policy, given.batch), static_argnames=("policy", "wanted"))
+def outputs_of(
+    policy: Policy,
+    params: Params,
+    batch: Trajectories,
+    steps: Steps | None = None,
+    wanted: Wanted = NOTHING,
+) -> PolicyOutputs:
+    """`policy_outputs`, compiled; with the steps of an update one slice after another, as they do.
+
+    Parameters in the host's memory are on the device for the time of the call.
+    """
+    params = to_device(params)
+    found = by_slices(lambda part, packing: policy_outputs(policy, params, part, packing, wanted), batch, steps)
+    rows = _rows_of(policy, batch)
+    return found if rows is None else jax.lax.with_sharding_constraint(found, rows)
+
+
+@compiled(static_argnames=("policy",))
+def _affinity(policy: Policy, params: Params, reference: Params, batch: Trajectories, steps: Steps | None) -> jax.Array:
+    reference = to_device(reference)
+    return by_slices(lambda part, packing: affinity(policy, params, reference, part, packing), batch, steps)
+
+
+@compiled(static_argnames=("function",))
+def _of_states(function: Callable[[jax.Array, jax.Array], jax.Array], hidden: jax.Array, mask: jax.Array) -> jax.Array:
+    return function(hidden, mask)
+
+
+@compiled(static_argnames=("policy",))
+def _values_of(policy: Policy, params: Params, batch: Trajectories, steps: Steps | None) -> jax.Array:
+    """The critic's values alone, f32[N, L, heads]."""
+
+    def values(part: Trajectories, packing: Packing | None) -> jax.Array:
+        return (policy_outputs(policy, params, part, packing, Wanted(("values",))).extras or {})["values"]
+
+    return by_slices(values, batch, steps)
+
+
+_under_teacher, _from_teacher = compiled()(under_teacher), compiled()(from_teacher)
+_after_turns, _mean_of_answer = compiled()(after_turns), compiled()(mean_of_answer)
+_with_blank, _placed = compiled()(with_blank), compiled()(placed)
+
+
+@compiled(static_argnames=("function",))
+def _of_logp(
+    function: Callable[[jax.Array, Trajectories], jax.Array], logp: jax.Array, batch: Trajectories
+) -> jax.Array:
+    return function(logp, batch)
+
+
+@dataclass(frozen=True)
+class _Models:
+    """`needs.Models` of a batch: one forward pass for all that is read of a policy."""
+
+    policy: Policy
+    params: Params
+    of_reference: Params | Mixture | None
+    of_previous: Params | None
+    of_target: Params | None
+    batch: Trajectories
+    steps: Steps | None
+    wanted: Wanted
+
+    @cached_property
+    def old(self) -> PolicyOutputs:
+        return outputs_of(self.policy, self.params, self.batch, self.steps, self.wanted)
+
+    @cached_property
+    def reference(self) -> PolicyOutputs:
+        reference = self._reference
+        policy, batch = of_a_reference(self.policy, self.batch.replace(experts=None))  # its router is its own
+        if not isinstance(reference, Mixture):
+            return outputs_of(policy, reference, batch, self.steps)
+        found = [outputs_of(policy, params, batch, self.steps) for params in reference.policies]
+        return PolicyOutputs(
+            logp=sum(share * one.logp for share, one in zip(reference.shares, found, strict=True)),
+            entropy=jnp.zeros_like(found[0].entropy),  # that of a mixture is not known
+        )
+
+    @cached_property
+    def previous(self) -> PolicyOutputs:
+        assert self.of_previous is not None  # `provide` checks it
+        policy, batch = of_a_reference(self.policy, self.batch.replace(experts=None))
+        return outputs_of(policy, self.of_previous, batch, self.steps)
+
+    @cached_property
+    def target_values(self) -> jax.Array:
+        return _values_of(self.policy, {**self.params, "critic": self.of_target}, self.batch, self.steps)
+
+    @cached_property
+    def teacher(self) -> PolicyOutputs:
+        tokens, reference = (self.batch.info or {}).get("teacher_tokens"), self._reference
+        if tokens is None:
+            return self.old
+        if isinstance(reference, Mixture):
+            raise InputError("a teacher is one reference policy, but this one is a mixture of several")
+        ids = (self.old.extras or {})["top_tokens"]
+        policy, taught = of_a_reference(self.policy, _under_teacher(self.batch, tokens, ids))
+        unpacked = None if self.steps is None else self.steps.replace(packing=None)
+        found = outputs_of(policy, reference, taught, unpacked, Wanted(("top_logp",), top=ids.shape[-1]))
+        return _from_teacher(self.batch, tokens, found)
+
+    @cached_property
+    def answers(self) -> jax.Array:
+        ids, columns = (self.batch.info or {}).get("answer_tokens"), []
+        ids = no_answers(self.batch, None) if ids is None else ids
+        for turn in range(turn_count(self.batch)):
+            rows = _after_turns(self.batch, ids, jnp.int32(turn))
+            columns.append(_mean_of_answer(self._read(rows), rows.action_mask))
+        return jnp.stack(columns, axis=1)
+
+    @cached_property
+    def blanked(self) -> jax.Array:
+        ids, found = (self.batch.info or {}).get("blanked"), self.old.logp
+        for turn in range(1, 1 if ids is None else turn_count(self.batch)):
+            rows = _with_blank(self.batch, ids, jnp.int32(turn))
+            found = _placed(found, self._read(rows), rows.action_mask)
+        return found
+
+    def _read(self, rows: Trajectories) -> jax.Array:
+        """Log-probabilities [N, T] of other rows under the weights before the update, not packed."""
+        unpacked = None if self.steps is None else self.steps.replace(packing=None)
+        policy, rows = of_a_reference(self.policy, rows)
+        return outputs_of(policy, self.params, rows, unpacked).logp
+
+    @cached_property
+    def affinity(self) -> jax.Array:
+        reference = self._reference
+        if isinstance(reference, Mixture):
+            raise InputError("reference_affinity needs one reference policy, but this one is a mixture of several")
+        return _affinity(self.policy, self.params, reference, self.batch, self.steps)
+
+    def of_states(self, function: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+        return _of_states(function, (self.old.extras or {})["hidden"], self.batch.action_mask)
+
+    def of_logp(self, function: Callable[[jax.Array, Trajectories], jax.Array]) -> jax.Array:
+        return _of_logp(function, self.old.logp, self.batch)
+
+    @property
+    def _reference(self) -> Params | Mixture:
+        assert self.of_reference is not None  # `provide` checks it
+        return self.of_reference
+
+
+def provide(
+    policy: Policy,
+    needs: frozenset[str],
+    params: Params,
+    reference: Params | Mixture | None,
+    batch: Trajectories,
+    steps: Steps | None = None,
+    previous: Params | None = None,
+    record_experts: bool = False,
+    target: Params | None = None,
+) -> Trajectories:
+    """Fill in the needs that have a `compute`: one forward pass for each policy, whatever is read of it.
+
+    params: the weights before the update. reference: those of the reference policy, and previous the weights
+    before the last update; target: of the target critic, in place of params["critic"]. InputError where they are needed
+    and None. Other needs are the loop's, or the rollouts', to
+    provide. With the update's `steps` the batch goes through a policy as it does in the update, slice by slice.
+    record_experts: of a mixture, also fill in the experts that the routers of `params` choose in that pass
+    (`batch.experts`), for the update to replay; experts that the batch has are replaced.
+
+    Raises InputError, too, for parameters of another model, token ids beyond the vocabulary, and steps that were
+    planned for another batch.
+    """
+    check_rows(policy, batch)
+    if isinstance(needs, str) or not all(isinstance(need, str) for need in needs):
+        raise InputError(f"needs is {shown(needs)}, but must be a set of names, such as an algorithm's `needs`")
+    check_alive("a parameter", params, "Go on from the state that the update gave back")
+    check_params(policy, params)
+    if reference is not None:
+        for one in reference.policies if isinstance(reference, Mixture) else (reference,):
+            check_alive("a parameter of the reference policy", one, "Keep a copy that no update takes")
+            check_params(policy, one, needs_other=False)
+    if previous is not None:
+        check_alive("a parameter of the previous policy", previous, "Keep a copy that no update takes")
+        check_params(policy, previous, needs_other=False)
+    if steps is not None:
+        check_steps(steps, batch)
+    if of_reference(needs) and reference is None:
+        raise InputError("this method needs a reference policy, but none is loaded")
+    if of_previous(needs) and previous is None:
+        raise InputError("this method needs the weights before the last update: give a copy of them, previous=...")
+    if of_target(needs):
+        if target is None:
+            raise InputError("this method needs a target critic: give a copy of params['critic'], target=...")
+        check_alive("a parameter of the target critic", target, "Keep a copy that no update takes")
+    wanted = wanted_of(needs)
+    if record_experts:
+        wanted, batch = wanted._replace(names=(*wanted.names, "experts")), batch.replace(experts=None)
+    models = _Models(policy, params, reference, previous, target, batch, steps, wanted)
+    for text in sorted(needs):
+        (_, number), need = value_of(text), need_of(text)
+        if need.compute is not None:
+            batch = need.put(batch, need.compute(models, models.batch, number), number)
+    return batch.replace(experts=(models.old.extras or {})["experts"]) if record_experts else batch

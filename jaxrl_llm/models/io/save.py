@@ -1,0 +1,111 @@
+"""`save_policy`: a model as a Hugging Face folder, written atomically."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jaxrl_llm.models.checks import check_params, check_policy
+from jaxrl_llm.models.config import to_hf
+from jaxrl_llm.models.io.folders import check_output, written_whole
+from jaxrl_llm.models.io.huggingface import to_tensors
+from jaxrl_llm.models.kinds import read_json, reason, shown
+from jaxrl_llm.models.lora import merge
+from jaxrl_llm.utils.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from jaxrl_llm.models.policy import Params, Policy
+
+
+def save_policy(
+    directory: str | Path,
+    policy: Policy,
+    params: Params,
+    tokenizer: Any = None,
+    *,
+    shard_bytes: int = 5_000_000_000,
+    overwrite: bool = False,
+) -> Path:
+    """Write a Hugging Face folder: config.json, safetensors in the dtype of the parameters, the tokenizer.
+
+    transformers loads it, and `load_policy` reads back equal parameters. Files of more than `shard_bytes` are split.
+    Adapters (`lora`) are merged into the weights.
+
+    The folder must be new or empty; with `overwrite` a model in it is replaced. A run's folder never is, nor are files
+    that are not of a model. It is written beside its place and then renamed: a process that is killed leaves what was
+    there, or the new model. Raises InputError for a folder that may not be written, a full disk, parameters that are
+    not this policy's or hold NaN, and arguments of other types; what was there then stays.
+    """
+    if isinstance(shard_bytes, bool) or not isinstance(shard_bytes, int) or shard_bytes < 1:
+        raise InputError(f"shard_bytes is {shown(shard_bytes)}, but must be a whole number of at least 1")
+    if tokenizer is not None and not callable(getattr(tokenizer, "save_pretrained", None)):
+        raise InputError(f"the tokenizer is {shown(tokenizer)}, but must be a transformers tokenizer, or None")
+    check_policy(policy)
+    check_params(policy, params)
+    folder = check_output(directory, overwrite)
+    raw, merged = to_hf(policy.config, jax.tree.leaves(params["embed"])[0].dtype.name), merge(params)
+    tensors = to_tensors(merged, policy.config)
+    ends = list(policy.config.eos_token_ids)
+    generation = {
+        "bos_token_id": policy.config.bos_token_id,
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
+    }
+    try:
+        with written_whole(folder, overwrite) as new:
+            _write_json(new / "config.json", raw)
+            _write_json(new / "generation_config.json", generation)
+            _write_weights(new, tensors, shard_bytes)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(new)
+                _name_known_class(new / "tokenizer_config.json")
+            for file in new.glob("*.safetensors"):  # safetensors makes them readable by the owner alone
+                shutil.copymode(new / "config.json", file)
+    except InputError:
+        raise
+    except Exception as error:  # safetensors, tokenizers and transformers each have errors of their own for a full disk
+        raise InputError(
+            f"the model cannot be written to {folder} ({reason(error)}); nothing there was changed: "
+            "free some space, or choose another folder"
+        ) from error
+    return folder
+
+
+def _name_known_class(path: Path) -> None:
+    """Name a tokenizer's class as readers before transformers 5 know it, which newer ones know too."""
+    raw = read_json(path) if path.exists() else {}
+    if raw.get("tokenizer_class") == "TokenizersBackend":
+        _write_json(path, raw | {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _write_weights(folder: Path, tensors: dict[str, np.ndarray], shard_bytes: int) -> None:
+    """Write safetensors, split into files of at most `shard_bytes` where they are larger, with an index."""
+    from safetensors.numpy import save_file
+
+    shards: list[dict[str, np.ndarray]] = [{}]
+    size = 0
+    for name, value in tensors.items():
+        if shards[-1] and size + value.nbytes > shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = value
+        size += value.nbytes
+    if len(shards) == 1:
+        save_file(shards[0], folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    place: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        place |= dict.fromkeys(shard, file)
+    total = sum(x.nbytes for x in tensors.values())
+    _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": place})

@@ -1,0 +1,1 @@
+"""Averages of token losses over tokens, rows, turns and episodes."""

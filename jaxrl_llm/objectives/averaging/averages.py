@@ -1,0 +1,201 @@
+"""Averages of token values, independent of how the batch is split, padded or ordered.
+
+Each is a sum over the rows of a micro-batch, divided by a total of the whole batch (`trajectory.totals_of`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core.choices import AverageName
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.part_checks import check_divisor, names_of
+from jaxrl_llm.core.repr import Negation, Operation, layout, part, recorded
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, bucket_sums, in_words, row_means, totals_of, weighted
+from jaxrl_llm.core.transform import Metrics, Objective, Refresh, control, in_turn
+from jaxrl_llm.utils.errors import InputError, require_choice
+
+Mean = Callable[[jax.Array, Trajectories], jax.Array]  # (values f32[N, L], batch) -> f32[]
+AVERAGES = ("sequence", "token", "prompt", "sum", "constant", "slice")
+
+
+@dataclass(frozen=True, repr=False)
+class Average:
+    """A function `(values f32[N, L], batch) -> f32[]`, and what it needs in the batch.
+
+    needs: names of batch fields that the loop must provide. refresh: computes what the average reads of the whole
+    batch; see `Objective`. Objectives that use the average inherit both.
+    """
+
+    function: Mean
+    needs: frozenset[str] = frozenset()
+    refresh: Refresh | None = None
+
+    def __call__(self, values: jax.Array, batch: Trajectories) -> jax.Array:
+        return self.function(values, batch)
+
+    def __mul__(self, scale: float | jax.Array) -> Average:
+        """The average times a number."""
+        return recorded(self._times(scale), Operation("*", self, scale))
+
+    def __rmul__(self, scale: float | jax.Array) -> Average:
+        return recorded(self._times(scale), Operation("*", scale, self))
+
+    def __truediv__(self, divisor: float | jax.Array) -> Average:
+        check_divisor("an average", divisor)
+        return recorded(self._times(1 / divisor), Operation("/", self, divisor))
+
+    def __neg__(self) -> Average:
+        return recorded(self._times(-1.0), Negation(self))
+
+    __repr__ = layout
+
+    def _times(self, scale: float | jax.Array) -> Average:
+        check_number("the scale of an average", scale)
+        return Average(lambda values, batch: scale * self.function(values, batch), self.needs, self.refresh)
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # no signature is available, e.g. for some builtins
+        return True
+    return True
+
+
+def as_average(average: Average | Mean | None) -> Average:
+    """Convert to an `Average`: a plain function becomes one without needs, None becomes `token_mean()`.
+
+    Raises InputError for anything else, such as an average's factory that was not called.
+    """
+    if isinstance(average, Average):
+        return average
+    if average is None:
+        return token_mean()
+    name: Any = getattr(average, "__name__", in_words(average))
+    if getattr(average, "__annotations__", {}).get("return") == "Average":
+        raise InputError(f"the average is the function {name}, which makes one: call it, {name}(...)")
+    if not callable(average) or not _takes_two(average):
+        raise InputError(f"the average is {name}, but must be an Average, or a function of (values, batch)")
+    return Average(average)
+
+
+def averaged(
+    function: Callable[[PolicyOutputs, Trajectories], tuple[jax.Array, Metrics]],
+    average: Average,
+    needs: Iterable[str] = (),
+    refresh: Refresh | None = None,
+) -> Objective:
+    """The objective of a function that uses `average`, with the needs and refreshes of both."""
+    return Objective(function, average.needs | names_of(needs), in_turn(average.refresh, refresh))
+
+
+@part
+def token_mean() -> Average:
+    """Sum over all tokens / number of tokens in the batch: every token has the same weight (DAPO)."""
+    return Average(lambda values, batch: jnp.sum(weighted(values, batch)) / totals_of(batch)["tokens"])
+
+
+@part
+def sequence_mean() -> Average:
+    """Mean over sequences of the mean over their tokens: every sequence has the same weight (GRPO)."""
+    return Average(lambda values, batch: jnp.sum(row_means(values, batch)) / totals_of(batch)["sequences"])
+
+
+@part
+def sequence_sum() -> Average:
+    """Mean over sequences of the sum over their tokens: the gradient of the sequence's log-probability (REINFORCE)."""
+    return Average(lambda values, batch: jnp.sum(weighted(values, batch)) / totals_of(batch)["sequences"])
+
+
+@part
+def constant(length: float | jax.Array | str | None) -> Average:
+    """Sum over all tokens / (sequences * length), length a constant: no length bias (Dr. GRPO, 2503.20783).
+
+    Counts every sequence with an action, even if all of its tokens were dropped. length: a number above 0 (else
+    InputError), the name of a control, or None for the longest row of the batch.
+    """
+    if not isinstance(length, str):
+        check_number("length", length, above=0, or_none=True)
+    name = "longest" if length is None else length
+
+    def average(values: jax.Array, batch: Trajectories) -> jax.Array:
+        number = control(batch, name) if isinstance(name, str) else name
+        return jnp.sum(weighted(values, batch)) / (totals_of(batch)["rows"] * number)
+
+    return Average(average, refresh=find_longest if length is None else None)
+
+
+def find_longest(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+    """A `Refresh`: write the control "longest", the maximum number of actions of a row, at least 1."""
+    return batch.with_controls(longest=jnp.maximum(jnp.max(batch.lengths, initial=0.0), 1.0))
+
+
+@part
+def prompt_mean() -> Average:
+    """Mean over prompts of the mean over the tokens of a prompt's group: equal weights of prompts (DAPO, eq. 8).
+
+    sum_g 1/P 1/T_g sum_{i in g} sum_t v_it, with T_g the sum of the group's token weights, P the number of groups with
+    T_g > 0.
+    """
+    return Average(
+        lambda values, batch: jnp.sum(jnp.sum(weighted(values, batch), axis=1) * batch.need("prompt_share")),
+        refresh=find_prompt_shares,
+    )
+
+
+def find_prompt_shares(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+    """A `Refresh`: write info["prompt_share"] f32[N], the 1 / (P T_g) of `prompt_mean` for each row."""
+    (tokens,) = bucket_sums(batch.group, jnp.sum(batch.loss_weights, axis=1))
+    (rows,) = bucket_sums(batch.group, jnp.ones(tokens.shape, jnp.float32))
+    some = tokens > 0
+    groups = jnp.maximum(jnp.sum(jnp.where(some, 1 / rows, 0.0)), 1e-9)
+    return batch.with_info(prompt_share=jnp.where(some, 1 / (groups * jnp.where(some, tokens, 1.0)), 0.0))
+
+
+@part
+def slice_token_mean() -> Average:
+    """Mean over the tokens of each micro-batch, weighted by its share of the sequences (TRL's "bnpo").
+
+    The only average that depends on how the batch is split into micro-batches; for comparisons only.
+    """
+
+    def average(values: jax.Array, batch: Trajectories) -> jax.Array:
+        here = totals_of(batch.replace(totals=None))
+        share = here["sequences"] / totals_of(batch)["sequences"]
+        return share * jnp.sum(weighted(values, batch)) / here["tokens"]
+
+    return Average(average)
+
+
+def average_by_name(name: AverageName, length: float | jax.Array | None = None) -> Average:
+    """An average by name:
+
+        sequence   mean over sequences of the mean over their tokens
+        token      mean over all tokens of the batch
+        prompt     mean over prompts of the mean over the tokens of their group
+        sum        mean over sequences of the sum over their tokens
+        constant   that sum / length; length None: / the longest row of the batch
+        slice      mean over the tokens of each micro-batch, see `slice_token_mean`
+
+    Raises InputError for another name.
+    """
+    require_choice("average", name, AVERAGES)
+    if name == "constant":
+        return constant(length)
+    makers: dict[str, Callable[[], Average]] = {
+        "sequence": sequence_mean,
+        "token": token_mean,
+        "prompt": prompt_mean,
+        "sum": sequence_sum,
+        "slice": slice_token_mean,
+    }
+    return makers[name]()

@@ -1,0 +1,45 @@
+"""Means over the tokens of selected rows, whose number must be counted over the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, weighted
+from jaxrl_llm.core.transform import Transform, control, stateless
+from jaxrl_llm.objectives.averaging.averages import Average
+
+
+@part
+def count_tokens(rows: Callable[[Trajectories], jax.Array], name: str) -> Transform:
+    """Write the control `name`: the sum of the token weights, times rows(batch) f32[N].
+
+    Chain it after transforms that change the weights.
+    """
+
+    def apply(batch: Trajectories) -> Trajectories:
+        return batch.with_controls(**{name: jnp.sum(rows(batch)[:, None] * batch.loss_weights)})
+
+    return stateless(apply)
+
+
+@part
+def mean_by(name: str) -> Average:
+    """Sum over all tokens / the control `name`; 0 if that is 0. Values must be 0 on tokens that it does not count."""
+
+    def average(values: jax.Array, batch: Trajectories) -> jax.Array:
+        count = control(batch, name)
+        return jnp.where(count > 0, jnp.sum(weighted(values, batch)) / jnp.where(count > 0, count, 1.0), 0.0)
+
+    return Average(average)
+
+
+@part
+def mean_over(rows: Callable[[Trajectories], jax.Array], name: str) -> Average:
+    """Sum over the tokens of the rows where rows(batch) bool[N] / the control `name`, of `count_tokens`; 0 if that is
+    0."""
+    mean = mean_by(name)
+    return Average(lambda values, batch: mean(jnp.where(rows(batch)[:, None], values, 0.0), batch))

@@ -1,0 +1,1 @@
+"""Clip ranges that adapt to the batch or to the token."""

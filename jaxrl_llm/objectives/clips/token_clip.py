@@ -1,0 +1,88 @@
+"""Clips with a range per token, and clips that scale rather than remove the gradient outside their range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core.coefficients import check_bounds, check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.transform import Metrics
+from jaxrl_llm.objectives.surrogates import Surrogate, clip_fractions, clipped_value
+
+Number = jax.Array | float
+Bounds = Callable[[Trajectories], tuple[Number, Number]]  # batch -> (low, high), the ratio's range [1 - low, 1 + high]
+
+
+def bounded_loss(value: jax.Array, advantages: jax.Array, dual: Number | None) -> jax.Array:
+    """max(value, dual A) where A < 0: the dual clip (1912.09729). None: off."""
+    return value if dual is None else jnp.where(advantages < 0, jnp.maximum(value, dual * advantages), value)
+
+
+def gradient_preserving_value(ratio: jax.Array, advantages: jax.Array, low: Number, high: Number) -> jax.Array:
+    """min(rho A, clip(rho, 1 - low, (1 + high) rho / sg(rho)) A): above the range the gradient is scaled, not cut.
+
+    Its value is that of the usual clip, its gradient F A grad log pi with F = 1 + high where rho > 1 + high and
+    A > 0; 0 where rho < 1 - low and A < 0; else rho (AEPO, 2510.14545; the upper clip of GPPO, 2508.07629).
+    """
+    held = jax.lax.stop_gradient(ratio)
+    upper = (1 + high) * ratio / held
+    # Select the branch explicitly, because the gradient of a minimum is ambiguous at ties.
+    return jnp.where(
+        advantages > 0,
+        jnp.where(held > 1 + high, upper, ratio) * advantages,
+        jnp.where(held < 1 - low, 1 - low, ratio) * advantages,
+    )
+
+
+@part
+def gradient_preserving_clip(low: float = 0.2, high: float | None = None, dual: float | None = None) -> Surrogate:
+    """`gradient_preserving_value`, optionally with a dual clip. low in [0, 1], high >= 0 (default: low), dual > 1."""
+    low, high = check_bounds("clip", low, high, most=1)
+    check_number("dual clip", dual, above=1, or_none=True)
+
+    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        A = batch.need("advantages")
+        value = bounded_loss(gradient_preserving_value(ratio, A, low, high), A, dual)
+        return value, clip_fractions(ratio, A, low, high)
+
+    return surrogate
+
+
+def level_bounds(level: jax.Array, low: Number, high: Number, slope: Number) -> tuple[jax.Array, jax.Array]:
+    """Clip widths by a level h in [-1, 1]: low (1 - slope h) where h <= 0, high (1 + slope h) where h > 0 (2509.16591).
+
+    Low levels widen the lower side of the range, high levels the upper side.
+    """
+    return low * (1 - slope * jnp.minimum(level, 0.0)), high * (1 + slope * jnp.maximum(level, 0.0))
+
+
+def redistributed(
+    advantages: jax.Array, ratio: jax.Array, level: jax.Array, low: Number, high: Number, strength: Number
+) -> jax.Array:
+    """A (1 + strength h) where h > 0 and the ratio has moved, or h <= 0 and it has not; else A (HAPO, 2509.16591).
+
+    A ratio has moved outside (1 - low / 2, 1 + high / 2). Elementwise.
+    """
+    still = (ratio > 1 - low / 2) & (ratio < 1 + high / 2)
+    return advantages * jnp.where(still == (level <= 0), 1 + strength * level, 1.0)
+
+
+@part
+def token_clip(bounds: Bounds, dual: float | None = None, revise: Callable[..., jax.Array] | None = None) -> Surrogate:
+    """PPO's clip with the per-token range `bounds(batch)`; dual > 1 bounds the loss where A < 0.
+
+    revise: `(advantages, sg(ratio), batch) -> advantages`, for credit that depends on the ratio.
+    """
+    check_number("dual clip", dual, above=1, or_none=True)
+
+    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        A, (low, high) = batch.need("advantages"), bounds(batch)
+        if revise is not None:
+            A = revise(A, jax.lax.stop_gradient(ratio), batch)
+        return bounded_loss(clipped_value(ratio, A, low, high), A, dual), clip_fractions(ratio, A, low, high)
+
+    return surrogate

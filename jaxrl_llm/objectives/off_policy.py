@@ -1,0 +1,200 @@
+"""Importance correction for the mismatch between the old policy (the trainer) and the behaviour policy (the sampler).
+
+x_t = logp_old - logp_behaviour. The weight of a token or its sequence multiplies the advantages, so it is not
+differentiated, and the objective can use the ratio of the current to the old policy.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.log_ratios import LARGEST, k2, k3, log_ratio, source
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.utils.errors import require_choice
+
+Number = jax.Array | float
+LEVELS = ("token", "sequence", "geometric")
+MODES = ("truncate", "mask", "reject")
+DIVERGENCES = {"k2": k2, "k3": k3}
+SUMMARIES = ("token", "sum", "mean", "max")
+
+
+def importance_weight(
+    x: jax.Array,
+    mask: jax.Array,
+    level: Literal["token", "sequence", "geometric"] = "token",
+    mode: Literal["truncate", "mask", "reject"] = "truncate",
+    low: Number = 0.0,
+    high: Number = 2.0,
+) -> jax.Array:
+    """The weight of each token, f32[N, L]; 1 outside the mask. x f32[N, L]: log-ratios old / behaviour.
+
+    level: rho = exp(x_t) of the "token", exp(sum_t x) of the "sequence", or exp(mean_t x), the "geometric" mean.
+    mode: "truncate" min(rho, high), which ignores low; "mask" rho where low <= rho <= high, else 0 (IcePop,
+    2510.18855); "reject" 1 where low <= rho <= high, else 0.
+
+    >>> print(importance_weight(jnp.log(jnp.array([[1.5, 4.0]])), jnp.ones((1, 2), bool), high=2.0))
+    [[1.5 2. ]]
+    """
+    require_choice("level", level, LEVELS)
+    require_choice("mode", mode, MODES)
+    x = jnp.clip(jnp.where(mask, x, 0.0), -LARGEST, LARGEST)
+    if level != "token":
+        total = jnp.sum(x, axis=1, keepdims=True)
+        length = jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1)
+        x = jnp.broadcast_to(jnp.clip(total if level == "sequence" else total / length, -LARGEST, LARGEST), x.shape)
+    rho = jnp.exp(x)
+    inside = (rho >= low) & (rho <= high)
+    weight = jnp.minimum(rho, high) if mode == "truncate" else jnp.where(inside, rho if mode == "mask" else 1.0, 0.0)
+    return jnp.where(mask, weight, 1.0)
+
+
+def divergence_weight(
+    x: jax.Array,
+    mask: jax.Array,
+    bound: Number,
+    estimator: Literal["k2", "k3"] = "k3",
+    summary: Literal["token", "sum", "mean", "max"] = "mean",
+) -> jax.Array:
+    """1 where the divergence of old and behaviour policy is at most `bound`, else 0; f32[N, L], 1 outside the mask.
+
+    estimator: "k2" x^2 / 2, or "k3" exp(x) - 1 - x; both non-negative. summary: compare each "token", or the "sum",
+    "mean" or "max" over its sequence.
+    """
+    require_choice("estimator", estimator, DIVERGENCES)
+    require_choice("summary", summary, SUMMARIES)
+    d = DIVERGENCES[estimator](-jnp.clip(jnp.where(mask, x, 0.0), -LARGEST, LARGEST))
+    if summary == "max":
+        d = jnp.max(d, axis=1, keepdims=True, initial=0.0)
+    elif summary != "token":
+        length = jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1)
+        d = jnp.sum(d, axis=1, keepdims=True) / (length if summary == "mean" else 1)
+    return jnp.where(mask & (d > bound), 0.0, 1.0)
+
+
+def mismatch(batch: Trajectories) -> jax.Array:
+    """Log-ratios of the old to the behaviour policy, f32[N, L]; 0 on tokens with weight 0."""
+    return log_ratio(source(batch, "old"), source(batch, "behaviour"), batch.loss_weights != 0)
+
+
+def mismatch_ratio(batch: Trajectories) -> jax.Array:
+    """pi_old / pi_behaviour of each token, f32[N, L]."""
+    return jnp.exp(mismatch(batch))
+
+
+@part
+def importance_correction(
+    level: Literal["token", "sequence", "geometric"] = "token",
+    mode: Literal["truncate", "mask", "reject"] = "truncate",
+    low: Number = 0.0,
+    high: Number = 2.0,
+    *,
+    normalise: Literal["none", "token", "sequence"] = "none",
+    leave_count: bool = False,
+) -> Transform:
+    """Multiply the advantages by `importance_weight`. Needs old_logp; chain it after the transform that writes them.
+
+    "truncate" at the token or sequence level is TIS, "mask" MIS (at the token level IcePop), "reject" at the geometric
+    level Geo-RS. Several corrections can be chained.
+    normalise: divide by the mean weight over all tokens ("token"), or by the mean over sequences of their mean weights
+    ("sequence"). leave_count: exclude rejected tokens from the averages' denominators (verl); otherwise they count
+    there with value 0 (TRL, AReaL).
+    """
+    check_number("lower bound", low)
+    check_number("upper bound", high, above=0)
+    require_choice("level", level, LEVELS)
+    require_choice("mode", mode, MODES)
+    require_choice("normalise", normalise, ("none", "token", "sequence"))
+
+    def apply(batch: Trajectories) -> Trajectories:
+        counts = batch.loss_weights != 0
+        w = importance_weight(mismatch(batch), counts, level, mode, low, high)
+        if normalise != "none":
+            w = w / _mean(w, batch.loss_weights, normalise)
+        return _corrected(batch, w, leave_count)
+
+    return stateless(apply, {"old_logp"})
+
+
+@part
+def divergence_rejection(
+    bound: Number,
+    estimator: Literal["k2", "k3"] = "k3",
+    summary: Literal["token", "sum", "mean", "max"] = "mean",
+    *,
+    leave_count: bool = True,
+) -> Transform:
+    """Multiply the advantages by `divergence_weight`; see `importance_correction`. bound >= 0. Needs old_logp."""
+    check_number("bound", bound, least=0)
+    require_choice("estimator", estimator, DIVERGENCES)
+    require_choice("summary", summary, SUMMARIES)
+
+    def apply(batch: Trajectories) -> Trajectories:
+        w = divergence_weight(mismatch(batch), batch.loss_weights != 0, bound, estimator, summary)
+        return _corrected(batch, w, leave_count)
+
+    return stateless(apply, {"old_logp"})
+
+
+def _corrected(batch: Trajectories, weight: jax.Array, leave_count: bool) -> Trajectories:
+    counts = batch.loss_weights != 0
+    advantages = jnp.where(counts, batch.need("advantages"), 0.0) * weight
+    if leave_count:
+        batch = batch.replace(weights=batch.loss_weights * (weight != 0))
+    return batch.replace(advantages=advantages)
+
+
+def _mean(w: jax.Array, counts: jax.Array, over: str) -> jax.Array:
+    """Mean weight, at least 1e-8, to avoid division by 0 if everything is rejected."""
+    if over == "token":
+        total, number = jnp.sum(w * counts), jnp.sum(counts)
+    else:
+        length = jnp.sum(counts, axis=1)
+        rows = jnp.sum(w * counts, axis=1) / jnp.where(length > 0, length, 1.0)
+        total, number = jnp.sum(rows), jnp.sum(length > 0)
+    return jnp.maximum(total / jnp.maximum(number, 1e-9), 1e-8)
+
+
+def sequence_factor(
+    batch: Trajectories, mode: Literal["truncate", "mask"] = "truncate", high: Number = 2.0, low: Number = 0.0
+) -> jax.Array:
+    """prod_t u_t of each row on each of its tokens, f32[N, L], u_t the token's `importance_weight`, at least 1e-8.
+
+    A single rejected token therefore almost removes its sequence. Clipped to exp(+-LARGEST).
+    """
+    counts = batch.loss_weights != 0
+    u = jnp.log(jnp.maximum(importance_weight(mismatch(batch), counts, "token", mode, low, high), 1e-8))
+    total = jnp.sum(jnp.where(counts, u, 0.0), axis=1, keepdims=True)
+    return jnp.broadcast_to(jnp.exp(jnp.clip(total, -LARGEST, LARGEST)), counts.shape)
+
+
+@part
+def scale_by_info(name: str) -> Transform:
+    """Multiply the advantages by info[name], f32[N] or f32[N, L]; does nothing if the batch has no such entry."""
+
+    def apply(batch: Trajectories) -> Trajectories:
+        factor = (batch.info or {}).get(name)
+        if factor is None:
+            return batch
+        factor = factor[:, None] if factor.ndim == 1 else factor
+        return batch.replace(advantages=jnp.where(batch.action_mask, batch.need("advantages") * factor, 0.0))
+
+    return stateless(apply, {name})
+
+
+def compounded(factor: jax.Array, x: jax.Array, mask: jax.Array, clip: Number = 0.2) -> jax.Array:
+    """M <- clip(M q), q = clip(exp(mean_t x)), both clipped to 1 +- clip, f32[N] (SeeUPO, 2602.06554).
+
+    x f32[N, L]: log-ratios of the policy after an update to the policy before it; mask: the tokens that were updated.
+    Their mean is clipped to +-10. Rows without such tokens keep their factor.
+    """
+    length = jnp.sum(mask, axis=1)
+    mean = jnp.sum(jnp.where(mask, x, 0.0), axis=1) / jnp.maximum(length, 1)
+    q = jnp.clip(jnp.exp(jnp.clip(mean, -10.0, 10.0)), 1 - clip, 1 + clip)
+    return jnp.where(length > 0, jnp.clip(factor * q, 1 - clip, 1 + clip), factor)

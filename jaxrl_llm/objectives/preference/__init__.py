@@ -1,0 +1,1 @@
+"""Losses on pairs and lists of samples."""

@@ -1,0 +1,164 @@
+"""Losses that couple the rows of a group: preferences between samples, and right answers against wrong ones.
+
+Each row has one differentiable number, its score. The loss is not a sum of functions of single rows, so `coupled`
+computes over the whole batch each row's share of the loss, and the derivative of the loss with respect to its score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core.choices import Source
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.log_ratios import needed
+from jaxrl_llm.core.part_checks import require_function
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, bucket_sums, row_means
+from jaxrl_llm.core.transform import Metrics, Objective
+from jaxrl_llm.objectives.ratios import log_ratio_to
+
+Number = float | jax.Array
+RowScore = Callable[[PolicyOutputs, Trajectories], jax.Array]  # -> f32[N], finite
+
+
+def coupled(
+    score: RowScore,
+    shares: Callable[[jax.Array, Trajectories], jax.Array],
+    metric: str = "coupled",
+    needs: frozenset[str] = frozenset(),
+) -> Objective:
+    """The loss sum_i c_i, c = shares(s, batch) f32[N], s the scores of all rows; exact for any split into slices.
+
+    `refresh` computes c and g = d (sum c) / d s at the current scores s0; each row of a slice then contributes
+    c_i + g_i (s_i - s0_i), which has the exact value and gradient at s = s0.
+    """
+
+    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        def total(s: jax.Array) -> tuple[jax.Array, jax.Array]:
+            c = shares(s, batch)
+            return jnp.sum(c), c
+
+        slope, c = jax.grad(total, has_aux=True)(score(outputs, batch))
+        return batch.with_info(**{f"{metric}/share": c, f"{metric}/slope": jax.lax.stop_gradient(slope)})
+
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        s = score(outputs, batch)
+        slope, c = batch.need(f"{metric}/slope"), batch.need(f"{metric}/share")
+        value = jnp.sum(jax.lax.stop_gradient(c) + slope * (s - jax.lax.stop_gradient(s)))
+        return value, {metric: value}
+
+    return Objective(objective, needs, refresh)
+
+
+def mean_logp(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+    """Weighted mean log-probability of each row's tokens, f32[N]."""
+    return row_means(jnp.where(batch.loss_weights != 0, outputs.logp, 0.0), batch)
+
+
+def mean_log_ratio(against: str = "reference") -> RowScore:
+    """Weighted mean log-ratio of each row's tokens, f32[N]: DPO's implicit reward, normalised by length."""
+    return lambda outputs, batch: row_means(log_ratio_to(outputs, batch, against), batch)
+
+
+def shares_of_pairs(z: jax.Array, pairs: jax.Array) -> jax.Array:
+    """Each row's share f32[N] of the mean of -log sigmoid(z_ij) over pairs bool[N, N], in those where it is i."""
+    return jnp.sum(jnp.where(pairs, jax.nn.softplus(-z), 0.0), axis=1) / jnp.maximum(jnp.sum(pairs), 1)
+
+
+def preference_shares(
+    implied: jax.Array,
+    reward: jax.Array,
+    group: jax.Array,
+    beta: Number = 0.1,
+    best: Number = 1.0,
+    best_scale: Number = 1.0,
+) -> jax.Array:
+    """Each row's share f32[N] of mean -log sigmoid(c beta (h_i - h_j)) over the pairs of a group with r_i > r_j.
+
+    implied f32[N]: h, the implicit rewards. c = best_scale where r_i >= best, else 1. In a batch without pairs the loss
+    is mean -log sigmoid(+-h_i), + where r_i >= best. Rows with NaN rewards are ignored.
+    """
+    known = ~jnp.isnan(reward)
+    good = reward >= best
+    pairs = (group[:, None] == group) & (reward[:, None] > reward)
+    z = jnp.where(good, best_scale, 1.0)[:, None] * beta * (implied[:, None] - implied)
+    of_pairs = shares_of_pairs(z, pairs)
+    alone = jnp.where(known, jax.nn.softplus(jnp.where(good, -implied, implied)), 0.0) / jnp.maximum(jnp.sum(known), 1)
+    return jnp.where(jnp.any(pairs), of_pairs, alone)
+
+
+@part
+def preference(
+    beta: Number = 0.1, best: Number = 1.0, best_scale: Number = 1.0, against: Source = "reference"
+) -> Objective:
+    """`preference_shares` of the mean log-ratios: DPO on all pairs within a group that differ in reward."""
+    check_number("beta", beta, above=0)
+    check_number("best", best)
+    check_number("best_scale", best_scale, least=0)
+
+    def shares(h: jax.Array, batch: Trajectories) -> jax.Array:
+        return preference_shares(h, batch.scores, batch.group, beta, best, best_scale)
+
+    return coupled(mean_log_ratio(against), shares, "preference", needed(against))
+
+
+def bucket_log_sum_exp(keys: jax.Array, values: jax.Array, mask: jax.Array) -> jax.Array:
+    """Log-sum-exp of the masked values that share a sample's key, f32[N]; 0 if there are none."""
+    _, index = jnp.unique(keys, return_inverse=True, size=keys.shape[0])
+    top = jax.ops.segment_max(jnp.where(mask, values, -jnp.inf), index, num_segments=keys.shape[0])[index]
+    top = jax.lax.stop_gradient(jnp.where(top > -jnp.inf, top, 0.0))
+    (total,) = bucket_sums(keys, jnp.where(mask, jnp.exp(jnp.where(mask, values - top, 0.0)), 0.0))
+    return jnp.where(total > 0, top + jnp.log(jnp.where(total > 0, total, 1.0)), 0.0)
+
+
+def discriminative_shares(
+    score: jax.Array,
+    right: jax.Array,
+    wrong: jax.Array,
+    group: jax.Array,
+    merit: jax.Array,
+    merit_temperature: Number = 0.1,
+    temperature: Number = 10.0,
+) -> jax.Array:
+    """Each row's share f32[N] of sum_i w_i s_i - tau log mean_j exp(s_j / tau), summed over groups with both kinds.
+
+    i: right rows of a group, w = softmax(merit / merit_temperature) over them; j: its wrong rows; tau = temperature.
+    The wrong rows of a group have equal shares. right, wrong bool[N].
+    """
+    number_right, number_wrong = bucket_sums(group, right.astype(jnp.float32), wrong.astype(jnp.float32))
+    both = (number_right > 0) & (number_wrong > 0)
+    logits = merit / merit_temperature
+    w = jnp.exp(jnp.where(right, logits - bucket_log_sum_exp(group, logits, right), 0.0))
+    worst = bucket_log_sum_exp(group, score / temperature, wrong) - jnp.log(jnp.maximum(number_wrong, 1))
+    share = jnp.where(right, w * score, 0.0) - jnp.where(wrong, temperature * worst / jnp.maximum(number_wrong, 1), 0.0)
+    return jnp.where(both, share, 0.0)
+
+
+@part
+def discriminative(
+    merit: Callable[[Trajectories], jax.Array],
+    threshold: Number = 0.5,
+    merit_temperature: Number = 0.1,
+    temperature: Number = 10.0,
+) -> Objective:
+    """-`discriminative_shares` of mean log-probabilities / number of prompts with an action (DRPO, 2510.04474).
+
+    Rows with a score above the threshold are right, others wrong. merit: `batch -> f32[N]`.
+    """
+    require_function("merit", merit)
+    check_number("threshold", threshold)
+    for name, number in {"merit_temperature": merit_temperature, "temperature": temperature}.items():
+        check_number(name, number, above=0)
+
+    def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
+        score, acts = batch.scores, jnp.any(batch.action_mask, axis=1).astype(jnp.float32)
+        (size,) = bucket_sums(batch.group, acts)
+        prompts = jnp.maximum(jnp.sum(acts / jnp.maximum(size, 1)), 1.0)
+        right, wrong = score > threshold, score <= threshold
+        gain = discriminative_shares(s, right, wrong, batch.group, merit(batch), merit_temperature, temperature)
+        return -gain / prompts
+
+    return coupled(mean_logp, shares, "discriminative")

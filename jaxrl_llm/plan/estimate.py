@@ -1,0 +1,196 @@
+"""A plan by arithmetic, in milliseconds: what is held is exact, temporaries are estimated.
+
+What was compiled for v5e took 1.39 times (Qwen3-8B, fsdp=4,tensor=4) and 1.42 times (SmolLM2-135M, data=4) the
+temporaries of the update that are estimated, and Llama-3.1-70B on v5p, whose compiler has more memory to use, more
+still: the search multiplies them. The estimate decides which configurations are worth compiling, and stands where there
+is no compiler (GPUs).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+
+from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.needs import value_of
+from jaxrl_llm.core.shapes import bucket
+from jaxrl_llm.distributed import fully_sharded
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.decoder import MAX_LOGITS
+from jaxrl_llm.models.placement import EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
+from jaxrl_llm.plan.program_cost import Cost
+from jaxrl_llm.plan.sampling import Sampling, active_weights, estimate, model_weights, reduced_bytes
+from jaxrl_llm.plan.shapes import StateShapes, as_trained, bytes_on_a_device
+from jaxrl_llm.training.config import TrainConfig
+
+# Temporaries of one layer's backward pass, in arrays of a token: of hidden states, of inner units, of heads, and of
+# attention logits in float32.
+HIDDEN, INNER, HEADS, LOGITS = 12, 6, 6, 1
+
+
+class Held(NamedTuple):
+    """Bytes on a device of what a run keeps there, and numbers of parameters there."""
+
+    parameters: int
+    frozen: int
+    optimiser: int
+    reference: int  # with a second policy that is run beside the first, the last update's weights and a target critic
+    learning: int  # numbers, not bytes
+
+    @property
+    def kept(self) -> int:
+        """Bytes that are there all the time."""
+        return self.parameters + self.frozen + self.optimiser + self.reference
+
+
+class Arithmetic(NamedTuple):
+    """What is known of a configuration without compiling: as in `plan.Plan`."""
+
+    held: dict[str, int]
+    phases: dict[str, dict[str, int]]
+    costs: dict[str, Cost]
+
+    @property
+    def peak(self) -> int:
+        """The most bytes on a device."""
+        return sum(self.held.values()) + max(sum(parts.values()) for parts in self.phases.values())
+
+
+def held_bytes(shapes: StateShapes, mesh: AbstractMesh, reference_memory: str = "device") -> Held:
+    """What is kept on each device of a mesh, exactly."""
+    model, state = shapes.policy.config, shapes.state
+
+    def on_a_device(tree: Any, dtype: Any = None) -> int:
+        places = fully_sharded(tree, model, mesh)
+        put = lambda x, place: jax.ShapeDtypeStruct(x.shape, dtype or x.dtype, sharding=place)  # noqa: E731
+        return bytes_on_a_device(jax.tree.map(put, tree, places))
+
+    return Held(
+        on_a_device(state.params),
+        on_a_device(shapes.frozen),
+        on_a_device(state.optimizer) + on_a_device(state.step),
+        on_a_device(shapes.other)
+        + (on_a_device(shapes.copied_reference) if reference_memory == "device" else 0)
+        + on_a_device(shapes.previous)
+        + on_a_device(shapes.target),
+        on_a_device(state.params, jnp.dtype(jnp.int8)),
+    )
+
+
+def arithmetic(
+    config: TrainConfig, model: ModelConfig, algorithm: Algorithm, mesh: AbstractMesh, held: Held,
+    sampling: Sampling, ratio: float = 1.0,
+) -> Arithmetic:  # fmt: skip
+    """The plan of a configuration on a mesh.
+
+    held: see `held_bytes`. sampling: on the same devices. ratio: by which to multiply the update's temporaries.
+    """
+    config = as_trained(config, algorithm)  # all that follows is of learning
+    shards = row_shards(mesh)
+    states = config.dtype if config.activations == "dtype" else config.activations
+    item, phases = jnp.dtype(states).itemsize, dict(sampling.phases)
+    tokens = slice_tokens(config, shards) // mesh.shape.get(SEQUENCE, 1)
+    batch = config.prompts_per_step * config.group_size // shards * length_of(config) * 64
+    temporaries = int(ratio * update_temporaries(config, model, held, tokens, mesh, item))
+    phases["update"] = {"batch": batch, "temporaries": temporaries}
+    kept = {"parameters": held.parameters, "frozen": held.frozen, "optimiser": held.optimiser}
+    copied, fsdp = sampling.phases["sampling"]["sampler's weights"], mesh.shape.get(FSDP, 1)
+    convert = estimate("convert", 0, 2 * copied, all_gather=copied * (fsdp - 1) / fsdp)
+    costs = {"convert": convert} | sampling.costs | learning_costs_of(config, model, algorithm, mesh, held)
+    return Arithmetic({**kept, "reference": held.reference, "padding": 0}, phases, costs)
+
+
+def length_of(config: TrainConfig) -> int:
+    """Positions of the batch's rows."""
+    return bucket(config.max_prompt_tokens + config.max_new_tokens)
+
+
+def slice_tokens(config: TrainConfig, shards: int) -> int:
+    """Packed tokens of a micro-batch on a device: each prompt once."""
+    groups = -(-config.prompts_per_step // (config.minibatches * config.micro_batches * shards))
+    return groups * (
+        bucket(config.max_prompt_tokens) + config.group_size * bucket(config.max_new_tokens, least=16, per_octave=2)
+    )
+
+
+def update_temporaries(
+    config: TrainConfig, model: ModelConfig, held: Held, tokens: int, mesh: AbstractMesh, item: int
+) -> int:  # fmt: skip
+    """Bytes on a device: gradients and their sums, what is saved of each layer, and one layer's backward pass.
+
+    tokens: of a micro-batch.
+    """
+    tensor, expert = mesh.shape.get(TENSOR, 1), mesh.shape.get(EXPERT, 1)
+    gradients = held.learning * (jnp.dtype(config.param_dtype).itemsize + (4 if config.micro_batches > 1 else 0))
+    if config.lora_rank:
+        gradients = held.learning * 8
+    D, heads = model.hidden_size, (model.num_heads + 2 * model.num_kv_heads) * model.head_dim / tensor
+    times = max(model.experts_per_token, 1)
+    inner = times * model.intermediate_size / tensor
+    states = HIDDEN * D + (2 * times * D if times > 1 else 0) + INNER * inner + HEADS * heads
+    if config.remat and not config.keep_projections:
+        saved = model.num_layers * D * item / tensor
+    elif config.remat:
+        saved = model.num_layers * (2 * D + 3 * inner + heads) * item
+    else:
+        saved = model.num_layers * states * item
+    keys = config.max_prompt_tokens + config.max_new_tokens
+    logits = LOGITS * min(4 * tokens * keys * model.num_heads / tensor, 4 * max(MAX_LOGITS, tokens * 128))
+    attention, mlp = model_weights(model)
+    layer = (attention + mlp / expert) / model.num_layers / tensor * item
+    exchanged = 2 * (expert - 1) * D * item  # of the other devices' tokens, and what they get back
+    vocabulary = model.vocab_size * D * item / tensor
+    return int(gradients + tokens * (saved + states * item + exchanged) + logits + 3 * layer + vocabulary)
+
+
+def learning_costs_of(
+    config: TrainConfig, model: ModelConfig, algorithm: Algorithm, mesh: AbstractMesh, held: Held
+) -> dict[str, Cost]:
+    """Operations, bytes and collectives of each program of learning on a device.
+
+    Operations of a forward pass: 2 for each weight of a matrix that a token meets, and 4 for each key that it attends
+    to in each head. The update makes three passes, four where layers are recomputed.
+    """
+    shards = row_shards(mesh)
+    fsdp, expert, sequence, tensor = (mesh.shape.get(axis, 1) for axis in (FSDP, EXPERT, SEQUENCE, TENSOR))
+    P, T, G, prompts = config.max_prompt_tokens, config.max_new_tokens, config.group_size, config.prompts_per_step
+    item, D, n = jnp.dtype(config.dtype).itemsize, model.hidden_size, model.num_layers
+    (attention, mlp), active = model_weights(model), active_weights(model)
+    pair, head = 4 * n * model.num_heads * model.head_dim, 2 * D * model.vocab_size
+    padded = -(-prompts // shards) * shards / prompts  # devices without a prompt of their own wait
+    forward = padded * prompts * (
+        2 * active * (P + G * T) + pair * (P * P / 2 + G * (T * P + T * T / 2)) + head * G * T
+    )  # fmt: skip
+    reduced = reduced_bytes(model, tensor, item)
+    tokens = slice_tokens(config, shards) // sequence * config.micro_batches * config.minibatches
+    weights = (attention + mlp / expert + head // 2) / tensor * item
+    # Of a token: among devices with other experts, there and back; and of its heads along "sequence".
+    routed = 2 * (expert - 1) * n * D * item
+    heads = 2 * (model.num_heads + math.lcm(model.num_kv_heads, sequence)) / tensor * n * model.head_dim * item
+    exchanged = routed + heads * (sequence - 1) / sequence
+    gathered = weights * (fsdp - 1) / fsdp * config.micro_batches * config.minibatches
+    gradient = 4 * held.learning * 2 * (mesh.size // (tensor * fsdp) - 1) / max(mesh.size // (tensor * fsdp), 1)
+    passes = 4 if config.remat else 3
+    state = held.parameters + held.optimiser
+
+    def learning(name: str, passes: int, times: int, gradients: float, updates: float) -> Cost:
+        return estimate(
+            name, times * passes * forward / mesh.size,
+            times * (passes * (gathered + weights + 20 * n * D * item * tokens) + 3 * updates),
+            all_reduce=times * (passes * reduced * tokens + gradients), all_gather=times * min(passes, 3) * gathered,
+            all_to_all=times * passes * exchanged * tokens,
+            reduce_scatter=times * gathered * (4 / item) * (gradients > 0 or updates > 0),
+        )  # fmt: skip
+
+    found = {}
+    needs = {value_of(need)[0] for need in algorithm.needs}
+    old, reference = {"old_logp", "values", "top_tokens"}, {"reference_logp", "teacher_logp"}
+    policies = bool(needs & old), bool(needs & reference), "previous_logp" in needs
+    for number in range(sum(policies)):
+        found[f"outputs_of {number + 1}" if number else "outputs_of"] = learning("outputs_of", 1, 1, 0, 0)
+    found["update"] = learning("update", passes, config.epochs, gradient, state)
+    return found

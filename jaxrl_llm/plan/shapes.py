@@ -1,0 +1,353 @@
+"""The arrays of a run without the run: its method, its model by configuration alone, its shapes and shardings."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.needs import need_of, value_of
+from jaxrl_llm.core.shapes import bucket
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.distributed import ahead_of_time, check_mesh, mesh_of, sampling_mesh_of
+from jaxrl_llm.distributed.chips import Topology
+from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
+from jaxrl_llm.learner.optimizer import make_optimizer
+from jaxrl_llm.learner.previous import first_previous
+from jaxrl_llm.learner.step import Learner, shard
+from jaxrl_llm.learner.update import TrainState, init_state
+from jaxrl_llm.models.config import ModelConfig, from_hf
+from jaxrl_llm.models.io.load import DEMO_MODEL
+from jaxrl_llm.models.kinds import read_json
+from jaxrl_llm.models.moe import index_dtype
+from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
+from jaxrl_llm.models.policy import Policy, init_params
+from jaxrl_llm.sampling.aot_programs import Arrays, engine_arrays
+from jaxrl_llm.sampling.requests import Tokens
+from jaxrl_llm.sampling.sampler import BatchRow, assemble
+from jaxrl_llm.sampling.scheduler import Size, for_conversations, lasting
+from jaxrl_llm.sampling.scheduler import plan as slots_for
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.method import check_method, with_routing
+from jaxrl_llm.training.reference import wants_reference
+from jaxrl_llm.training.rollout import hook_of, rollout_of, strategy_of
+from jaxrl_llm.training.setup import remat_of, split_parameters, with_critic, with_precision
+from jaxrl_llm.utils.errors import InputError
+
+
+class RunShapes(NamedTuple):
+    """What stays constant over a run, as shapes with shardings."""
+
+    config: TrainConfig
+    topology: Topology
+    learner: Learner  # `reference` and `frozen` are shapes
+    state: TrainState
+    sampler: Mesh  # the devices of the mesh, as tokens are sampled on them
+    size: Size  # of the engine that samples
+    evaluation: Size | None  # of the one that evaluates
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.learner.mesh
+
+    @property
+    def own(self) -> Mesh:
+        """The devices of the first host, or unit of hosts, that samples on its own."""
+        return self.topology.alone(of_this_host(self.sampler))
+
+    @property
+    def policy(self) -> Policy:
+        return self.learner.policy
+
+    @property
+    def params(self) -> Any:
+        """Of the policy: those that learn and those that are frozen."""
+        return combine(self.learner.frozen, self.state.params)
+
+    @property
+    def copied_reference(self) -> Any:
+        """The reference policy, where it is a copy of its own."""
+        return self.learner.reference if self.learner.frozen is None else None
+
+    def engine(self, size: Size | None = None) -> Arrays:
+        """The weights and caches of sampling, or of another engine."""
+        sampling, (dtype, weights) = self.config.sampling, (self.policy.activation_dtype, None)
+        if size is None:
+            dtype, weights = jnp.dtype(sampling.cache_dtype), sampling.weight_dtype
+        record = size is None and records(self.learner.algorithm, self.policy.config)
+        return engine_arrays(
+            self.policy, self.params, self.sampler, size or self.size, dtype, self.own, weights, record
+        )
+
+
+def records(algorithm: Algorithm, model: ModelConfig) -> bool:
+    """Whether rollouts record the experts of tokens."""
+    return algorithm.routing == "rollout" and model.num_experts > 0
+
+
+def config_of(model: str) -> ModelConfig:
+    """The configuration of a model, whose weights need not be there: a folder, a config.json, a .gguf file, the demo
+    model, or a name on the Hugging Face hub. InputError for anything else."""
+    path = Path(model).expanduser()
+    if model == DEMO_MODEL or model.endswith(".gguf"):
+        from jaxrl_llm.models.io.gguf import read_gguf, smollm2_path
+
+        file = smollm2_path() if model == DEMO_MODEL else path
+        return from_hf(read_gguf(file).config, where=file.name)
+    file = path if model.endswith(".json") else path / "config.json"
+    if not file.exists() and model.count("/") == 1 and not model.startswith((".", "/", "~")):
+        from huggingface_hub import hf_hub_download
+
+        try:
+            file = Path(hf_hub_download(model, "config.json"))
+        except Exception as error:  # the hub's client raises several
+            raise InputError(f"the hub gave no config.json of {model} ({type(error).__name__})") from None
+    if not file.exists():
+        raise InputError(f"{file} is not there: give a model's folder, its config.json, a .gguf file or a hub name")
+    return from_hf(read_json(file), where=str(file))
+
+
+def with_layers(model: ModelConfig, layers: int) -> ModelConfig:
+    """The model with its first layers only."""
+    return dataclasses.replace(
+        model, num_layers=layers, rope_of_layer=model.rope_of_layer[:layers],
+        window_of_layer=model.window_of_layer[:layers],
+    )  # fmt: skip
+
+
+def depths(model: ModelConfig) -> tuple[int, int]:
+    """Two small numbers of layers that hold each kind of layer as often as all layers do, as far as they go."""
+    kinds = list(zip(model.rope_of_layer, model.window_of_layer, strict=True))
+    period = next(
+        n for n in range(1, len(kinds) + 1) if all(kind == kinds[i % n] for i, kind in enumerate(kinds))
+    )  # fmt: skip
+    return max(2, period), 2 * max(2, period)
+
+
+def checked(
+    config: TrainConfig, topology: Topology, model: ModelConfig | None = None
+) -> tuple[Mesh, Mesh, Algorithm, ModelConfig]:
+    """The mesh of a run, that to sample on, its method and its model. model: instead of the configured one.
+
+    Raises InputError for what the run would raise before it loads its model's weights.
+    """
+    mesh = mesh_of(config.mesh, topology.devices)
+    sampler = sampling_mesh_of(config.sampling_mesh, mesh)
+    algorithm = check_method(config, mesh)
+    if has_second_policy(config, algorithm):
+        raise InputError(
+            f"jaxrl plan knows runs of one policy, but {config.algorithm} runs a second one beside it: plan ppo, and "
+            "add its weights, its caches and its forward passes once more"
+        )
+    model = model or config_of(config.model)
+    algorithm = with_routing(config, algorithm, model)
+    check_mesh(model, mesh)
+    check_mesh(model, sampler, "the sampling mesh")
+    of_this_host(sampler)  # raises InputError where hosts have different numbers of devices
+    return mesh, sampler, algorithm, model
+
+
+def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None = None) -> RunShapes:
+    """The shapes of a run on a topology; see `checked`."""
+    mesh, sampler, algorithm, model = checked(config, topology, model)
+    found = state_shapes(config, model, algorithm)
+    policy = found.policy
+    policy = dataclasses.replace(policy, mesh=mesh) if mesh.size > 1 else policy
+    optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
+    with ahead_of_time():
+        frozen, reference, state, previous, target = (
+            shard(tree, policy, mesh)
+            for tree in (found.frozen, found.reference, found.state, found.previous, found.target)
+        )
+    learner = Learner(
+        policy,
+        algorithm,
+        optimizer,
+        mesh,
+        config.epochs,
+        config.minibatches,
+        config.micro_batches,
+        reference,
+        frozen,
+        previous,
+        target,
+    )
+    devices = row_shards(of_this_host(sampler), SAMPLED_ROWS)
+    sizes = engine_sizes(config, algorithm, devices, units_of(sampler), policy.config.max_positions)
+    return RunShapes(config, topology, learner, state, sampler, *sizes)
+
+
+class StateShapes(NamedTuple):
+    """What a run trains and keeps, as shapes without shardings."""
+
+    policy: Policy
+    state: TrainState
+    frozen: Any  # the parameters that never learn; None where all do
+    reference: Any  # of a reference policy; with adapters the frozen parameters
+    params: Any  # of the policy, all together
+    previous: Any  # that learn, before the last update, where the method needs them
+    engines: int = 1  # that sample at a time, each with weights and caches of its own
+    other: Any = None  # what moves of a second policy that is run beside it
+    target: Any = None  # the target critic, where the method has one
+
+    @property
+    def copied_reference(self) -> Any:
+        """The reference policy, where it is a copy of its own."""
+        return self.reference if self.frozen is None else None
+
+
+def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) -> StateShapes:
+    """The shapes of a run's state."""
+    made: dict[str, Policy] = {}
+
+    def parameters() -> Any:
+        policy = with_precision(config, Policy(model, jnp.dtype(config.dtype), remat_of(config)))
+        params = init_params(jax.random.key(0), model, jnp.dtype(config.param_dtype))
+        made["policy"], params = with_critic(config, algorithm.needs, policy, params)
+        return params, split_parameters(config, made["policy"], params)
+
+    params, (frozen, learning) = jax.eval_shape(parameters)
+    reference = None
+    if wants_reference(config, algorithm):
+        reference = frozen or {name: x for name, x in params.items() if name != "critic"}
+    optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
+    state = jax.eval_shape(partial(init_state, optimizer=optimizer), learning)
+    previous = jax.eval_shape(partial(first_previous, algorithm.needs), learning)
+    engines, other = 2 if rollout_of(config, algorithm).reference else 1, None
+    if has_second_policy(config, algorithm):
+        other = {name: x for name, x in learning.items() if name != "critic"}
+    params = combine(frozen, learning)
+    target = None if algorithm.target is None else learning["critic"]
+    return StateShapes(made["policy"], state, frozen, reference, params, previous, engines, other, target)
+
+
+def has_second_policy(config: TrainConfig, algorithm: Algorithm) -> bool:
+    """Whether tokens are drawn through a hook that reads the logits of a second policy."""
+    return (hook := hook_of(config, algorithm)) is not None and hook.other is not None
+
+
+def engine_sizes(
+    config: TrainConfig, algorithm: Algorithm, devices: int, hosts: int = 1, context: int = 0
+) -> tuple[Size, Size | None]:
+    """The engine of a step, with prompts and completions as long as the settings allow, and that of an evaluation.
+
+    devices: of a host, over which rows are sharded. hosts: each with an engine for its share of the prompts. context:
+    tokens of the model's context; 0: unlimited.
+    """
+    strategy, G = strategy_of(config, algorithm), config.group_size
+    rows, slots = -(-config.prompts_per_step * G // hosts), -(-config.slots // hosts)
+    rollout, parked = rollout_of(config, algorithm), 0
+    if strategy is None and rollout.converses:
+        prompts = -(-config.prompts_per_step // hosts)
+        shape, parked = for_conversations(slots, G, prompts, devices, rollout.turns == 1)
+    elif strategy is None:
+        own = range(-(-config.prompts_per_step // hosts))
+        shape = slots_for([number for number in own for _ in range(G)], slots, devices)
+    else:
+        flight = -(-strategy.in_flight(config.prompts_per_step) // hosts)
+        shape = lasting(slots or rows, flight, G, devices)
+    width, tokens = bucket(config.max_prompt_tokens), bucket(config.max_new_tokens, least=4)
+    size = Size(shape, width, max(tokens, rollout.room(config.max_new_tokens, context)), parked)
+    if not config.eval_size:
+        return size, None
+    return size, Size(slots_for(range(-(-config.eval_size // hosts)), slots or rows, devices), width, tokens)
+
+
+def as_trained(config: TrainConfig, algorithm: Algorithm) -> TrainConfig:
+    """The configuration with groups of as many rows as the rollout may return, in whole multiples of their samples."""
+    times = -(-rollout_of(config, algorithm).rows(config.group_size) // config.group_size)
+    return dataclasses.replace(config, group_size=times * config.group_size)
+
+
+def full_batch(
+    config: TrainConfig, algorithm: Algorithm, vocabulary: int, model: ModelConfig | None = None
+) -> Trajectories:
+    """A scored batch on the host in which every prompt and completion is as long as the settings allow.
+
+    It has the fields that a rollout's has. What the method needs of a rollout has the value that stands in for it. It
+    has the most rows that a step may have: as many as the rollout may return, and those of a replay. model: of a
+    mixture of experts the batch has those that a rollout records.
+    """
+    config = as_trained(config, algorithm)
+    P, T, G = config.max_prompt_tokens, config.max_new_tokens, config.group_size
+    usual, random = config.prompts_per_step * G, np.random.default_rng(0)
+    N = usual if algorithm.replay is None else -(-algorithm.replay.grown(usual) // usual) * usual
+    prompts = random.integers(0, vocabulary, (N // G, P), dtype=np.int32)
+    rows = []
+    for number in range(N):
+        token, zeros = random.integers(0, vocabulary, T, dtype=np.int32), np.zeros(T, np.float32)
+        drawn = Tokens(token, zeros - 1, zeros, zeros - 2, zeros - 1, np.zeros(T, np.int32))
+        rows.append(BatchRow(prompts[number // G].tolist(), drawn, False, number // G, number // G))
+    batch = assemble(rows, config.temperature, config.sampling.truncating)
+    reward = (np.arange(N) % 2).astype(np.float32)
+    scores: dict[str, Any] = {"rewards": dict.fromkeys(reward_names(config), reward), "reward": reward}
+    batch = batch.replace(**scores)
+    if model is not None and records(algorithm, model):
+        shape = (*batch.tokens.shape, model.num_layers, model.experts_per_token)
+        chosen: Any = np.zeros(shape, index_dtype(model))
+        batch = batch.replace(experts=chosen)
+    for text in sorted(algorithm.needs):
+        (_, carried), need = value_of(text), need_of(text)
+        if need.provider is not None and need.stand_in.value is not None and need.of(batch, carried) is None:
+            value: Any = np.asarray(need.stand_in.value(batch, carried))
+            batch = need.put(batch, value, carried)
+    if "measured" in algorithm.needs:
+        batch = batch.with_info(measured=(np.arange(N) >= usual).astype(np.float32))  # type: ignore[arg-type]
+    strategy = strategy_of(config, algorithm)
+    if strategy is not None and strategy.train_unfinished:
+        unfinished: Any = np.zeros(N, bool)
+        batch = batch.with_info(window=batch.action_mask, unfinished=unfinished)
+    return batch
+
+
+def reward_names(config: TrainConfig) -> list[str]:
+    """The names of the run's rewards, as their functions are called."""
+    names = []
+    for spec in config.rewards:
+        name = spec.strip() if spec.strip().endswith(")") else spec.strip().rpartition("*")[0] or spec.strip()
+        names.append(name.rpartition(":")[2] if "(" not in name else name.partition("(")[0])
+    return names
+
+
+def bytes_on_a_device(tree: Any) -> int:
+    """Of shapes that have shardings."""
+    return sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(tree))
+
+
+class Row(NamedTuple):
+    """An array in the table of shardings."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    sharding: str
+    bytes: int  # on a device
+
+
+def sharding_table(shapes: RunShapes) -> list[Row]:
+    """Every array that a run keeps on its devices: parameters, moments, reference, the sampler's weights and caches."""
+    engine = shapes.engine()
+    trees = {
+        "parameters": shapes.state.params, "frozen": shapes.learner.frozen, "optimiser": shapes.state.optimizer,
+        "reference": shapes.copied_reference if shapes.config.reference_memory == "device" else None,
+        "previous": shapes.learner.previous,
+        "sampler": engine.weights, "prompt cache": engine.prefix_cache, "ring cache": engine.ring_cache,
+        "conversations": engine.parked,
+    }  # fmt: skip
+    rows = []
+    for part, tree in trees.items():
+        for path, x in jax.tree_util.tree_leaves_with_path(tree):
+            spec = tuple(getattr(x.sharding, "spec", ()))
+            said = ", ".join("+".join(s) if isinstance(s, tuple) else str(s or "-") for s in spec)
+            name = "/".join([part, jax.tree_util.keystr(path, simple=True, separator="/")])
+            rows.append(Row(name, x.shape, str(x.dtype), said or "replicated", bytes_on_a_device(x)))
+    return rows

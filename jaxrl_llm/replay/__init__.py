@@ -1,0 +1,1 @@
+"""Replay: what of earlier steps joins the batch of a step."""

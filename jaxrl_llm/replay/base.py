@@ -1,0 +1,306 @@
+"""Replays: what of earlier steps joins the batch of a step, from stores of rows (`replay.buffers`).
+
+A mixed batch has consecutive group numbers and info["replayed"] f32[N], 1 on rows from a store. Replayed tokens keep
+the log-probability and the step of the policy that drew them (`behaviour_logp`, `policy_step`), so ratios to the
+behaviour policy and limits of staleness hold for each token. Rows are drawn before those of the step are added.
+Replays that change rows within groups are in `replay.into_groups`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.core.checks import Count, Share
+from jaxrl_llm.core.coefficients import check_moments, check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.replay import buffers
+from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows, to_scored
+from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rollouts.runtime.sources import Replay
+
+Draw = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
+"""(step of each item int[m], how many, generator) -> indices of items, which may repeat; fewer if there are few."""
+TOLERANCE = 1e-7  # rewards that differ by less are equal
+
+
+@part
+def uniformly() -> Draw:
+    """Draw items with equal probabilities, each at most once."""
+    return lambda steps, wanted, random: random.permutation(len(steps))[:wanted]
+
+
+@part
+def faded(sharpness: float = 7.0, power: float = 2.0, tail: float = 0.0) -> Draw:
+    """Draw items with replacement, with probabilities that fade with age: see `fading_weights`."""
+    check_number("sharpness", sharpness, least=0)
+    check_number("power", power, above=0)
+    check_number("tail", tail, least=0)
+
+    def draw(steps: np.ndarray, wanted: int, random: np.random.Generator) -> np.ndarray:
+        if not len(steps):
+            return np.zeros(0, np.int64)
+        weights = fading_weights(steps, sharpness, power, tail)
+        total = weights.sum()
+        return random.choice(len(steps), wanted, p=weights / total if total > 0 else None)
+
+    return draw
+
+
+def fading_weights(steps: np.ndarray, sharpness: float = 7.0, power: float = 2.0, tail: float = 0.0) -> np.ndarray:
+    """tanh(sharpness x^power + tail x^2), f64[m], with x = i/n for items of the i-th of n steps, the newest at 1.
+
+    >>> fading_weights(np.arange(5)).round(3)
+    array([0.273, 0.808, 0.987, 1.   , 1.   ])
+    """
+    _, rank = np.unique(steps, return_inverse=True)
+    x = (rank + 1) / (rank.max(initial=0) + 1)
+    return np.tanh(sharpness * x**power + tail * x**2)
+
+
+def times_as_many(ratio: float) -> dict[str, Any]:
+    """The arguments of `whole_groups` for so many earlier groups for each of a step, which may be above 1.
+
+    >>> times_as_many(0.5), times_as_many(3.0)
+    ({'share': 0.5, 'times': 1}, {'share': 1.0, 'times': 3})
+    """
+    times = max(math.ceil(ratio), 1)
+    return {"share": ratio / times, "times": times}
+
+
+@part
+def whole_groups(
+    share: Share = 1.0,
+    draw: Draw | None = None,
+    groups: int = 1024,
+    max_age: int | None = None,
+    until: float | None = None,
+    equal: bool = False,
+    times: Count = 1,
+) -> Replay:
+    """Add earlier groups as they were, round(share times n) of them to the n groups of a step that have a score.
+
+    A replayed group is compared within itself. The store has the newest `groups` groups with different rewards, of at
+    most `max_age` steps before; equal: also groups of equal rewards. draw: which of them (None: `uniformly()`). until:
+    steps with replay (None: all). times: so many times the share, for more earlier groups than those of a step; see
+    `times_as_many`.
+    """
+    check_number("share", share, least=0, most=1)
+    share *= times
+    check_number("groups", groups, least=0, whole=True)
+    check_number("max_age", max_age, least=0, whole=True, or_none=True)
+    choose = uniformly() if draw is None else draw
+
+    def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
+        store, fresh = buffers.younger(state, step, max_age), to_rows(scored)
+        group, past, numbers = np.asarray(scored.batch.group), dict[str, np.ndarray](), np.zeros(0, np.int64)
+        mean, deviation = group_moments(scored)
+        n = len(np.unique(group[~np.isnan(mean)]))
+        wanted = round(share * n) if until is None or step < until else 0
+        if count(store) and wanted:
+            items, first = np.unique(store["of:item"], return_index=True)
+            chosen = items[choose(store["of:step"][first], wanted, np.random.default_rng(seed))]
+            members = [np.flatnonzero(store["of:item"] == item) for item in chosen]
+            past = take(store, np.concatenate(members))
+            numbers = np.repeat(group.max() + 1 + np.arange(len(chosen)), [len(rows) for rows in members])
+        kept = ~np.isnan(mean) if equal else deviation > TOLERANCE
+        added = marked(fresh, item=buffers.next_item(store) + group, step=step)
+        store = buffers.newest(join(store, keep(added, kept)), groups) if groups else {}
+        return mixed(scored, fresh, past, group, numbers), store
+
+    return Replay(dict, mix, frozenset({"replayed"}), buffers.metrics, lambda rows: rows + round(share * rows), True)
+
+
+@part
+def recent_and_reservoir(
+    share: float = 1.0, recent: int = 512, reservoir: int = 512, ddof: int = 1, epsilon: float = 1e-6
+) -> Replay:
+    """Add single rows, round(share N) to the N of a step: half of the newest, half of a uniform sample of all so far.
+
+    The one store has the `recent` newest rows, the other `reservoir` rows that are a uniform sample of all rows ever
+    added. Rows of groups with equal rewards are not added. info["replay_advantage"] f32[N] is the row's reward relative
+    to its own group, (r - mean_g)/(std_g + epsilon); each replayed row is a group of its own.
+    """
+    check_number("share", share, least=0)
+    check_number("recent", recent, least=0, whole=True)
+    check_number("reservoir", reservoir, least=0, whole=True)
+    check_moments(ddof, epsilon)
+
+    def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
+        random, fresh, group = np.random.default_rng(seed), to_rows(scored), np.asarray(scored.batch.group)
+        of_recent, of_all = buffers.part_of(state, "recent"), buffers.part_of(state, "reservoir")
+        wanted = round(share * len(group))
+        first, second = (
+            take(store, random.permutation(count(store))[:number]) if count(store) else {}
+            for store, number in ((of_recent, wanted - wanted // 2), (of_all, wanted // 2))
+        )
+        past = join(first, second)
+        mean, deviation = group_moments(scored, ddof)
+        advantage = (np.asarray(scored.batch.need("reward")) - mean) / (deviation + epsilon)
+        rows = marked(fresh, item=np.arange(len(group)), step=step, advantage=advantage.astype(np.float32))
+        rows = keep(marked(rows, key=random.random(len(group))), deviation > TOLERANCE)
+        new = {
+            "recent": marked_in_order(join(of_recent, rows), recent),
+            "reservoir": buffers.reservoir(join(of_all, rows), reservoir),
+        }
+        numbers = group.max() + 1 + np.arange(count(past))
+        return mixed(scored, fresh, past, group, numbers, with_advantage=True), buffers.together(new)
+
+    provides = frozenset({"replayed", "replay_advantage"})
+    return Replay(
+        dict, mix, provides, lambda state: buffers.parts_metrics(state, ("recent", "reservoir")),
+        lambda rows: rows + min(round(share * rows), recent + reservoir), True,
+    )  # fmt: skip
+
+
+@part
+def own_good_rows(size: int = 2048, baselines: int = 10240, max_age: int = 10, surplus: float = 1.5) -> Replay:
+    """Collect rows better than their group, and replay them all at once against a running median.
+
+    The median P is that of the mean rewards of the last `baselines` groups. Once more than `surplus * size` stored rows
+    have r > P, a random subset of them joins the batch, of the smaller of `size` and the largest power of two that is
+    at most their number, with info["replay_advantage"] = r - P; then the store is emptied. Rows leave it after
+    `max_age` steps. Each replayed row is a group of its own.
+    """
+    check_number("size", size, least=0, whole=True)
+    check_number("baselines", baselines, least=1, whole=True)
+    check_number("max_age", max_age, least=0, whole=True)
+    check_number("surplus", surplus, least=0)
+
+    def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
+        fresh, group = to_rows(scored), np.asarray(scored.batch.group)
+        store, past = buffers.younger(buffers.part_of(state, "rows"), step, max_age), dict[str, np.ndarray]()
+        means = state.get("means", np.zeros(0, np.float32))
+        if count(store) and size:
+            above = store["row:reward"] - np.median(means)
+            good = np.flatnonzero(above > 0)
+            if len(good) > surplus * size:
+                number = min(size, 2 ** (len(good).bit_length() - 1))
+                chosen = np.sort(np.random.default_rng(seed).permutation(good)[:number])
+                past = marked(take(store, chosen), advantage=above[chosen].astype(np.float32))
+                store = {}
+        mean, _ = group_moments(scored)
+        better = np.asarray(scored.batch.need("reward")) - mean > TOLERANCE
+        rows = keep(marked(fresh, item=np.arange(len(group)), step=step), better)
+        _, first = np.unique(group, return_index=True)
+        known = mean[first][~np.isnan(mean[first])]
+        new = buffers.together({"rows": join(store, rows) if size else {}})
+        new["means"] = np.concatenate([means, known.astype(np.float32)])[-baselines:]
+        numbers = group.max() + 1 + np.arange(count(past))
+        return mixed(scored, fresh, past, group, numbers, with_advantage=True), new
+
+    provides = frozenset({"replayed", "replay_advantage"})
+    return Replay(
+        dict, mix, provides, lambda state: buffers.parts_metrics(state, ("rows",)), lambda rows: rows + size, True
+    )  # fmt: skip
+
+
+@part
+def with_call_reward(replay: Replay, each: float = 0.1, steps: float = 200.0) -> Replay:
+    """The replay after each row's reward is raised by `call_reward` of its episode's calls of tools, which fades.
+
+    Rows that are stored keep the reward that they had. A batch without info["calls"] stays as it is.
+    """
+    check_number("each", each, least=0)
+    check_number("steps", steps, above=0)
+
+    def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
+        if (calls := (scored.batch.info or {}).get("calls")) is not None:
+            more = call_reward(np.asarray(calls), step, each, steps).astype(np.float32)
+            scored = scored._replace(batch=scored.batch.replace(reward=np.asarray(scored.batch.need("reward")) + more))
+        return replay.mix(state, scored, step, seed)
+
+    return dataclasses.replace(replay, mix=mix)
+
+
+def call_reward(calls: np.ndarray, step: int, each: float = 0.1, steps: float = 200.0) -> np.ndarray:
+    """mu min(each n, 1) for n calls of tools, with mu = (cos(pi step / steps) + 1)/2, and 0 after `steps` steps.
+
+    >>> call_reward(np.array([0, 3, 20]), 0).round(2), call_reward(np.array([0, 3, 20]), 100).round(2)
+    (array([0. , 0.3, 1. ]), array([0.  , 0.15, 0.5 ]))
+    """
+    fading = 0.5 * (1 + np.cos(np.pi * step / steps)) if step <= steps else 0.0
+    return np.asarray(fading * np.minimum(each * np.asarray(calls, np.float64), 1.0))
+
+
+@part
+def refilled(rows: int = 2048, max_age: int | None = None, ddof: int = 1, epsilon: float = 1e-6) -> Replay:
+    """Replace rows of groups with equal rewards by earlier rows, drawn in proportion to their absolute advantage.
+
+    The store has the newest `rows` rows with an advantage, A = (r - mean_g)/(std_g + epsilon) of their own group, of at
+    most `max_age` steps before. Each is drawn at most once a step; where the store has too few, groups stay. A drawn
+    row is a group of its own with info["replay_advantage"] = A.
+    """
+    check_number("rows", rows, least=0, whole=True)
+    check_number("max_age", max_age, least=0, whole=True, or_none=True)
+    check_moments(ddof, epsilon)
+
+    def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
+        store, fresh, past = buffers.younger(state, step, max_age), to_rows(scored), dict[str, np.ndarray]()
+        group, (mean, deviation) = np.asarray(scored.batch.group), group_moments(scored, ddof)
+        silent, left = ~(deviation > TOLERANCE), np.ones(len(group), bool)
+        for number in np.unique(group[silent]):  # whole groups, as far as the store can replace their rows
+            if int((~left).sum() + (group == number).sum()) <= count(store):
+                left &= group != number
+        if not left.all():
+            size = np.abs(store["of:advantage"]).astype(np.float64)
+            drawn = np.random.default_rng(seed).choice(len(size), int((~left).sum()), False, size / size.sum())
+            past = take(store, drawn)
+        advantage = (np.asarray(scored.batch.need("reward")) - mean) / (deviation + epsilon)
+        known = ~silent & ~np.isnan(advantage) & (np.abs(advantage) > TOLERANCE)
+        added = marked(fresh, item=np.arange(len(group)), step=step, advantage=advantage.astype(np.float32))
+        numbers = group.max() + 1 + np.arange(count(past))
+        found = mixed(scored, keep(fresh, left), past, group[left], numbers, with_advantage=True)
+        return found, marked_in_order(join(store, keep(added, known)), rows)
+
+    return Replay(dict, mix, frozenset({"replayed", "replay_advantage"}), buffers.metrics, by_row=True)
+
+
+def mixed(
+    scored: Scored, fresh: Store, past: Store, group: np.ndarray, numbers: np.ndarray, with_advantage: bool = False
+) -> Scored:
+    """The batch of the rows of a step and of a store, sorted by group, with info["replayed"].
+
+    group, numbers: of the groups of fresh and past rows; they are made consecutive. with_advantage: also
+    info["replay_advantage"], of:advantage of past rows and 0 of others. Columns of the rows of the step decide.
+    """
+    n, m = count(fresh), count(past)
+    if not m and n == len(scored.texts):
+        zeros: Any = np.zeros(n, np.float32)
+        more = {"replayed": zeros, **({"replay_advantage": zeros} if with_advantage else {})}
+        return scored._replace(batch=scored.batch.with_info(**more))
+    own, other = {"row:info:replayed": np.zeros(n, np.float32)}, {"row:info:replayed": np.ones(m, np.float32)}
+    if with_advantage:
+        own["row:info:replay_advantage"] = np.zeros(n, np.float32)
+        other["row:info:replay_advantage"] = past["of:advantage"]
+    rows = join(fresh | own, past | other, like_first=True) if m else fresh | own
+    number = np.concatenate([group, numbers])
+    order = np.argsort(number, kind="stable")
+    _, consecutive = np.unique(number[order], return_inverse=True)
+    return to_scored(take(rows, order), consecutive, scored.batch.tokens.shape[1], scored.failures)
+
+
+def group_moments(scored: Scored, ddof: int = 0, values: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of the scores of each row's group, f64[N]; NaN and 0 where no row is scored.
+
+    values: f32[N] instead of the rewards.
+    """
+    score = np.asarray(scored.batch.need("reward") if values is None else values, np.float64)
+    _, index = np.unique(np.asarray(scored.batch.group), return_inverse=True)
+    known = ~np.isnan(score)
+    number = np.bincount(index, known)
+    mean = np.bincount(index, np.where(known, score, 0.0)) / np.where(number > 0, number, np.nan)
+    squares = np.bincount(index, np.where(known, (score - mean[index]) ** 2, 0.0))
+    deviation = np.sqrt(squares / np.maximum(number - ddof, 1)) * (number > ddof)
+    return mean[index], deviation[index]
+
+
+def marked_in_order(store: Store, rows: int) -> Store:
+    """The newest rows, at most `rows`, each an item of its own."""
+    if not rows or not count(store):
+        return {}
+    return take(store, np.arange(max(count(store) - rows, 0), count(store)))

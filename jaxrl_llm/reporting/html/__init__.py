@@ -1,0 +1,1 @@
+"""The HTML report: pages, charts and tables of one or several runs."""

@@ -1,0 +1,114 @@
+"""TensorBoard event files, written without a queue or thread, so that written events survive a kill."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxrl_llm.utils.errors import InputError, missing_package, naming
+
+_HEAD, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
+
+
+class EventFile:
+    """A new event file in `folder` (created if necessary); each event is handed to the operating system at once.
+
+    The format is a sequence of records: u64 length, u32 checksum of the length, an Event protocol buffer, u32 checksum
+    of that. `purge_step`: readers drop events of that step or later from earlier files.
+    """
+
+    def __init__(self, folder: Path, purge_step: int | None) -> None:
+        self._proto = _proto()
+        folder.mkdir(parents=True, exist_ok=True)
+        # Readers take files in the order of their names, which other writers begin with the time in seconds. Here it is
+        # in microseconds, so that files of the same second do not overwrite each other.
+        name = f"events.out.tfevents.{time.time_ns() // 1000:016}.{socket.gethostname()}.{os.getpid()}"
+        self._path = folder / name
+        self._file = open(self._path, "xb")  # noqa: SIM115 (closed by close)
+        self._add(self._proto.Event(file_version="brain.Event:2"))
+        if purge_step is not None:
+            start = self._proto.SessionLog(status=self._proto.SessionLog.START)
+            self._add(self._proto.Event(step=purge_step, session_log=start))
+
+    def add_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Append the scalars of a step as one record, so that a kill leaves all of them or none."""
+        from tensorboardX.summary import scalar
+
+        event = self._proto.Event(step=step)
+        for name in sorted(scalars):
+            event.summary.MergeFrom(scalar(name, scalars[name]))
+        self._add(event)
+
+    def flush(self) -> None:
+        """Wait until all events are on disk."""
+        with naming(self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        with naming(self._path):
+            self._file.close()
+
+    def _add(self, event: Any) -> None:
+        event.wall_time = time.time()
+        data = event.SerializeToString()
+        head = _HEAD.pack(len(data))
+        with naming(self._path):
+            self._file.write(head + _CHECKSUM.pack(_checksum(head)) + data + _CHECKSUM.pack(_checksum(data)))
+            self._file.flush()
+
+
+def read_scalars(folder: str | os.PathLike[str]) -> dict[str, dict[int, float]]:
+    """The scalars in a folder's event files as TensorBoard shows them: {tag: {step: value}}, values from float32.
+
+    Events that a resumed run purged are left out, and so is a half-written last record. Needs tensorboardX.
+    Raises InputError if there are no event files, or one is damaged.
+    """
+    start = _proto().SessionLog.START
+    paths = sorted(Path(folder).glob("*tfevents*"))
+    if not paths:
+        raise InputError(f"no TensorBoard event files in {os.fspath(folder)}: give the folder that a run wrote them to")
+    found: dict[str, dict[int, float]] = {}
+    for event in (event for path in paths for event in _events(path)):
+        if event.session_log.status == start:
+            found = {tag: {s: x for s, x in points.items() if s < event.step} for tag, points in found.items()}
+        for value in event.summary.value:
+            if value.HasField("simple_value"):
+                found.setdefault(value.tag, {})[event.step] = value.simple_value
+    return {tag: points for tag, points in found.items() if points}
+
+
+def _events(path: Path) -> Iterator[Any]:
+    data, event, at = path.read_bytes(), _proto().Event, 0
+    while at + 12 <= len(data):
+        (size,) = _HEAD.unpack_from(data, at)
+        (of_head,) = _CHECKSUM.unpack_from(data, at + 8)
+        if of_head != _checksum(data[at : at + 8]):
+            raise InputError(f"{path}: damaged at byte {at}; remove that file")
+        if at + 16 + size > len(data):
+            return  # half-written
+        record = data[at + 12 : at + 12 + size]
+        if _CHECKSUM.unpack_from(data, at + 12 + size) != (_checksum(record),):
+            raise InputError(f"{path}: damaged at byte {at}; remove that file")
+        yield event.FromString(record)
+        at += 16 + size
+
+
+def _checksum(data: bytes) -> int:
+    from tensorboardX.record_writer import masked_crc32c
+
+    return int(masked_crc32c(data))
+
+
+def _proto() -> Any:
+    try:
+        from tensorboardX.proto import event_pb2
+    except ImportError as error:
+        raise missing_package("tensorboardX", "run", "writing TensorBoard events") from error
+    return event_pb2

@@ -1,0 +1,1 @@
+"""Answers and code blocks in completions, read and compared."""

@@ -1,0 +1,1 @@
+"""Agents: episodes of several turns with an environment."""

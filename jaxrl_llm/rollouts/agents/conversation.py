@@ -1,0 +1,331 @@
+"""One conversation as rows of exact tokens: what it got so far, how it goes on, and what it is trained with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.core.checks import Count, check_fields
+from jaxrl_llm.data.chat.calls import Message, Reply
+from jaxrl_llm.data.chat.encode import is_conversation
+from jaxrl_llm.data.chat.message_forms import lost_thoughts
+from jaxrl_llm.data.chat.messages import has_thought, text_of
+from jaxrl_llm.data.chat.turns import ChatTurns
+from jaxrl_llm.environments.copies import Replayable
+from jaxrl_llm.environments.protocol import Observation
+from jaxrl_llm.rewards.environment import ENVIRONMENT
+from jaxrl_llm.rewards.seen import Talk
+from jaxrl_llm.rollouts.agents.compaction import Compact, Summary
+from jaxrl_llm.rollouts.agents.metrics import COUNTS
+from jaxrl_llm.rollouts.context import FAILED, Task, Tools
+from jaxrl_llm.rollouts.episode import Episode, checksum, given
+from jaxrl_llm.utils.errors import InputError, shown
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long an episode may be."""
+
+    turns: Count = 8
+    """Replies of an episode."""
+    turn_tokens: Count | None = None
+    """Sampled tokens of a reply; None: the run's limit of a completion."""
+    episode_tokens: Count | None = None
+    """Tokens of an episode after its prompt, observations included; None: as the model's context allows."""
+    context_tokens: Count | None = None
+    """Tokens of a row, its prompt included; None: as the model's context allows."""
+    compact: Compact | None = None
+    """What a conversation goes on with when `context_tokens` is near; None: it ends there."""
+    fresh: bool = False
+    """Whether an observation is the whole prompt of the next turn."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.compact is not None and (self.context_tokens is None or self.fresh):
+            why = "fresh prompts have nothing to compact" if self.fresh else "context_tokens says when: give it too"
+            raise InputError(f"compact is given, but {why}")
+        if isinstance(self.compact, Summary) and self.compact.tokens >= (self.context_tokens or 0):
+            raise InputError(
+                f"a summary has {self.compact.tokens} tokens, but context_tokens is {self.context_tokens}, which must "
+                "hold the prompt beside it: lower one or raise the other"
+            )
+
+
+@dataclass
+class Conversation:
+    """One episode: its rows, the last of which goes on, and what the environment said."""
+
+    rows: list[Episode]
+    stride: int  # from the sample number of a row to that of the next
+    messages: list[Message] = field(default_factory=list)
+    asked: list[Message] = field(default_factory=list)  # before the first reply
+    rewards: list[float] = field(default_factory=list)  # of each turn
+    final: float = 0.0  # the reward of the whole
+    states: list[str] = field(default_factory=list)  # before each turn
+    info: dict[str, float] = field(default_factory=dict)
+    reserve: int = 0  # tokens of a row that are for its summary
+    replies: int = 0  # to the environment; summaries are none
+    scored: bool = True  # whether the environment could give its final reward
+    before: list[int] = field(default_factory=list)  # messages before each reply
+    world: Replayable | None = None
+    guidance: str = ""  # what the policy alone is told; see `guide`
+    said: list[Message] = field(default_factory=list)  # after `asked`, whatever became of it in `messages`
+
+    @property
+    def talk(self) -> Talk:
+        """The conversation for reward functions, with the environment that it was with."""
+        world = None if self.world is None else self.world.wrapped
+        return Talk([dict(one) for one in self.asked], [dict(one) for one in self.said], world)
+
+    def said_until(self, turn: int) -> list[Message]:
+        """What was said before the reply number `turn`."""
+        replies = [place for place, one in enumerate(self.said) if one["role"] == "assistant"]
+        return list(self.said[: replies[turn]] if turn < len(replies) else self.said)
+
+    def component(self, turn_rewards: bool) -> float:
+        """The component `environment` of the reward: the sum of all, or without those of turns. NaN: not scored."""
+        total = self.final + (0.0 if turn_rewards else math.fsum(self.rewards))
+        return total if self.scored and math.isfinite(total) else math.nan
+
+    def begin(self, tools: Tools, chat: ChatTurns, messages: Sequence[Message], task: Task, limits: Limits) -> None:
+        """Take the first messages as the prompt. InputError where there are none, or they leave no room for a reply."""
+        if not messages:
+            raise InputError("there is nothing to reply to: neither the row's prompt nor the environment says anything")
+        self.asked = merged(messages)
+        self.messages, prompt = list(self.asked), tuple(chat.begin(self.asked))
+        rows, self.reserve = [replace(self.rows[0], prompt=prompt)], _reserved(chat, limits)
+        if not tools.fits(prompt) or self._room(rows, task, limits) < 1:
+            budget = "the model's context" if not tools.fits(prompt) else f"context_tokens {limits.context_tokens}"
+            raise InputError(f"a prompt of {len(prompt)} tokens leaves no room for a reply: {budget} is too small")
+        self.rows = rows
+
+    async def reply(
+        self, tools: Tools, chat: ChatTurns, task: Task, limits: Limits, greedy: bool = False, begin: Sequence[int] = ()
+    ) -> Reply:
+        """Sample the next reply. begin: tokens that it is given to begin with, fewer than a reply may have."""
+        row = self.rows[-1] + given(begin) if len(begin) else self.rows[-1]
+        room = self.room(task, limits) - len(begin)
+        return self.take(chat, await tools.sample(row, limit=room, greedy=greedy), begin)
+
+    def room(self, task: Task, limits: Limits) -> int:
+        """Most tokens of the next reply."""
+        return self._room(self.rows, task, limits)
+
+    def take(self, chat: ChatTurns, row: Episode, begin: Sequence[int] = ()) -> Reply:
+        """Go on with the last row as it is with a reply. begin: the given tokens that it begins with."""
+        self.before.append(len(self.messages))
+        self.rows[-1] = row
+        reply = chat.reading((*begin, *row.last))
+        self.messages.append(reply.message)
+        self.said.append(reply.message)
+        self.replies += 1
+        return reply
+
+    async def go_on(
+        self, tools: Tools, chat: ChatTurns, seen: Sequence[Message], task: Task, limits: Limits, greedy: bool = False
+    ) -> bool:
+        """Append an observation to the last row, or begin a new row. Returns whether there is room for a reply.
+
+        A new row begins where the template does not append, and where the budget of the context is near, so that the
+        next reply may not fit: then with what `Limits.compact` leaves of the conversation. It stays as it is where that
+        is not shorter.
+        """
+        if not seen:
+            raise InputError("the environment says nothing, though the episode is not over: give messages, or be done")
+        everything = merged(seen) if limits.fresh else [*self.messages, *seen]
+        longer = self._longer(chat, seen, everything, limits.fresh)
+        moved = len(longer) > len(self.rows) and not limits.fresh
+        if self._is_near(longer[-1], task, limits):
+            shorter = await self._compacted(tools, chat, seen, everything, len(longer[-1].tokens), task, limits, greedy)
+            if shorter is not None:
+                everything, longer, moved = *shorter, False
+                self.info["compactions"] = self.info.get("compactions", 0.0) + 1.0
+        self.messages = everything
+        if not tools.fits(longer[-1].tokens) or self._room(longer, task, limits) < 1:
+            return False
+        self.rows, self.info["new_rows"] = longer, self.info.get("new_rows", 0.0) + moved
+        return True
+
+    def guide(
+        self, tools: Tools, chat: ChatTurns, seen: Sequence[Message], text: str, task: Task, limits: Limits
+    ) -> bool:
+        """Tell the policy a text with the observation that it answers next, and with the prompts of rows to come.
+
+        seen: messages of that observation. Such rows are trained on under prompts without the text; of a row that has
+        replies before it, the last segment has the text, and is the caller's to replace (`Episode.with_given`). False,
+        and nothing is told, where there is no room for a reply, or the template does not append the longer observation.
+        """
+        row = self.rows[-1]
+        if row.size:
+            before = row.first(row.size - row.segments[-1].tokens.size)
+            delta = chat.bridge(guided(seen, text), before.last[-1] if before.last else None)
+            if delta is None:
+                return False
+            longer = before + given(delta)
+        else:
+            longer = replace(row, prompt=tuple(chat.begin(guided(self.messages, text)))).trained_under(row.prompt)
+        rows = [*self.rows[:-1], longer]
+        if not tools.fits(longer.tokens) or self._room(rows, task, limits) < 1:
+            return False
+        self.rows, self.guidance = rows, text
+        return True
+
+    def _is_near(self, row: Episode, task: Task, limits: Limits) -> bool:
+        """Whether the budget of the context may not suffice for another reply."""
+        if limits.context_tokens is None:
+            return False
+        return len(row.tokens) + _reply_tokens(task, limits) + self.reserve > limits.context_tokens
+
+    def _room(self, rows: Sequence[Episode], task: Task, limits: Limits) -> int:
+        room = min(_reply_tokens(task, limits), _left(rows, limits))
+        if limits.context_tokens is None:
+            return room
+        return min(room, limits.context_tokens - len(rows[-1].tokens) - self.reserve)
+
+    def _longer(
+        self, chat: ChatTurns, seen: Sequence[Message], everything: Sequence[Message], fresh: bool = False
+    ) -> list[Episode]:
+        """The rows with an observation. everything: the whole conversation with it, the prompt of a new row."""
+        row = self.rows[-1]
+        rewrites = not fresh and self._rewrites(chat, everything)
+        delta = None if fresh or rewrites else chat.bridge(seen, row.last[-1] if row.last else None)
+        if delta is None:
+            return self._and_new(chat, everything)
+        return [*self.rows[:-1], row + given(delta)]
+
+    def _rewrites(self, chat: ChatTurns, everything: Sequence[Message]) -> bool:
+        """Whether the template leaves out thoughts now, that it wrote until here, and shall."""
+        if chat.format.thoughts == "keep" or not any(map(has_thought, self.messages)):
+            return False
+        return lost_thoughts(chat, everything) > lost_thoughts(chat, self.messages)
+
+    def _and_new(self, chat: ChatTurns, messages: Sequence[Message]) -> list[Episode]:
+        row = self.rows[-1]
+        new = Episode(tuple(chat.begin(messages)), row.prompt_id, row.sample + self.stride)
+        if self.guidance:
+            new = replace(new, prompt=tuple(chat.begin(guided(messages, self.guidance)))).trained_under(new.prompt)
+        return [*self.rows, new]
+
+    async def _compacted(
+        self, tools: Tools, chat: ChatTurns, seen: Sequence[Message], everything: Sequence[Message], size: int,
+        task: Task, limits: Limits, greedy: bool,
+    ) -> tuple[list[Message], list[Episode]] | None:  # fmt: skip
+        """The compacted conversation, and the rows with a new one for it; None if that is not below `size` tokens.
+
+        A summary is sampled at the end of the last row, before the observation, whose turns it continues.
+        """
+        compact = limits.compact
+        if compact is None:
+            return None
+        if not isinstance(compact, Summary):
+            name = f"{self.rows[0].sample}/compaction {int(self.info.get('compactions', 0.0))}"
+            found = await tools.call(compact, [dict(one) for one in everything], name=name, failing=True)
+            kept = merged(_conversation(found))
+            rows = self._and_new(chat, kept)
+            return (kept, rows) if len(rows[-1].prompt) < size else None
+        said = everything[len(self.asked) :]
+        kept = merged(compact.messages(self.asked, said, ""))
+        if len(chat.begin(kept)) + compact.tokens >= size:
+            return None
+        ask: list[Message] = [{"role": "user", "content": compact.ask}]
+        asked = self._longer(chat, ask, merged([*self.messages, *ask]))
+        assert limits.context_tokens is not None
+        room = min(compact.tokens, _left(asked, limits), limits.context_tokens - len(asked[-1].tokens))
+        if not tools.fits(asked[-1].tokens) or room < 1:
+            return None
+        row = await tools.sample(asked[-1], limit=room, greedy=greedy)
+        self.rows = [*asked[:-1], replace(row, truncated=False)]  # a summary that was cut goes on all the same
+        self.states.append(f"a summary after {self.states[-1]}")
+        self.rewards.append(0.0)
+        kept = merged(compact.messages(self.asked, said, str(chat.reading(row.last).message["content"]).strip()))
+        return kept, self._and_new(chat, kept)
+
+
+def _conversation(found: Any) -> list[Message]:
+    """What a function of compaction returned. InputError if it failed, and for what is no conversation."""
+    if isinstance(found, dict) and set(found) == {FAILED}:
+        raise InputError(f"compact failed: {found[FAILED]}")
+    if not is_conversation(found) or found[-1]["role"] == "assistant":
+        raise InputError(
+            f"compact returns {shown(found)}, but must return messages, the last of which is to be answered"
+        )
+    return list(found)
+
+
+def _reply_tokens(task: Task, limits: Limits) -> int:
+    return task.limit if limits.turn_tokens is None else limits.turn_tokens
+
+
+def _reserved(chat: ChatTurns, limits: Limits) -> int:
+    """Tokens at the end of a row that a summary and its question need."""
+    if not isinstance(limits.compact, Summary):
+        return 0
+    bridge = chat.bridge([{"role": "user", "content": limits.compact.ask}], None)
+    return limits.compact.tokens + len(chat.encode(limits.compact.ask) if bridge is None else bridge)
+
+
+def _left(rows: Sequence[Episode], limits: Limits) -> int:
+    """Tokens that the budget of the episode leaves."""
+    return 2**30 if limits.episode_tokens is None else limits.episode_tokens - sum(row.size for row in rows)
+
+
+def finished(one: Conversation, end: Episode, turn_rewards: bool) -> list[Episode]:
+    """The rows of an episode with its reward. end: its last row, scored by the run's reward functions."""
+    assert end.reward is not None
+    parts = {ENVIRONMENT: one.component(turn_rewards), **end.rewards}
+    info = {**dict.fromkeys(COUNTS, 0.0), **one.info, "episode": float(one.rows[0].sample)}
+    rows, turn = [], 0
+    for row in one.rows:
+        count = int(row.turns.max(initial=-1)) + 1
+        own = tuple(one.rewards[turn : turn + count]) if turn_rewards else ()
+        keys = tuple(checksum(np.frombuffer(state.encode(), np.uint8)) for state in one.states[turn : turn + count])
+        rows.append(
+            replace(row, state_keys=keys, turn_rewards=own)
+            .scored(end.reward, parts, end.entries)
+            .with_info(**info, first_turn=float(turn))
+        )
+        turn += count
+    return rows
+
+
+def merged(messages: Sequence[Message]) -> list[Message]:
+    """The messages, where those of a user that follow each other are one, as many chat templates want it."""
+    out: list[Message] = []
+    for message in messages:
+        if out and out[-1]["role"] == message["role"] == "user":
+            out[-1] = {**out[-1], "content": f"{text_of(out[-1]['content'])}\n\n{text_of(message['content'])}"}
+        else:
+            out.append(dict(message))
+    return out
+
+
+def guided(messages: Sequence[Message], text: str) -> list[Message]:
+    """The messages with a text at the beginning of the last one, or after it where that is not a user's.
+
+    >>> guided([{"role": "user", "content": "You see a door."}], "Open it.")
+    [{'role': 'user', 'content': 'Open it.\\n\\nYou see a door.'}]
+    """
+    *others, last = messages
+    if last["role"] == "user":
+        return [*others, {**last, "content": f"{text}\n\n{text_of(last['content'])}"}]
+    return [*messages, {"role": "user", "content": text}]
+
+
+def messages_of(row: Mapping[str, Any], system: str | None = None) -> list[Message]:
+    """The messages of a row's prompt, after the system's. InputError for a prompt that is no text and no messages."""
+    prompt: Any = row.get("prompt")
+    if not isinstance(prompt, str) and not is_conversation(prompt):
+        raise InputError("an agent's prompts are texts or messages, which its environment's come after")
+    texts: Any = [{"role": "user", "content": prompt}] * bool(prompt)
+    asked: list[Message] = texts if isinstance(prompt, str) else [*map(dict, prompt)]
+    has_own = bool(asked) and asked[0].get("role") == "system"
+    return asked if system is None or has_own else [{"role": "system", "content": system}, *asked]
+
+
+def state_of(seen: Observation) -> str:
+    """The name of a state: the environment's own, or the messages."""
+    return repr([dict(message) for message in seen.messages]) if seen.state is None else seen.state

@@ -1,0 +1,295 @@
+"""Rollouts that ask a second question about a problem, whose answers are a group of their own in the same step.
+
+A second prompt is the row's prompt with another text around the problem. It has no system prompt of the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from asyncio import gather
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.data.chat.encode import encode_prompt, is_conversation, prompt_text
+from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.episode import Episode, sampled_ids
+from jaxrl_llm.rollouts.programs import Rollout
+
+logger = logging.getLogger("jaxrl_llm.rollouts")
+
+PREDICT = """{problem}
+
+Do not solve this problem. Predict your own solutions of it instead, in three lines:
+Length: tokens of a right solution, a whole number
+Right: how many of {most} solutions will be right, a whole number from 0 to {most}
+Notions: mathematical notions that a right solution uses, separated by commas"""
+
+
+def problem_of(tools: Tools, task: Task) -> str:
+    """The text of the problem: the prompt, or the content of its last message."""
+    prompt: Any = task.row["prompt"]
+    if isinstance(prompt, str):
+        return prompt
+    return _content(prompt[-1]) if is_conversation(prompt) else prompt_text(tools.tokenizer, task.prompt)
+
+
+def second_prompt(tools: Tools, task: Task, text: str) -> tuple[int, ...]:
+    """Token ids of the row's prompt with `text` in place of the problem."""
+    prompt: Any = task.row["prompt"]
+    other = [*prompt[:-1], {**prompt[-1], "content": text}] if is_conversation(prompt) else text
+    ids = tools.prompt(other) if tools.encode_prompt else encode_prompt(tools.tokenizer, other)
+    return tuple(map(int, ids))
+
+
+def _content(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
+
+
+async def answers(tools: Tools, task: Task, prompt: Sequence[int], count: int, part: int) -> list[Episode]:
+    """`count` samples of a second prompt, as group `part` of the program.
+
+    Their sample numbers follow those of the groups before, each of which has at most `max(count, task.samples)`. None,
+    with a warning, for a prompt that fills the model's context.
+    """
+    if not tools.fits(prompt):
+        logger.warning(
+            "prompt %d: a second prompt of %d tokens fills the model's context, and is left out",
+            *(task.prompt_id, len(prompt)),
+        )
+        return []
+    first = part * max(count, task.samples)
+    return [
+        episode.in_part(part)
+        for episode in await gather(*(tools.sample(prompt, number=first + i) for i in range(count)))
+    ]
+
+
+def graded(episode: Episode, reward: float, like: Episode) -> Episode:
+    """The episode with a reward that the program computed. The run's components, those of `like`, are NaN."""
+    return episode.scored(reward, dict.fromkeys(like.rewards, math.nan))
+
+
+class Prediction(NamedTuple):
+    """What a policy predicts of its own solutions; None where a field is missing."""
+
+    length: int | None
+    rate: float | None  # 0 to 1
+    notions: tuple[str, ...] | None
+
+
+def prediction_of(text: str, most: int) -> Prediction:
+    """The fields of an answer to `PREDICT`: of each, its last line.
+
+    >>> prediction_of("Length: 120\\nRight: 3\\nNotions: Angles, area, angle", 8)
+    Prediction(length=120, rate=0.375, notions=('angle', 'area'))
+    """
+
+    def last(name: str) -> str | None:
+        found = re.findall(rf"^\W*{name}\W*:\s*(.*?)\s*$", text, flags=re.IGNORECASE | re.MULTILINE)
+        return found[-1] if found else None
+
+    length, right, named = last("length"), last("right"), last("notions")
+    number = int(right) if right and re.fullmatch(r"[0-9]{1,9}", right) else None
+    notions = dict.fromkeys(stem for word in (named or "").split(",") if (stem := stem_of(word)))
+    return Prediction(
+        int(length) if length and re.fullmatch(r"[0-9]{1,9}", length) else None,
+        number / most if number is not None and number <= most else None,
+        tuple(notions) if notions else None,
+    )
+
+
+def stem_of(notion: str) -> str:
+    """A notion in lower case, without the s of a plural."""
+    notion = " ".join(notion.lower().split()).strip(" .*`")
+    return notion[:-1] if len(notion) > 3 and notion.endswith("s") and not notion.endswith("ss") else notion
+
+
+def agreement(
+    prediction: Prediction, problem: str, right: Sequence[bool], lengths: Sequence[int], texts: Sequence[str],
+    base: float = 0.01, inclusive: bool = False,
+) -> float:  # fmt: skip
+    """The mean of three agreements of a prediction with the solutions, each from 0 to 1; 0 for a missing field.
+
+    length: 1 if it is between those of the shortest and the longest right solution (inclusive: or one of these).
+    rate: base^|predicted - actual|. notions: the share of those not in the problem that more right than wrong solutions
+    contain; 0 if none is left.
+    """
+    scores = [0.0, 0.0, 0.0]
+    those = [length for length, is_so in zip(lengths, right, strict=True) if is_so]
+    if prediction.length is not None and those:
+        low, high = min(those), max(those)
+        within = low <= prediction.length <= high if inclusive else low < prediction.length < high
+        scores[0] = float(within)
+    if prediction.rate is not None and len(right):
+        scores[1] = base ** abs(prediction.rate - sum(right) / len(right))
+    new = [notion for notion in prediction.notions or () if notion not in problem.lower()]
+    if new:
+        lower = [text.lower() for text in texts]
+        leads = [sum(2 * is_so - 1 for t, is_so in zip(lower, right, strict=True) if notion in t) for notion in new]
+        scores[2] = sum(lead > 0 for lead in leads) / len(new)
+    return sum(scores) / 3
+
+
+def is_right(episode: Episode, success: float) -> bool:
+    """Whether its reward is above `success`."""
+    return episode.reward is not None and episode.reward > success
+
+
+@part
+def with_predictions(
+    predictions: int | None = None, levels: int = 8, base: float = 0.01, inclusive: bool = False, success: float = 0.5
+) -> Rollout:
+    """A group of solutions, and one of the policy's predictions of them, whose reward is their `agreement`.
+
+    predictions: their number; None: as many as solutions. levels: a predicted pass rate is a whole number up to this,
+    divided by it. A solution is right if its reward is above `success`. Predictions do not see the solutions; they are
+    group 1 (info["part"]), and their components of the reward are NaN.
+    """
+    check_number("predictions", predictions, least=1, whole=True, or_none=True)
+    check_number("levels", levels, least=1, whole=True)
+    check_number("base", base, above=0, most=1)
+    check_number("success", success)
+
+    async def solutions(tools: Tools, task: Task) -> list[Episode]:
+        found = await gather(*(tools.sample(task.prompt, number=i) for i in range(task.samples)))
+        return [episode.in_part(0) for episode in await tools.score(found)]
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        problem = problem_of(tools, task)
+        prompt = second_prompt(tools, task, PREDICT.format(problem=problem, most=levels))
+        solved, predicted = await gather(
+            solutions(tools, task), answers(tools, task, prompt, predictions or task.samples, 1)
+        )
+        right, texts = [is_right(one, success) for one in solved], [tools.decode(sampled_ids(one)) for one in solved]
+        lengths = [int(one.actions.sum()) for one in solved]
+        found = [prediction_of(tools.decode(sampled_ids(one)), levels) for one in predicted]
+        rewards = [agreement(one, problem, right, lengths, texts, base, inclusive) for one in found]
+        return [*solved, *(graded(e, reward, solved[0]) for e, reward in zip(predicted, rewards, strict=True))]
+
+    return Rollout(program, "with_predictions", ragged=True, most=lambda G: G + (predictions or G))
+
+
+def final_answer(text: str) -> str | None:
+    r"""The answer that a response states last: \boxed{...}, else <answer>...</answer>, else its last number; or None.
+
+    >>> final_answer(r"so \boxed{\frac{1}{2}}, that is 0.5"), final_answer("it is 4, or 5."), final_answer("no")
+    ('\\frac{1}{2}', '5', None)
+    """
+    if (start := text.rfind(r"\boxed{")) >= 0:
+        depth, first = 0, start + len(r"\boxed{")
+        for place in range(first - 1, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[place], 0)
+            if depth == 0:
+                return text[first:place].strip() or None
+    for pattern in (r"<answer>\s*(.*?)\s*</answer>", r"(-?[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?)"):
+        if found := re.findall(pattern, text, flags=re.DOTALL):
+            return found[-1] or None
+    return None
+
+
+class Item(NamedTuple):
+    """A question about scored responses, and the label of its right answer; None: the row's own answer."""
+
+    text: str
+    label: str | None
+
+
+JUDGE = (
+    "{problem}\n\nA proposed answer: {answer}\n\nIs it right? Think, then write \\boxed{{yes}} or \\boxed{{no}}.",
+    "Judge the answer {answer} to this problem:\n\n{problem}\n\nEnd with \\boxed{{yes}} if it is right, \\boxed{{no}} "
+    "if it is wrong.",
+)
+COMPARE = (
+    "{problem}\n\nAnswer A: {first}\nAnswer B: {second}\n\nWhich one is right? Think, then write \\boxed{{A}} or "
+    "\\boxed{{B}}.",
+    "One of two answers to this problem is right:\n\n{problem}\n\nA: {first}\nB: {second}\n\nEnd with \\boxed{{A}} or "
+    "\\boxed{{B}}.",
+)
+REFLECT = (
+    "{problem}\n\nA wrong attempt:\n{attempt}\n\nFind the mistake, then solve the problem.",
+    "This attempt at a problem is wrong.\n\nProblem: {problem}\n\nAttempt: {attempt}\n\nSolve the problem again.",
+)
+
+
+def recycled_items(
+    random: Any, problem: str, texts: Sequence[str], right: Sequence[bool], pointwise: float = 0.3, whole: float = 0.5
+) -> tuple[Item | None, Item | None]:
+    """A question that judges scored responses, and one that corrects a wrong response; None where there is none.
+
+    All right: whether the first stated answer is right (yes). All wrong: whether a random one is (no). Mixed: with
+    probability `pointwise` whether a random one is, right or wrong alike, else which of a right and a wrong one is
+    right (A or B). Any wrong: to solve the problem again after a wrong response, of which `whole` of the questions show
+    the text, the others the stated answer. Responses without a stated answer are not judged.
+
+    random: a NumPy generator.
+    """
+
+    def pick(options: Sequence[Any]) -> Any:
+        return options[int(random.integers(len(options)))]
+
+    stated = [final_answer(text) for text in texts]
+    good = [a for a, is_so in zip(stated, right, strict=True) if is_so and a is not None]
+    bad = [a for a, is_so in zip(stated, right, strict=True) if not is_so and a is not None]
+    judge: Item | None = None
+    if good and bad and random.random() >= pointwise:
+        first = random.random() < 0.5
+        pair = (pick(good), pick(bad)) if first else (pick(bad), pick(good))
+        text = pick(COMPARE).format(problem=problem, first=pair[0], second=pair[1])
+        judge = Item(text, "A" if first else "B")
+    elif good or bad:
+        is_good = bool(good) and (not bad or random.random() < 0.5)
+        answer = pick(bad) if not is_good else good[0] if all(right) else pick(good)
+        judge = Item(pick(JUDGE).format(problem=problem, answer=answer), "yes" if is_good else "no")
+    wrong = [text for text, is_so in zip(texts, right, strict=True) if not is_so]
+    attempt = pick(wrong) if wrong and (random.random() < whole or not bad) else pick(bad) if bad else None
+    reflect = None if attempt is None else Item(pick(REFLECT).format(problem=problem, attempt=attempt), None)
+    return judge, reflect
+
+
+@part
+def recycled(share: float = 0.5, pointwise: float = 0.3, whole: float = 0.5, success: float = 0.5) -> Rollout:
+    """A scored group, and groups of questions about it that are made by `recycled_items`.
+
+    share: the probability with which a judging question is asked, and likewise a correcting one; 0: this is `group`. A
+    judgement's reward is 1 if its last \\boxed{...} is the label, else 0, and its components of the reward are NaN; a
+    correction is scored by the run's rewards, as an answer to the row. Judgements are group 1 and corrections group 2
+    (info["part"]), each of `task.samples` samples. A response is right if its reward is above `success`.
+    """
+    for name, value in {"share": share, "pointwise": pointwise, "whole": whole}.items():
+        check_number(name, value, least=0, most=1)
+    check_number("success", success)
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        sampled = await gather(*(tools.sample(task.prompt, number=i) for i in range(task.samples)))
+        first = [episode.in_part(0) for episode in await tools.score(sampled)]
+        random, texts = tools.random("recycled"), [tools.decode(sampled_ids(one)) for one in first]
+        kept = random.random(2) < share
+        items = recycled_items(
+            random, problem_of(tools, task), texts, [is_right(one, success) for one in first], pointwise, whole
+        )
+
+        async def ask(part: int, item: Item) -> list[Episode]:
+            found = await answers(tools, task, second_prompt(tools, task, item.text), task.samples, part)
+            if item.label is None:
+                scored = await tools.score(found) if found else []
+                return [replace(e, reward=s.reward, rewards=s.rewards) for e, s in zip(found, scored, strict=True)]
+            labels = [boxed(tools.decode(sampled_ids(one))) for one in found]
+            return [graded(e, float(said == item.label), first[0]) for e, said in zip(found, labels, strict=True)]
+
+        chosen = [(part, item) for part, item in enumerate(items, start=1) if item is not None and kept[part - 1]]
+        more = await gather(*(ask(part, item) for part, item in chosen))
+        return [*first, *(episode for some in more for episode in some)]
+
+    return Rollout(program, "recycled", ragged=True, most=lambda G: 3 * G if share else G)
+
+
+def boxed(text: str) -> str | None:
+    r"""What the last \boxed{...} has, if it is a word."""
+    found = re.findall(r"\\boxed\{\s*(?:\\text\{)?(\w+)\}?\s*\}", text)
+    return found[-1] if found else None

@@ -1,0 +1,281 @@
+"""The tools of a rollout program: sampling from the engine, scoring, and external calls."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from jaxrl_llm.data.chat.encode import encode_prompt
+from jaxrl_llm.data.chat.inert import encode_inert
+from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
+from jaxrl_llm.rollouts.runtime.replay_log import Answer, Call
+from jaxrl_llm.sampling.requests import Draws
+from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.utils.threads import called
+
+
+@dataclass(frozen=True)
+class Task:
+    """The input of a program: a prompt of the data set, and limits."""
+
+    row: Mapping[str, Any]
+    """Row of the data set, whose columns may contain hints, answers or tools."""
+    prompt: tuple[int, ...]
+    """Token ids of the prompt."""
+    prompt_id: int
+    """Index of the row."""
+    samples: int
+    """Number of episodes that the program must return."""
+    limit: int
+    """Most tokens of a completion."""
+
+
+class Meeting(NamedTuple):
+    """What the programs of a step brought to a meeting."""
+
+    place: int
+    """Of the program's own value."""
+    values: list[Any]
+    """JSON values, in the order in which the step draws its prompts."""
+    decision: Any = None
+    """What follows from the values, see `Tools.meet`."""
+
+
+T = TypeVar("T")
+Decide = Callable[[list[Any]], Any]
+FAILED = "failed"  # key of the answer of an external call that failed
+
+
+class ProgramHost(Protocol):
+    """What the driver provides to the program of a group."""
+
+    task: Task
+    held: dict[str, Any]  # what the program holds, by name
+    step: int
+    first_step: int  # training step in which the program first started
+    repeat: int  # number of the group among those of its prompt that started in that step
+
+    async def draw(self, call: Call, context: Episode, until: int, pause_at: int | None, draws: Draws) -> Answer:
+        """Tokens of a completion. until: most tokens after the episode's prompt."""
+
+    async def scores(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """Return the episodes with their rewards."""
+
+    async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool, failing: bool) -> Any:
+        """The result of an external call, recorded under its name."""
+
+    def is_resumed(self, value: Any) -> bool:
+        """Whether a step before left the program unfinished with this object, as the log knows it."""
+
+    async def meet(self, name: str, value: Any, decide: Decide | None) -> Meeting:
+        """What the programs of the step bring to a meeting, recorded under its name."""
+
+
+class NotDeterministicError(InputError):
+    """A program that was rerun from its log made different calls than before."""
+
+
+class OtherAnswerError(NotDeterministicError):
+    """What a program calls, such as an environment, answered otherwise when it was asked again."""
+
+
+class Tools:
+    """The tools of one group's program. All answers are recorded, so that the program can be rerun from its log."""
+
+    def __init__(
+        self,
+        host: ProgramHost,
+        tokenizer: Any,
+        context: int = 0,
+        controls: Mapping[str, float] | None = None,
+        encode_prompt: Callable[[Any], list[int]] | None = None,
+    ) -> None:
+        self._host, self.tokenizer, self._context, self.encode_prompt = host, tokenizer, context, encode_prompt
+        self.controls: Mapping[str, float] = {} if controls is None else controls
+        """What the method's controllers wrote in the last update, by name; empty before the first."""
+
+    @property
+    def step(self) -> int:
+        """The training step of the weights."""
+        return self._host.step
+
+    @property
+    def first_step(self) -> int:
+        """Training step in which the group began. It stays the same when the program is rerun from its log."""
+        return self._host.first_step
+
+    async def sample(
+        self,
+        context: Episode | Sequence[int],
+        *,
+        number: int | None = None,
+        limit: int | None = None,
+        pause_at: int | None = None,
+        greedy: bool = False,
+        temperature: float | None = None,
+        reference: bool = False,
+    ) -> Episode:
+        """Sample a completion of an episode, or of a prompt's token ids, and return the longer episode.
+
+        number: sample number within the group, from 0; by default the episode's own. The noise is keyed on it, the
+        prompt id and the position, so two samples of one context need different numbers.
+        limit: most new tokens; by default the task's. An episode that reaches it, or the end of the model's context, is
+        `truncated`. pause_at: new tokens after which to return an unfinished episode, to fork or continue it. greedy:
+        take the most probable tokens. temperature: instead of the run's, above 0, and without its top-k, top-p and
+        min-p; log-probabilities are then those at this temperature, while the update computes them at the run's.
+        reference: draw from the reference policy of the run, the initial one or the method's other, which the rollout
+        must declare, `Rollout.reference`; such tokens are not to be trained on.
+
+        Raises InputError for a context of the wrong type, a number or limit out of range, and if a program asks twice
+        for the same sample.
+        """
+        episode = self._episode(context, number)
+        limit = self._host.task.limit if limit is None else limit
+        if not isinstance(limit, int) or limit < 1:
+            raise InputError(f"limit is {shown(limit)}, but must be a whole number of tokens, at least 1")
+        if pause_at is not None and (not isinstance(pause_at, int) or pause_at < 1):
+            raise InputError(f"pause_at is {shown(pause_at)}, but must be a whole number of tokens, at least 1")
+        if temperature is not None and (greedy or not temperature > 0):
+            raise InputError(f"temperature is {shown(temperature)}, but must be above 0, and not given with greedy")
+        place = episode.size
+        until = place + limit
+        if self._context:
+            until = min(until, self._context - len(episode.prompt))
+        if until <= place:  # the context is full
+            return replace(episode, truncated=True)
+        stop = None if pause_at is None or place + pause_at >= until else place + pause_at
+        call = Call(episode.sample if not greedy else -1 - episode.sample, place, checksum(episode.tokens))
+        answer = await self._host.draw(call, episode, until, stop, Draws(0.0 if greedy else temperature, reference))
+        longer = episode + answer.segment
+        cut_short = stop is None and not answer.ended
+        return replace(longer, ended=answer.ended, truncated=cut_short)
+
+    def _episode(self, context: Episode | Sequence[int], number: int | None) -> Episode:
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**20):
+            raise InputError(f"number is {shown(number)}, but must be a whole number from 0 to 2^20 - 1")
+        if isinstance(context, Episode):
+            return context if number is None else replace(context, sample=number)
+        if isinstance(context, str) or not isinstance(context, Sequence) or not len(context):
+            raise InputError(f"tools.sample continues an episode or token ids, but found {shown(context)}")
+        return Episode(tuple(map(int, context)), self._host.task.prompt_id, 0 if number is None else number)
+
+    async def score(self, episodes: Sequence[Episode]) -> list[Episode]:
+        """Score episodes with the run's reward functions, all in one call, and return them with their rewards."""
+        if isinstance(episodes, Episode) or not all(isinstance(episode, Episode) for episode in episodes):
+            raise InputError(f"tools.score takes a list of episodes, but found {shown(episodes)}")
+        return await self._host.scores(list(episodes))
+
+    async def call(
+        self, function: Callable[..., Any], *arguments: Any, name: str, again: bool = False, failing: bool = False
+    ) -> Any:
+        """Call an external function, such as a tool, a judge or a step of an environment.
+
+        A plain function runs in a thread, an async one in an event loop that all of them share, where it cannot use
+        these tools; see `jaxrl_llm.utils.threads`. The result must be a JSON value. It is recorded under `name`, which must
+        be unique in the group, and returned without a call when the program is rerun from its log. again: call the
+        function even then, because it has state, such as an environment's (see `hold`); a result that differs from the
+        recorded one raises NotDeterministicError. failing: a call that raises or exceeds the time limit returns
+        {FAILED: why} instead, which is recorded too; it is then not called again.
+        """
+
+        return await self._host.answer(name, lambda: called(function, *arguments), again, failing)
+
+    async def meet(self, value: Any, *, name: str, decide: Decide | None = None) -> Meeting:
+        """Wait until all programs of the step meet or are over, and return what those that meet brought.
+
+        A barrier: for decisions about one prompt that depend on all others of the step. value: a JSON value. name: of
+        the meeting, unique in the group and the same in all programs. The rollout must declare it, `Rollout.meets`.
+        All programs of all hosts meet, so that the result depends neither on slots, hosts nor timing. decide: a
+        function of the values that returns a JSON value, the same in all programs; it is called once on each host.
+
+        Raises InputError for a rollout that does not declare it, a value that is not JSON, a name that the program used
+        before, and where programs wait for meetings of different names.
+        """
+        return await self._host.meet(name, value, decide)
+
+    def hold(self, name: str, value: T) -> T:
+        """Keep an object that has state, such as an environment, for the step that goes on with an unfinished program.
+
+        name: unique among what the group holds. The program is rerun there, and finds it by `held`. Returns the value.
+        """
+        self._host.held[name] = value
+        return value
+
+    def held(self, name: str) -> Any:
+        """What the program holds under a name, maybe since the step that left it unfinished, else None.
+
+        A run that was killed has nothing that was held: objects are in no checkpoint.
+        """
+        return self._host.held.get(name)
+
+    def reruns(self, value: Any) -> bool:
+        """Whether recorded calls of an object's methods are to be made again, the argument `again` of `call`.
+
+        Not those of an object that was held: it has their effects.
+        """
+        return not self._host.is_resumed(value)
+
+    def fits(self, prompt: Sequence[int]) -> bool:
+        """Whether a completion of a prompt has room for a token in the model's context."""
+        return not self._context or len(prompt) < self._context
+
+    def random(self, name: str) -> np.random.Generator:
+        """A generator for choices of the program. The same name gives the same numbers when the program is rerun.
+
+        Its seed is made of the prompt, the training step in which the program first started, the number of the group
+        among those of the prompt that started in that step, and the name.
+        """
+        host = self._host
+        seed = [host.first_step, host.task.prompt_id, zlib.crc32(name.encode())]
+        return np.random.default_rng([*seed, host.repeat] if host.repeat else seed)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, without special tokens."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, without special tokens."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def prompt(self, prompt: Any) -> tuple[int, ...]:
+        """Token ids of another prompt, a text or messages, encoded as the run's prompts are.
+
+        A text is a user's message where there is a chat template, else plain.
+        """
+        if self.encode_prompt is not None:
+            return tuple(map(int, self.encode_prompt(prompt)))
+        return tuple(self.encode(prompt) if isinstance(prompt, str) else encode_prompt(self.tokenizer, prompt))
+
+    def prompt_with(self, text: str, first: bool = False) -> tuple[int, ...]:
+        """Token ids of the task's prompt with a text at the end, or at the beginning, of what the user says last.
+
+        Where that is not known, because the prompt is of token ids or was truncated, the text follows the prompt, or
+        comes before it.
+        """
+        task, encode = self._host.task, self.encode_prompt
+        longer = _with_text(task.row.get("prompt"), text, first)
+        if encode is not None and longer is not None and tuple(encode(task.row["prompt"])) == tuple(task.prompt):
+            return tuple(encode(longer))
+        more = encode_inert(self.tokenizer, text)
+        return (*more, *task.prompt) if first else (*task.prompt, *more)
+
+    def given(self, text: str) -> Segment:
+        """A segment of given text: conditioned on, masked out of the loss. Nothing in it becomes a control token."""
+        return given(encode_inert(self.tokenizer, text), self._host.step)
+
+
+def _with_text(prompt: Any, text: str, first: bool) -> Any:
+    """A prompt, a text or messages, with a text at an end of its last message; None for another prompt."""
+    if isinstance(prompt, str):
+        return text + prompt if first else prompt + text
+    if not isinstance(prompt, Sequence) or not prompt or not isinstance(prompt[-1], Mapping):
+        return None
+    content: Any = prompt[-1].get("content") or ()
+    if isinstance(content, str):
+        return [*prompt[:-1], {**prompt[-1], "content": text + content if first else content + text}]
+    said = [{"type": "text", "text": text}]
+    return [*prompt[:-1], {**prompt[-1], "content": [*said, *content] if first else [*content, *said]}]

@@ -1,0 +1,1 @@
+"""Rollouts with hints, given prefixes, repaired groups and other policies."""

@@ -1,0 +1,135 @@
+"""Prompts that show candidate answers to a hard problem, a teacher's and the policy's own wrong ones."""
+
+from __future__ import annotations
+
+from asyncio import gather
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.rewards.workers.loading import load_function
+from jaxrl_llm.rollouts.auxiliary_prompts import answers, final_answer, is_right, problem_of, second_prompt
+from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.episode import Episode, Segment, given, sampled_ids
+from jaxrl_llm.rollouts.guidance.prefixes import responses_of
+from jaxrl_llm.rollouts.programs import Rollout
+
+CONTRASTED, WRONG_ONES = 1, 2  # parts of the program: what prompts show
+
+REWRITE = """Problem: {problem}
+
+Solution: {solution}
+
+Rewrite this solution briefly, without judging or correcting it. Keep its steps and its final answer."""
+
+CONTRAST = """{problem}
+
+Of two candidate solutions, one is right and one is wrong.
+
+Candidate 1:
+{first}
+
+Candidate 2:
+{second}
+
+Find out which, and solve the problem."""
+
+WRONG = """{problem}
+
+The following solutions are all wrong. Their final answers are: {answers}
+
+{solutions}
+
+Avoid their mistakes, and solve the problem."""
+
+
+def contrast(random: np.random.Generator, problem: str, right: str, wrong: str) -> str:
+    """The text of a prompt with a right and a wrong solution in random order, which does not say whose they are."""
+    pair = (right, wrong) if random.random() < 0.5 else (wrong, right)
+    return CONTRAST.format(problem=problem, first=pair[0], second=pair[1])
+
+
+def wrong_ones(problem: str, stated: Sequence[str | None], solutions: Sequence[str]) -> str:
+    """The text of a prompt with wrong solutions, and the distinct answers that they state."""
+    distinct = list(dict.fromkeys(answer for answer in stated if answer is not None))
+    numbered = "\n\n".join(f"Wrong solution {i}:\n{text}" for i, text in enumerate(solutions, start=1))
+    return WRONG.format(problem=problem, answers=", ".join(distinct) or "none", solutions=numbered)
+
+
+@part
+def with_candidates(
+    column: str = "teacher", threshold: float = 0.5, teachers: int = 4, words: int = 512, rewriter: str | None = None,
+    success: float = 0.5,
+) -> Rollout:  # fmt: skip
+    """A group of samples, and for a problem whose mean reward is below `threshold`, groups of prompts with candidates.
+
+    column: a teacher's responses to the problem, a text or a list of texts, of which `teachers` are drawn and scored,
+    and right ones (reward above `success`) kept. A teacher that is frozen may answer before the run. Group 1
+    (info["part"]) is of a prompt with a right response of the teacher and a wrong sample, if there are both; group 2 of
+    one with all wrong samples and the answers that they state. Each has `task.samples` samples, scored as answers to
+    the row. Adds info["solved"], the mean reward of the plain group.
+
+    Candidates are first rewritten in at most `words` tokens, all in the same way, so that their style does not tell the
+    teacher's from the policy's: by `rewriter`, FILE.py:FUNCTION of (problem, solution) that returns a text, such as a
+    call of the teacher, or by the policy itself (None). Raises InputError for a rewriter that cannot be loaded.
+    """
+    check_number("threshold", threshold)
+    check_number("teachers", teachers, least=0, whole=True)
+    check_number("words", words, least=1, whole=True)
+    check_number("success", success)
+    external = None if rewriter is None else load_function(rewriter, "the rewriter").function
+
+    async def rewritten(tools: Tools, task: Task, problem: str, texts: Sequence[str]) -> list[str]:
+        async def one(number: int, text: str) -> str:
+            if external is not None:
+                said = str(await tools.call(external, problem, text, name=f"rewrite {number}"))
+                return tools.decode(tools.encode(said)[:words])
+            prompt = second_prompt(tools, task, REWRITE.format(problem=problem, solution=text))
+            # After the numbers of the three groups.
+            found = await tools.sample(prompt, number=3 * task.samples + number, limit=min(words, task.limit))
+            return tools.decode(sampled_ids(found))
+
+        return list(await gather(*(one(number, text) for number, text in enumerate(texts))))
+
+    async def taught(tools: Tools, task: Task, random: np.random.Generator) -> list[str]:
+        """Right responses of the teacher among those drawn."""
+        known = responses_of(tools, task, column)
+        order = random.permutation(len(known))[:teachers]
+        tried = [Episode(task.prompt, task.prompt_id, segments=(_as_sampled(known[i]),)) for i in order]
+        scored = await tools.score(tried) if tried else []
+        return [tools.decode(sampled_ids(one)) for one in scored if is_right(one, success)]
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        sampled = await gather(*(tools.sample(task.prompt, number=i) for i in range(task.samples)))
+        plain = [episode.in_part(0) for episode in await tools.score(sampled)]
+        solved = float(np.mean([0.0 if e.reward is None or np.isnan(e.reward) else e.reward for e in plain]))
+        texts = [tools.decode(sampled_ids(episode)) for episode in plain if not is_right(episode, success)]
+        found = plain
+        if solved < threshold and texts:
+            random, problem = tools.random("candidates"), problem_of(tools, task)
+            right = await taught(tools, task, random)
+            teacher, student = int(random.integers(max(len(right), 1))), int(random.integers(len(texts)))
+            short = await rewritten(tools, task, problem, [*texts, *right[teacher : teacher + 1]])
+            prompts = {WRONG_ONES: wrong_ones(problem, [final_answer(text) for text in texts], short[: len(texts)])}
+            if right:
+                prompts[CONTRASTED] = contrast(random, problem, short[-1], short[student])
+            groups = await gather(*(
+                answers(tools, task, second_prompt(tools, task, text), task.samples, number)
+                for number, text in sorted(prompts.items())
+            ))  # fmt: skip
+            more = [episode for some in groups for episode in some]
+            scored = await tools.score(more) if more else []
+            found = [
+                *plain,
+                *(replace(e, reward=s.reward, rewards=s.rewards) for e, s in zip(more, scored, strict=True)),
+            ]
+        return [episode.with_info(solved=solved) for episode in found]
+
+    return Rollout(program, f"with_candidates({column})", columns=(column,), ragged=True, most=lambda G: 3 * G)
+
+
+def _as_sampled(ids: Sequence[int]) -> Segment:
+    return given(ids)._replace(sampled=True)

@@ -1,0 +1,86 @@
+"""Rollouts that take completions from a column of the data set: supervised steps, alone, before or beside samples.
+
+A demonstration is an episode whose actions are the column's text and the end-of-sequence token. It was not sampled, so
+its `behaviour_logp` is 0: methods read its log-probabilities as `old_logp`, or not at all.
+"""
+
+from __future__ import annotations
+
+from asyncio import gather
+from dataclasses import replace
+
+import numpy as np
+
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.episode import Episode, Segment
+from jaxrl_llm.rollouts.programs import Rollout
+from jaxrl_llm.rollouts.runtime.offline import tokens_of
+from jaxrl_llm.utils.errors import InputError, shown
+
+NEED = "demonstrated"
+
+
+def demonstration(tools: Tools, task: Task, column: str) -> Episode:
+    """The row's text as an episode, cut and `truncated` where it exceeds the task's limit.
+
+    Raises InputError where the row has no text in the column.
+    """
+    text = task.row.get(column)
+    if not isinstance(text, str) or not text:
+        raise InputError(f"prompt {task.prompt_id} has no text in the column {column!r}: found {shown(text)}")
+    end = getattr(tools.tokenizer, "eos_token_id", None)
+    ids = [*tools.encode(text), *([] if end is None else [end])]
+    kept = np.asarray(ids[: task.limit], np.int32)
+    tokens = tokens_of(kept)._replace(policy_step=np.full(kept.shape, tools.step, np.int32))
+    whole = len(ids) <= task.limit
+    episode = Episode(task.prompt, task.prompt_id, segments=(Segment(tokens, True),), ended=whole, truncated=not whole)
+    return episode.with_info(demonstrated=1.0)
+
+
+@part
+def demonstrated(column: str = "answer") -> Rollout:
+    """The demonstration of each prompt alone: nothing is sampled. A step has `prompts_per_step` of them.
+
+    column: of the data set, with the texts. Set group_size to 1. Provides info["demonstrated"], 1 for these episodes.
+    """
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        return [demonstration(tools, task, column)]
+
+    return Rollout(program, f"demonstrated({column})", frozenset({NEED}), (column,), ragged=True, most=lambda G: 1)
+
+
+@part
+def with_demonstration(rollout: Rollout, column: str = "answer") -> Rollout:
+    """A rollout's episodes and, as one more row of the group, the prompt's demonstration.
+
+    Provides info["demonstrated"], 1 for the demonstration and 0 for others, beside what the rollout provides.
+    """
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        shown_one = demonstration(tools, task, column)
+        return [*(one.with_info(demonstrated=0.0) for one in await rollout.program(tools, task)), shown_one]
+
+    return replace(
+        rollout, program=program, name=f"{rollout.name}, demonstrated({column})", provides=rollout.provides | {NEED},
+        columns=(*rollout.columns, column), ragged=True, most=lambda G: rollout.rows(G) + 1,
+    )  # fmt: skip
+
+
+@part
+def demonstrated_before(step: int, column: str = "answer") -> Rollout:
+    """Demonstrations in the steps before `step`, and groups of samples from there on.
+
+    Provides info["demonstrated"]. Raises InputError unless step is a whole number, at least 0.
+    """
+    check_number("demonstrated_before: step", step, least=0, whole=True)
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        if tools.first_step < step:
+            return [demonstration(tools, task, column)]
+        sampled = await gather(*(tools.sample(task.prompt, number=i) for i in range(task.samples)))
+        return [one.with_info(demonstrated=0.0) for one in sampled]
+
+    return Rollout(program, f"demonstrated_before({step}, {column})", frozenset({NEED}), (column,), ragged=True)

@@ -1,0 +1,235 @@
+"""Programs that try groups again that teach nothing: with hints, or with a prompt that the policy rewrites."""
+
+from __future__ import annotations
+
+import re
+from asyncio import gather
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from jaxrl_llm.core.choices import Rewrite
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.part_checks import expect
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.guidance.hints import Hints, from_column, problem_of
+from jaxrl_llm.rollouts.programs import Rollout
+from jaxrl_llm.utils.errors import InputError, require_choice
+
+REWRITES = ("both", "hard_only", "medium_only")
+SIMPLER = """Rewrite the problem below so that it is easier to solve: use simple words, and state every condition that
+has to hold. The task must stay the same, its answer must still be {solution}, and the text must not reveal the answer.
+Write the new problem between two lines of three backticks.
+
+Problem: {problem}
+"""
+REWORDED = """Say the problem below in other words. The task must stay the same, its answer must still be {solution},
+and the text must not reveal the answer. Write the new problem between two lines of three backticks.
+
+Problem: {problem}
+"""
+HARDER = """Rewrite the problem below so that it is harder to solve: it should take more steps, or say less directly
+what is given. Its answer must still be {solution}, and the text must not reveal the answer. Write the new problem
+between two lines of three backticks.
+
+Problem: {problem}
+"""
+Succeeds = Callable[[Episode], bool]
+
+
+@part
+def succeeds(success: float = 0.0, accuracy: str | None = None) -> Succeeds:
+    """A function of a scored episode: whether its reward, or that component of it, is above `success`.
+
+    Raises InputError, when it is called, for a component that the run's rewards do not have.
+    """
+    check_number("success", success)
+
+    def test(episode: Episode) -> bool:
+        if accuracy is not None and accuracy not in episode.rewards:
+            names = ", ".join(sorted(episode.rewards)) or "none"
+            raise InputError(f"accuracy is {accuracy!r}, but the rewards are {names}: name one of them")
+        value = episode.reward if accuracy is None else episode.rewards[accuracy]
+        return value is not None and value > success
+
+    return test
+
+
+@part
+def reaches(threshold: float) -> Succeeds:
+    """A function of a scored episode: whether its reward is at least the threshold."""
+    check_number("threshold", threshold)
+    return lambda episode: episode.reward is not None and episode.reward >= threshold
+
+
+async def sampled(tools: Tools, prompt: Sequence[int], first: int, count: int) -> list[Episode]:
+    """`count` scored samples of a prompt, with numbers from `first` on."""
+    if not count:
+        return []
+    return await tools.score(await gather(*(tools.sample(prompt, number=first + i) for i in range(count))))
+
+
+def marked(episodes: Sequence[Episode], unhinted: float = 0.0) -> list[Episode]:
+    """The episodes with info["guided"], 0 where it is not set, and info["unhinted"] for all."""
+    return [episode.with_info(**{"guided": 0.0, **episode.info, "unhinted": unhinted}) for episode in episodes]
+
+
+@part
+def retried(
+    hints: Hints, succeeds: Succeeds, plain: int = 0, start: int = 0, harder: Hints | None = None
+) -> Rollout:  # fmt: skip
+    """Sample a group again with the hints of its prompt, one after the other, until a sample succeeds.
+
+    A group in which no sample succeeds is replaced by one under the prompt with the first hint, that by one with the
+    second, and so on; after the last hint the group stays as it is. plain: samples of each new group that get no hint,
+    and are drawn anew (in a group that is not larger, all but one of them get it). start: the first training step, from
+    0, in which there are hints. Samples with a hint are trained on under the prompt with it.
+
+    harder: texts that make a problem harder, the weakest first, such as a further condition. With it a group in which
+    all samples succeed, which teaches as little, is sampled again likewise, until a sample fails.
+
+    Provides info["guided"], 1 for episodes with a hint; info["unhinted"] is 1 in a group that failed and had no hint.
+    With `harder`, info["harder"] is 1 for episodes with such a text.
+    """
+    expect("retried's hints", hints, Hints)
+    if harder is not None:
+        expect("retried's harder", harder, Hints)
+    check_number("plain", plain, least=0, whole=True)
+    check_number("start", start, least=0, whole=True)
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        G = task.samples
+        found = await sampled(tools, task.prompt, 0, G)
+        right = sum(map(succeeds, found))
+        source = hints if right == 0 else harder if right == G else None
+        if tools.first_step < start or source is None:
+            return told(found)
+        texts, mark = await source.write(tools, task, G), "harder" if right else "guided"
+        longer = G - min(plain, G - 1)
+        for level, text in enumerate(texts, start=1):
+            first = level * G + source.samples
+            with_text, others = await gather(
+                sampled(tools, tools.prompt_with(text), first, longer),
+                sampled(tools, task.prompt, first + longer, G - longer),
+            )
+            found = [*(episode.with_info(**{mark: 1.0}) for episode in with_text), *others]
+            if sum(map(succeeds, found)) != right:
+                break
+        return told(found, float(not texts and not right))
+
+    def told(episodes: Sequence[Episode], unhinted: float = 0.0) -> list[Episode]:
+        known = {} if harder is None else {"harder": 0.0}
+        return [one.with_info(**{**known, **one.info}) for one in marked(episodes, unhinted)]
+
+    name = hints.name if harder is None else f"{hints.name}, {harder.name}"
+    columns = (*hints.columns, *(() if harder is None else harder.columns))
+    return Rollout(program, f"retried({name})", frozenset({"guided"}), columns)
+
+
+@part
+def hinted(column: str = "hint", above: float = 0.0) -> Rollout:
+    """`retried` with the hints in a column of the data set, where no reward is above `above`."""
+    return replace(retried(from_column(column), succeeds(above)), name=f"hinted({column})")
+
+
+@part
+def rescued(hints: Hints, succeeds: Succeeds, start: int = 0) -> Rollout:
+    """Replace a sample of a group in which none succeeds by one that succeeds with the weakest possible hint.
+
+    One sample is drawn for each hint of the prompt, all at once. Of those that succeed the one with the weakest hint
+    replaces the first sample of the group, and is trained on under the prompt with the hint. Without a success the
+    group stays as it is. start: as in `retried`, and so is what it provides.
+    """
+    expect("rescued's hints", hints, Hints)
+    check_number("start", start, least=0, whole=True)
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        G = task.samples
+        found = await sampled(tools, task.prompt, 0, G)
+        if tools.first_step < start or any(map(succeeds, found)):
+            return marked(found)
+        texts = await hints.write(tools, task, G)
+        first = G + hints.samples
+        tried = await tools.score(
+            await gather(*(tools.sample(tools.prompt_with(t), number=first + i) for i, t in enumerate(texts)))
+        )
+        right = [episode.with_info(guided=1.0) for episode in tried if succeeds(episode)]
+        return marked([*right[:1], *found[len(right[:1]) :]], float(not texts))
+
+    return Rollout(program, f"rescued({hints.name})", frozenset({"guided"}), hints.columns)
+
+
+@part
+def rewritten(
+    succeeds: Succeeds,
+    hard: float = 0.3,
+    medium: float = 0.7,
+    which: Rewrite = "both",
+    column: str = "answer",
+    limit: int = 400,
+    simpler: str = SIMPLER,
+    reworded: str = REWORDED,
+    harder: str = "",
+) -> Rollout:
+    """Sample, beside a prompt that is not easy, a prompt that the policy writes in its place.
+
+    With a share of successes of at most `hard` the policy is asked for a simpler version of the problem, with one of at
+    most `medium` for other words (which "hard_only" or "medium_only": for one of them only), and, if `harder` is given,
+    such as HARDER, for a harder version where all samples succeed. simpler, reworded, harder: what it is asked, with
+    {problem} and, from `column`, {solution}. Its answer of at most `limit` tokens must have the new
+    problem between two lines of three backticks, without the solution unless the old problem has it. The new prompt is
+    sampled as often as the old one and scored by the same row. Of the two groups those are returned in which some, but
+    not all samples succeed; the old one if there is none.
+
+    Provides info["rewritten"], 1 for samples of the new prompt, a group of their own, and info["hard"], 1 for samples
+    of both where the share of successes was at most `hard`. info["unhinted"]: 1 where no new problem could be read.
+    """
+    check_number("hard", hard, least=0, most=1)
+    check_number("medium", medium, least=0, most=1)
+    check_number("limit", limit, least=1, whole=True)
+    require_choice("which", which, REWRITES)
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        G, plain = task.samples, {"rewritten": 0.0, "hard": 0.0, "unhinted": 0.0}
+        old = await sampled(tools, task.prompt, 0, G)
+        share = sum(map(succeeds, old)) / G
+        is_hard = share <= hard
+        plain["hard"] = float(is_hard)
+        solved = bool(harder) and share == 1
+        if not solved and (share > medium or which == ("medium_only" if is_hard else "hard_only")):
+            return [episode.with_info(**plain) for episode in old]
+        said, solution = problem_of(task.row), str(task.row.get(column, ""))
+        asked = (harder if solved else simpler if is_hard else reworded).format(problem=said, solution=solution)
+        answer = await tools.sample(tools.prompt(asked), number=G, limit=limit)
+        text = fenced(tools.decode(answer.last))
+        if not text or (solution and states(text, solution) and not states(said, solution)):
+            return [episode.with_info(**{**plain, "unhinted": 1.0}) for episode in old]
+        new = await sampled(tools, tools.prompt(text), G + 1, G)
+        kept = [episode.with_info(**plain) for episode in old] if 0 < share < 1 else []
+        if 0 < sum(map(succeeds, new)) < G:
+            kept += [episode.with_info(**{**plain, "rewritten": 1.0}) for episode in new]
+        return kept or [episode.with_info(**plain) for episode in old]
+
+    provides = frozenset({"rewritten", "hard"})
+    return Rollout(program, f"rewritten({which})", provides, (column,), ragged=True, most=lambda G: 2 * G)
+
+
+def states(text: str, solution: str) -> bool:
+    """Whether a text has the solution as words or numbers of its own, not within longer ones.
+
+    >>> states("It is 8.", "8"), states("There are 18 or 8.5 of them, or 8,000.", "8"), states("x = a/b", "a/b")
+    (True, False, True)
+    """
+    return re.search(rf"(?<!\w)(?<!\d[.,]){re.escape(solution)}(?!\w)(?![.,]\d)", text) is not None
+
+
+def fenced(text: str) -> str:
+    r"""The first text between two lines that begin with three backticks; "" if there is none.
+
+    >>> fenced("Here:\n```text\nWhat is 2 + 2?\n```\n")
+    'What is 2 + 2?'
+    """
+    found: Any = re.search(r"^```[^\n]*\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    return found[1].strip() if found else ""

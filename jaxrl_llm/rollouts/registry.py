@@ -1,0 +1,73 @@
+"""Rollouts by name, for configurations."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+from jaxrl_llm.rewards.workers.loading import load_function
+from jaxrl_llm.rollouts.agents.semi_online import semi_online
+from jaxrl_llm.rollouts.agents.state_clusters import similar_states
+from jaxrl_llm.rollouts.auxiliary_prompts import recycled, with_predictions
+from jaxrl_llm.rollouts.guidance.candidates import with_candidates
+from jaxrl_llm.rollouts.guidance.demonstrated import demonstrated, demonstrated_before
+from jaxrl_llm.rollouts.guidance.hint_lengths import hinted_by_failures
+from jaxrl_llm.rollouts.guidance.prefixes import prefixed_groups, reset_to_data
+from jaxrl_llm.rollouts.guidance.repair import hinted
+from jaxrl_llm.rollouts.guidance.two_policies import two_policies
+from jaxrl_llm.rollouts.hooked import top_nsigma
+from jaxrl_llm.rollouts.lookahead import near_ties
+from jaxrl_llm.rollouts.programs import Rollout, down_sampled, forked, group
+from jaxrl_llm.rollouts.trees import budgeted_tree, entropy_forks, tree, valued
+from jaxrl_llm.utils.errors import InputError, shown, unknown
+
+NAMED: dict[str, Callable[..., Rollout]] = {
+    "group": group, "down_sampled": down_sampled, "hinted": hinted, "forked": forked, "tree": tree,
+    "budgeted_tree": budgeted_tree, "entropy_forks": entropy_forks, "near_ties": near_ties, "valued": valued,
+    "demonstrated": demonstrated, "demonstrated_before": demonstrated_before,
+    "reset_to_data": reset_to_data, "prefixed_groups": prefixed_groups,
+    "hinted_by_failures": hinted_by_failures, "two_policies": two_policies,
+    "with_predictions": with_predictions, "recycled": recycled, "with_candidates": with_candidates,
+    "top_nsigma": top_nsigma, "semi_online": semi_online, "similar_states": similar_states,
+}  # fmt: skip
+
+
+def _argument(text: str) -> int | float | str:
+    """An argument as a number, if it is one."""
+    if text.isdigit():
+        return int(text)
+    return float(text) if re.fullmatch(r"-?[0-9]*\.?[0-9]+", text) else text
+
+
+def rollout_by_name(spec: str) -> Rollout:
+    """The rollout NAME, NAME(ARGUMENT, ...), path/to/file.py:FUNCTION or package.module:FUNCTION.
+
+    The function is a program, async (tools, task) -> episodes, or takes no arguments and returns a `Rollout`.
+    Raises InputError for an unknown name, wrong arguments, and a file or function that cannot be loaded.
+
+    >>> rollout_by_name("forked(8, 16)").name
+    'forked(8, 16)'
+    """
+    if found := re.fullmatch(r"(\w+)(?:\((.*)\))?", spec.strip()):
+        name, arguments = found[1], [part.strip() for part in (found[2] or "").split(",") if part.strip()]
+        if name not in NAMED:
+            raise unknown("rollout", name, NAMED)
+        try:
+            inspect.signature(NAMED[name]).bind(*arguments)
+        except TypeError:
+            raise InputError(f"the rollout {spec} has arguments that {name} does not take") from None
+        return NAMED[name](*map(_argument, arguments))
+    if ":" not in spec:
+        raise unknown("rollout", spec, NAMED)
+    function: Any = load_function(spec, "a rollout").function
+    if inspect.iscoroutinefunction(function):
+        return Rollout(function, spec)
+    try:
+        made = function()
+    except TypeError as error:
+        raise InputError(f"the rollout {spec} cannot be built: {error}") from None
+    if not isinstance(made, Rollout):
+        raise InputError(f"the rollout {spec} returns {shown(made)}, but must be an async function or return a Rollout")
+    return made

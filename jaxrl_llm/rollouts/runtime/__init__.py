@@ -1,0 +1,1 @@
+"""The runtime of rollouts: driver, engines, logs of programs, and the standard source."""

@@ -1,0 +1,120 @@
+"""What the learner asks the policy about the turns of episodes: a reference answer after each, observations blanked.
+
+These rollouts sample nothing themselves. They go around the run's own, such as the agents of its environment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.data.chat.turns import ChatTurns
+from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.guidance.prompted import texts_of
+from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.trees import common
+from jaxrl_llm.utils.errors import InputError, shown
+
+
+def around(
+    change: Callable[[Tools, Task], Callable[[Episode], Episode]], name: str, need: str, *columns: str
+) -> Rollout:
+    """A rollout that changes each episode of another, by itself of `rollouts.programs.group`. It provides `need`."""
+
+    def wrapped(inner: Rollout) -> Rollout:
+        async def program(tools: Tools, task: Task) -> list[Episode]:
+            return list(map(change(tools, task), await inner.program(tools, task)))
+
+        return replace(
+            inner, program=program, name=f"{inner.name}, {name}", provides=inner.provides | {need},
+            columns=(*inner.columns, *columns), around=wrapped,
+        )  # fmt: skip
+
+    return wrapped(group())
+
+
+@part
+def with_answers(column: str = "answer", opening: str = "<answer>") -> Rollout:
+    """Episodes that know the reference answer of their prompt, so that its probability can be read after each turn.
+
+    column: of the data set, with the answer, of several the first. opening: a text before it that does not count, with
+    which a reply would begin that answers at once. Provides answer_tokens.
+    """
+
+    def change(tools: Tools, task: Task) -> Callable[[Episode], Episode]:
+        texts = texts_of(task.row.get(column), column)
+        own = tuple(tools.encode(texts[0])) if texts else ()
+        answer = (tuple(tools.encode(opening)) if own and opening else (), own)
+        return lambda episode: replace(episode, answer=answer)
+
+    return around(change, "answers", "answer_tokens", column)
+
+
+@part
+def with_blanks(placeholder: str = "No information found.") -> Rollout:
+    """Episodes that know what stands in for the content of their observations, which gives another context.
+
+    The placeholder's tokens are repeated at the end, or cut, to the length of the content; what the chat template
+    writes around it stays. Without a chat template all tokens between two turns are replaced. Provides blanked.
+    InputError for an empty placeholder.
+    """
+
+    if not isinstance(placeholder, str) or not placeholder:
+        raise InputError(f"the placeholder is {shown(placeholder)}, but must be a text that is not empty")
+
+    def change(tools: Tools, task: Task) -> Callable[[Episode], Episode]:
+        ids = tools.encode(placeholder)
+        chat = ChatTurns(tools.tokenizer) if getattr(tools.tokenizer, "chat_template", None) else None
+        return lambda episode: blanked(episode, ids, chat)
+
+    return around(change, "blanks", "blanked")
+
+
+def blanked(episode: Episode, placeholder: Sequence[int], chat: ChatTurns | None) -> Episode:
+    """The episode with info["blanked"], for each token after the prompt its stand-in, or NaN."""
+    out, last = list[float](), None
+    for segment in episode.segments:
+        ids = segment.tokens.token.tolist()
+        instead = [math.nan] * len(ids)
+        if not segment.sampled and last is not None:
+            start, end = content_of(ids, _frames(chat, last))
+            own = [*placeholder[: end - start], *[placeholder[-1]] * (end - start - len(placeholder))]
+            instead[start:end] = map(float, own)
+        last = ids[-1] if segment.sampled and ids else last
+        out += instead
+    return episode.with_info(blanked=out)
+
+
+def _frames(chat: ChatTurns | None, last: int) -> list[tuple[list[int], list[int]]]:
+    """What the template writes before and after the content of an observation, for each role that it may have."""
+    if chat is None:
+        return []
+    found = []
+    for role in ("user", "tool"):
+        one, other = (chat.bridge([{"role": role, "content": content}], last) for content in "07")
+        if one is not None and other is not None:
+            start, end = _shared(one, other), _shared(one[::-1], other[::-1])
+            found.append((one[:start], one[len(one) - end :]))
+    return found
+
+
+def content_of(ids: Sequence[int], frames: Sequence[tuple[Sequence[int], Sequence[int]]]) -> tuple[int, int]:
+    """Where an observation's content begins and ends: after the longest beginning, and before the longest end, that it
+    shares with what a frame has there. All of it without frames, or where nothing would be left.
+
+    >>> content_of([1, 5, 6, 7, 2], [([1, 4], [2]), ([1, 5], [3])])
+    (1, 4)
+    """
+    shared = [(_shared(ids, before), _shared(ids[::-1], after[::-1])) for before, after in frames]
+    start, end = max(shared, key=sum, default=(0, 0))
+    return (start, len(ids) - end) if start + end < len(ids) else (0, len(ids))
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """Number of equal tokens at the beginning of both."""
+    return common(np.asarray(one), np.asarray(other))

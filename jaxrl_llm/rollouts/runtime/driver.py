@@ -1,0 +1,313 @@
+"""The driver: runs the programs of many groups over one engine, and decides when a step has enough groups.
+
+Programs are asyncio tasks. Between two calls of the engine they run until each of them waits for tokens, a score or an
+external call. Pauses, new weights and restarts are invisible to a program: its `await` takes longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeGuard
+
+from jaxrl_llm.rollouts.context import NotDeterministicError, OtherAnswerError, Task
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.programs import Rollout
+from jaxrl_llm.rollouts.runtime.admission import Admit, Admitted, Collected, Rule, admit_first
+from jaxrl_llm.rollouts.runtime.barrier import Meet, hold, meet_here
+from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls
+from jaxrl_llm.rollouts.runtime.group_run import Group, GroupRun, Ticket
+from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Held
+from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers, sample_numbers
+from jaxrl_llm.sampling.requests import Completes, Draws, MakeEngine, Stats
+from jaxrl_llm.utils.process import compiles, count_compiles, interruptible, stop_if
+
+logger = logging.getLogger("jaxrl_llm.rollouts")
+
+# Iterations of the event loop without progress after which all programs wait. A gather takes up to three until what
+# follows it has begun, and programs have some within each other.
+SETTLED = 32
+LOOKS = 0.5  # seconds between two looks for a signal while all programs wait
+
+Score = Callable[[Task, Sequence[Episode]], Awaitable[list[Episode]]]
+
+
+class _Running(NamedTuple):
+    """An engine in use."""
+
+    engine: Completes
+    tickets: dict[int, Ticket]  # that it has not answered, by the numbers of their requests
+    stats: Stats
+
+
+class Driver:
+    """Runs programs; see `run`. It keeps no state between calls."""
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        make_engine: MakeEngine,
+        score: Score,
+        tokenizer: Any,
+        *,
+        context: int = 0,
+        step: int = 0,
+        chunk: int = 64,
+        time_limit: float = 60.0,
+        on_group: Callable[[int, Group], None] | None = None,
+        admit: Admit = admit_first,
+        controls: Mapping[str, float] | None = None,
+        encode: Callable[[Any], list[int]] | None = None,
+        meet: Meet = meet_here,
+        strict: bool = False,
+    ) -> None:
+        """context: tokens of the model's context; 0: unlimited. step: training step of the weights. chunk: decode steps
+        between two checks of the programs. time_limit: seconds that a program may wait for anything but the engine.
+        on_group: called with the index and value of each group that the step takes, as soon as that is known.
+        admit: which of the complete groups a step takes, where its rule says how many; on several hosts, an exchange.
+        meet: for rollouts whose programs meet; on several hosts, an exchange.
+        strict: whether an environment that answers otherwise when it is asked again ends the run, and not its group.
+        controls: see `tools.Tools`. encode: token ids of a prompt as the data set's are encoded; see `Tools.prompt`.
+        """
+        self.rollout, self.make_engine, self.score, self.tokenizer = rollout, make_engine, score, tokenizer
+        self.context, self.step, self.chunk, self.time_limit = context, step, chunk, time_limit
+        self.on_group, self.admit, self.controls, self.encode = on_group, admit, controls, encode
+        self.meet, self.strict = meet, strict
+
+    def run(
+        self, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, numbers: Sequence[SampleNumbers] | None = None,
+        held: Mapping[GroupKey, Held] = MappingProxyType({}),
+    ) -> Collected:  # fmt: skip
+        """Run the programs of the groups in flight, resuming from their logs, until the rule is satisfied.
+
+        numbers: of each group's samples among those of its prompt; by default, `sample_numbers` of these groups.
+        held: what the programs held when the last step left them unfinished, `Collected.held`.
+
+        Returns complete groups with their episodes, and the others as logs to resume from. If a program raises or
+        exceeds the time limit, its group ends as `failed`, with the episodes sampled so far; so it does where what it
+        calls answers otherwise when it is asked again, unless the driver is strict.
+        Raises KeyboardInterrupt after Ctrl-C, and NotDeterministicError for a program that deviates from its log.
+        """
+        numbers = sample_numbers([task for _, task in flight]) if numbers is None else numbers
+        run = _Run(self, flight, rule, numbers, held)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(run.main())
+        with ThreadPoolExecutor(1) as thread:  # in a notebook, this thread already runs an event loop
+            return thread.submit(asyncio.run, run.main()).result()
+
+
+class _Run:
+    """One call of `Driver.run`. It is the `DriverRun` of its groups."""
+
+    def __init__(
+        self, driver: Driver, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, numbers: Sequence[SampleNumbers],
+        held: Mapping[GroupKey, Held],
+    ) -> None:  # fmt: skip
+        self.driver, self.rule, self.stats = driver, rule, list[Stats]()
+        numbered = zip(flight, numbers, strict=True)
+        self.groups = [GroupRun(self, log, task, own, held.get(log.key)) for (log, task), own in numbered]
+        self.chunks = 0  # decoded so far
+        self.judged = -1  # chunks decoded when the complete groups were last admitted
+        self.ended: list[tuple[int, int]] = []  # chunk and place of each group that is complete
+        self.complete: list[int] = []  # places of the groups that the step takes
+        self.waiting: list[Ticket] = []  # not submitted to an engine yet
+        self.parked: list[Ticket] = []  # paused until the next segment
+        self.engines: dict[Draws, _Running] = {}
+        self.outside = OutsideCalls(driver.rollout.ahead, self.moved)
+        self.moves = 0  # number of times that a program asked for tokens, got an answer, or ended
+
+    def moved(self) -> None:
+        """Note that a program made progress."""
+        self.moves += 1
+        self.progressed.set()
+
+    def take(self, ticket: Ticket) -> None:
+        """Queue a program's request for tokens."""
+        self.waiting.append(ticket)
+        self.moved()
+
+    async def main(self) -> Collected:
+        """Run all programs."""
+        self.progressed = asyncio.Event()
+        count_compiles()
+        before, began = compiles()[0], time.perf_counter()
+        with interruptible() as interrupted:
+            self.interrupted = interrupted
+            try:
+                for place, group in enumerate(self.groups):
+                    group.begin(partial(self._ended, place))
+                while not await self._done():
+                    stop_if(interrupted())
+                await self._answered()
+                for running in self.engines.values():
+                    for completion in running.engine.withdraw():
+                        running.tickets[completion.index].note(completion)
+                logs = [group.log() for group in self.groups]
+            finally:
+                await self._cancel()
+        if self.stats:
+            self.stats[0].seconds = time.perf_counter() - began - sum(stats.seconds for stats in self.stats[1:])
+            self.stats[0].compiles = compiles()[0] - before
+        chosen = set(self.complete)
+        if self.rule.train_unfinished:  # train on all groups in flight
+            chosen = set(range(len(self.groups)))
+        places = sorted(chosen)
+        groups = [self.groups[place].group() for place in places]
+        left = [place for place in range(len(logs)) if place not in set(self.complete)]
+        held = {logs[place].key: self.groups[place].holds() for place in left if self.groups[place].held}
+        return Collected(groups, tuple(logs[place] for place in left), self.stats, places, left, held)
+
+    async def _done(self) -> bool:
+        """Make progress. True when the rule is satisfied or all groups are over."""
+        await self._settle()
+        for group in self.groups:
+            if self._ends_the_run(group.error):
+                raise group.error
+        wanted, over = self.rule.wanted, all(group.over for group in self.groups)
+        if self.driver.rollout.meets and all(group.over or group.at_meeting for group in self.groups):
+            return hold(self.groups, self.driver.meet)
+        if wanted is None and over:
+            return True
+        # Once for each chunk, which is the same on all hosts. A segment always covers all groups in flight.
+        if wanted is not None and (over or (not self.rule.segment_tokens and self.judged < self.chunks)):
+            found = self._admit(over)
+            enough = 1 if self.rule.segment_tokens else wanted
+            done = found.over or found.total >= enough
+            if done or over:
+                return done
+        released = self.outside.release(self._idle)
+        if released is not None:
+            if not released:
+                await self._wait()
+        elif self._decode():
+            pass
+        elif self.parked and not any(group.outside for group in self.groups):
+            complete = len(self.complete) if wanted is None else self._admit(False).total
+            if complete or self.rule.train_unfinished:
+                return True
+            self.waiting, self.parked, self.engines = self.parked, [], {}
+        else:
+            await self._wait()
+        return False
+
+    def _ends_the_run(self, error: BaseException | None) -> TypeGuard[NotDeterministicError]:
+        """Whether it is more than the failure of a group."""
+        only_its_group = isinstance(error, OtherAnswerError) and not self.driver.strict
+        return isinstance(error, NotDeterministicError) and not only_its_group
+
+    async def _answered(self) -> None:
+        """Wait for the answers of what unfinished programs hold, so that the step that goes on with them knows it.
+
+        All of them are asked for in this step, so that logs do not depend on how long environments take.
+        """
+        while any(group.held and group.outside and not group.over for group in self.groups):
+            if self.outside.release(True) is False:
+                await self._wait()
+            await self._settle()
+
+    @property
+    def _idle(self) -> bool:
+        """Whether nothing can be decoded now."""
+        if self.outside.ahead is None and not self.engines and self.outside.waits:
+            return True  # the first requests size an engine: all programs get as far as they can
+        asked = any(not ticket.group.over for ticket in self.waiting)
+        return not asked and not any(running.engine.busy for running in self.engines.values())
+
+    async def _settle(self) -> None:
+        """Let programs run until all of them wait."""
+        quiet = 0
+        while quiet < SETTLED:
+            before = self.moves
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if self.moves == before else 0
+
+    async def _wait(self) -> None:
+        """Wait until a program makes progress. At the time limit, programs that wait for nothing known fail."""
+        self.progressed.clear()
+        until = time.monotonic() + self.driver.time_limit
+        while (left := until - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.progressed.wait(), min(left, LOOKS))
+            stop_if(self.interrupted())
+            if self.progressed.is_set():
+                return
+        for group in self.groups:
+            # External calls have time limits of their own, and waiting for the engine is not limited.
+            if not (group.over or group.outside or group.sampling or group.meeting):
+                group.fail(f"waited for more than {self.driver.time_limit:g} s")
+
+    def _decode(self) -> bool:
+        """Submit the waiting requests and decode one chunk. False if there is nothing to decode."""
+        # In the order of the groups in flight, whichever external call answered first.
+        place = {id(group): number for number, group in enumerate(self.groups)}
+        tickets = sorted(
+            (ticket for ticket in self.waiting if not ticket.group.over),
+            key=lambda ticket: (place[id(ticket.group)], ticket.call),
+        )
+        self.waiting = []
+        kinds = {ticket.draws for ticket in tickets}
+        # The run's own engine comes first, whose statistics are those of the first token.
+        for draws in sorted(kinds, key=lambda one: (one.reference, one.temperature is not None, one.temperature or 0)):
+            asked = [(one, one.request(self.rule.segment_tokens)) for one in tickets if one.draws == draws]
+            if draws not in self.engines:
+                stats = Stats(began=time.perf_counter())
+                self.stats += [] if draws.temperature == 0 else [stats]
+                engine = self.driver.make_engine([request for _, request in asked], draws, stats)
+                self.engines[draws] = _Running(engine, {}, stats)
+            for ticket, request in asked:
+                running = self.engines[draws]
+                running.tickets[running.engine.submit(request)] = ticket
+        busy = [running for running in self.engines.values() if running.engine.busy]
+        chunk, taken = self.outside.steps(self.driver.chunk), int(bool(busy))
+        for engine, open_ones, stats in busy:
+            before = stats.steps
+            for completion in engine.step(chunk):
+                ticket = open_ones.pop(completion.index)
+                if not ticket.note(completion):
+                    self.parked.append(ticket)
+            taken = max(taken, stats.steps - before)
+        self.outside.clock += taken
+        self.chunks += bool(busy)
+        return bool(busy)
+
+    def _admit(self, over: bool) -> Admitted:
+        """Let the step take the groups that are complete, as many as it wants."""
+        assert self.rule.wanted is not None
+        found, self.judged = self.driver.admit(self.ended, over, self.rule.wanted), self.chunks
+        new, self.complete = [place for place in found.places if place not in self.complete], found.places
+        if self.driver.on_group is not None:
+            for place in new:
+                self.driver.on_group(place, self.groups[place].group())
+        return found
+
+    def _ended(self, place: int) -> None:
+        """Handle a program that ended or failed."""
+        group = self.groups[place]
+        self.moved()
+        if self._ends_the_run(group.error):
+            return
+        if group.error is not None:
+            logger.warning(
+                "the rollout %s failed on prompt %d, whose group counts as failed: %s",
+                *(self.driver.rollout.name, group.task.prompt_id, group.error),
+            )
+        self.ended.append((self.chunks, place))
+        if self.rule.wanted is None:
+            self.complete.append(place)
+            if self.driver.on_group is not None:
+                self.driver.on_group(place, group.group())
+
+    async def _cancel(self) -> None:
+        tasks = [group.running for group in self.groups if group.running is not None]
+        for task in tasks:
+            task.cancel()
+        self.outside.end()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,68 @@
+"""The engines of the standard source: of the policy that learns, and of the reference policy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core.hooks import first_state
+from jaxrl_llm.distributed.mesh import on_device
+from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
+from jaxrl_llm.models.policy import Params
+from jaxrl_llm.rollouts.runtime.source_setup import Experience
+from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
+from jaxrl_llm.sampling.engine import Engine
+from jaxrl_llm.sampling.requests import Draws, MakeEngine, Request, Stats
+from jaxrl_llm.sampling.sampler import cut_at, settings_of
+from jaxrl_llm.sampling.scheduler import for_conversations, lasting, size_for
+from jaxrl_llm.sampling.weights import Weights, take_weights
+
+
+def engines_of(
+    setup: Experience, groups: int, params: Params, key: jax.Array, step: int, state: ExperienceState
+) -> MakeEngine:
+    """The function with which the driver builds its engines, which share the weights of each policy.
+
+    groups: in flight on this unit of hosts.
+    """
+    policy, sampling, units = setup.policy, setup.sampling, setup.hosts.units
+    weights = take_weights(policy, params, setup.mesh, sampling.weight_dtype)
+    others: Weights | None = None
+    if setup.rollout.reference:
+        others = take_weights(policy, on_device(setup.reference), setup.mesh, sampling.weight_dtype)
+    devices, slots = row_shards(weights.mesh, SAMPLED_ROWS), -(-sampling.slots // units)
+    shape = None
+    if setup.partial is not None:
+        # The number of requests differs between steps, but the loop is compiled for one shape.
+        all_rows = -(-setup.prompts_per_step * setup.group_size // units)
+        shape = lasting(slots or all_rows, max(groups, 1), setup.group_size, devices)
+    turns, parked = setup.rollout.converses, 0
+    if turns and shape is None:
+        shape, parked = for_conversations(slots, setup.group_size, max(groups, 1), devices, setup.rollout.turns == 1)
+
+    def make(requests: Sequence[Request], draws: Draws, stats: Stats) -> Engine:
+        temperature, learns = draws.temperature, not draws.reference
+        usual = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
+        settings = settings_of(policy, key, *(usual if temperature is None else (temperature, 1.0, 0, 0.0)))
+        hook = setup.rollout.hook if temperature is None and learns else None
+        drawing, taken = policy, (weights if others is None or learns else others).alone()
+        if hook is not None:
+            settings = settings._replace(state=jax.tree.map(jnp.float32, first_state(hook, state.controls)))
+            drawing, taken = dataclasses.replace(policy, hook=hook), weights
+        own = turns or (temperature is None and learns)
+        size = size_for(requests, slots, devices, shape if own else None)
+        tokens = max(size.tokens, setup.rollout.room(sampling.max_new_tokens, policy.config.max_positions))
+        size = size._replace(tokens=tokens, parked=parked)
+        setup.watch(stats)
+        return Engine(
+            drawing, taken, settings, size,
+            cut=cut_at(policy.tokenizer, sampling.stop) if sampling.stop else None,
+            cache_dtype=sampling.cache_dtype, policy_step=step, stats=stats,
+            speculative_tokens=sampling.speculative_tokens, drafts=state.drafts.with_added(()),
+            record_experts=setup.record_experts and learns, turns=turns,
+        )  # fmt: skip
+
+    return make

@@ -1,0 +1,278 @@
+"""The standard source: select prompts, run rollouts on one engine, score them, mix in replay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core.reference import Mixture
+from jaxrl_llm.core.rules import Partial
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.curriculum.reference_groups import without_groups
+from jaxrl_llm.models.policy import Params
+from jaxrl_llm.rewards.scoring import (
+    Scored,
+    StreamedScores,
+    concatenate_groups,
+    score_batch,
+    some_rows,
+    with_defaults,
+)
+from jaxrl_llm.rollouts.context import Task
+from jaxrl_llm.rollouts.episode import Episode, sampled_ids
+from jaxrl_llm.rollouts.runtime.admission import Admit, Collected, Rule, admit_first
+from jaxrl_llm.rollouts.runtime.collate import rows_of, to_batch
+from jaxrl_llm.rollouts.runtime.driver import Driver
+from jaxrl_llm.rollouts.runtime.engines import engines_of
+from jaxrl_llm.rollouts.runtime.group_run import Group
+from jaxrl_llm.rollouts.runtime.mirrored_engine import in_lockstep
+from jaxrl_llm.rollouts.runtime.multihost_gather import admit_on, meet_on, of_all_hosts
+from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
+from jaxrl_llm.rollouts.runtime.sample_numbers import sample_numbers
+from jaxrl_llm.rollouts.runtime.source_setup import Experience
+from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
+from jaxrl_llm.rollouts.runtime.sources import (
+    Source,
+    Step,
+    draw,
+    mean_metrics,
+    program_metrics,
+    replayed,
+    rollout_metrics,
+    window_metrics,
+)
+from jaxrl_llm.sampling.engine import CHUNK
+from jaxrl_llm.sampling.requests import MakeEngine, Stats
+from jaxrl_llm.sampling.sampler import completion_ids
+from jaxrl_llm.sampling.speculative.drafts import Drafts
+from jaxrl_llm.utils.errors import InputError, shown
+
+WITHOUT_SIGNAL = "no signal"  # why dynamic sampling leaves out a group
+LOOK = 16  # tokens between two checks for stop strings, complete groups, and samples that a program waits for
+
+
+def experience(setup: Experience) -> Source:
+    """The source that samples and scores `prompts_per_step` groups a step.
+
+    Dynamic sampling samples until that many groups are informative, or fills up with uninformative groups of the last
+    round. With partial rollouts, groups of the pool come before those of new prompts, and a step can have fewer groups,
+    but at least one. If a step trains on unfinished completions, the batch has all groups in flight, with
+    info["window"] bool[N, L], the actions of this step, and info["unfinished"] bool[N], the rows that continue in the
+    next; reward functions see each completion once, in the step in which it finishes, and rows without a score have the
+    reward NaN. `next` raises KeyboardInterrupt after Ctrl-C. InputError for partial rollouts of programs that meet, or
+    with columns of a curriculum, which a group would not find again in the next step.
+    """
+    if setup.partial is not None and (setup.rollout.meets or setup.curriculum.columns is not None):
+        raise InputError(
+            f"the rollout {setup.rollout.name} needs all groups of a step in that step, but oversample and "
+            "segment_tokens leave some of them to later steps: leave them out"
+        )
+    if setup.rollout.reference and (setup.reference is None or isinstance(setup.reference, Mixture)):
+        raise InputError(
+            f"the rollout {setup.rollout.name} draws from a reference policy: give its parameters, reference=..., of "
+            "one model that does not change"
+        )
+
+    def init() -> ExperienceState:
+        return ExperienceState(setup.curriculum.init(), setup.replay.init(), (), Drafts())
+
+    def next_step(state: ExperienceState, params: Params, key: jax.Array, step: int) -> tuple[Step, ExperienceState]:
+        if setup.partial is not None:
+            found, state = _partial_step(setup, setup.partial, state, params, key, step)
+        else:
+            found, state = _complete_step(setup, state, params, key, step)
+        if setup.sampling.speculative_tokens:
+            ids = np.asarray(found.scored.batch.prompt_id).tolist()
+            added = zip(ids, completion_ids(found.scored.batch), strict=True)
+            state = state._replace(drafts=state.drafts.with_added(added))
+        before = state.curriculum
+        curriculum = setup.curriculum.observe(before, found)  # of what was sampled, without replay
+        if (only_measured := setup.curriculum.only_measured) is not None:
+            found = without_groups(found, lambda ids: only_measured(before, ids))
+        found = found._replace(metrics=found.metrics | setup.curriculum.metrics(curriculum))
+        found, replay = replayed(setup.replay, state.replay, found, key, step, setup.prompts)
+        return found, state._replace(replay=replay, curriculum=curriculum)
+
+    def load(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> ExperienceState:
+        state = loaded(saved, arrays)
+        setup.curriculum.select(state.curriculum, 0)  # so that the curriculum checks its state
+        return state
+
+    def told(state: ExperienceState, controls: Mapping[str, float]) -> ExperienceState:
+        return state._replace(controls=dict(controls))
+
+    def left_out(state: ExperienceState) -> np.ndarray | None:
+        return setup.curriculum.left_out(state.curriculum) if setup.curriculum.left_out else None
+
+    def keep(state: ExperienceState, step: int) -> None:
+        setup.replay.keep(state.replay, step)
+
+    def learned(state: ExperienceState, batch: Trajectories) -> ExperienceState:
+        replay = setup.replay.learned(state.replay, batch)
+        return state._replace(replay=replay, curriculum=setup.curriculum.learned(state.curriculum, batch))
+
+    provides = setup.rollout.provides | setup.replay.provides
+    return Source(init, next_step, saved, load, provides, told, left_out, keep, learned)
+
+
+def _complete_step(
+    setup: Experience, state: ExperienceState, params: Params, key: jax.Array, step: int
+) -> tuple[Step, ExperienceState]:
+    """A step in which all groups finish."""
+    dynamic, wanted = setup.dynamic_sampling, setup.prompts_per_step
+    kept: list[tuple[Scored, list[dict[str, Any]]]] = []
+    spare: list[tuple[Scored, list[dict[str, Any]]]] = []
+    others: list[tuple[Scored, str]] = []
+    runs: list[dict[str, float]] = []
+    stats, rounds, dropped = list[Stats](), 0, 0
+    while True:
+        round_key = jax.random.fold_in(key, rounds) if rounds else key
+        ids, curriculum, lost = draw(setup.curriculum, setup.prompts, state.curriculum, wanted)
+        state, dropped = state._replace(curriculum=curriculum), dropped + lost
+        flight = _begin(setup, state.curriculum, ids, wanted, step)
+        found, scored = _round(setup, flight, Rule(), params, round_key, step, state)
+        stats += found.stats
+        rounds += 1
+        runs.append(program_metrics(found.groups))
+        if dynamic is None:
+            return Step(scored, rows_of(found.groups), rollout_metrics(stats, dropped) | mean_metrics(runs)), state
+        ends = np.cumsum([len(one.episodes) for one in found.groups]).tolist()
+        starts = [0, *ends[:-1]]
+        good = np.logical_or.reduceat(np.asarray(dynamic.informative(scored.batch)), starts)
+        groups = [
+            (some_rows(scored, i, slice(*place)), rows_of([one]))
+            for i, (*place, one) in enumerate(zip(starts, ends, found.groups, strict=True))
+        ]
+        kept += [one for one, fine in zip(groups, good, strict=True) if fine]
+        others += [(one, WITHOUT_SIGNAL) for one, _ in spare]
+        spare = [one for one, fine in zip(groups, good, strict=True) if not fine]
+        if len(kept) >= wanted or rounds >= dynamic.rounds:
+            break
+    chosen = (kept + spare)[:wanted]
+    others += [(one, "more than a step needs") for one, _ in kept[wanted:]]
+    others += [(one, WITHOUT_SIGNAL) for one, _ in spare[max(wanted - len(kept), 0) :]]
+    metrics = rollout_metrics(stats, dropped) | mean_metrics(runs) | {"rounds": rounds}
+    rows = [row for _, some in chosen for row in some]
+    return Step(concatenate_groups([one for one, _ in chosen]), rows, metrics, others=others), state
+
+
+def _partial_step(
+    setup: Experience, strategy: Partial, state: ExperienceState, params: Params, key: jax.Array, step: int
+) -> tuple[Step, ExperienceState]:
+    """A step that leaves unfinished groups to the next."""
+    wanted, new = setup.prompts_per_step, strategy.in_flight(setup.prompts_per_step) - len(state.pool)
+    ids, curriculum, dropped = draw(setup.curriculum, setup.prompts, state.curriculum, new)
+    flight = [(log, _task(setup, log)) for log in state.pool] + _begin(setup, curriculum, ids, new, step)
+    segment, windows = strategy.segment_tokens, strategy.train_unfinished
+    rule = Rule(None if windows else wanted, segment, train_unfinished=windows)
+    found, scored = _round(setup, flight, rule, params, key, step, state)
+    batch = scored.batch
+    # Age in steps of the tokens that are trained on.
+    age = (step - batch.policy_step)[batch.need("window") if windows else batch.action_mask]
+    metrics = {
+        **rollout_metrics(found.stats, dropped),
+        **program_metrics(found.groups),
+        **(window_metrics(scored) if windows else {}),
+        "rollout/stale_tokens": float(np.mean(age > 0)) if age.size else 0.0,
+        "rollout/staleness": float(np.mean(age)) if age.size else 0.0,
+        "rollout/groups": float(len(flight) - len(found.left)),
+        "rollout/pool": float(len(found.left)),
+    }
+    state = state._replace(curriculum=curriculum, pool=found.left, held=found.held)
+    return Step(scored, rows_of(found.groups), metrics), state
+
+
+def _begin(setup: Experience, curriculum: Any, ids: list[int], wanted: int, step: int) -> list[tuple[GroupLog, Task]]:
+    counts, total = setup.curriculum.counts, wanted * setup.group_size
+    samples = [setup.group_size] * len(ids)
+    if counts is not None and ids:
+        samples = counts(curriculum, np.asarray(ids, np.int32), total).tolist()
+        if min(samples) < 1 or sum(samples) != total:
+            raise InputError(
+                f"a curriculum gave {shown(samples)} samples, but must give each prompt 1 at least, and {total} in all"
+            )
+    logs, begun = list[GroupLog](), Counter[int]()
+    for i, number in zip(ids, samples, strict=True):
+        logs.append(GroupLog(tuple(setup.prompts.ids[i]), i, number, step, repeat=begun[i]))
+        begun[i] += 1
+    columns: Sequence[Mapping[str, Any]] = [{}] * len(ids)
+    if setup.curriculum.columns is not None and ids:
+        columns = setup.curriculum.columns(curriculum, np.asarray(ids, np.int32))
+    return [(log, _task(setup, log, more)) for log, more in zip(logs, columns, strict=True)]
+
+
+def _task(setup: Experience, log: GroupLog, columns: Mapping[str, Any] = MappingProxyType({})) -> Task:
+    row = {**setup.prompts.rows[log.prompt_id], **columns}
+    return Task(row, log.prompt, log.prompt_id, log.samples, setup.sampling.max_new_tokens)
+
+
+def _round(
+    setup: Experience, flight: list[tuple[GroupLog, Task]], rule: Rule, params: Params, key: jax.Array, step: int,
+    state: ExperienceState,
+) -> tuple[Collected, Scored]:  # fmt: skip
+    """Run the programs of the groups in flight and score the groups to train on; each unit its share of them."""
+    policy, sampling, hosts, tokenizer = setup.policy, setup.sampling, setup.hosts, setup.policy.tokenizer
+    chunk = CHUNK if setup.rollout.at_once and not sampling.stop and setup.partial is None else LOOK
+    numbers, places = sample_numbers([task for _, task in flight]), hosts.share(range(len(flight)))
+    scored: Scored | None = None
+    with ExitStack() as stack:
+        streamed = stack.enter_context(StreamedScores(setup.rewards, tokenizer, setup.state(step)))
+
+        async def score(task: Task, episodes: Sequence[Episode]) -> list[Episode]:
+            return await streamed.episodes(dict(task.row), episodes)
+
+        def on_group(place: int, one: Group) -> None:
+            if setup.stream_rewards and not any(one.unfinished) and one.episodes[0].reward is None:
+                streamed.add(
+                    place, dict(one.task.row), [sampled_ids(episode) for episode in one.episodes], one.task.prompt
+                )
+
+        def run(make: MakeEngine, admit: Admit) -> Collected:
+            driver = Driver(
+                setup.rollout, make, score, tokenizer, context=policy.config.max_positions, step=step, chunk=chunk,
+                time_limit=setup.time_limit, on_group=on_group, admit=admit, controls=state.controls,
+                encode=setup.prompts.encode, meet=meet_on(hosts, places), strict=setup.strict_reruns,
+            )  # fmt: skip
+            own = [flight[place] for place in places]
+            return driver.run(own, rule, [numbers[place] for place in places], state.held)
+
+        make = engines_of(setup, len(places), params, key, step, state)
+        with setup.clock("sample"):
+            found = in_lockstep(hosts, make, admit_first if hosts.count == 1 else admit_on(hosts, places), run)
+            remembers = setup.rollout.hook is not None and setup.rollout.hook.remember is not None
+            batch_of = partial(
+                to_batch, sampling=sampling, step=step, windows=rule.train_unfinished, remembers=remembers
+            )
+            batch = batch_of(found.groups) if found.groups else None
+        with setup.clock("score"):
+            if batch is not None:
+                scored = _score(setup, found, batch, streamed, step)
+                failed = np.asarray([one.failed for one in found.groups for _ in one.episodes])
+                scored = with_defaults(setup.rewards, scored, failed) if failed.any() else scored
+    if hosts.count == 1:
+        assert scored is not None  # a step trains on one group at least
+        return found, scored
+    with setup.clock("wait"):
+        return of_all_hosts(hosts, places, found, scored, batch_of)
+
+
+def _score(setup: Experience, found: Collected, batch: Trajectories, streamed: StreamedScores, step: int) -> Scored:
+    """The batch with its rewards, some of which may be known already."""
+    rows = rows_of(found.groups)
+    episodes = [episode for one in found.groups for episode in one.episodes]
+    if any(episode.reward is not None for episode in episodes):
+        known = streamed.known(episodes)
+        return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, known)
+    if setup.stream_rewards and streamed.any:
+        return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, streamed.scores())
+    which = None
+    if batch.info is not None and "window" in batch.info:
+        which = np.asarray(batch.info["window"]).any(axis=1) & ~np.asarray(batch.info["unfinished"])
+    return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, None, which, setup.state(step))

@@ -1,0 +1,65 @@
+"""The configuration of the standard source."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxrl_llm.core.rules import DynamicSampling, Partial
+from jaxrl_llm.data.prompt_set import PromptSet
+from jaxrl_llm.distributed.hosts import ALONE, Hosts
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.rewards.workers.runner import Reward
+from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.runtime.sources import Curriculum, Replay, no_replay
+from jaxrl_llm.sampling.requests import SamplingConfig, Stats
+
+Clock = Callable[[str], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Experience:
+    """The configuration of the standard source."""
+
+    policy: Policy
+    prompts: PromptSet
+    rewards: Sequence[Reward]
+    curriculum: Curriculum
+    sampling: SamplingConfig = dataclasses.field(default_factory=SamplingConfig)
+    rollout: Rollout = dataclasses.field(default_factory=group)
+    replay: Replay = dataclasses.field(default_factory=no_replay)
+    prompts_per_step: int = 16
+    group_size: int = 8
+    dynamic_sampling: DynamicSampling | None = None
+    """Sample more prompts until enough groups are informative."""
+    partial: Partial | None = None
+    """Let a step's rollout stop before its longest completions end."""
+    stream_rewards: bool = False
+    """Score each group as soon as it is complete."""
+    time_limit: float = 60.0
+    """Seconds that a program may wait for anything but the engine."""
+    strict_reruns: bool = False
+    """End the run, and not only the group, where an environment answers otherwise when it is asked again."""
+    mesh: jax.sharding.Mesh | None = None
+    """The devices to sample on, of all hosts: each unit of them samples on its own."""
+    reference: Params | None = None
+    """Of the reference policy, for a rollout that draws from it."""
+    hosts: Hosts = ALONE
+    clock: Clock = lambda name: nullcontext()
+    """Returns a context manager that times "sample" or "score"."""
+    watch: Callable[[Stats], object] = lambda stats: None
+    """Called with the counts of each engine, which it goes on to fill in."""
+    state: Callable[[int], Mapping[str, Any]] = lambda step: state_of(step, 0, 0, 0)
+    """What `trainer_state` of reward functions says in a step; see `state_of`."""
+    record_experts: bool = False
+    """Of a mixture of experts: the batch has the experts of its tokens, for the update to replay."""
+
+
+def state_of(step: int, steps: int, prompts_per_step: int, prompts: int) -> dict[str, Any]:
+    """What `trainer_state` of reward functions says after `step` of a run's `steps`."""
+    return {"global_step": step, "max_steps": steps, "epoch": step * prompts_per_step / max(prompts, 1)}

@@ -1,0 +1,316 @@
+"""Sources of batches, curricula and replay: state machines of pure functions, like a `Transform`.
+
+The functions at the end compute metrics of a step's rollout.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core.repr import layout
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.data.prompt_set import PromptSet
+from jaxrl_llm.data.stream import PromptStream
+from jaxrl_llm.models.policy import Params
+from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rollouts.agents.metrics import agent_metrics
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.runtime.group_run import Group
+from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.utils.errors import InputError
+
+State = Any
+_MOST_DROPPED = 10_000  # prompts in one step
+
+
+class Step(NamedTuple):
+    """The batch that a step trains on, its prompts, and metrics."""
+
+    scored: Scored
+    rows: list[dict[str, Any]]  # the data set row of each group
+    metrics: dict[str, float]
+    sampled: Scored | None = None  # the batch without replay, if rows were replayed
+    others: Sequence[tuple[Scored, str]] = ()  # groups that were sampled and left out, each with the reason
+
+
+class Source(NamedTuple):
+    """Supplies the loop with batches.
+
+    init: () -> state.
+    next: (state, params, key, step) -> (Step, state). params: of the policy; key: of this step.
+    save: state -> (JSON object, arrays), for a checkpoint. load: the inverse; InputError if they were saved with other
+    inputs.
+    """
+
+    init: Callable[[], State]
+    next: Callable[[State, Params, jax.Array, int], tuple[Step, State]]
+    save: Callable[[State], tuple[dict[str, Any], dict[str, np.ndarray]]]
+    load: Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], State]
+    provides: frozenset[str] = frozenset()
+    """What its batches have beyond tokens and rewards, of the names in `jaxrl_llm.core.needs`."""
+    told: Callable[[State, Mapping[str, float]], State] = lambda state, controls: state
+    """(state, what the method's controllers wrote in an update, by name) -> state, after that update."""
+    left_out: Callable[[State], np.ndarray | None] = lambda state: None
+    """state -> why each prompt is not drawn now, see `Curriculum`; None if every prompt is."""
+    keep: Callable[[State, int], None] = lambda state, step: None
+    """Called before a checkpoint of `step` steps is written: see `Replay.keep`."""
+    learned: Callable[[State, Trajectories], State] = lambda state, batch: state
+    """(state, the batch on the host as the method prepared it, filled up at its end) -> state, after the update."""
+
+
+class Curriculum(NamedTuple):
+    """Selects prompts, and how many samples each gets. A state is not changed: functions return new ones.
+
+    init: () -> state, a JSON value, or a dict of JSON values and numpy arrays.
+    select: (state, count) -> (prompt ids int32[count], state). With `counts` it may return another number of prompts,
+    which then share count times the group size samples.
+    observe: (state, Step) -> state, updated with the results of a step.
+    counts: (state, prompt ids int32[n], total) -> samples int32[n] of each, at least 1, which add up to `total`; None:
+    as many of each as a group has.
+    metrics: state -> metrics for the log.
+    left_out: state -> uint8[P], why each prompt is not drawn now (`left_out.Why`); None: every prompt is drawn.
+    columns: (state, prompt ids int32[n]) -> of each prompt, columns that rollout programs find in its row in this step,
+    beside those of the data set; None: no others.
+    learned: as that of a `Source`.
+    only_measured: (state before `observe`, ids int[n] of the prompts of a step's groups) -> bool[n], whether the step
+    sampled the group for `observe` alone and does not train on it; None: it trains on all.
+    """
+
+    init: Callable[[], State]
+    select: Callable[[State, int], tuple[np.ndarray, State]]
+    observe: Callable[[State, Step], State]
+    counts: Callable[[State, np.ndarray, int], np.ndarray] | None = None
+    metrics: Callable[[State], dict[str, float]] = lambda state: {}
+    left_out: Callable[[State], np.ndarray] | None = None
+    columns: Callable[[State, np.ndarray], Sequence[Mapping[str, Any]]] | None = None
+    learned: Callable[[State, Trajectories], State] = lambda state, batch: state
+    only_measured: Callable[[State, np.ndarray], np.ndarray] | None = None
+
+
+MakeCurriculum = Callable[[Sequence[dict[str, Any]], int], Curriculum]  # (training rows, seed) -> Curriculum
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Replay:
+    """Mixes past trajectories into a batch.
+
+    init: () -> state, arrays by name, which are saved in checkpoints. mix: (state, Scored, step, seed) -> (Scored,
+    state); seed: of this step, the same on all hosts, which see the same batch. metrics: state -> metrics for the log.
+    """
+
+    init: Callable[[], dict[str, np.ndarray]]
+    mix: Callable[[dict[str, np.ndarray], Scored, int, int], tuple[Scored, dict[str, np.ndarray]]]
+    provides: frozenset[str] = frozenset()
+    """Names of `jaxrl_llm.core.needs` that its batches have, in every step."""
+    metrics: Callable[[dict[str, np.ndarray]], dict[str, float]] = lambda state: {}
+    grown: Callable[[int], int] = lambda rows: rows
+    """The most rows of a mixed batch, of which so many were sampled; for `jaxrl plan`."""
+    by_row: bool = False
+    """Whether its state is of stores (`replay.buffers`), and `mix` reads no token, so that tokens may be on disk."""
+    keep: Callable[[dict[str, np.ndarray], int], None] = lambda state, step: None
+    """Called with the state before a checkpoint of `step` steps is written: removes files that none needs."""
+    learned: Callable[[dict[str, np.ndarray], Trajectories], dict[str, np.ndarray]] = lambda state, batch: state
+    """As that of a `Source`; the batch has the rows of the mixed one, in its order."""
+
+    __repr__ = layout
+
+
+def shuffled_epochs(rows: Sequence[dict[str, Any]], seed: int) -> Curriculum:
+    """Epochs over all prompts, each in a new random order. It reads no row."""
+    stream = PromptStream(rows, batch_size=1, seed=seed)
+    start = stream.state()
+
+    def select(state: State, count: int) -> tuple[np.ndarray, State]:
+        if stream.state() != state:
+            stream.restore(state)
+        ids = [stream.next_ids() for _ in range(count)]
+        return np.concatenate([np.zeros(0, np.int32), *ids]), stream.state()
+
+    return Curriculum(lambda: start, select, lambda state, step: state)
+
+
+def draw(curriculum: Curriculum, prompts: PromptSet, state: State, count: int) -> tuple[list[int], State, int]:
+    """(ids of `count` prompts, the curriculum's state after them, number of prompts dropped among them).
+
+    Prompts that are read as they are drawn may be dropped (too long, or held out): the next ones of the curriculum take
+    their places, so that the order is that of the curriculum without them. Then worker threads begin to read the
+    prompts that the curriculum would draw next.
+
+    Raises InputError for a row that cannot be read, and if nearly all prompts are dropped.
+    """
+    ids, state = curriculum.select(state, count)
+    chosen = [int(i) for i in ids]
+    count = len(chosen)  # a curriculum that divides the samples may choose another number of prompts
+    if prompts.ahead is None:
+        return chosen, state, 0
+    prompts.ahead(chosen)
+    taken, drawn = [i for i in chosen if prompts.ids[i]], len(chosen)
+    while len(taken) < count:
+        if drawn - len(taken) > _MOST_DROPPED:
+            raise InputError(
+                f"of {drawn} prompts drawn, {drawn - len(taken)} are held out or too long: raise max_prompt_tokens, or "
+                "set long_prompts to truncate"
+            )
+        ids, state = curriculum.select(state, count - len(taken))
+        prompts.ahead(ids)
+        taken += [int(i) for i in ids if prompts.ids[i]]
+        drawn += len(ids)
+    prompts.ahead(curriculum.select(state, drawn)[0])
+    return taken, state, drawn - len(taken)
+
+
+def unchanged(
+    state: dict[str, np.ndarray], scored: Scored, step: int, seed: int
+) -> tuple[Scored, dict[str, np.ndarray]]:
+    """The batch as it is."""
+    return scored, state
+
+
+def no_replay() -> Replay:
+    """No replay: batches stay as they are."""
+    return Replay(dict, unchanged)
+
+
+def replayed(
+    replay: Replay, state: dict[str, np.ndarray], found: Step, key: jax.Array, step: int, prompts: PromptSet
+) -> tuple[Step, dict[str, np.ndarray]]:
+    """The step with its batch mixed, the rows of the mixed batch's groups, and metrics of the replay.
+
+    "replay/share" is the share of replayed rows in the batch, "replay/age" the mean age of their actions in steps.
+    """
+    if replay.mix is unchanged:
+        return found, state
+    seed = int(jax.random.bits(jax.random.fold_in(key, 2**31 - 1)))
+    scored, state = replay.mix(state, found.scored, step, seed)
+    mixed = mixed_step(found, scored, step, prompts)
+    return mixed._replace(metrics=mixed.metrics | replay.metrics(state)), state
+
+
+def mixed_step(found: Step, scored: Scored, step: int, prompts: PromptSet) -> Step:
+    """The step with a mixed batch, the data set rows of its groups, and "replay/share" and "replay/age"."""
+    batch, metrics = scored.batch, dict[str, float]()
+    _, first = np.unique(np.asarray(batch.group), return_index=True)
+    ids, before = np.asarray(batch.prompt_id)[first].tolist(), _prompts_of(found.scored)
+    rows = [
+        found.rows[number] if number < len(before) and before[number] == one else dict(prompts.rows[one])
+        for number, one in enumerate(ids)
+    ]
+    past = (batch.info or {}).get("replayed")
+    if past is not None:
+        again = np.asarray(past) > 0
+        age = (step - np.asarray(batch.policy_step))[np.asarray(batch.action_mask) & again[:, None]]
+        metrics = {"replay/share": float(again.mean()), "replay/age": float(age.mean()) if age.size else 0.0}
+    return Step(scored, rows, found.metrics | metrics, None if past is None else found.scored, found.others)
+
+
+def _prompts_of(scored: Scored) -> list[int]:
+    """The prompt of each group, in the order of their numbers."""
+    _, first = np.unique(np.asarray(scored.batch.group), return_index=True)
+    return np.asarray(scored.batch.prompt_id)[first].tolist()
+
+
+def window_metrics(scored: Scored) -> dict[str, float]:
+    """Metrics of a batch of windows (info "window" and "unfinished"; see `experience`), some rows of which continue.
+
+    Metrics of completions cover those that finished in this step, so that each counts once in a run; NaN if there are
+    none. Token counts are of the windows. "groups/uniform" is the share of groups with equal rewards among those of
+    which at least two completions finished in this step; 0 if there is no such group.
+    """
+    batch = scored.batch
+    window, unfinished = np.asarray(batch.need("window")), np.asarray(batch.need("unfinished"))
+    ended = window.any(axis=1) & ~unfinished
+    length, count = np.asarray(batch.action_mask).sum(axis=1)[ended], int(ended.sum())
+    reward, group = np.asarray(batch.need("reward"))[ended], np.asarray(batch.group)[ended]
+    known = [reward[(group == number) & ~np.isnan(reward)] for number in np.unique(group)]
+    spread = np.asarray([np.ptp(rewards) for rewards in known if len(rewards) > 1])
+
+    def of(values: np.ndarray, how: Any) -> float:
+        return float(how(values)) if count else np.nan
+
+    return {
+        "reward/unscored": of(np.isnan(reward), np.mean),
+        "completion/length": of(length, np.mean),
+        "completion/longest": of(length, np.max),
+        "completion/truncated": of(np.asarray(batch.truncated)[ended], np.mean),
+        "completion/tokens": float(window.sum()),
+        "groups/uniform": float(np.mean(spread == 0)) if len(spread) else 0.0,
+        "rollout/finished": float(count),
+        "rollout/unfinished": float(unfinished.sum()),
+        **{f"rewards/{name}/failed": failed / max(count, 1) for name, failed in scored.failures.items()},
+    }
+
+
+def rollout_metrics(runs: Sequence[Stats], dropped: int = 0) -> dict[str, float]:
+    """`Stats.metrics` over the rollouts of a step; all 0 if nothing was sampled.
+
+    dropped: the number of prompts that `draw` dropped; a metric if there are any.
+    """
+    if dropped:
+        return {**rollout_metrics(runs), "prompts/dropped": float(dropped)}
+    if len(runs) == 1:
+        return runs[0].metrics()
+    summed = (
+        "steps",
+        "tokens",
+        "prompt_tokens",
+        "padded_tokens",
+        "drafted",
+        "accepted",
+        "seconds",
+        "compiles",
+        "moved_bytes",
+        "moved_seconds",
+    )
+    total = dataclasses.replace(Stats(), **{name: sum(getattr(run, name) for run in runs) for name in summed})
+    row_steps = sum(run.rows * run.steps for run in runs)
+    return {
+        **total.metrics(),
+        "rollout/occupancy": sum(run.live for run in runs) / max(row_steps, 1),
+        "rollout/first_token_seconds": runs[0].first_token if runs else 0.0,
+    }
+
+
+def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Metrics of failed groups, hints, turns and trees, if there are any."""
+    failed = sum(one.failed for one in groups)
+    out = {"rollout/failed_groups": float(failed)} if failed else {}
+    for name in ("guided", "harder", "reflected", "refined"):
+        marks = [episode.info[name] for one in groups for episode in one.episodes if name in episode.info]
+        if marks:
+            out[f"rollout/{name}"] = float(np.mean(marks))
+    prefixes = [episode.info["prefix"] for one in groups for episode in one.episodes if "prefix" in episode.info]
+    if prefixes:
+        out["rollout/prefix"] = float(np.mean(prefixes))
+        out["rollout/prefixed"] = float(np.mean(np.asarray(prefixes) > 0))
+    unhinted = [one.episodes[0].info["unhinted"] for one in groups if "unhinted" in one.episodes[0].info]
+    if unhinted:
+        out["rollout/unhinted"] = float(np.mean(unhinted))
+    if any("part" in episode.info for one in groups for episode in one.episodes):
+        out["rollout/parts"] = float(np.mean([len({episode.part for episode in one.episodes}) for one in groups]))
+    turns = [int(episode.turns.max(initial=-1)) + 1 for one in groups for episode in one.episodes]
+    if max(turns, default=0) > 1:
+        out["rollout/turns"] = float(np.mean(turns))
+    out |= agent_metrics(one.episodes for one in groups)
+    trees = [[episode for episode in one.episodes if "node" in episode.info] for one in groups]
+    if any(trees):
+        tokens = sum(episode.size for tree in trees for episode in tree)
+        out["rollout/leaves"] = float(np.mean([len(tree) for tree in trees if tree]))
+        out["rollout/shared_tokens"] = 1 - sum(map(distinct_tokens, trees)) / max(tokens, 1)
+    return out
+
+
+def distinct_tokens(episodes: Sequence[Episode]) -> int:
+    """Number of tokens in the tree of these episodes (info "node"): what several share counts once."""
+    return len({place for episode in episodes for place in enumerate(np.asarray(episode.info["node"]).tolist())})
+
+
+def mean_metrics(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over a step's rounds; 0 where a round does not have it."""
+    names = sorted({name for run in runs for name in run})
+    return {name: math.fsum(run.get(name, 0.0) for run in runs) / len(runs) for name in names}

@@ -1,0 +1,133 @@
+"""Keys and values of conversations that gave up their rows, until they come back.
+
+A conversation that waits for its environment keeps its row of the ring KV cache as long as no other request needs it.
+When one does, the two change places: what the row holds goes to a store beside the ring KV cache, and what the store
+holds of the other request comes to the row. The least recently used entry is given up where the store is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm.sampling.decode import RingCache
+from jaxrl_llm.sampling.requests import Request
+from jaxrl_llm.sampling.scheduler import Assignment, Kept, Reused, best_reuse
+
+Array = jax.Array
+
+
+@partial(jax.jit, static_argnames=("split",))
+def take(cache: Any, row: Array, split: bool) -> Any:
+    """A row, int32[1], of a cache; arrays [1, ...].
+
+    split: rows are spread over devices, where a gather and a scatter stay on the device of the row. On one device
+    slices are faster.
+    """
+    return jax.tree.map(lambda x: x[row] if split else jax.lax.dynamic_slice_in_dim(x, row[0], 1), cache)
+
+
+@partial(jax.jit, static_argnames=("split",), donate_argnames=("cache",))
+def put(cache: Any, new: Any, row: Array, split: bool) -> Any:
+    """Write a row, as `take` returns it. It is a program of its own, or XLA would copy the cache that it reads too."""
+
+    def written(old: Array, x: Array) -> Array:
+        return old.at[row].set(x) if split else jax.lax.dynamic_update_slice_in_dim(old, x, row[0], 0)
+
+    return jax.tree.map(written, cache, new)
+
+
+class Store:
+    """Rows that ended: those that are still in the ring KV cache (`rows`), and those beside it (`parked`)."""
+
+    def __init__(self, cache: RingCache | None, size: int, split: bool = False) -> None:
+        """cache: with `size` rows; None for a store of none. split: see `take`."""
+        self._split = split
+        self._cache = None if cache is None else _contents(cache)
+        self.size = size
+        self.rows: dict[int, Kept] = {}  # by row, the oldest first
+        self.parked: dict[int, Kept] = {}  # by place, the least recently used first
+
+    def best(self, request: Request, steps: int, columns: int) -> Reused | None:
+        """From what a request can continue; places of the store are the negative rows -1, -2, ..."""
+        beside = {-1 - place: kept for place, kept in self.parked.items()}
+        return best_reuse({**self.rows, **beside}, request.prompt, request.begun.token, steps, columns)
+
+    def row_for(self, request: Request, free: list[int], steps: int, columns: int) -> int:
+        """The free row that a request takes: its own, else one that holds nothing, else the one that ended first."""
+        if request.begun.size > 1 and (how := self.best(request, steps, columns)) and how.source in free:
+            return how.source
+        empty = [row for row in free if row not in self.rows]
+        return empty[0] if empty else next(row for row in self.rows if row in free)
+
+    def park(self, ring_cache: RingCache, row: int, steps: int, place: int | None = None) -> RingCache:
+        """Move what a row holds to the store, to `place`, whose contents come to the row."""
+        if place is None:
+            place = next((p for p in range(self.size) if p not in self.parked), next(iter(self.parked), 0))
+        at, to, ring = np.asarray([row], np.int32), np.asarray([place], np.int32), _contents(ring_cache)
+        held, beside = take(ring, at, self._split), take(self._cache, to, self._split)
+        ring, self._cache = put(ring, beside, at, self._split), put(self._cache, held, to, self._split)
+        coming, going = self.parked.pop(place, None), self.rows.pop(row, None)
+        if going is not None:
+            self.parked[place] = going._replace(copied=steps)
+        if coming is not None:
+            self.rows[row] = coming
+        layers, experts = ring
+        return ring_cache._replace(layers=layers, drawn=ring_cache.drawn._replace(experts=experts))
+
+    def park_overwritten(self, ring_cache: RingCache, steps: int, more: int, columns: int) -> RingCache:
+        """Move the rows of which the next `more` decode steps would overwrite something."""
+        if self.size:
+            for row, kept in list(self.rows.items()):
+                if not kept.intact(steps + more, columns) and kept.intact(steps, columns):
+                    ring_cache = self.park(ring_cache, row, steps)
+                    self.rows.pop(row, None)  # what came was given up
+        return ring_cache
+
+
+def place_rows(
+    store: Store, ring_cache: RingCache, begun: list[Assignment], requests: Mapping[int, Request], steps: int,
+    columns: int, extend: Callable[[RingCache, list[tuple[Assignment, Reused]]], RingCache],
+    assigned: list[Assignment],
+) -> tuple[RingCache, list[Assignment]]:  # fmt: skip
+    """Bring to the rows of requests what the caches hold of them, and make room for it.
+
+    assigned: all rows that requests take; begun: those that begin with tokens. extend: copies and extends rows.
+    Returns the ring KV cache and the rows for which nothing is held.
+    """
+    pending, missed = list[tuple[Assignment, Reused]](), list[Assignment]()
+    taken = list[int]()  # rows that still hold what they held, for others that continue it too
+
+    def copy_pending() -> None:
+        nonlocal ring_cache, pending, taken
+        ring_cache = extend(ring_cache, pending)
+        for row in taken:
+            store.rows.pop(row, None)
+        pending, taken = [], []
+
+    for place in assigned:
+        how = store.best(requests[place.request], steps, columns) if place in begun else None
+        beside = how is not None and how.source < 0
+        goes = place.row in store.rows and (how is None or how.source != place.row)
+        if store.size and (beside or goes):
+            if any(used.source == place.row for _, used in pending):
+                copy_pending()
+            ring_cache = store.park(ring_cache, place.row, steps, -1 - how.source if how and beside else None)
+        if how is not None:
+            pending.append((place, how._replace(source=place.row) if beside else how))
+        elif place in begun:
+            missed.append(place)
+        if how is not None or not store.size:
+            taken.append(place.row)
+        else:
+            store.rows.pop(place.row, None)
+    copy_pending()
+    return ring_cache, missed
+
+
+def _contents(cache: RingCache) -> Any:
+    return cache.layers, cache.drawn.experts

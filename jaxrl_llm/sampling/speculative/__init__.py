@@ -1,0 +1,1 @@
+"""Speculative decoding: drafts of earlier completions, verified in one pass."""

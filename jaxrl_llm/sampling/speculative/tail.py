@@ -1,0 +1,143 @@
+"""The last rows of an engine on the host: how they enter speculation, and the texts that each drafts from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
+from jaxrl_llm.models.policy import Policy
+from jaxrl_llm.sampling.decode import DrawSettings, RingCache, RowState
+from jaxrl_llm.sampling.kv_cache import PrefixCache
+from jaxrl_llm.sampling.requests import Request, Stats, Tokens
+from jaxrl_llm.sampling.scheduler import Size
+from jaxrl_llm.sampling.speculative.drafts import Drafts
+from jaxrl_llm.sampling.speculative.verify import Tail, TailCounts, gather, rows_of, verify
+from jaxrl_llm.sampling.weights import Weights
+
+TAIL_SHARE = 8  # speculation begins once one row in this many is decoding
+SOURCE_TEXTS = 16  # completions of the greatest length that a row can draft from
+COLUMNS = 128  # numbers of columns are multiples of it, as accelerators tile them
+
+
+def most_rows(size: Size, mesh: Mesh | None) -> int:
+    """The most rows that decode by speculation in an engine of this size: a multiple of the shards of rows."""
+    return _rounded(max(size.shape.rows // TAIL_SHARE, 1), row_shards(mesh, SAMPLED_ROWS), down=True)
+
+
+def _rounded(rows: int, shards: int, down: bool = False) -> int:
+    """A power of two times the shards, at least (with `down` at most, unless that is none) this many rows."""
+    each = max(rows // shards if down else -(-rows // shards), 1)
+    return shards << (each.bit_length() - 1 if down else (each - 1).bit_length())
+
+
+def columns_of(size: Size, width: int) -> int:
+    """Columns of the tail of an engine of this size, for drafts of `width` tokens."""
+    return -(-(size.width + size.tokens + width + 1) // COLUMNS) * COLUMNS
+
+
+def source_length(size: Size) -> int:
+    """Tokens of the texts that each row drafts from."""
+    return SOURCE_TEXTS * size.tokens
+
+
+class TailRows:
+    """The rows of an engine that still decode. Each pass draws one or more tokens of each (`speculate.verify`).
+
+    `requests` are those of the rows, with all tokens so far in `begun`.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        weights: Weights,
+        settings: DrawSettings,
+        size: Size,
+        width: int,
+        requests: Mapping[int, Request],
+        slot: Mapping[int, int],
+        caches: tuple[PrefixCache, RingCache],
+        state: RowState,
+    ) -> None:
+        """width: the most drafted tokens. requests, slot: by row of the engine; slot is the prompt slot.
+
+        caches, state: of the engine; its rows are copied.
+        """
+        self.policy, self.weights, self.settings, self.width = policy, weights, settings, width
+        self.requests, self.rows = dict(requests), list(requests)
+        self.length = source_length(size)
+        self.shards = row_shards(weights.mesh, SAMPLED_ROWS)
+        index = self._index(list(range(len(self.rows))))
+        rows = np.asarray(self.rows, np.int32)[index]
+        self.state = RowState(*(np.array(x)[rows] for x in state))
+        self._only_first(len(self.rows))
+        tokens = np.full((len(rows), columns_of(size, width)), -1, np.int32)
+        for i, row in enumerate(rows.tolist()):
+            text = [*requests[row].prompt, *requests[row].begun.token.tolist()]
+            tokens[i, : len(text)] = text
+        slots = np.asarray([slot[row] for row in rows.tolist()], np.int32)
+        self.tail: Tail = weights.spread(gather(*caches, rows, slots, np.asarray(self.state.own), tokens))
+
+    def _index(self, which: list[int]) -> np.ndarray:
+        """int32[R]: these rows, repeated until their number is a power of two times the shards."""
+        return np.resize(np.asarray(which, np.int32), _rounded(len(which), self.shards))
+
+    def _only_first(self, count: int) -> None:
+        """Rows after the first `count` are repetitions, which are not decoded."""
+        done: np.ndarray = np.array(self.state.done)
+        done[count:] = True
+        self.state = self.state._replace(done=done)  # type: ignore[arg-type]
+
+    def advance(self, chunk: int, drafts: Drafts, stats: Stats) -> np.ndarray:
+        """At most `chunk` passes. Returns the rows of the engine that are done."""
+        self._shrink()
+        sources = self._sources(drafts)
+        state, sources = self.weights.spread((jax.tree.map(jnp.asarray, self.state), jnp.asarray(sources)))
+        self.tail, *found = verify(
+            self.policy, self.weights.loop, self.tail, state, sources, self.settings, jnp.int32(chunk), width=self.width
+        )
+        counts: TailCounts
+        self.state, counts = self.weights.fetched(tuple(found))
+        stats.steps, stats.live = stats.steps + int(counts.steps), stats.live + int(counts.live)
+        stats.tokens += int(counts.tokens)
+        stats.drafted, stats.accepted = stats.drafted + int(counts.drafted), stats.accepted + int(counts.accepted)
+        return np.asarray(self.rows)[np.asarray(self.state.done)[: len(self.rows)]]
+
+    def _shrink(self) -> None:
+        """Drop rows that are done, once a quarter of the rows suffices."""
+        live = [i for i in range(len(self.rows)) if not np.asarray(self.state.done)[i]]
+        index = self._index(live)
+        if 4 * len(index) > len(np.asarray(self.state.done)):
+            return
+        self.rows = [self.rows[i] for i in live]
+        self.state = RowState(*(np.array(x)[index] for x in self.state))
+        self._only_first(len(live))
+        self.tail = self.weights.spread(rows_of(self.tail, index))
+
+    def _sources(self, drafts: Drafts) -> np.ndarray:
+        """int32[R, M]: completions of the prompt of each row, and what its other rows have so far."""
+        texts = {row: tokens.token for row, tokens in self.drawn(self.rows, 0).items()}
+        ids = {row: self.requests[row].prompt_id for row in self.rows}
+        out = np.full((len(np.asarray(self.state.done)), self.length), -1, np.int32)
+        for i, row in enumerate(self.rows):
+            others = [texts[other] for other in self.rows if other != row and ids[other] == ids[row]]
+            out[i] = drafts.source(ids[row], self.length, others)
+        return out
+
+    def drawn(self, rows: Sequence[int], policy_step: int) -> dict[int, Tokens]:
+        """All tokens of some rows of the engine."""
+        *drawn, experts = (None if x is None else np.asarray(x) for x in self.weights.fetched(self.tail.drawn))
+        out = {}
+        for row in rows:
+            i, begun = self.rows.index(row), self.requests[row].begun
+            end = int(np.asarray(self.state.own)[i]) + 1
+            numbers: list[Any] = [x[i, begun.size : end] for x in drawn if x is not None]
+            chosen = None if experts is None else experts[i, begun.size : end]
+            numbers += [np.full(end - begun.size, policy_step, np.int32), chosen]
+            out[row] = begun.followed_by(Tokens(*numbers))
+        return out

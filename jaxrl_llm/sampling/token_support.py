@@ -1,0 +1,82 @@
+"""Hooks that forbid tokens: the policy's distribution on a set of tokens, renormalised.
+
+The set is that of the tokens with a log-probability of at least a floor, under the policy or under a second one. The
+floor of each drawn token is remembered, as that of top-p is, so that the update finds the same set even where its
+logits differ by rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hooks import Context, Hook, State
+from jaxrl_llm.core.reference import ReferenceRule, periodic_reset
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.sampling.filters import Filters, keep, support_floor
+
+Array = jax.Array
+
+
+def support(kept: Callable[[Array], Array], name: str, other: ReferenceRule | None = None) -> Hook:
+    """The hook that allows what `kept` of the logits keeps, f32[N, V] -> bool[N, V].
+
+    kept: the tokens whose logits are at least some number. other: the logits are those of a second policy, which moves
+    by this rule; by default the policy's own. In the update the drawn token is always allowed.
+    """
+
+    def source(logits: Array, context: Context) -> Array:
+        if other is None:
+            return jax.lax.stop_gradient(logits)
+        assert context.other is not None
+        return context.other
+
+    def remember(logits: Array, state: State, context: Context) -> Array:
+        found = source(logits, context)
+        return support_floor(found, kept(found))
+
+    def apply(logits: Array, state: State, context: Context) -> Array:
+        assert context.remembered is not None
+        allowed = jax.nn.log_softmax(source(logits, context), axis=1) >= context.remembered[:, None]
+        if context.token is not None:
+            allowed |= jnp.arange(logits.shape[1]) == context.token[:, None]
+        return jnp.where(allowed, logits, -jnp.inf)
+
+    return Hook(apply, name, remember=remember, other=other, truncates=True)
+
+
+@part
+def lagged_nucleus(top_p: float = 0.9, min_keep: int = 1, every: int = 5) -> Hook:
+    """The policy on the nucleus of its own lagged copy psi (NLPO, 2210.01241): the most probable tokens under psi.
+
+    These are the fewest whose mass under psi is at least top_p, and at least min_keep. psi is the initial policy, and
+    is replaced by the current one after every `every` updates. Tokens that tie with the last of them are allowed, too.
+    Raises InputError unless top_p is above 0 and at most 1, and min_keep and every are whole numbers, at least 1.
+    """
+    check_number("lagged_nucleus: top_p", top_p, above=0, most=1)
+    check_number("lagged_nucleus: min_keep", min_keep, least=1, whole=True)
+
+    def kept(logits: Array) -> Array:
+        nucleus = keep(logits, Filters(top_p=top_p))
+        return nucleus | keep(logits, Filters(top_k=min_keep)) if min_keep > 1 else nucleus
+
+    return support(kept, "lagged_nucleus", periodic_reset(every))
+
+
+@part
+def top_nsigma(n: float = 1.0) -> Hook:
+    """The policy on the tokens whose logits are at most n standard deviations below the largest one (2411.07641).
+
+    The deviation is that of the vocabulary's logits, all with the same weight, so that the set does not depend on the
+    temperature. Raises InputError unless n is above 0.
+    """
+    check_number("top_nsigma: n", n, above=0)
+
+    def kept(logits: Array) -> Array:
+        deviation = jnp.std(logits, axis=1, keepdims=True, where=logits > -jnp.inf)
+        return logits >= jnp.max(logits, axis=1, keepdims=True) - n * deviation
+
+    return support(kept, "top_nsigma")

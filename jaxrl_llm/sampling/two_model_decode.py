@@ -1,0 +1,67 @@
+"""A second policy of the same architecture beside the first, token by token, for hooks that read its logits.
+
+The engine runs both as one model with twice the layers: the caches have the layers of the first and then those of the
+second, hidden states are those of both side by side, [..., 2 D]. So whatever the engine does with a row (share a
+prompt, continue, restore, speculate) it does for both. params["other"] are the weights of the second.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.models.decoder import Attend
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.sampling.kv_cache import LayerCache, empty
+from jaxrl_llm.utils.errors import InputError
+
+Array = jax.Array
+
+
+def is_pair(policy: Policy) -> bool:
+    """Whether the policy's hook reads the logits of a second policy."""
+    return policy.hook is not None and policy.hook.other is not None
+
+
+def width(policy: Policy) -> int:
+    """Numbers of a hidden state: D, or 2 D."""
+    return policy.config.hidden_size * (2 if is_pair(policy) else 1)
+
+
+def empty_layers(policy: Policy, rows: int, most: int, dtype: Any) -> tuple[LayerCache, ...]:
+    """Empty caches of all layers, see `cache.empty`."""
+    first = empty(policy.config, rows, most, dtype)
+    return first + empty(policy.config, rows, most, dtype) if is_pair(policy) else first
+
+
+def run(
+    policy: Policy, params: Params, tokens: Array, positions: Array, attend: Attend, memory: Any = None,
+    record: bool = False, **options: Any,
+) -> tuple[Array, Any]:  # fmt: skip
+    """`Policy.run`, of both policies where there are two. InputError if their experts are to be recorded."""
+    if not is_pair(policy):
+        return policy.run(params, tokens, positions, attend, memory, record=record, **options)
+    if record:
+        raise InputError(
+            'experts are not recorded beside a second policy, which the hook reads: set routing_replay to "none"'
+        )
+    n, found = policy.config.num_layers, []
+    memories = (None, None) if memory is None else (memory[:n], memory[n:])
+    for weights, remembered in zip((params, params["other"]), memories, strict=True):
+        found.append(policy.run(weights, tokens, positions, attend, remembered, **options))
+    (hidden, layers), (other, others) = found
+    if isinstance(params["layers"], tuple):
+        layers += others
+    else:  # stacked along their first axis
+        layers = jax.tree.map(lambda *x: jnp.concatenate(x), layers, others)
+    return jnp.concatenate([hidden, other], axis=-1), layers
+
+
+def of_both(policy: Policy, params: Params, hidden: Array) -> list[tuple[Params, Array]]:
+    """The weights of each policy with its hidden states [N, D], from those of both [N, 2 D]."""
+    if not is_pair(policy):
+        return [(params, hidden)]
+    D = policy.config.hidden_size
+    return [(params, hidden[:, :D]), (params["other"], hidden[:, D:])]

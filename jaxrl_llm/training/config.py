@@ -1,0 +1,358 @@
+"""`TrainConfig`: everything a run depends on, as data. Runs with equal configurations are bit-identical."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from jaxrl_llm.core.by_value import by_value, by_values
+from jaxrl_llm.core.signatures import hyperparameters, known_methods
+from jaxrl_llm.data.chat.rendering import PromptFormat
+from jaxrl_llm.learner.optimizer_config import OptimizerConfig, check_optimizer
+from jaxrl_llm.rewards.environment import ENVIRONMENT, is_among
+from jaxrl_llm.training.config_checks import COUNT, RANGES, check_entries, check_format, check_together
+from jaxrl_llm.utils.errors import InputError, gather, require, shown
+from jaxrl_llm.utils.keywords import settings_class
+from jaxrl_llm.utils.settings import coerce_fields, raise_error
+
+if TYPE_CHECKING:
+    from jaxrl_llm.sampling.requests import SamplingConfig
+
+LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down"]
+
+
+def inside(name: str) -> str:
+    """Where a name belongs that is no setting of `TrainConfig`: to the optimiser's, or to the method's."""
+    if name in OptimizerConfig.__dataclass_fields__:
+        return f"optimizer=OptimizerConfig({name}=...)"
+    methods = (one for method in sorted(known_methods()) for one in hyperparameters(method))
+    return f"hyperparameters={{{name!r}: ...}}" if any(one.name == name for one in methods) else ""
+
+
+_NAMES = ("model", "output", "algorithm", "rollout")
+
+
+@settings_class(elsewhere=inside)
+@dataclass(frozen=True)
+class TrainConfig:
+    """A training run: the model, the data, the method, and where results are written."""
+
+    model: str = "smollm2-135m"
+    """Hugging Face folder, .gguf file, hub name, or smollm2-135m (the demo model)."""
+    output: str = "runs/train"
+    """Folder of the run, or a URL such as s3://bucket/run; it must not hold a run already."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the computation."""
+    activations: Literal["dtype", "float32"] = "dtype"
+    """float32 with dtype bfloat16: weights enter products in bfloat16, but states, keys and values are float32. Sampler
+    and trainer then agree to rounding of float32, instead of some 1e-2 after 30 layers; caches are twice as large."""
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of parameters and gradients; for the optimiser's state see optimizer.moments and optimizer.master_copy."""
+    mesh: str = ""
+    """Devices along the axes of the mesh, such as data=2,fsdp=4,tensor=2; -1 takes what is left. Rows are sharded over
+    data, fsdp and expert, the state of training over fsdp, expert (of a mixture: its experts) and tensor, heads and
+    vocabulary over tensor, tokens of long rows over sequence. Several hosts along tensor or expert sample as one.
+    By default it is chosen from the model, the devices and their memory, and said when the run starts. A resumed run
+    keeps its mesh unless this names another."""
+    sampling_mesh: str = ""
+    """Devices along data, tensor and, of a mixture, expert while tokens are sampled, such as data=4,tensor=4: the
+    devices of the mesh, otherwise split. It changes no token. By default the mesh's own split, unless another one that
+    fits reads weights and caches faster."""
+    seed: int = 0
+    """Seed of prompt order and sampling, 0 to 2^32 - 1."""
+    steps: int = 100
+    """Iterations: sample, score, update."""
+
+    prompts: str = ""
+    """Training prompts: a .jsonl, .parquet or .array_record file (of JSON objects), a folder of such files or a
+    pattern such as 'data/train-*.parquet', a folder of a saved Hugging Face data set, a URL of a file (gs://, s3://
+    ...), a data set of the Hugging Face hub (OWNER/NAME:CONFIG/SPLIT, such as openai/gsm8k:main/train), or
+    reasoning-gym:TASK. More than 65,536 rows are read, checked and tokenised as they are drawn; repeated prompts are
+    then not removed. An environment whose `reset` says everything needs none: it is then played with seeds."""
+    num_prompts: int = 4096
+    """At most this many training prompts; for reasoning-gym, and games without prompts, how many are generated."""
+    same_task: Literal["default", "prompt", "row"] = "default"
+    """Rows that are one task, of which only the first is kept and none is both held out and trained on: those with the
+    same prompt, or those that are equal in all columns (row); by default row with an environment or tools, else
+    prompt."""
+    prompt_column: str | None = None
+    """Column that holds the prompt (a string, or a list of chat messages). By default the first that there is of
+    prompt, question, problem, instruction (with its input), input, query, messages and conversations; choices or
+    options follow it by letter."""
+    answer_column: str | None = None
+    """Column that rewards get as `answer`. By default the first that there is of answer, expected_answer, solution,
+    ground_truth, final_answer, target, label, reward_model.ground_truth (verl's) and output."""
+    prompt_template: str = "{prompt}"
+    """Template of the prompt, filled with a row's columns as by str.format; the columns may have no prompt."""
+    system_prompt: str | None = None
+    """System message prepended to every conversation that has none."""
+    prompt_format: Literal["chat", "plain", "rendered"] = "chat"
+    """chat: prompts go through the tokenizer's chat template, if it has one. plain: texts as they are, and agents'
+    conversations as lines of User and Assistant. rendered: texts that a chat template wrote, whose control tokens are
+    read as such."""
+    template_options: str = "{}"
+    """Options of the chat template, as a JSON object, such as '{"enable_thinking": false}'; those of a row's column
+    chat_template_kwargs come before them."""
+    earlier_thoughts: Literal["keep", "as-template"] = "keep"
+    """Thoughts of earlier replies, which many chat templates leave out once a user says something: keep them, so that a
+    conversation stays one row, or leave them out as the template does, where a new row begins (counted as new_rows)."""
+    date: str = ""
+    """What chat templates that print the date take for today, such as 2031-01-31. By default the day on which the run
+    starts, which it keeps when it is resumed, evaluated or sampled from."""
+    task_options: dict[str, str] = field(default_factory=dict)
+    """Options of the reasoning-gym task: name value name value ... (values are parsed as YAML)."""
+    max_prompt_tokens: int = 512
+    """Longer prompts are handled according to `long_prompts`."""
+    long_prompts: Literal["skip", "truncate", "error"] = "skip"
+    """skip (counted in the summary), truncate (keep the end), or stop with an error."""
+
+    prompts_per_step: int = 16
+    """Prompts per iteration."""
+    group_size: int = 8
+    """Completions per prompt."""
+    max_new_tokens: int = 128
+    """Maximum length of a completion, in tokens."""
+    temperature: float = 1.0
+    """Sampling temperature, above 0."""
+    top_p: float = 1.0
+    """Nucleus sampling: above 0, at most 1 (1 is off)."""
+    top_k: int = 0
+    """Sample from the k most likely tokens; 0 is off."""
+    min_p: float = 0.0
+    """Sample from tokens with at least this fraction of the highest probability; 0 is off."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion."""
+    slots: int = 0
+    """Completions decoded at the same time; 0 is all completions of a step."""
+    cache_dtype: Literal["dtype", "bfloat16", "int8", "float8"] = "dtype"
+    """Dtype of keys and values while sampling; at lower precision than `dtype`, sampled log-probabilities are less
+    exact. dtype is that of activations; int8 and float8 have a scale for each vector."""
+    weight_dtype: Literal["dtype", "int8", "float8"] = "dtype"
+    """Round the projections of layers while sampling, with a scale for each output: decoding then reads half as many
+    bytes as in bfloat16. Embeddings, norms and adapters are not rounded."""
+    same_rounding: bool = False
+    """Compute with the rounded weights of weight_dtype in updates and evaluations too, with straight-through gradients
+    (as Jet-RL, 2601.14243, but activations are not rounded): ratios start at 1 again. float32 weights are updated."""
+    speculative_tokens: int = 0
+    """Once few completions of a step are unfinished, draft this many tokens of each from what followed the same tokens
+    before, and verify them in one pass: no token changes. Drafts come from the completion, from others of its prompt,
+    and from earlier epochs. 0 is off; 4 is a good start."""
+    oversample: float = 1.0
+    """Prompts in flight, as a multiple of prompts_per_step. Above 1, a step ends when prompts_per_step groups are
+    complete, and the other completions continue in the next step (partial rollouts)."""
+    segment_tokens: int = 0
+    """Above 0, a step ends when each completion in flight has this many new tokens or is finished. It trains on the
+    complete groups, at most prompts_per_step; the others continue in the next step. For full batches, set oversample
+    to max_new_tokens / segment_tokens. At 0, some methods use segments of their own; t_ppo trains on all completions
+    in flight, on each segment in the step that sampled it."""
+
+    rollout: str = "group"
+    """Program that makes a group of completions: group, down_sampled(TIMES), hinted(COLUMN), forked(PLACE, ...),
+    demonstrated(COLUMN) (supervised texts), demonstrated_before(STEP, COLUMN), or path/to/file.py:FUNCTION or
+    package.module:FUNCTION, an async program or a function that returns a Rollout."""
+    rollout_time_limit: float = 60.0
+    """Seconds a rollout program may wait for anything other than tokens; after that its group counts as failed. When a
+    run starts, its files and its environment have as long to load and to be made."""
+    strict_reruns: bool = False
+    """End the run where an environment answers otherwise when an unfinished conversation is resumed after a kill; else
+    its group counts as failed."""
+
+    environment: str | None = None
+    """What the policy acts in, over several turns: path/to/file.py:NAME or package.module:NAME, a class or function
+    that makes an environment of TRL's kind (its methods are tools), Gymnasium's, TextArena's or TextWorld's, or a dict
+    of them by the rows' column `environment`."""
+    tools: tuple[str, ...] = ()
+    """Functions that the policy may call, path/to/file.py:FUNCTION or package.module:FUNCTION, with type hints and a
+    docstring that says what each argument is; alone, or beside the tools of an environment of TRL's kind."""
+    turns: int = 8
+    """Most replies of an episode with an environment or tools."""
+    turn_tokens: int = 0
+    """Most tokens of a reply there; 0 is max_new_tokens."""
+    episode_tokens: int = 0
+    """Most tokens of an episode there, replies and observations, after its prompt; 0 is as the model's context
+    allows."""
+    context_tokens: int = 0
+    """Most tokens there that the policy sees at once, its prompt included; 0 is as the model's context allows."""
+    compact: str | None = None
+    """What a conversation goes on with when context_tokens is near, instead of ending: summary(TOKENS), which the
+    policy writes and is trained on, keep_last(TURNS), which drops the turns before, or path/to/file.py:NAME or
+    package.module:NAME, a function that takes the messages and returns those that are kept, or a Summary."""
+    players: int = 1
+    """Players of the environment, a game of TextArena's kind: the policy is each of them, and each is compared with the
+    same player of the group's other games."""
+    environment_steps: int = 4
+    """Decode steps of other episodes while an environment answers. An answer that takes less counts after these steps,
+    and decoding waits for one that takes more, so that a run does not depend on how long answers take."""
+    tool_time_limit: float = 30.0
+    """Seconds that a call of a tool may take; after that the policy is told so. An environment's other methods have
+    rollout_time_limit."""
+
+    rewards: tuple[str, ...] = ("reasoning_gym",)
+    """Reward functions NAME[*WEIGHT]: exact_match, number_match, math_verify, reasoning_gym, format_match(REGEX),
+    path/to/file.py:FUNCTION or package.module:FUNCTION, or environment, what the environment gives, which is the
+    default where there is one."""
+    reward_time_limit: float = 10.0
+    """Seconds that a reward function may take for a completion, after which that one is not scored. A call with the
+    completions of a step (with stream_rewards: of a group) has as much again for each doubling of their number."""
+    stream_rewards: bool = False
+    """Score each group as soon as it is complete, while others are still being sampled. Reward functions are then
+    called once per group instead of once per step, so they must not compare completions of different prompts."""
+    reward_default: float = 0.0
+    """Score of a completion on which a reward function raises."""
+    overlong_tokens: int = 0
+    """Soft overlong penalty: falls from 0 to -1 over this many tokens before max_new_tokens; 0 is off."""
+
+    algorithm: str = "grpo"
+    """Method from the catalogue (`jaxrl algorithms` lists them), or path/to/file.py:NAME or package.module:NAME, an
+    Algorithm or a function of hyper-parameters that returns one."""
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    """Hyper-parameters of the algorithm."""
+    routing_replay: Literal["method", "rollout", "recompute", "none"] = "method"
+    """Of a mixture of experts, the experts that updates see tokens with, instead of the current routers' choice: those
+    of the rollout (R3), those that the weights before the update choose (recompute, R2), or none; by default as
+    the method has it, which is none but for minirl. It takes layers x experts_per_token bytes a token (2 of more than
+    128 experts)."""
+    critic: Literal["tower", "shared"] = "tower"
+    """Critic, for methods that have one: a copy of the model with a value head (tower), or a value head on the policy's
+    hidden states (shared)."""
+    critic_steps: int = 0
+    """Number of first steps in which only the critic is trained."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """AdamW and its schedule."""
+    epochs: int = 1
+    """Passes over each batch."""
+    minibatches: int = 1
+    """Gradient steps per pass; minibatches x micro_batches must divide prompts_per_step."""
+    micro_batches: int = 1
+    """Slices of a minibatch whose gradients are accumulated; saves memory and changes nothing else."""
+    lora_rank: int = 0
+    """Above 0, the model's weights are frozen and low-rank adapters (LoRA) of this rank are trained, in float32. A
+    reference policy is then the frozen model and needs no copy."""
+    lora_alpha: float = 32.0
+    """Scale of the adapters: their output is multiplied by lora_alpha / lora_rank."""
+    lora_targets: tuple[LoraTarget, ...] = ()
+    """Projections with adapters: query, key, value, out, gate, up, down; by default all (for mixtures of experts, the
+    first four)."""
+    reference_memory: Literal["device", "host"] = "device"
+    """Where a reference policy is kept while it is not used: host saves accelerator memory at the cost of a transfer
+    per step."""
+    remat: bool = True
+    """Recompute activations in the backward pass instead of storing them."""
+    keep_projections: bool = False
+    """With remat, store the outputs of products with weight matrices and recompute only the rest: faster, more
+    memory."""
+
+    eval_prompts: str | None = None
+    """Held-out prompts, given like `prompts`; by default from the same source (another seed, or a held-out split)."""
+    eval_size: int = 256
+    """Number of held-out prompts; they are removed from the training prompts. 0 disables evaluation. The default is at
+    most a quarter of a small file."""
+    eval_every: int = 0
+    """Steps between evaluations; 0 evaluates only before and after training."""
+    eval_reward: str | None = None
+    """Name of the reward that marks an answer as correct (at 1); by default environment, where it is one of them, else
+    the first."""
+
+    checkpoint_every: int = 50
+    """Steps between checkpoints; 0 saves only at the end."""
+    keep_checkpoints: int = 2
+    """Number of checkpoints to keep, at least 2, in case the newest is damaged."""
+    replay_megabytes: int = 1024
+    """Size of a method's stored rows in memory and in each checkpoint, above which their tokens are in files of the
+    run's folder instead; 0 is always. On one host, and where the folder is no URL."""
+    log_completions_every: int = 10
+    """Steps between those whose completions are logged for the report; 0 is never."""
+    tensorboard: bool = True
+    """Write TensorBoard event files into the run's folder."""
+    wandb: str | None = None
+    """Weights & Biases project to report to."""
+
+    hang_seconds: float = 1800.0
+    """Seconds without progress after which a run is reported as hung, with the stacks of its threads; 0 is never."""
+    hang_factor: float = 10.0
+    """A phase also has to take this multiple of its median time until then."""
+    hang_exit: bool = False
+    """End a hung process, with exit code 75, so that a scheduler can resume the run."""
+    spike_factor: float = 0.0
+    """Above 0: if a metric of spike_metrics exceeds its median by this multiple of the median deviation from it, over
+    the last spike_window steps, go back to the last checkpoint and on with the next prompts; 10 is careful."""
+    spike_metrics: tuple[str, ...] = ("loss", "grad_norm")
+    """Metrics in which spikes are looked for."""
+    spike_window: int = 32
+    """Steps that a step is compared with."""
+    spike_rollbacks: int = 3
+    """At most this many rollbacks in spike_window steps; further spikes are only reported."""
+
+    @property
+    def format(self) -> PromptFormat:
+        """How prompts become token ids: the settings of the same names."""
+        return PromptFormat(
+            self.prompt_format, json.loads(self.template_options), self.earlier_thoughts, self.date or None
+        )
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """How completions are sampled: the settings of the same names."""
+        from jaxrl_llm.sampling.requests import SamplingConfig  # here: the rest of the module needs no JAX
+
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(SamplingConfig)}
+        usual = self.dtype if self.activations == "dtype" else self.activations
+        cache = {"dtype": usual, "float8": "float8_e4m3fn"}.get(self.cache_dtype, self.cache_dtype)
+        weights = None if self.weight_dtype == "dtype" else self.weight_dtype
+        return SamplingConfig(**own | {"cache_dtype": cache, "weight_dtype": weights})
+
+    def __post_init__(self) -> None:
+        if callable(self.algorithm) or hasattr(self.algorithm, "objective"):
+            raise InputError(
+                "algorithm is a value, but must be a name here: give the value to train(config, algorithm=)"
+            )
+        if isinstance(self.template_options, Mapping):
+            object.__setattr__(self, "template_options", _as_json(self.template_options))
+        for name in ("rewards", "tools"):
+            object.__setattr__(self, name, by_values(getattr(self, name), name.removesuffix("s")))
+            check_entries(name, getattr(self, name))
+        object.__setattr__(self, "environment", by_value(self.environment, "environment"))
+        usual = self.rewards is TrainConfig.rewards
+        wrong = coerce_fields(self)
+        if usual:  # kept as it is, so that a changed copy of these settings knows that no reward was chosen
+            object.__setattr__(self, "rewards", TrainConfig.rewards if self.environment is None else (ENVIRONMENT,))
+        texts = [] if wrong else [self._check_texts]  # only if every field has its type
+        judged = self.eval_reward is not None or self.environment is None
+        if not judged and "rewards" not in wrong and is_among(self.rewards):
+            object.__setattr__(self, "eval_reward", ENVIRONMENT)
+        ranges = {name: limits for name, limits in RANGES.items() if name not in wrong}
+        gather(
+            *(partial(raise_error, error) for error in wrong.values()),
+            *(partial(_in_range, name, getattr(self, name), *limits) for name, limits in ranges.items()),
+            *([] if "optimizer" in wrong else [partial(check_optimizer, self.optimizer)]),
+            *texts,
+        )
+        check_together(self)
+
+    def _check_texts(self) -> None:
+        for name in (*_NAMES, "eval_prompts", "prompt_column", "answer_column", "wandb", "environment", "compact"):
+            text = getattr(self, name)
+            if text is not None and (not text.strip() or "\0" in text):
+                raise InputError(f"{name} is {shown(text)}: give a name, or leave it out")
+        if not self.rewards:
+            raise InputError("rewards is empty: name at least one reward function")
+        if blank := [text for text in self.tools if not text.strip() or "\0" in text]:
+            raise InputError(f"tools holds {shown(blank[0])}: name a function, FILE.py:FUNCTION or MODULE:FUNCTION")
+        check_format(self)
+        if "" in self.stop:
+            raise InputError("stop holds an empty string, which every text contains: remove it")
+
+
+def _as_json(options: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(options)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"template_options cannot be written as JSON: {error}") from None
+
+
+def _in_range(name: str, value: float, least: float, most: float | None) -> None:
+    require(name, value, least=least, most=COUNT if most is None else most)

@@ -1,0 +1,122 @@
+"""Which settings of a run are allowed: the range of each, and what they must be together."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_llm.learner.optimizer_config import SMALLEST
+from jaxrl_llm.utils.errors import InputError, shown
+
+if TYPE_CHECKING:
+    from jaxrl_llm.training.config import TrainConfig
+
+COUNT = 2**31 - 1  # largest int32, the integer type on devices
+# Smallest and largest allowed values; None stands for COUNT.
+RANGES: dict[str, tuple[float, float | None]] = {
+    "steps": (1, None), "num_prompts": (1, None), "max_prompt_tokens": (1, None), "prompts_per_step": (1, 2**20),
+    "group_size": (1, 2**20), "max_new_tokens": (1, 2**24), "epochs": (1, 2**20), "minibatches": (1, 2**20),
+    "micro_batches": (1, 2**20), "seed": (0, 2**32 - 1), "slots": (0, 2**20), "eval_size": (0, None),
+    "eval_every": (0, None), "checkpoint_every": (0, None), "keep_checkpoints": (2, None),
+    "log_completions_every": (0, None), "critic_steps": (0, None), "overlong_tokens": (0, None), "top_k": (0, None),
+    "segment_tokens": (0, None), "lora_rank": (0, 2**16), "temperature": (1e-9, 1e6), "top_p": (SMALLEST, 1),
+    "min_p": (0, 1), "oversample": (1, 1024), "reward_time_limit": (1e-3, 1e6), "rollout_time_limit": (1e-3, 1e6),
+    "reward_default": (-1e30, 1e30), "turns": (1, 2**10), "turn_tokens": (0, 2**24),
+    "episode_tokens": (0, None), "context_tokens": (0, None), "players": (1, 2**10), "environment_steps": (0, 2**20),
+    "tool_time_limit": (1e-3, 1e6), "speculative_tokens": (0, 64),
+    "lora_alpha": (SMALLEST, 1e6), "hang_seconds": (0, 1e7), "hang_factor": (1, 1e6), "spike_factor": (0, 1e6),
+    "spike_window": (4, 2**20), "replay_megabytes": (0, None), "spike_rollbacks": (1, 2**20),
+}  # fmt: skip
+GENERATED = "reasoning-gym:"  # prefix of unbounded prompt sources, which generate tasks
+# Settings of episodes with environments or tools.
+AGENT = (
+    "turns",
+    "turn_tokens",
+    "episode_tokens",
+    "context_tokens",
+    "compact",
+    "players",
+    "environment_steps",
+    "tool_time_limit",
+)
+
+
+def check_entries(name: str, values: Any) -> None:
+    """InputError for a reward or tool that is neither a value of a program nor a name."""
+    for one in values if isinstance(values, list | tuple) else ():
+        if not isinstance(one, str | os.PathLike):
+            raise InputError(f"{name} holds {shown(one)}, but each must be a function, or the name of one")
+
+
+def check_format(config: TrainConfig) -> None:
+    """The settings of the format of prompts."""
+    try:
+        options = json.loads(config.template_options)
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        raise InputError(
+            f"template_options is {shown(config.template_options)}, but must be a JSON object, such as "
+            "'{\"enable_thinking\": false}'"
+        )
+    try:
+        datetime.date.fromisoformat(config.date or "2000-01-01")
+    except ValueError:
+        raise InputError(f"date is {shown(config.date)}, but must be a day, such as 2031-01-31") from None
+    if config.prompt_format != "chat" and (options or config.earlier_thoughts != "keep"):
+        given = "template_options are" if options else "earlier_thoughts is"
+        raise InputError(f"{given} given, but prompt_format is {config.prompt_format}, without a chat template")
+    if config.prompt_format == "rendered" and (config.environment or config.tools):
+        raise InputError(
+            "prompt_format is rendered, but an environment or tools need conversations: give chat or plain"
+        )
+    if config.prompt_format != "chat" and config.system_prompt and not (config.environment or config.tools):
+        raise InputError(
+            f"system_prompt is given, but prompt_format is {config.prompt_format}, without messages: write it into "
+            "the prompts, as with prompt_template"
+        )
+
+
+def check_together(config: TrainConfig) -> None:
+    """Checks that involve several settings."""
+    of_agents = [name for name in AGENT if getattr(config, name) != getattr(type(config), name)]
+    if of_agents and not config.environment and not config.tools:
+        raise InputError(
+            f"{', '.join(of_agents)} {'is' if len(of_agents) == 1 else 'are'} given, but the run has neither an "
+            "environment nor tools: give one (TrainConfig takes Python values, as train does), or leave them out"
+        )
+    if config.compact is not None and not config.context_tokens:
+        raise InputError("compact is given, but context_tokens is not, which says when: give it too")
+    if config.players > 1 and not config.environment:
+        raise InputError(f"players is {config.players}, but the run has no environment that they could play: give one")
+    if config.overlong_tokens > config.max_new_tokens:
+        raise InputError(f"overlong_tokens is {config.overlong_tokens}, but must be at most max_new_tokens")
+    if not config.lora_rank and (config.lora_targets or config.lora_alpha != type(config).lora_alpha):
+        given = "lora_targets are" if config.lora_targets else "lora_alpha is"
+        raise InputError(f"{given} given, but lora_rank is 0 (off): set lora_rank too")
+    if config.lora_rank and config.reference_memory == "host":
+        raise InputError(
+            "reference_memory is host, but with lora_rank the reference policy is the frozen model, which has no "
+            "second copy: leave it out"
+        )
+    if config.same_rounding and config.weight_dtype == "dtype":
+        raise InputError("same_rounding is given, but weight_dtype is not int8 or float8: set it, or leave it out")
+    if config.task_options and not config.prompts.startswith(GENERATED):
+        raise InputError(
+            f"task_options apply to {GENERATED}TASK only, but prompts is {shown(config.prompts)}: leave them out"
+        )
+    if config.spike_factor and not config.checkpoint_every:
+        raise InputError("spike_factor is given, but checkpoint_every is 0: there would be nothing to go back to")
+    if not config.eval_size and (config.eval_prompts or config.eval_every):
+        raise InputError("eval_prompts or eval_every is given, but eval_size is 0, which disables evaluation")
+    parts = config.minibatches * config.micro_batches
+    # Micro-batches of a single minibatch may cut groups that are too large for the memory: credit is assigned to
+    # the whole batch before, and losses add up over micro-batches.
+    cut = config.minibatches == 1 and config.prompts_per_step * config.group_size % parts == 0
+    if config.prompts_per_step % parts and not cut:
+        raise InputError(
+            f"prompts_per_step is {config.prompts_per_step}, but must be a multiple of minibatches "
+            f"{config.minibatches} x micro_batches {config.micro_batches} = {parts}, so that groups stay whole"
+        )

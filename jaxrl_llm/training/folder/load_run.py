@@ -1,0 +1,59 @@
+"""Load the trained model of a run, or a model by name."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from jaxrl_llm.models import Policy, load_policy
+from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.models.policy import Params
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.folder.checkpoints import Checkpoints
+from jaxrl_llm.training.folder.files import RunFolder, run_config
+from jaxrl_llm.training.folder.resume_checks import PARAMETER_SETTINGS, check_changes
+from jaxrl_llm.training.method import make_algorithm
+from jaxrl_llm.training.setup import load_model, model_digests, split_parameters
+from jaxrl_llm.utils.errors import InputError
+
+logger = logging.getLogger("jaxrl_llm.training")
+
+
+def load_run(
+    path_or_name: str, *, digests: Mapping[str, str] | None = None, accept_changed_inputs: bool = False
+) -> tuple[TrainConfig, Policy, Params, Any]:
+    """Configuration, policy, parameters and tokenizer of a run's newest checkpoint, or of a model (as `load_policy`).
+
+    With LoRA, the parameters are the model's together with the adapters (`lora.merge` adds them to the weights).
+    digests: of further inputs to compare, named as in `inputs.Inputs.digests`.
+    Raises InputError if a run has no usable checkpoint or, unless changes are accepted, if its model, the settings
+    that determine its parameters, or these inputs have changed since the checkpoint.
+    """
+    folder = RunFolder(path_or_name, reading=True)
+    if not folder.is_run():
+        return run_config(path_or_name), *load_policy(path_or_name)
+    config = folder.read_config()
+    needs = folder.recorded_needs()  # of a method outside of the catalogue, which may not be there any more
+    needs = make_algorithm(config).needs if needs is None else needs
+    place = Path(folder.checkpoints_for(1))
+    if not place.is_dir():
+        raise InputError(f"{path_or_name} has no checkpoints yet")
+    policy, params, tokenizer = load_model(config, needs)
+    found = {**(digests or {}), **model_digests(params, tokenizer)}
+    frozen, params = split_parameters(config, policy, params)
+
+    def changes(meta: dict[str, Any]) -> list[str]:
+        return check_changes(meta, config, os.getcwd(), found, accept_changed_inputs, only=PARAMETER_SETTINGS)
+
+    with closing(Checkpoints(place)) as checkpoints:
+        restored = checkpoints.latest(params, check=changes)
+    if restored is None:
+        raise InputError(f"{path_or_name} has no checkpoints yet")
+    for text in changes(restored.meta):
+        logger.warning("%s", text)
+    learned = {name: x for name, x in restored.params.items() if name != "critic"}
+    return config, policy, combine(frozen, learned), tokenizer

@@ -1,0 +1,1 @@
+"""Whether a run is well: goodput, hangs, loss spikes, memory and profiles."""

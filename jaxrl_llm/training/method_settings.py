@@ -1,0 +1,72 @@
+"""Settings that a run takes from its method, see `algorithms.run_settings`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from jaxrl_llm.algorithms import CATALOGUE
+from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings_of
+from jaxrl_llm.core.signatures import hyperparameters
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.utils.errors import InputError, gather, shown
+
+
+def hyperparameters_of(config: TrainConfig) -> dict[str, Any]:
+    """The hyper-parameters of a method of the catalogue, where names have one meaning: defaults too. Else none."""
+    if config.algorithm not in CATALOGUE:
+        return {}
+    return {one.name: one.default for one in hyperparameters(config.algorithm)} | config.hyperparameters
+
+
+def fitted(config: TrainConfig) -> TrainConfig:
+    """The configuration with the settings that its method needs, where its own are the defaults.
+
+    A method of the catalogue alone has some. InputError, in one line, for a setting that contradicts the method.
+    """
+    for setting in _settings(config):
+        given: dict[str, Any] = hyperparameters_of(config)
+        if not setting.fits(config, given):
+            if getattr(config, setting.name) != _default(config, setting.name):
+                continue  # `check_settings` says so
+            taken: dict[str, Any] = {setting.name: setting.take(given)}
+            config = dataclasses.replace(config, **taken)
+    return config
+
+
+def check_settings(config: TrainConfig) -> None:
+    """InputError, naming the setting and what it could be, where one contradicts the method."""
+
+    def check(setting: RunSetting) -> None:
+        given = hyperparameters_of(config)
+        if not setting.fits(config, given):
+            raise InputError(
+                f"{config.algorithm} needs {setting.why}, but {setting.name} is "
+                f"{_shown(getattr(config, setting.name))}: give {_shown(setting.take(given))}, or choose another method"
+            )
+
+    gather(*(lambda one=one: check(one) for one in _settings(config)))
+
+
+def setting_notes(config: TrainConfig) -> list[str]:
+    """What to say of settings that are not a run's usual ones because the method needs them."""
+    usual: dict[str, Any] = {one.name: _default(config, one.name) for one in _settings(config)}
+    plain, given = dataclasses.replace(config, **usual), hyperparameters_of(config)
+    return [
+        f"{config.algorithm} runs with {one.name} {_shown(getattr(config, one.name))}, because it needs {one.why}"
+        for one in _settings(config)
+        if not one.fits(plain, given) and getattr(config, one.name) == one.take(given)
+    ]
+
+
+def _settings(config: TrainConfig) -> Iterator[RunSetting]:
+    yield from run_settings_of(CATALOGUE[config.algorithm]) if config.algorithm in CATALOGUE else ()
+
+
+def _default(config: TrainConfig, name: str) -> object:
+    return getattr(TrainConfig(environment=config.environment) if name == "rewards" else TrainConfig, name)
+
+
+def _shown(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else shown(value)

@@ -1,0 +1,180 @@
+"""The rollout of a run: its program, and its rule for ending a step early."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.hooks import Hook
+from jaxrl_llm.core.rules import Partial
+from jaxrl_llm.rewards.environment import ENVIRONMENT, is_among
+from jaxrl_llm.rollouts.programs import Rollout, with_greedy_baseline
+from jaxrl_llm.rollouts.registry import rollout_by_name
+from jaxrl_llm.training.agents import agent_of, is_agent
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.utils.errors import InputError
+
+GREEDY = "greedy_reward"
+
+
+def check_rollout(config: TrainConfig, algorithm: Algorithm) -> None:
+    """InputError if the configured rollout is unknown or does not fit the method."""
+    rollout = rollout_of(config, algorithm)
+    if config.group_size < rollout.least:
+        raise InputError(
+            f"group_size is {config.group_size}, but the rollout {rollout.name} needs at least {rollout.least} samples"
+        )
+    places, limit = [place for place in rollout.forks if place], config.max_new_tokens
+    if places and min(places) >= limit:
+        raise InputError(
+            f"the rollout {rollout.name} forks after {min(places)} tokens, but completions have at most {limit}, so "
+            "that none forks: raise max_new_tokens, or fork earlier"
+        )
+    strategy_of(config, algorithm)
+    check_hook(config, algorithm, rollout)
+    if is_among(config.rewards) and ENVIRONMENT not in rollout.rewards:
+        raise InputError(
+            "rewards has environment, but the run has no environment that gives it: give one, or another reward"
+        )
+
+
+def check_hook(config: TrainConfig, algorithm: Algorithm, rollout: Rollout) -> None:
+    """InputError if the rollout does not draw through the method's hook, or not as the run's settings say."""
+    own = None if algorithm.rollout is None else algorithm.rollout.hook
+    if own is not None and rollout.hook is None:
+        raise InputError(
+            f"{config.algorithm} draws tokens through the hook {own.name}, but the rollout {rollout.name} does not: "
+            "leave out rollout"
+        )
+    if (hook := rollout.hook) is None:
+        return
+    if hook.remember is not None and config.sampling.truncating:
+        raise InputError(
+            f"the hook {hook.name} forbids tokens itself, which top_k, top_p and min_p do not support: leave them out"
+        )
+    if hook.other is not None and algorithm.replay is not None:
+        raise InputError(
+            f"the second policy of the hook {hook.name} is that of a step, but {config.algorithm} replays completions "
+            "of other steps or policies: leave out one of the two"
+        )
+    if hook.other is not None and hook.other.averages and config.lora_rank:
+        raise InputError(
+            f"the second policy of the hook {hook.name} is an average of weights, but with lora_rank only adapters are "
+            "trained, whose average is not that of their products: train all weights"
+        )
+    if hook.other is not None and hook.other.models:
+        raise InputError(f"the second policy of the hook {hook.name} begins as the initial one, not as another model")
+
+
+def hook_of(config: TrainConfig, algorithm: Algorithm, own_source: bool = False) -> Hook | None:
+    """What the run draws tokens through. own_source: with a source of its own, what the method's rollout says."""
+    rollout = algorithm.rollout if own_source else rollout_of(config, algorithm)
+    return None if rollout is None else rollout.hook
+
+
+def fork_notes(config: TrainConfig, algorithm: Algorithm) -> list[str]:
+    """What to say of forks that no completion reaches, where others are reached."""
+    rollout, limit = rollout_of(config, algorithm), config.max_new_tokens
+    if not (beyond := " and ".join(str(place) for place in rollout.forks if place >= limit)):
+        return []
+    return [
+        f"the rollout {rollout.name} never reaches its forks after {beyond} tokens: completions have at most {limit}"
+    ]
+
+
+def check_columns(config: TrainConfig, algorithm: Algorithm, rows: Sequence[Mapping[str, Any]]) -> None:
+    """InputError if the rollout reads a column that the prompts do not have. All rows have the same columns."""
+    rollout = rollout_of(config, algorithm)
+    for column in rollout.columns:
+        if not any(column in row for row in rows[:1]):
+            raise InputError(f"the rollout {rollout.name} reads the column {column!r}, which no prompt has")
+
+
+def rollout_of(config: TrainConfig, algorithm: Algorithm) -> Rollout:
+    """The configured rollout program, else the method's, with a greedy baseline if the method needs one.
+
+    Of a run with an environment or tools, `rollouts.agents.agent.agent`. InputError for an unknown program, and for an
+    environment or tools beside another rollout.
+    """
+    if is_agent(config):
+        what = "environment" if config.environment else "tools"
+        if config.rollout != TrainConfig.rollout:
+            raise InputError(f"{what} is given, but the rollout is {config.rollout}: leave out one of the two")
+        if algorithm.rollout is not None and algorithm.rollout.around is None:
+            raise InputError(
+                f"{what} is given, but {config.algorithm} has a rollout of its own, {algorithm.rollout.name}: choose "
+                "another method, or leave it out"
+            )
+        if GREEDY in algorithm.needs:
+            raise InputError(
+                f"{what} is given, but {config.algorithm} needs the reward of a greedy completion, which episodes of "
+                "several turns do not have: choose another method"
+            )
+        return _around(algorithm, agent_of(config, algorithm.needs))
+    rollout = rollout_by_name(config.rollout)
+    if config.rollout == TrainConfig.rollout and algorithm.rollout is not None:
+        rollout = algorithm.rollout
+    elif config.rollout != TrainConfig.rollout:
+        check_replaced(config, algorithm, rollout)
+        rollout = _around(algorithm, rollout)
+    return with_greedy_baseline(rollout) if GREEDY in algorithm.needs else rollout
+
+
+def check_replaced(config: TrainConfig, algorithm: Algorithm, rollout: Rollout) -> None:
+    """InputError if a rollout takes the place of the method's own, and is no other call of the same."""
+    own = algorithm.rollout
+    if own is None or own.around is not None or _kind(own) == _kind(rollout):
+        return
+    raise InputError(
+        f"{config.algorithm} has a rollout of its own, {own.name}, without which it is another method, but rollout is "
+        f"{config.rollout}: leave out rollout, or choose another method"
+    )
+
+
+def _kind(rollout: Rollout) -> str:
+    return rollout.name.partition("(")[0]
+
+
+def _around(algorithm: Algorithm, rollout: Rollout) -> Rollout:
+    """The run's rollout, and around it what the method's adds to any."""
+    own = algorithm.rollout
+    return rollout if own is None or own.around is None else own.around(rollout)
+
+
+def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
+    """When a step's rollout ends early (None: it does not). The run's settings override the method's.
+
+    Raises InputError together with dynamic sampling, since both choose which groups a step waits for, and for a method
+    that trains on unfinished groups together with stream_rewards, which scores complete ones.
+    """
+    strategy, given = algorithm.strategy, dict[str, Any]()
+    if config.oversample > 1:
+        given["oversample"] = config.oversample
+    if config.segment_tokens:
+        given["segment_tokens"] = config.segment_tokens
+    if given:
+        strategy = dataclasses.replace(strategy or Partial(), **given)
+    if strategy is not None and algorithm.resampling is not None:
+        raise InputError(
+            f"{config.algorithm} resamples groups without a learning signal, which partial rollouts (oversample, "
+            "segment_tokens) do not support: leave out one of the two"
+        )
+    rollout = rollout_of(config, algorithm)
+    if strategy is not None and rollout.hook is not None and not rollout.hook.lasting:
+        raise InputError(
+            f"the rollout {rollout.name} draws all tokens of an episode through the hook of one step, but oversample "
+            "and segment_tokens continue it in others: leave them out"
+        )
+    if strategy is not None and (rollout := rollout_of(config, algorithm)).meets:
+        raise InputError(
+            f"the programs of the rollout {rollout.name} wait for each other, but oversample and segment_tokens leave "
+            "some of them to later steps: leave them out"
+        )
+    if strategy is not None and strategy.train_unfinished and config.stream_rewards:
+        raise InputError(
+            f"{config.algorithm} trains on groups before they are complete, but stream_rewards scores complete groups: "
+            "leave it out"
+        )
+    return strategy

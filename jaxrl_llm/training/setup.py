@@ -1,0 +1,211 @@
+"""Set-up of a run from its configuration: the model, the prompts, the rewards, the optimiser."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_llm.algorithms import Algorithm, Given
+from jaxrl_llm.core.hooks import Hook
+from jaxrl_llm.core.needs import values_of
+from jaxrl_llm.core.transform import RunFacts
+from jaxrl_llm.data.prompt_set import PromptSet
+from jaxrl_llm.distributed import check_mesh, fully_sharded, mesh_of, sampling_mesh_of
+from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
+from jaxrl_llm.distributed.on_hosts import in_units
+from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
+from jaxrl_llm.learner.previous import first_previous
+from jaxrl_llm.learner.step import shard, start
+from jaxrl_llm.learner.update import TrainState
+from jaxrl_llm.models import load_policy, lora
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.critic import critic_of, init_critic
+from jaxrl_llm.models.decoder import Remat
+from jaxrl_llm.models.io.digest import tokenizer_digest
+from jaxrl_llm.models.io.load import load_tokenizer
+from jaxrl_llm.models.outputs import inner_policy
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.rewards import Reward
+from jaxrl_llm.training.agents import agent_digests, check_agent, is_agent
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.folder.checksums import checksums, structure
+from jaxrl_llm.training.folder.code_digest import code_digest
+from jaxrl_llm.training.inputs import Inputs, make_rewards, prompt_sets, split_prompts
+from jaxrl_llm.training.method import check_components, check_method, method_digests, named, record_of, with_routing
+from jaxrl_llm.training.reference import first_reference, first_second_policy, first_target, wants_reference
+from jaxrl_llm.training.rollout import check_columns, hook_of
+from jaxrl_llm.utils.starting import phase
+
+
+class RunParts(NamedTuple):
+    """Everything that stays constant over a run."""
+
+    algorithm: Algorithm
+    policy: Policy
+    tokenizer: Any
+    prompts: PromptSet
+    held_out: PromptSet | None
+    rewards: list[Reward]
+    optimizer: optax.GradientTransformation
+    rate: optax.Schedule
+    digests: dict[str, str]  # of the inputs: prompts, reward files, the model
+    reference: Any  # the weights of the reference that stays (or a `references.Mixture`), if the method needs one
+    mesh: jax.sharding.Mesh
+    sampler: jax.sharding.Mesh  # the same devices, as tokens are sampled on them
+    frozen: Params | None = None  # the model's weights, if only adapters are trained
+    hosts: Hosts = ALONE
+    notes: tuple[str, ...] = ()  # what to say when the run starts
+    record: Mapping[str, Any] = {}  # what config.json says of a method outside of the catalogue
+    moving: Any = None  # what moves of a reference at first, see `reference.first_reference`
+    previous: Params | None = None  # at first, see `learner.previous.first_previous`
+    other: Any = None  # and of the second policy that the hook reads
+    hook: Hook | None = None  # what tokens are drawn through
+    target: Any = None  # the target critic at first, where the method has one
+
+
+def with_critic(config: TrainConfig, needs: Collection[str], policy: Policy, params: Params) -> tuple[Policy, Params]:
+    """The policy and its parameters with a critic, where a method with these needs has one."""
+    critic = critic_of(needs, config.critic)
+    if critic is None:
+        return policy, params
+    policy = dataclasses.replace(policy, critic=critic)
+    return policy, init_critic(jax.random.key(config.seed), policy, params, critic)
+
+
+def remat_of(config: TrainConfig) -> Remat:
+    """What of a layer the backward pass recomputes."""
+    if config.remat and config.keep_projections:
+        return jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    return config.remat
+
+
+def with_precision(config: TrainConfig, policy: Policy) -> Policy:
+    """The policy, which computes as the configuration says."""
+    return dataclasses.replace(
+        policy,
+        activations=None if config.activations in ("dtype", config.dtype) else jnp.dtype(config.activations),
+        rounding=config.weight_dtype if config.same_rounding else None,
+    )
+
+
+def load_model(
+    config: TrainConfig, needs: Collection[str], mesh: jax.sharding.Mesh | None = None,
+    sampler: jax.sharding.Mesh | None = None,
+) -> tuple[Policy, Params, Any]:  # fmt: skip
+    """Policy, initial parameters (the critic's among them) and tokenizer of a run whose method has these needs.
+
+    mesh: of several devices, over which the parameters are sharded as they are read. sampler: the same devices as
+    tokens are sampled on them; InputError where either does not divide the model.
+    """
+    spread = None if mesh is None or mesh.size == 1 else partial(_sharded, mesh, sampler or mesh)
+    policy, params, tokenizer = load_policy(
+        config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat_of(config), shardings=spread
+    )
+    policy = with_precision(config, policy)
+    return *with_critic(config, needs, policy, params), tokenizer
+
+
+def _sharded(mesh: jax.sharding.Mesh, sampler: jax.sharding.Mesh, model: ModelConfig, shapes: Any) -> Any:
+    check_mesh(model, mesh)
+    check_mesh(model, sampler, "the sampling mesh")
+    return fully_sharded(shapes, model, mesh)
+
+
+def model_digests(params: Params, tokenizer: Any) -> dict[str, str]:
+    """Digests of the model's weights (without a critic), the same on any mesh, and of its tokenizer."""
+    weights = {name: x for name, x in params.items() if name != "critic"}
+    found = json.dumps([checksums(weights), structure(weights)], sort_keys=True)
+    digest = hashlib.sha256(found.encode()).hexdigest()
+    return {"the model's weights": digest, "the tokenizer": tokenizer_digest(tokenizer)}
+
+
+def split_parameters(config: TrainConfig, policy: Policy, params: Params) -> tuple[Params | None, Params]:
+    """(frozen parameters or None, trained parameters); `parameters.combine` combines them into the policy's.
+
+    Without LoRA all parameters are trained. With it the model's weights are frozen, and new adapters are trained
+    together with the critic, if there is one. Raises InputError if the model cannot have the adapters.
+    """
+    if not config.lora_rank:
+        return None, params
+    key, rank = jax.random.key(config.seed), config.lora_rank
+    adapters = lora.init(key, policy.config, rank, config.lora_targets)
+    base = {name: x for name, x in params.items() if name != "critic"}
+    learning = {name: x for name, x in params.items() if name == "critic"} | adapters
+    return lora.scaled(base, rank, config.lora_alpha), learning
+
+
+def references_of(
+    config: TrainConfig, algorithm: Algorithm, policy: Policy, frozen: Params | None, params: Params
+) -> tuple[Any, Any, dict[str, str]]:
+    """(reference that stays, what moves of one, digests of further models); see `reference.first_reference`."""
+    rule = algorithm.reference
+    if not wants_reference(config, algorithm):
+        return None, None, {}
+    others, digests = [], {}
+    for name in () if rule is None else rule.models:
+        spread = None if policy.mesh is None else partial(_sharded, policy.mesh, policy.mesh)
+        _, other, tokenizer = load_policy(name, dtype=config.dtype, param_dtype=config.param_dtype, shardings=spread)
+        digests[f"the weights of {name}"] = model_digests(other, tokenizer)["the model's weights"]
+        if frozen is not None:
+            other = lora.scaled(other, config.lora_rank, config.lora_alpha)
+        others.append(other if policy.mesh is None else shard(other, policy, policy.mesh))
+    return *first_reference(config, rule, policy, frozen, params, others), digests
+
+
+def set_up(
+    config: TrainConfig, inputs: Inputs | None = None, given: Given | None = None, own_source: bool = False
+) -> tuple[RunParts, TrainState, Any]:
+    """The parts of a run, its initial train state and the method's initial memory, on all devices.
+
+    inputs: prompts and rewards that are already read; otherwise the rewards' processes live as long as this one.
+    given, own_source: see `check_method`.
+    """
+    config, mesh = named(config, given), mesh_of(config.mesh)
+    sampler = sampling_mesh_of(config.sampling_mesh, mesh)
+    hosts = in_units(all_hosts(), sampler)
+    algorithm = check_method(config, mesh, given, own_source)
+    if inputs is None:
+        inputs = Inputs(split_prompts(config), make_rewards(config))
+    check_components(config, inputs.rewards)
+    if not own_source:  # which has no rollout
+        check_columns(config, algorithm, inputs.prompts.training)
+        if is_agent(config):
+            check_agent(config, inputs.prompts.training, lambda: load_tokenizer(config.model))
+    with phase(f"load the model {config.model}"):
+        policy, params, tokenizer = load_model(config, algorithm.needs, mesh, sampler)
+    algorithm = with_routing(config, algorithm, policy.config)
+    for layer in values_of(algorithm.needs, "internal_logp"):
+        inner_policy(policy, params, int(layer))  # raises InputError for a layer that the model does not have
+    model = policy.config
+    with phase("encode the prompts"):
+        prompts, held_out = prompt_sets(config, tokenizer, model.max_positions, inputs.prompts, model.vocab_size)
+    digests = {**inputs.digests, **method_digests(config, given), **model_digests(params, tokenizer)}
+    digests |= agent_digests(config)
+    with phase("agree with the other hosts"):
+        hosts.agree({**digests, "the settings": repr(config), "the code and packages": code_digest()})
+    if mesh.size > 1:
+        policy = dataclasses.replace(policy, mesh=mesh)
+    frozen, params = shard(split_parameters(config, policy, params), policy, mesh)
+    reference, moving, of_models = references_of(config, algorithm, policy, frozen, params)
+    digests |= of_models
+    hook = hook_of(config, algorithm, own_source)
+    other = first_second_policy(hook, params)
+    gradient_steps = config.steps * config.epochs * config.minibatches
+    optimizer = make_optimizer(config.optimizer, gradient_steps)
+    facts = RunFacts(prompts=len(prompts.rows), steps=config.steps)
+    state, memory = start(policy, algorithm, optimizer, params, facts, mesh)
+    parts = RunParts(
+        algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
+        learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, sampler, frozen, hosts,
+        record=record_of(config, algorithm, given), moving=moving, previous=first_previous(algorithm.needs, params),
+        other=other, hook=hook, target=first_target(algorithm, params),
+    )  # fmt: skip
+    return parts, state, memory

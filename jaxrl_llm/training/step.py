@@ -1,0 +1,94 @@
+"""The learning half of a step of the host loop, with the metrics of the last update and the critic's first steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.core import needs
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.distributed.on_hosts import to_numpy
+from jaxrl_llm.learner.microbatches import filled
+from jaxrl_llm.learner.nonfinite import NotFiniteError, not_finite, refusal
+from jaxrl_llm.learner.step import Learner, fill_up, learn_batch
+from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.method import needs_values
+from jaxrl_llm.training.metrics import Learned
+from jaxrl_llm.training.reference import moved, reference_now, with_second_policy
+from jaxrl_llm.training.setup import RunParts
+from jaxrl_llm.training.state import RunState
+
+WARM_UP = value_loss()
+
+
+def learn(
+    parts: RunParts,
+    config: TrainConfig,
+    state: RunState,
+    batch: Trajectories,
+    step: int,
+    feedback: Mapping[str, float],
+) -> tuple[RunState, Learned]:
+    """The learning half of a step: fill up the batch and learn from it. The state's parameters and moments are donated.
+
+    batch: scored, on the host. feedback: metrics of the last update. Raises InputError if the batch lacks what its
+    source should provide, and NotFiniteError if the update was rejected because a loss, gradient or parameter was not
+    finite.
+    """
+    policy, frozen = dataclasses.replace(parts.policy, hook=parts.hook), with_second_policy(state.other, parts.frozen)
+    learner = Learner(
+        policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs, config.minibatches,
+        config.micro_batches, reference_now(parts.reference, state.reference, parts.frozen), frozen,
+        state.previous, state.target,
+    )  # fmt: skip
+    later = frozenset[str]() if learner.algorithm.phases is None else learner.algorithm.phases.provides
+    needs.check_provided(batch, learner.algorithm.needs - later)
+    batch = at_full_size(batch, config.prompts_per_step * config.group_size, config.group_size)
+    batch = with_feedback(batch, feedback) if "feedback" in learner.algorithm.needs else batch
+    warming = step < config.critic_steps and needs_values(learner.algorithm.needs)
+    objective, only = (WARM_UP, "critic") if warming else (learner.algorithm.objective, None)
+    train, memory, batch, steps, found, previous = learn_batch(
+        learner, state.train, state.memory, batch, (config.seed, step), objective, only
+    )
+    batch, steps = to_numpy((batch, steps), parts.mesh)
+    metrics = {name: float(value) for name, value in found.items()}
+    if (finite := metrics.pop("finite")) < 1:
+        what = not_finite(
+            policy, objective, combine(frozen, train.params), batch, steps, state=train,
+            optimizer=parts.optimizer, frozen=frozen, only=only,
+        )  # fmt: skip
+        raise NotFiniteError(refusal(step + 1, what, finite, steps))
+    reference = moved(parts.algorithm.reference, state.reference, train.params, step + 1)
+    other = moved(parts.hook.other, state.other, train.params, step + 1) if parts.hook is not None else None
+    target = moved(parts.algorithm.target, state.target, train.params.get("critic", {}), step + 1)
+    policies = {"reference": reference, "previous": previous, "other": other, "target": target}
+    state = state._replace(train=train, memory=memory, **policies)
+    return state, Learned(batch, metrics, filled(steps))
+
+
+def at_full_size(batch: Trajectories, usual: int, group_size: int) -> Trajectories:
+    """The batch filled up to a multiple of its usual number of rows, so that few sizes are compiled.
+
+    Programs may return more rows than the usual. Rows that are only measured (info["measured"]) have a multiple of
+    their own, at least one, because there are none in the first step.
+    """
+    marks, rows = (batch.info or {}).get("measured"), batch.tokens.shape[0]
+    measured = 0 if marks is None else int(np.sum(np.asarray(marks) > 0))
+    trained = -(-(rows - measured) // usual) * usual
+    full = 0 if marks is None else max(-(-measured // usual), 1) * usual
+    return fill_up(batch, trained + full, group_size, full - measured)
+
+
+def with_feedback(batch: Trajectories, feedback: Mapping[str, float]) -> Trajectories:
+    """The batch with the metrics of the last update; `feedback` is None before the first."""
+    return batch.replace(feedback={name: np.float32(value) for name, value in feedback.items()} or None)
+
+
+def scalars(controls: Mapping[str, Any] | None) -> dict[str, float]:
+    """The single numbers of a batch's controls, by name; others are the update's own."""
+    return {name: float(x) for name, x in (controls or {}).items() if np.ndim(x) == 0}

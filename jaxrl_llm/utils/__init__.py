@@ -1,0 +1,1 @@
+"""Errors, JSON, storage, processes, threads and settings: what every package may use."""
