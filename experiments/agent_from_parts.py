@@ -9,7 +9,7 @@ from jaxrl_llm.data.prompt_set import encode_rows
 from jaxrl_llm.learner.optimizer import make_optimizer
 from jaxrl_llm.objectives import entropy
 from jaxrl_llm.rewards import get_rewards
-from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.agents import agent
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs

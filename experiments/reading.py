@@ -27,8 +27,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
 PACKAGE = ROOT / "jaxrl_llm"
 CHECKS = ("errors.py", "shapes.py", "models/checks.py", "learner/checks.py", "sampling/checks.py")
 SURROUNDINGS = (
-    "process.py", "distributed/hosts.py", "rewards/workers/process.py", "rewards/workers/worker.py", "rollouts/runtime/mirrored_engine.py",
-    "training/health/goodput.py", "reporting/logging/progress.py", "reporting/logging/writers.py",
+    "process.py", "distributed/hosts.py", "rewards/workers/process.py", "rewards/workers/worker.py",
+    "rollouts/runtime/mirrored_engine.py", "training/health/goodput.py", "reporting/logging/progress.py",
+    "reporting/logging/writers.py",
 )  # fmt: skip
 FEW = 20
 

@@ -1,21 +1,22 @@
 """Reinforcement learning of language models as an algebra of pure JAX functions.
 
-Read `trajectory` (the two pytrees that functions exchange) and `transform` (how functions compose) first. These names
-stay: a run is `train(TrainConfig(...), algorithm=mine)`, and `Run(folder)` what it wrote; a loop of one's own is
-`load_policy`, `sample`, `score`, `prepare`, `update` and `evaluate`; `make_train` makes a whole run a pure function;
-`show` and `compare` display completions and credit. See the README.
+Read `core.trajectory` (the two pytrees that functions exchange) and `core.transform` (how functions compose) first.
+These names stay: a run is `train(TrainConfig(...), algorithm=mine)`, and `Run(folder)` what it wrote; a loop of one's
+own is `load_policy`, `sample`, `score`, `prepare`, `update` and `evaluate`; `make_train` makes a whole run a pure
+function; `show` and `compare` display completions and credit. See the README.
 
 Names are imported on first use, so that commands and reward processes that do not need JAX start quickly.
 """
 
 from typing import TYPE_CHECKING
 
+from jaxrl_llm.moved import find_moved
 from jaxrl_llm.utils.lazy import imported_at_first_use
 from jaxrl_llm.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from jaxrl_llm import algorithms
-    from jaxrl_llm.algorithms import Algorithm
+    from jaxrl_llm.core.algorithm import Algorithm
     from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
     from jaxrl_llm.core.transform import Objective, Transform, chain
     from jaxrl_llm.in_jax.train import make_train
@@ -83,7 +84,7 @@ _MODULES = {
     "update": "learner.interactive",
 }
 
-
+find_moved()
 __getattr__ = imported_at_first_use(__name__, _MODULES)
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.core.source import Replay
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.replay import base, into_groups
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.runtime.sources import Replay
 
 REPLAYS = {
     "whole_groups": base.whole_groups(groups=5),

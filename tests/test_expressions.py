@@ -23,7 +23,8 @@ import jaxrl_llm.rewards
 import jaxrl_llm.selection
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages import group_relative, revised
-from jaxrl_llm.algorithms import Algorithm, DynamicSampling
+from jaxrl_llm.algorithms import DynamicSampling
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.repr import WIDTH, code, is_code, leaves, part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Objective, Transform, chain, stateless

@@ -39,7 +39,7 @@ API = {
     "jaxrl_llm.core.rules": "Rules of the driver",
     "jaxrl_llm.rollouts.runtime.sources": "Sources, curricula and replay",
     "jaxrl_llm.rollouts.runtime.offline": "Sources without sampling",
-    "jaxrl_llm.rollouts.agents.agent": "Agents",
+    "jaxrl_llm.rollouts.agents.program": "Agents",
     "jaxrl_llm.environments.protocol": "Environments",
     "jaxrl_llm.environments.adapters": "Environments of other libraries",
     "jaxrl_llm.environments.tools.base": "Tools of agents",

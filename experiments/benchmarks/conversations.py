@@ -21,10 +21,10 @@ import jax
 import numpy as np
 from rollout_ours import load
 
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.engines import engines_of

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.core.source import Step
 from jaxrl_llm.curriculum.budgets import samples_by
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.scores import least_tried, near_target, thompson, uncertain
 from jaxrl_llm.curriculum.stages import drop_solved
-from jaxrl_llm.rollouts.runtime.sources import Step
 
 CURRICULA = {
     "uncertain, counts": choose_prompts(uncertain(), samples_by("deviation"), prior=(0.5, 0.5), kept=0.875),

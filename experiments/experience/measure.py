@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 import jaxrl_llm
+from jaxrl_llm.core.source import MakeCurriculum, Source
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.rollouts.runtime.sources import MakeCurriculum, Source
 from jaxrl_llm.sampling import completion_texts
 from jaxrl_llm.sampling.requests import Stats
 from jaxrl_llm.training import loop

@@ -86,8 +86,8 @@ def main() -> int:
             f"{folder / 'rewards.py'}:even", "--output", str(folder / "run"), *RUN.split(), *given.options.split(),
         ]  # fmt: skip
         done = subprocess.run(
-            [sys.executable, "-m", "jaxrl_llm.cli.program", "plan", "--topology", "cpu:1", "--json", *run], env=environment(),
-            cwd=ROOT, capture_output=True, text=True,
+            [sys.executable, "-m", "jaxrl_llm.cli.program", "plan", "--topology", "cpu:1", "--json", *run],
+            env=environment(), cwd=ROOT, capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode not in (0, 1):
             raise RuntimeError(done.stderr[-2000:])

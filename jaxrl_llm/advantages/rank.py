@@ -1,4 +1,4 @@
-"""A bonus from the effective rank of a response's hidden states and its growth (`jaxrl_llm.core.needs.effective_rank`)."""
+"""A bonus from the effective rank of a response's hidden states and its growth (`needs.effective_rank`)."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from jaxrl_llm.advantages.group import TOLERANCE
 from jaxrl_llm.advantages.normalisation import moments
 from jaxrl_llm.advantages.trackers import DEFAULT_PROMPTS
 from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.counted_rows import without_rows
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
 from jaxrl_llm.core.transform import State, Transform, stateless
-from jaxrl_llm.rewards.transforms import without_rows
 
 
 def over_informative_groups(reward: jax.Array, group: jax.Array, epsilon: float = 1e-6) -> jax.Array:

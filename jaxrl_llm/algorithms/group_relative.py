@@ -61,10 +61,10 @@ def grpo(
     deviation. The paper does not say which standard deviation; verl, TRL and Tunix use ddof 1, with epsilon 1e-6 (TRL:
     1e-4). Nor does it print the clip range.
 
-    Where implementations differ from the paper: average, see `objectives.averaging.averages.average_by_name`: the paper's
-    "sequence"; "token" in verl and TRL today; "prompt"; "sum"; "constant", by max_length; "slice". dual_clip c > 1
-    bounds the loss of bad actions by c |A| (verl: 3). group_of_one: the advantage of the only sample of a group, "zero"
-    (TRL) or its "reward" (verl).
+    Where implementations differ from the paper: average, see `objectives.averaging.averages.average_by_name`: the
+    paper's "sequence"; "token" in verl and TRL today; "prompt"; "sum"; "constant", by max_length; "slice". dual_clip c
+    > 1 bounds the loss of bad actions by c |A| (verl: 3). group_of_one: the advantage of the only sample of a group,
+    "zero" (TRL) or its "reward" (verl).
 
     Defaults. Paper: kl_coefficient, entropy_coefficient, scale, average, dual_clip. Code: clip_low, clip_high, ddof,
     epsilon, group_of_one. Run: max_length.

@@ -41,7 +41,8 @@ def gdpo(
         s_i = sum_k w_k (r_ik - mean_g r_k) / (std_g r_k + epsilon),  A_i = (s_i - mean s) / (std s + batch_epsilon)
 
     with ddof in both deviations. The loss is GRPO's with clip_low, clip_high, kl_coefficient (paper and code: 0) and
-    average (see `objectives.averaging.averages.average_by_name`; the paper's formula has "sequence", the verl code "token").
+    average (see `objectives.averaging.averages.average_by_name`; the paper's formula has "sequence", the verl code
+    "token").
 
     normalise: "sequences" counts each sequence once (paper, TRL code) and leaves a single component as it is (TRL code;
     the paper always has several); "tokens" is the verl code, in which each sequence counts by its length, the divisor

@@ -263,9 +263,9 @@ def c_morl(
         c_i = G_i(pi) - share G_i(pi_start)
 
     A_l: the component, standardised in its group. component None: the combined reward, with each component as a
-    constraint. G_i: the mean of component i, to first order in the policy, see `objectives.constraints`; it must be above 0
-    at the start to constrain anything. Below 0.001 the logarithm goes on along its tangent. average: of the first
-    term, see `average_by_name`.
+    constraint. G_i: the mean of component i, to first order in the policy, see `objectives.constraints`; it must be
+    above 0 at the start to constrain anything. Below 0.001 the logarithm goes on along its tangent. average: of the
+    first term, see `average_by_name`.
 
     The released code has c_i = (clip(rho) - share) mean r_i for each step, and stops at 0.001. Then log c_i is
     log mean r_i plus a function of rho alone, whose gradient has the expectation 0 on policy: the rewards would not

@@ -262,7 +262,7 @@ def optimal_token_baseline(zero_tail: bool = True, corrected: bool = False, epsi
 
 
 def averaged_gradient(surrogate: Surrogate, average: AverageName) -> Objective:
-    """The policy gradient with token ratios and an average given by name (`objectives.averaging.averages.average_by_name`)."""
+    """The policy gradient with token ratios and an average given by name (`average_by_name`)."""
     return policy_gradient(token_ratio(), surrogate, average_by_name(average))
 
 

@@ -63,8 +63,8 @@ def gigpo(
     told otherwise. An episode without others in its group gets 0; the code gives it R.
 
     What states are equal is up to the environment's name of them. similarity: joins states whose texts are similar
-    (`rollouts.agents.state_clusters`; the code's value is 0.95, and its default is not to). The code subtracts 0.1 for invalid
-    actions, which here is the environment's to do. Without turn rewards the score comes with the last turn.
+    (`rollouts.agents.state_clusters`; the code's value is 0.95, and its default is not to). The code subtracts 0.1 for
+    invalid actions, which here is the environment's to do. Without turn rewards the score comes with the last turn.
 
     Defaults. Paper: step_weight. Code: scale, similarity, epsilon, clip_low, clip_high. Recalled: gamma,
     kl_coefficient. Ours: over.

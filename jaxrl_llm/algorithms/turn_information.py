@@ -43,8 +43,8 @@ def igpo_information_gain(
     that a reply would have. A row that begins anew in the middle of an episode is an episode of its own.
 
     The answer is read before the update, by one forward pass for each turn. The released code subtracts means over the
-    same token index, without a deviation; this is the paper's form. Rollout: `rollouts.runtime.answer_likelihood.with_answers`, around the
-    run's agents.
+    same token index, without a deviation; this is the paper's form. Rollout:
+    `rollouts.runtime.answer_likelihood.with_answers`, around the run's agents.
 
     Defaults. Paper: kl_coefficient. Code: gamma. Ours: column, opening, epsilon, clip_low, clip_high.
     """
@@ -85,8 +85,8 @@ def infopo(
     IG = 0, and so has one whose observation begins a new row. Then PPO's clip (clip_low, clip_high), averaged over
     tokens. The released code can let beta decay with the epochs, which it does not by default, and is left out here.
 
-    Each turn but the first costs a forward pass before the update. Rollout: `rollouts.runtime.answer_likelihood.with_blanks`, around the
-    run's agents.
+    Each turn but the first costs a forward pass before the update. Rollout:
+    `rollouts.runtime.answer_likelihood.with_blanks`, around the run's agents.
 
     Defaults. Code: beta, gate_temperature, placeholder, epsilon, clip_low, clip_high.
     """

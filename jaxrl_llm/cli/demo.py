@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.algorithms import Algorithm, dapo
+from jaxrl_llm.algorithms import dapo
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.source import Curriculum
 from jaxrl_llm.objectives import entropy
-from jaxrl_llm.rollouts.runtime.sources import Curriculum
 from jaxrl_llm.training.config import OptimizerConfig, TrainConfig
 from jaxrl_llm.training.loop import train
 from jaxrl_llm.training.metrics import accuracy_line

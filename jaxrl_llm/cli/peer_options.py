@@ -14,7 +14,6 @@ from jaxrl_llm.utils.peer_names import (
     COMMANDS,
     FILES,
     METHODS,
-    REWARDS,
     TRL_FLAGS,
     TRL_OTHER,
     TRL_PLACE,
@@ -34,11 +33,6 @@ def method_name(name: str) -> str:
     plain = re.sub(r"[-. ]", "_", name.strip().lower())
     known = known_methods()
     return next((one for one in (plain, METHODS.get(plain.replace("_", "")), METHODS.get(plain)) if one in known), name)
-
-
-def reward_hint(name: str) -> str:
-    """What one of TRL's rewards is here; "" for any other name."""
-    return f"TRL's {name} is {REWARDS[name]} here" if name in REWARDS else ""
 
 
 def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

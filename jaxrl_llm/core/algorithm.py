@@ -5,20 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from jaxrl_llm.algorithms.equations import markdown
 from jaxrl_llm.core.checks import check
 from jaxrl_llm.core.choices import Routing
+from jaxrl_llm.core.counted_rows import WITHOUT_SCORE, counted_alone
 from jaxrl_llm.core.needs import of_target
 from jaxrl_llm.core.part_checks import expect
 from jaxrl_llm.core.reference import ReferenceRule
 from jaxrl_llm.core.repr import expression_of, layout, record
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.rules import DynamicSampling, Partial
+from jaxrl_llm.core.source import MakeCurriculum, Replay
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Guarded, Objective, Transform
 from jaxrl_llm.core.turnwise_updates import TurnPhases
-from jaxrl_llm.rollouts.programs import Rollout
-from jaxrl_llm.rollouts.runtime.sources import MakeCurriculum, Replay
-from jaxrl_llm.selection.rows import WITHOUT_SCORE, counted_alone
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 
@@ -116,4 +115,6 @@ class Algorithm:
 
     def _repr_markdown_(self) -> str:
         """For notebooks: the equations in LaTeX, and the code."""
+        from jaxrl_llm.algorithms.equations import markdown  # here: the types know no method, whose parts it reads
+
         return markdown(self)

@@ -18,6 +18,7 @@ import numpy as np
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.part_checks import require_function
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.source import Curriculum, MakeCurriculum, Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.curriculum.excluded import Why, first_reason, left_out_metrics
 from jaxrl_llm.curriculum.records import (
@@ -33,7 +34,6 @@ from jaxrl_llm.curriculum.records import (
     start_record,
 )
 from jaxrl_llm.rollouts.runtime.group_results import Results, results_of
-from jaxrl_llm.rollouts.runtime.sources import Curriculum, MakeCurriculum, Step
 from jaxrl_llm.utils.errors import InputError
 
 POOL = 65_536  # candidates of a draw

@@ -9,8 +9,9 @@ import numpy as np
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.source import Curriculum, MakeCurriculum, State, Step
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.rollouts.runtime.sources import Curriculum, MakeCurriculum, State, Step, shuffled_epochs
+from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 
 Score = Callable[[Trajectories], Any]  # batch -> f32[N]
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.source import Curriculum, MakeCurriculum, State, Step
 from jaxrl_llm.curriculum.neighbours import WIDTH, text_features
 from jaxrl_llm.rollouts.guidance.hints import problem_of
-from jaxrl_llm.rollouts.runtime.sources import Curriculum, MakeCurriculum, State, Step, shuffled_epochs
+from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 
 EXAMPLE = "Problem: {problem}\nSolution: {solution}"
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.source import Curriculum, MakeCurriculum, Step
 from jaxrl_llm.curriculum.excluded import Why, left_out_metrics, where
 from jaxrl_llm.replay.into_groups import outcomes
-from jaxrl_llm.rollouts.runtime.sources import Curriculum, MakeCurriculum, Step
 
 State = dict[str, Any]
 

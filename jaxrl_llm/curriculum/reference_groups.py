@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jaxrl_llm.core.source import Step
 from jaxrl_llm.replay.buffers import take, to_rows, to_scored
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.runtime.sources import Step
 
 
 def without_groups(found: Step, left_out: Callable[[np.ndarray], np.ndarray]) -> Step:

@@ -16,10 +16,12 @@ import numpy as np
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.source import Curriculum, MakeCurriculum, State, Step
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.programs import Rollout, group
-from jaxrl_llm.rollouts.runtime.sources import Curriculum, MakeCurriculum, State, Step, shuffled_epochs
+from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 
 RESAMPLED = "resampled"
 COLUMN = "stored_states"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.transform import Metrics
 from jaxrl_llm.reporting.lone import compares_samples
 from jaxrl_llm.utils.errors import InputError

@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.needs import need_of, of_reference
 from jaxrl_llm.core.part_checks import expect
 from jaxrl_llm.core.trajectory import Trajectories, check_batch

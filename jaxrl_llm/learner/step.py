@@ -15,17 +15,18 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.trajectory import Trajectories, map_rows
 from jaxrl_llm.core.transform import Metrics, Objective, RunFacts
-from jaxrl_llm.core.turnwise_updates import TurnPhases, after_turn, at_turn, joined, phase_count, without_factor
+from jaxrl_llm.core.turnwise_updates import TurnPhases
 from jaxrl_llm.distributed.aot import Program, ahead_of_time, compiled, computed, place
 from jaxrl_llm.distributed.fully_sharded import fully_sharded
 from jaxrl_llm.distributed.mesh import replicate, to_mesh
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import Steps, plan_steps
 from jaxrl_llm.learner.previous import replaced
+from jaxrl_llm.learner.turnwise_updates import after_turn, at_turn, joined, phase_count, without_factor
 from jaxrl_llm.learner.update import FIRST, TrainState, init_state, prepare, update
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy

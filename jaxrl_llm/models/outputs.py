@@ -78,9 +78,9 @@ def policy_outputs(
     of the truncated support where top-k, top-p or min-p were on. Differentiable with respect to params, but not to
     those of a second policy that the hook reads, params["other"].
 
-    With a packing (`learner.microbatches` makes them on the host, `packing.shared_prompts` under jit) what several rows share
-    goes through the model once, forward and backward, short rows lie side by side, and the vocabulary is only looked at
-    for the actions it lists. Without one every row goes through as it is. The results are the same.
+    With a packing (`learner.microbatches` makes them on the host, `packing.shared_prompts` under jit) what several rows
+    share goes through the model once, forward and backward, short rows lie side by side, and the vocabulary is only
+    looked at for the actions it lists. Without one every row goes through as it is. The results are the same.
 
     What is `wanted` is in `extras`, at each action, and through a hook only where that changes temperatures by their
     entropy (`Hook.factor`): MEASURES and tempered log-probabilities of the untruncated

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AbstractMesh
 
-from jaxrl_llm.algorithms import Algorithm, Given
+from jaxrl_llm.algorithms import Given
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.distributed import check_mesh, check_rows, mesh_of
 from jaxrl_llm.distributed.chips import GIB, Topology, chip_of_kind
 from jaxrl_llm.distributed.hosts import all_hosts

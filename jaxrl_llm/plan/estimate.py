@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.needs import value_of
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.distributed import fully_sharded

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from jax.sharding import AbstractMesh
 
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.distributed import check_mesh
 from jaxrl_llm.distributed.chips import Chip
 from jaxrl_llm.distributed.mesh import sampling_sizes

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AbstractMesh
 
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.distributed import check_mesh
 from jaxrl_llm.distributed.chips import Topology
 from jaxrl_llm.models.config import ModelConfig

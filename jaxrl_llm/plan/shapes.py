@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.needs import need_of, value_of
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.core.trajectory import Trajectories

@@ -18,10 +18,10 @@ import numpy as np
 from jaxrl_llm.core.checks import Count, Share
 from jaxrl_llm.core.coefficients import check_moments, check_number
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.source import Replay
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows, to_scored
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.runtime.sources import Replay
 
 Draw = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
 """(step of each item int[m], how many, generator) -> indices of items, which may repeat; fewer if there are few."""

@@ -27,9 +27,9 @@ import numpy as np
 from flax import serialization
 
 from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.source import Replay
 from jaxrl_llm.replay.buffers import Store, count, join, take, to_rows, to_scored
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.runtime.sources import Replay
 from jaxrl_llm.utils.errors import InputError, error_line
 
 _OWN = "disk:"

@@ -8,12 +8,12 @@ import numpy as np
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.source import Replay
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import mixed
 from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.runtime.sources import Replay
 
 _NOT_READ = ("token:entropy", "token:untruncated_logp")  # of a response that is only measured
 

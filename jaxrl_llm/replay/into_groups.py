@@ -10,12 +10,12 @@ import numpy as np
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.source import Replay
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import TOLERANCE, group_moments, mixed
 from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.runtime.sources import Replay
 from jaxrl_llm.utils.errors import require_choice, unknown
 
 Failed = Callable[[np.ndarray], bool]  # the outcomes f32[n] of a group -> whether it counts as failed

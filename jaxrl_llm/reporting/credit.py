@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.algorithms import Algorithm, constructor, get
+from jaxrl_llm.algorithms import constructor, get
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.needs import fill_in
 from jaxrl_llm.core.part_checks import expect

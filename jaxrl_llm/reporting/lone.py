@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.reporting.credit import compare
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jaxrl_llm.cli.peer_options import reward_hint
 from jaxrl_llm.core.by_value import ByValue, value_of
 from jaxrl_llm.rewards import values
 from jaxrl_llm.rewards.environment import ENVIRONMENT, environment
@@ -15,6 +14,7 @@ from jaxrl_llm.rewards.workers.loading import ARGUMENTS, FACTORIES, FUNCTIONS, l
 from jaxrl_llm.rewards.workers.process import ProcessFunction
 from jaxrl_llm.rewards.workers.runner import Reward
 from jaxrl_llm.utils.errors import InputError, InputErrors, unknown
+from jaxrl_llm.utils.peer_names import reward_hint
 
 
 def names() -> list[str]:

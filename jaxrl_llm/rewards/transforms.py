@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.counted_rows import without_rows
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.core.transform import Transform, stateless
@@ -29,12 +30,6 @@ def leave_out(rows: Callable[[Trajectories], jax.Array], needs: Iterable[str] = 
     """
 
     return stateless(lambda batch: without_rows(batch, rows(batch)), needs)
-
-
-def without_rows(batch: Trajectories, out: jax.Array) -> Trajectories:
-    """The batch with the rows bool[N] excluded, as `leave_out` does."""
-    before = jnp.ones(batch.tokens.shape, jnp.float32) if batch.weights is None else batch.weights
-    return batch.replace(reward=jnp.where(out, jnp.nan, batch.scores), weights=jnp.where(out[:, None], 0.0, before))
 
 
 def useful_range(value: jax.Array, low: float | jax.Array, high: float | jax.Array) -> jax.Array:

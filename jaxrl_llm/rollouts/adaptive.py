@@ -14,11 +14,11 @@ from scipy.special import stdtrit
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.part_checks import require_function
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.prompted import texts_of
 from jaxrl_llm.rollouts.guidance.repair import Succeeds, marked
-from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.utils.errors import InputError, shown
 
 # (rewards of the samples of each prompt so far, without those that have none; samples to divide) -> samples of each

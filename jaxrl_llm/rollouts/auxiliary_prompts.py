@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.data.chat.encode import encode_prompt, is_conversation, prompt_text
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
-from jaxrl_llm.rollouts.programs import Rollout
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
 

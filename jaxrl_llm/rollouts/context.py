@@ -175,8 +175,8 @@ class Tools:
         """Call an external function, such as a tool, a judge or a step of an environment.
 
         A plain function runs in a thread, an async one in an event loop that all of them share, where it cannot use
-        these tools; see `jaxrl_llm.utils.threads`. The result must be a JSON value. It is recorded under `name`, which must
-        be unique in the group, and returned without a call when the program is rerun from its log. again: call the
+        these tools; see `jaxrl_llm.utils.threads`. The result must be a JSON value. It is recorded under `name`, which
+        must be unique in the group, and returned without a call when the program is rerun from its log. again: call the
         function even then, because it has state, such as an environment's (see `hold`); a result that differs from the
         recorded one raises NotDeterministicError. failing: a call that raises or exceeds the time limit returns
         {FAILED: why} instead, which is recorded too; it is then not called again.

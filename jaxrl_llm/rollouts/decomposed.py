@@ -9,13 +9,13 @@ from typing import Any
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rewards.decomposition import Terms, content_words, of_vectors, of_word_counts, terms_of
 from jaxrl_llm.rewards.workers.loading import load_function
 from jaxrl_llm.rollouts.agents.plans import items_in
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_of, second_prompt
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, Segment
-from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.utils.errors import InputError, shown
 
 DECOMPOSE = """{problem}

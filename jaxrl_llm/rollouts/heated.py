@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from jaxrl_llm.core.entropy_levels import BY_LEVEL
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.hooked import hooked
-from jaxrl_llm.rollouts.programs import Rollout
 
 
 @part

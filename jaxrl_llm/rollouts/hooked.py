@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from jaxrl_llm.core.hooks import Hook, first_state
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.sampling import token_support
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -19,8 +20,8 @@ def hooked(rollout: Rollout, hook: Hook, provides: Iterable[str] = ()) -> Rollou
     """A rollout whose tokens are drawn through a hook (`jaxrl_llm.core.hooks`), through which the update goes as well.
 
     The hook's numbers are those in the controls of the last update; each episode has them in info. Samples at a
-    temperature of their own, and greedy ones, do not go through it. provides: names of `jaxrl_llm.core.needs` among these
-    numbers. Raises InputError for a rollout that has a hook already.
+    temperature of their own, and greedy ones, do not go through it. provides: names of `jaxrl_llm.core.needs` among
+    these numbers. Raises InputError for a rollout that has a hook already.
     """
     if not isinstance(hook, Hook):
         raise InputError(f"the hook is {shown(hook)}, but must be a jaxrl_llm.core.hooks.Hook")

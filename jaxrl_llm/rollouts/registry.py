@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rewards.workers.loading import load_function
 from jaxrl_llm.rollouts.agents.semi_online import semi_online
 from jaxrl_llm.rollouts.agents.state_clusters import similar_states
@@ -19,7 +20,7 @@ from jaxrl_llm.rollouts.guidance.repair import hinted
 from jaxrl_llm.rollouts.guidance.two_policies import two_policies
 from jaxrl_llm.rollouts.hooked import top_nsigma
 from jaxrl_llm.rollouts.lookahead import near_ties
-from jaxrl_llm.rollouts.programs import Rollout, down_sampled, forked, group
+from jaxrl_llm.rollouts.programs import down_sampled, forked, group
 from jaxrl_llm.rollouts.trees import budgeted_tree, entropy_forks, tree, valued
 from jaxrl_llm.utils.errors import InputError, shown, unknown
 

@@ -15,7 +15,9 @@ import numpy as np
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.rollouts.agents.agent import (
+from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
+from jaxrl_llm.rollouts.agents.program import (
     AgentSettings,
     begun,
     closed,
@@ -25,11 +27,9 @@ from jaxrl_llm.rollouts.agents.agent import (
     settings_of,
     take_turn,
 )
-from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.prefixes import continued
-from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.utils.errors import InputError, require_choice, shown
 
 Factors = Callable[[Sequence[float | None], Sequence[int], Sequence[bool]], list[float]]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from jaxrl_llm.core.by_value import ByValue, value_of
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.data.chat.encode import format_of, is_conversation
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.adapters import environments
@@ -16,12 +17,11 @@ from jaxrl_llm.environments.protocol import Environment, MakeEnvironment
 from jaxrl_llm.environments.tools.base import WithTools
 from jaxrl_llm.rewards.environment import is_among
 from jaxrl_llm.rewards.workers.loading import check_file, load_function, load_value
-from jaxrl_llm.rollouts.agents.agent import agent
 from jaxrl_llm.rollouts.agents.compaction import NAMED, compact_by_name
 from jaxrl_llm.rollouts.agents.plans import PLAN, planned
+from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.agents.restarts import IMITATED, restarting
 from jaxrl_llm.rollouts.agents.self_play import self_play
-from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.value_digest import value_digest
 from jaxrl_llm.utils.errors import InputError, error_line, shown, unknown

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.source import Curriculum
 from jaxrl_llm.core.trajectory import Trajectories, map_rows
 from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.data.load import load_prompts
@@ -26,7 +27,6 @@ from jaxrl_llm.rewards.scoring import Scored, concatenate_groups, rows_of_group,
 from jaxrl_llm.rollouts.agents.metrics import FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience, state_of
-from jaxrl_llm.rollouts.runtime.sources import Curriculum
 from jaxrl_llm.sampling import sample
 from jaxrl_llm.sampling.requests import Stats
 from jaxrl_llm.sampling.weights import take_weights

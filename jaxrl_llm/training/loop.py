@@ -13,11 +13,11 @@ import jax
 
 from jaxrl_llm.algorithms import Given
 from jaxrl_llm.core.part_checks import expect
+from jaxrl_llm.core.source import Source
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.plan.choose_mesh import with_mesh
 from jaxrl_llm.reporting import Progress, read_jsonl
 from jaxrl_llm.rewards.environment import ENVIRONMENT
-from jaxrl_llm.rollouts.runtime.sources import Source
 from jaxrl_llm.training.activity import Activity
 from jaxrl_llm.training.config import TrainConfig, inside
 from jaxrl_llm.training.config_json import to_dict
@@ -96,18 +96,16 @@ def train(
     completions in flight). All of it is in every checkpoint, and a step's randomness depends on (seed, step) only, so
     a run that is killed and resumed has bit-identical parameters and metrics.
 
-    inputs: prompts and rewards that are already read (by `read_inputs`, within its context).
-    accept_changed_inputs: resume even if settings, prompts, rewards or the model have changed.
-    algorithm: replaces the configured one: an Algorithm, a function that makes one of the configuration's
-    hyper-parameters, or a name. The first two are recorded in config.json as `python:NAME`; to resume, the same must
-    be given again, and is compared; evaluation, sampling and export do not need it.
-    source: makes the `Source` of batches, which replaces prompts, rollouts and rewards (see `rollouts.runtime.sources`).
-    curriculum: makes the `Curriculum` from the training rows, which replaces shuffled epochs; not together with a
-    source.
-    rewards, environment, tools: replace the configured ones, by names or as Python values: functions, `Reward`s and
-    classes, which a configuration takes too. Reward functions run in processes where they can be sent there, else in
-    threads, as a line says. They are recorded as `python:NAME`; to resume, the same must be given again, and are
-    compared.
+    inputs: prompts and rewards that are already read (by `read_inputs`, within its context). accept_changed_inputs:
+    resume even if settings, prompts, rewards or the model have changed. algorithm: replaces the configured one: an
+    Algorithm, a function that makes one of the configuration's hyper-parameters, or a name. The first two are recorded
+    in config.json as `python:NAME`; to resume, the same must be given again, and is compared; evaluation, sampling and
+    export do not need it. source: makes the `Source` of batches, which replaces prompts, rollouts and rewards (see
+    `rollouts.runtime.sources`). curriculum: makes the `Curriculum` from the training rows, which replaces shuffled
+    epochs; not together with a source. rewards, environment, tools: replace the configured ones, by names or as Python
+    values: functions, `Reward`s and classes, which a configuration takes too. Reward functions run in processes where
+    they can be sent there, else in threads, as a line says. They are recorded as `python:NAME`; to resume, the same
+    must be given again, and are compared.
 
     Raises InputError for bad input, before anything is written; if another process is using the run; and on resume if
     no checkpoint is usable or the inputs have changed. Raises NotFiniteError if a loss, gradient or new parameter is

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.advantages.group import TOLERANCE
+from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories, map_rows
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
@@ -17,7 +18,6 @@ from jaxrl_llm.learner.signal import signal
 from jaxrl_llm.reporting.logging.writers import JsonlWriter, MetricWriter, TensorBoardWriter, WandbWriter, all_of
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rewards.workers.calling import Logged
-from jaxrl_llm.rollouts.runtime.sources import Step
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config_json import to_dict
 from jaxrl_llm.training.degraded import fallback_notes, fallback_warnings, grown_counts

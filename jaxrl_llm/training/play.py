@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm.core.source import Curriculum
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.environments.protocol import Environment, Observation
@@ -17,10 +18,9 @@ from jaxrl_llm.environments.tools.base import WithTools
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.environment import environment
-from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
-from jaxrl_llm.rollouts.runtime.sources import Curriculum
 from jaxrl_llm.sampling.live import visible_text
 from jaxrl_llm.sampling.requests import Stats
 from jaxrl_llm.training.agents import check_agent, make_environment

@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hooks import Hook
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.rewards.environment import ENVIRONMENT, is_among
-from jaxrl_llm.rollouts.programs import Rollout, with_greedy_baseline
+from jaxrl_llm.rollouts.programs import with_greedy_baseline
 from jaxrl_llm.rollouts.registry import rollout_by_name
 from jaxrl_llm.training.agents import agent_of, is_agent
 from jaxrl_llm.training.config import TrainConfig
@@ -95,8 +96,8 @@ def check_columns(config: TrainConfig, algorithm: Algorithm, rows: Sequence[Mapp
 def rollout_of(config: TrainConfig, algorithm: Algorithm) -> Rollout:
     """The configured rollout program, else the method's, with a greedy baseline if the method needs one.
 
-    Of a run with an environment or tools, `rollouts.agents.agent.agent`. InputError for an unknown program, and for an
-    environment or tools beside another rollout.
+    Of a run with an environment or tools, `rollouts.agents.program.agent`. InputError for an unknown program, and for
+    an environment or tools beside another rollout.
     """
     if is_agent(config):
         what = "environment" if config.environment else "tools"

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm.algorithms import Algorithm, Given
+from jaxrl_llm.algorithms import Given
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.needs import values_of
 from jaxrl_llm.core.transform import RunFacts

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.core.source import Curriculum, Replay, Source, Step
 from jaxrl_llm.replay.disk import is_available, on_disk
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Clock, Experience, state_of
-from jaxrl_llm.rollouts.runtime.sources import Curriculum, Replay, Source, Step, no_replay, shuffled_epochs
+from jaxrl_llm.rollouts.runtime.sources import no_replay, shuffled_epochs
 from jaxrl_llm.rollouts.runtime.swarm import Swarm
 from jaxrl_llm.sampling.requests import Stats
 from jaxrl_llm.training.config import TrainConfig

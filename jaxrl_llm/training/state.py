@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxrl_llm.core.source import Source
 from jaxrl_llm.learner.nonfinite import NotFiniteError, not_finite_in
 from jaxrl_llm.learner.update import TrainState
-from jaxrl_llm.rollouts.runtime.sources import Source
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checkpoints import Checkpoints, Restored
 from jaxrl_llm.training.folder.files import RunFolder

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.core.source import Source, Step
 from jaxrl_llm.core.transform import RunFacts
 from jaxrl_llm.learner.step import start
 from jaxrl_llm.models.policy import Params
-from jaxrl_llm.rollouts.runtime.sources import Source, Step, mixed_step
+from jaxrl_llm.rollouts.runtime.sources import mixed_step
 from jaxrl_llm.rollouts.runtime.swarm import Swarm, shared
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.setup import RunParts

@@ -209,3 +209,8 @@ COMMANDS: dict[str, str] = {
     "version": "jaxrl --version",
     "vllm-serve": "not needed: the policy samples with its own engine; see jaxrl sample",
 }
+
+
+def reward_hint(name: str) -> str:
+    """What one of TRL's rewards is here; "" for any other name."""
+    return f"TRL's {name} is {REWARDS[name]} here" if name in REWARDS else ""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 
 # One group of four, the batch of most worked examples.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from batches import batch_of
 
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.needs import NEEDS, Need, values_of
 from jaxrl_llm.core.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
 

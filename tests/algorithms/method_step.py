@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from batches import finite_differences, outputs_of
 
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.trajectory import Trajectories
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from batches import finite_differences, gradient_of, loss_of, random_batch
 
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
 
 Rows = list[list[float]]  # values of the actions of each row
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from batches import batch_of, finite_differences, gradient_of, loss_of, prepared
 
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
 
 ROWS, WIDTH, WIDE = 11, 6, 4094  # of random_batch, and of long rows: batches of one shape share compiled programs
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from batches import batch_of, finite_differences, gradient_of, loss_of, outputs_of, prepared, random_batch
 
-from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.algorithms.actor_critic import ppo, ppo_max, safe_entropy_aware
 from jaxrl_llm.algorithms.long_reasoning import vapo, vc_ppo
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.utils.errors import InputError

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms import Algorithm, build_of, constructor
+from jaxrl_llm.algorithms import build_of, constructor
 from jaxrl_llm.algorithms.ranges import annotation, checked, names_of
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Baseline
 from jaxrl_llm.core.signatures import Hyperparameter, in_file, of_function
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio

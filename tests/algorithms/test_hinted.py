@@ -15,7 +15,7 @@ from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.guided import ampo_multi_guidance, icpo_in_context
 from jaxrl_llm.algorithms.hinted import clpo, ghpo, nurl, sage_self_hint, scaf_grpo
 from jaxrl_llm.algorithms.shaped_reward import hbpo
-from jaxrl_llm.rollouts.programs import Rollout
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.utils.errors import InputError
 
 BATCH, LOGP = random_batch(11)

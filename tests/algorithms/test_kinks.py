@@ -10,7 +10,7 @@ from every_method import every_method
 from experience import Case, L, N, case, steps_of
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
 
 NOISE = 1e-6
 

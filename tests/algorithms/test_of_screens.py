@@ -12,8 +12,9 @@ from batches import advantages, prepared, random_batch
 from method_step import arrays, assert_matches_loop, learn
 from test_turn_rows import rounds
 
-from jaxrl_llm.algorithms import Algorithm, get
+from jaxrl_llm.algorithms import get
 from jaxrl_llm.algorithms.of_screens import dart_gui, gui_r1, visual_rft
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.rewards import boxes, screens, tagged_lists
 
 BATCH, LOGP = random_batch(3)

@@ -13,9 +13,9 @@ import pytest
 from batches import advantages, batch_of, loss_of, outputs_of, random_batch
 from test_actor_critic import check, critic_batch, gae_loop, loop_rows, losses, whiten_loop
 
-from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.prefixed import a2fm_apo, drpo_dataset_reset, masa, prefixrl, spark_co_evolving, zppo
+from jaxrl_llm.core.algorithm import Algorithm
 
 GIVEN = np.array([0, 1, 2, 0, 3, 1, 0, 2, 1, 0, 0])  # given tokens at the beginning of the rows
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.needs import NEEDS, value_of
 from jaxrl_llm.core.trajectory import map_rows
 

@@ -18,16 +18,16 @@ from stored_rows import all_facts, run, scored_of, some_steps
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.advantages.replayed import best_answers, varied_groups, warm_up_replay
-from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.algorithms.replayed import dots_rr, sapo_swarm, spear, symphony_fading_replay, wmar_reservoir_replay
 from jaxrl_llm.algorithms.swapped import a2pr, arpo_replay, rapo_reward_aware, vspo_prs
 from jaxrl_llm.algorithms.trust_region import r2vpo, remix
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import PolicyOutputs
 from jaxrl_llm.curriculum.pruning import epochs_without_solved
 from jaxrl_llm.objectives.off_policy import importance_correction
 from jaxrl_llm.plan.shapes import full_batch
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.runtime.sources import Step
 from jaxrl_llm.rollouts.runtime.swarm import shared
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import InputError

@@ -10,9 +10,9 @@ import pytest
 from batches import LOGP, MASK, advantages, batch_of, gradient_of, loss_of, outputs_of
 from ratio_loops import Case, Rows, assert_is_the_loop, case, clipped, mean, sequence_mean, token_mean
 
-from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.algorithms.group_relative import grpo
 from jaxrl_llm.algorithms.sequence_level import gmpo, gspo, gspo_token, luspo, seeupo, vespo
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.transform import stateless
 from jaxrl_llm.utils.errors import InputError
 

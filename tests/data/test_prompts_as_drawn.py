@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import record_files
 
+from jaxrl_llm.core.source import Curriculum
 from jaxrl_llm.data import load as prompts
 from jaxrl_llm.data import load_prompts
 from jaxrl_llm.data.load import open_prompts
 from jaxrl_llm.data.prefetch import Ahead
 from jaxrl_llm.data.prompt_rows import SAMPLED, PromptRows
 from jaxrl_llm.data.prompt_set import PromptSet, encode_as_drawn, encode_rows
-from jaxrl_llm.rollouts.runtime.sources import Curriculum, draw, shuffled_epochs
+from jaxrl_llm.rollouts.runtime.sources import draw, shuffled_epochs
 from jaxrl_llm.utils.errors import InputError
 
 ROWS = [{"prompt": "x" * (1 + i % 7) + str(i), "answer": i} for i in range(100)]

@@ -16,7 +16,7 @@ from experience import case
 from tiny_runs import finished_run, lines_of
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.curriculum.excluded import Why, left_out_metrics
 
 TEXT = (DOCS / "metrics.md").read_text()

@@ -21,7 +21,7 @@ from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.adapters import OfTextArena, adapted, environments
 from jaxrl_llm.environments.tools.base import Toolbox, WithTools, result_text, schema_of
-from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.utils.errors import InputError
 

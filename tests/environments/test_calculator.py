@@ -19,7 +19,7 @@ from speaking import TEMPLATES, run_agents, tokenizer_of
 from jaxrl_llm.environments.tools import calculator as module
 from jaxrl_llm.environments.tools.base import schema_of, with_tools
 from jaxrl_llm.environments.tools.calculator import FUNCTIONS, calculator, text_of, value_of
-from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.agents.program import agent
 
 END = TEMPLATES["hermes"][1]
 

@@ -23,8 +23,8 @@ from jaxrl_llm.environments.adapters import environments
 from jaxrl_llm.environments.copies import Replayable
 from jaxrl_llm.environments.generators import Generators
 from jaxrl_llm.rollouts.agents import environment_calls
-from jaxrl_llm.rollouts.agents.agent import agent
 from jaxrl_llm.rollouts.agents.environment_calls import tell_of_beginnings
+from jaxrl_llm.rollouts.agents.program import agent
 
 END = TEMPLATES["plain"][1]
 

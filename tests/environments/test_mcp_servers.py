@@ -17,7 +17,7 @@ from speaking import TEMPLATES, run_agents, tokenizer_of
 from jaxrl_llm.environments.sandbox.run import family
 from jaxrl_llm.environments.tools.base import EachEpisode, with_tools
 from jaxrl_llm.environments.tools.mcp import mcp_server
-from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.utils.errors import InputError
 
 END = TEMPLATES["hermes"][1]

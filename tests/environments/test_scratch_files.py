@@ -16,7 +16,7 @@ from speaking import TEMPLATES, run_agents, tokenizer_of
 
 from jaxrl_llm.environments.tools.base import with_tools
 from jaxrl_llm.environments.tools.files import _Folder, files, scratch_files
-from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.utils.errors import InputError
 
 END = TEMPLATES["hermes"][1]

@@ -17,7 +17,7 @@ from speaking import TEMPLATES, run_agents, tokenizer_of
 from jaxrl_llm.environments.tools import search as module
 from jaxrl_llm.environments.tools.base import schema_of, with_tools
 from jaxrl_llm.environments.tools.search import Passage, passages_of, search_in, words
-from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.utils.errors import InputError
 
 END = TEMPLATES["hermes"][1]

@@ -15,7 +15,7 @@ from speaking import TEMPLATES, run_agents, tokenizer_of
 
 from jaxrl_llm.environments.adapters import environments
 from jaxrl_llm.environments.tools.base import EachEpisode, Toolbox, result_text, schema_of, with_tools
-from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.utils.errors import InputError
 
 END = TEMPLATES["hermes"][1]

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms import Algorithm, grpo, hbpo
+from jaxrl_llm.algorithms import grpo, hbpo
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.transform import Objective, chain, control, controller
 from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch
 from jaxrl_llm.in_jax.settings import make_optimizer

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.advantages import on_actions
-from jaxrl_llm.algorithms import Algorithm, get
+from jaxrl_llm.algorithms import get
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Objective
 from jaxrl_llm.objectives import clip, kl, log_probability, policy_gradient, sequence_mean, sequence_sum, token_ratio

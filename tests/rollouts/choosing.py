@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.rollouts.runtime.sources import Curriculum, MakeCurriculum, Step
+from jaxrl_llm.core.source import Curriculum, MakeCurriculum, Step
 
 Rates = Callable[[int, int], float]  # (prompt, step) -> success rate
 

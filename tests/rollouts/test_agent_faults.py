@@ -17,7 +17,7 @@ from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.adapters import environments
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rollouts.agents import environment_calls
-from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.context import NotDeterministicError
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
 from jaxrl_llm.rollouts.runtime.sources import program_metrics

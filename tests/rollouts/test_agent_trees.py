@@ -11,9 +11,9 @@ from speaking import TEMPLATES, run_agents, tokenizer_of
 
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
-from jaxrl_llm.rollouts.agents.agent import agent
 from jaxrl_llm.rollouts.agents.fork import by_chance, forking_agents, shared_nodes
 from jaxrl_llm.rollouts.agents.metrics import agent_metrics
+from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.collate import to_batch

@@ -19,9 +19,9 @@ from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rewards import Reward, get_rewards
 from jaxrl_llm.rewards.scoring import StreamedScores
-from jaxrl_llm.rollouts.agents.agent import agent
 from jaxrl_llm.rollouts.agents.compaction import Summary
 from jaxrl_llm.rollouts.agents.conversation import merged
+from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog

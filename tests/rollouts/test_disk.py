@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from stored_rows import REPLAYS, all_facts, run, scored_of, some_steps
 
+from jaxrl_llm.core.source import Replay
 from jaxrl_llm.replay import base, into_groups
 from jaxrl_llm.replay.disk import is_available, on_disk
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
-from jaxrl_llm.rollouts.runtime.sources import Replay
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.utils.errors import InputError
 

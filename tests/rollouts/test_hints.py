@@ -13,6 +13,7 @@ from fake_engine import Ran, Words, begin, length_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.context import Task
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import (
@@ -27,7 +28,7 @@ from jaxrl_llm.rollouts.guidance.hints import (
 )
 from jaxrl_llm.rollouts.guidance.prompted import in_context, taught, with_budgets
 from jaxrl_llm.rollouts.guidance.repair import HARDER, fenced, reaches, rescued, retried, rewritten, succeeds
-from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.rollouts.runtime.sources import program_metrics

@@ -9,7 +9,7 @@ import pytest
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
 from jaxrl_llm.environments.tools.base import with_tools
-from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.rollouts.thinking_modes import tagged

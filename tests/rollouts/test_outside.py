@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 from fake_engine import LIMIT, FakeEngine, Words, begin, length_of, score
 
+from jaxrl_llm.core.rollout import AHEAD, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.runtime.admission import Collected, Rule
 from jaxrl_llm.rollouts.runtime.driver import Driver
-from jaxrl_llm.rollouts.runtime.external_calls import AHEAD
 from jaxrl_llm.sampling.requests import Completion, Draws, Request, Stats
 
 TURNS = 3

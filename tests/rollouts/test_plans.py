@@ -12,8 +12,8 @@ from speaking import run_agents, tokenizer_of
 
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
-from jaxrl_llm.rollouts.agents.agent import agent
 from jaxrl_llm.rollouts.agents.plans import planned
+from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.utils.errors import InputError
 
 SAID = (

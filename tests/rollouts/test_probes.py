@@ -12,7 +12,7 @@ from speaking import TEMPLATES, run_agents, tokenizer_of
 
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
-from jaxrl_llm.rollouts.agents.agent import agent
+from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.runtime.answer_likelihood import content_of, with_answers, with_blanks
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.sampling.requests import SamplingConfig

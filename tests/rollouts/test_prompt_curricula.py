@@ -13,6 +13,7 @@ from choosing import Ran, rows_of, step_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxrl_llm.core.source import MakeCurriculum
 from jaxrl_llm.curriculum.bandit_budgets import samples_by_bin
 from jaxrl_llm.curriculum.budgets import apportion, samples_by
 from jaxrl_llm.curriculum.compose import choose_prompts
@@ -32,7 +33,6 @@ from jaxrl_llm.curriculum.stages import drop_solved, hardest_in_phases, sorted_b
 from jaxrl_llm.curriculum.targets import near_predicted
 from jaxrl_llm.curriculum.trackers import tracked_uncertainty
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
-from jaxrl_llm.rollouts.runtime.sources import MakeCurriculum
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.utils.errors import InputError
 

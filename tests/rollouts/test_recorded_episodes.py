@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine, Ran, begin
 
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.rewards.scoring import Scored, concatenate_groups
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.programs import Rollout, forked, group
+from jaxrl_llm.rollouts.programs import forked, group
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.rollouts.runtime.replay_log import from_arrays, to_arrays

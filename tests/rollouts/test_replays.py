@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_rows import REPLAYS, all_facts, facts, run, scored_of, some_steps
 
+from jaxrl_llm.core.source import Replay, Step
 from jaxrl_llm.replay import base, buffers, into_groups
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
-from jaxrl_llm.rollouts.runtime.sources import Replay, Step, replayed
+from jaxrl_llm.rollouts.runtime.sources import replayed
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.utils.errors import InputError
 

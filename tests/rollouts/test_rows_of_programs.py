@@ -9,6 +9,7 @@ import fake_engine
 import pytest
 from fake_engine import Ran, begin
 
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.auxiliary_prompts import recycled, with_predictions
 from jaxrl_llm.rollouts.context import Task
 from jaxrl_llm.rollouts.episode import Episode
@@ -17,7 +18,7 @@ from jaxrl_llm.rollouts.guidance.demonstrated import demonstrated, with_demonstr
 from jaxrl_llm.rollouts.guidance.prefixes import prefixed_groups
 from jaxrl_llm.rollouts.guidance.prompted import taught
 from jaxrl_llm.rollouts.guidance.repair import succeeds
-from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.second_stage import topped_up
 from jaxrl_llm.rollouts.tempered import with_tempered

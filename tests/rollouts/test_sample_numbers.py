@@ -10,10 +10,11 @@ from fake_engine import Ran, begin
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.repair import hinted
-from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.sample_numbers import sample_numbers
 from jaxrl_llm.rollouts.trees import tree

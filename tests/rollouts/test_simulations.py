@@ -11,8 +11,8 @@ from speaking import TEMPLATES, run_agents, tokenizer_of
 
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
-from jaxrl_llm.rollouts.agents.agent import agent
 from jaxrl_llm.rollouts.agents.lookahead import planned_actions, simulating
+from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.collate import to_batch

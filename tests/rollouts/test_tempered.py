@@ -8,8 +8,9 @@ from fake_engine import FakeEngine, Words, begin, score, token_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
-from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Collected, Rule
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved

@@ -12,11 +12,11 @@ from fake_engine import LIMIT, Ran, begin, length_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rewards.scoring import Scored, concatenate_groups
 from jaxrl_llm.rollouts import lookahead
 from jaxrl_llm.rollouts.episode import Episode, Segment
 from jaxrl_llm.rollouts.lookahead import near_ties
-from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.rollouts.runtime.group_run import Group

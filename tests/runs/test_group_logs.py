@@ -14,6 +14,7 @@ import tiny_runs as runs
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.cli.program import main
+from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.scores import least_tried
@@ -21,7 +22,6 @@ from jaxrl_llm.curriculum.stages import drop_solved
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.reporting.html.visits import read_left_out
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.runtime.sources import Step
 from jaxrl_llm.training.folder.group_lines import group_line
 from jaxrl_llm.training.folder.run import Run
 

@@ -20,8 +20,9 @@ from compiling import with_devices
 from conftest import count_programs
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.cli.program import main
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.source import Curriculum, Replay, Source
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain
 from jaxrl_llm.learner.nonfinite import NotFiniteError
@@ -32,7 +33,7 @@ from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_rat
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
-from jaxrl_llm.rollouts.runtime.sources import Curriculum, Replay, Source, shuffled_epochs
+from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.setup import RunParts

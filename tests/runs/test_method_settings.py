@@ -102,7 +102,7 @@ def test_another_call_of_the_same_rollout_is_the_method_s() -> None:
 @pytest.mark.parametrize("name", ["eapo_iterresearch", "flow_grpo", "dart_gui"])
 def test_whole_conversations_are_refused_where_turns_have_prompts_of_their_own(name: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
-        "from jaxrl_llm.rollouts.agents.agent import agent\n\n\n"
+        "from jaxrl_llm.rollouts.agents.program import agent\n\n\n"
         "def rounds():\n    return agent(lambda row: None, fresh=True)\n"
     )
     config = TrainConfig(algorithm=name, environment=f"{tmp_path}/own.py:rounds")

@@ -22,7 +22,8 @@ from tiny_runs import (
     watched,
 )
 
-from jaxrl_llm.algorithms import Algorithm, get
+from jaxrl_llm.algorithms import get
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.reference import ReferenceRule, exponential_average, periodic_reset
 from jaxrl_llm.distributed import mesh_of
 from jaxrl_llm.learner.inputs import outputs_of

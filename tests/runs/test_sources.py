@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import tiny_runs as runs
 
-from jaxrl_llm.algorithms import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.source import Source
 from jaxrl_llm.core.transform import stateless
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.objectives import imitation
 from jaxrl_llm.rollouts.runtime import engines
 from jaxrl_llm.rollouts.runtime.offline import demonstrations, trajectories
-from jaxrl_llm.rollouts.runtime.sources import Source
 from jaxrl_llm.sampling import completion_ids, sample
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.setup import RunParts

@@ -12,8 +12,8 @@ import pytest
 import tiny_runs as runs
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms import Algorithm
 from jaxrl_llm.cli.program import main
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.objectives import entropy
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig

@@ -19,11 +19,11 @@ import jax
 import numpy as np
 
 from jaxrl_llm.algorithms.unfinished import UNFINISHED
+from jaxrl_llm.core.source import Source
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.runtime.replay_log import Answer, Pool
-from jaxrl_llm.rollouts.runtime.sources import Source
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config_json import to_dict

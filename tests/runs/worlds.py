@@ -14,14 +14,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.environments.recorded import RecordedSteps
-from jaxrl_llm.rollouts.agents.agent import agent
 from jaxrl_llm.rollouts.agents.compaction import Summary
+from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import Rollout, conversation
+from jaxrl_llm.rollouts.programs import conversation
 
 
 class Adding:

@@ -1,6 +1,7 @@
 """Rewards of turns that an implicit reward model gives: how much more probable it makes their tokens than the policy.
 
-The model is a copy of the policy that learns beside it from preferences between episodes (`objectives.preference.implicit`).
+The model is a copy of the policy that learns beside it from preferences between episodes
+(`objectives.preference.implicit`).
 """
 
 from __future__ import annotations

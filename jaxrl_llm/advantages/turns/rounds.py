@@ -22,7 +22,8 @@ from jaxrl_llm.selection.rows import ranks_within
 
 @part
 def episode_shares() -> Transform:
-    """Write what `objectives.averaging.episode_averages.episode_mean` reads: info["token_share"] f32[N, L], 1 / (tokens of the turn times
+    """Write what `objectives.averaging.episode_averages.episode_mean` reads: info["token_share"] f32[N, L], 1 / (tokens
+    of the turn times
     turns of the episode) on actions, and the control "episodes", their number in the batch."""
 
     def apply(batch: Trajectories) -> Trajectories:

@@ -74,8 +74,8 @@ class Reading:
     def text(self, text: str) -> Reply:
         """Read a reply's text, with its special tokens.
 
-        Calls are read leniently (`data.chat.lenient`), one by one. Where none can be read, the whole reply is its content,
-        and `fault` says why.
+        Calls are read leniently (`data.chat.lenient`), one by one. Where none can be read, the whole reply is its
+        content, and `fault` says why.
         """
         if self.parse is not None:
             return self(self.tokenizer.encode(text, add_special_tokens=False))

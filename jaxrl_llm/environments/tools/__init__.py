@@ -1,1 +1,15 @@
-"""Tools that the policy calls: a calculator, Python, files, search, and servers that speak MCP."""
+"""Tools that the policy calls: a calculator, Python, files, search, and servers that speak MCP.
+
+The names here are imported on first use; each tool is in the module of its name.
+"""
+
+from typing import TYPE_CHECKING
+
+from jaxrl_llm.utils.lazy import imported_at_first_use
+
+if TYPE_CHECKING:
+    from jaxrl_llm.environments.tools.base import EachEpisode, Toolbox, with_tools
+
+__all__ = ["EachEpisode", "Toolbox", "with_tools"]
+_MODULES = {"EachEpisode": "base", "Toolbox": "base", "with_tools": "base"}
+__getattr__ = imported_at_first_use(__name__, _MODULES)

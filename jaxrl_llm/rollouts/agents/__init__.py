@@ -1,1 +1,13 @@
-"""Agents: episodes of several turns with an environment."""
+"""Agents: episodes of several turns with an environment. Names are imported on first use."""
+
+from typing import TYPE_CHECKING
+
+from jaxrl_llm.utils.lazy import imported_at_first_use
+
+if TYPE_CHECKING:
+    from jaxrl_llm.rollouts.agents.compaction import Summary, keep_last
+    from jaxrl_llm.rollouts.agents.program import AgentSettings, agent
+
+__all__ = ["AgentSettings", "Summary", "agent", "keep_last"]
+_MODULES = {"AgentSettings": "program", "Summary": "compaction", "agent": "program", "keep_last": "compaction"}
+__getattr__ = imported_at_first_use(__name__, _MODULES)

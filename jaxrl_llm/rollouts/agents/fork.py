@@ -12,13 +12,14 @@ import numpy as np
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.rollouts.agents.agent import AgentSettings, Path, begun, closed, draw_reply, graded, hear, settings_of
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.agents.conversation import Conversation
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, copied
 from jaxrl_llm.rollouts.agents.metrics import FORKED
+from jaxrl_llm.rollouts.agents.program import AgentSettings, Path, begun, closed, draw_reply, graded, hear, settings_of
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.trees import by_prefix
 
 logger = logging.getLogger("jaxrl_llm.rollouts")

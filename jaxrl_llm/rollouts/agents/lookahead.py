@@ -13,15 +13,16 @@ import numpy as np
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.environments.protocol import Observation
-from jaxrl_llm.rollouts.agents.agent import AgentSettings, Path, begun, closed, converse, ends_of, hear, settings_of
 from jaxrl_llm.rollouts.agents.conversation import finished, merged, state_of
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, answer, copied, observed
 from jaxrl_llm.rollouts.agents.plans import items_in
+from jaxrl_llm.rollouts.agents.program import AgentSettings, Path, begun, closed, converse, ends_of, hear, settings_of
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, Segment, given
-from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 logger = logging.getLogger("jaxrl_llm.rollouts")

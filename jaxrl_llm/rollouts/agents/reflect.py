@@ -11,7 +11,12 @@ from typing import NamedTuple
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.rollouts.agents.agent import (
+from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
+from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, copied
+from jaxrl_llm.rollouts.agents.fork import numbered, parted
+from jaxrl_llm.rollouts.agents.metrics import COUNTS
+from jaxrl_llm.rollouts.agents.program import (
     AgentSettings,
     Path,
     begun,
@@ -22,14 +27,10 @@ from jaxrl_llm.rollouts.agents.agent import (
     settings_of,
     take_turn,
 )
-from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
-from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, copied
-from jaxrl_llm.rollouts.agents.fork import numbered, parted
-from jaxrl_llm.rollouts.agents.metrics import COUNTS
 from jaxrl_llm.rollouts.auxiliary_prompts import graded
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.programs import group
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
 PIVOT = "pivot"

@@ -13,16 +13,15 @@ import numpy as np
 from jaxrl_llm.core.checks import Count
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import AHEAD, Rollout
 from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.environments.protocol import MakeEnvironment
-from jaxrl_llm.rollouts.agents.agent import AgentSettings, Path, closed, converse, ends_of, of_agents, take_turn
 from jaxrl_llm.rollouts.agents.conversation import Conversation, Limits, finished
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, copied
 from jaxrl_llm.rollouts.agents.metrics import RESTARTED
+from jaxrl_llm.rollouts.agents.program import AgentSettings, Path, closed, converse, ends_of, of_agents, take_turn
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import Rollout
-from jaxrl_llm.rollouts.runtime.external_calls import AHEAD
 
 IMITATED = "imitated"
 logger = logging.getLogger("jaxrl_llm.rollouts")
@@ -44,11 +43,11 @@ def restarting(
 ) -> Rollout:
     """Groups of episodes with an environment, of which a share begins with turns of a success (ROME, 2512.24873).
 
-    Of n samples n - round(share n), at least one, are episodes as `rollouts.agents.agent.agent` has them. The first with a
-    score (and rewards of turns) above `success` is the model. The others begin with its first p turns, p from its last
-    turn back to 1 and then again from the last, each in a copy of its environment as it was then, and sample the rest.
-    Where there is no success, it has a single turn, or the environment cannot be copied, they are episodes of their
-    own.
+    Of n samples n - round(share n), at least one, are episodes as `rollouts.agents.program.agent` has them. The first
+    with a score (and rewards of turns) above `success` is the model. The others begin with its first p turns, p from
+    its last turn back to 1 and then again from the last, each in a copy of its environment as it was then, and sample
+    the rest. Where there is no success, it has a single turn, or the environment cannot be copied, they are episodes of
+    their own.
 
     info["imitated"] marks the tokens that were taken over: k from the end of the success for those of its k-th last
     turn, 0 for all others; info["imitated_score"] is its score, 0 without one. Other arguments: as of `agent`. Provides

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from jaxrl_llm.core.checks import Count
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import AHEAD, Rollout
 from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.environments.protocol import MakeEnvironment
-from jaxrl_llm.rollouts.agents.agent import AgentSettings, of_agents, plays
 from jaxrl_llm.rollouts.agents.compaction import Compact
 from jaxrl_llm.rollouts.agents.conversation import Limits
-from jaxrl_llm.rollouts.programs import Rollout
-from jaxrl_llm.rollouts.runtime.external_calls import AHEAD
+from jaxrl_llm.rollouts.agents.program import AgentSettings, of_agents, plays
 from jaxrl_llm.utils.errors import InputError, shown
 
 

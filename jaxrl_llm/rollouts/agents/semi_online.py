@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 from jaxrl_llm.core.checks import Count, Range
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.environments.recorded import RecordedSteps
-from jaxrl_llm.rollouts.agents.agent import agent
-from jaxrl_llm.rollouts.programs import Rollout
+from jaxrl_llm.rollouts.agents.program import agent
 
 
 @part

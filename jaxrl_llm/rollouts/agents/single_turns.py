@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.rollouts.agents.agent import AgentSettings, Path, closed, converse, draw_reply, graded, note
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.agents.conversation import Conversation
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, copied, failed, observed
+from jaxrl_llm.rollouts.agents.program import AgentSettings, Path, closed, converse, draw_reply, graded, note
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError
 
 

@@ -9,10 +9,11 @@ from difflib import SequenceMatcher
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.rollouts.agents.agent import converse, graded, settings_of
+from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.rollouts.agents.program import converse, graded, settings_of
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.programs import group
 
 
 def are_similar(one: str, other: str, least: float) -> bool:

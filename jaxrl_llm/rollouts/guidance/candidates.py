@@ -10,12 +10,12 @@ import numpy as np
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rewards.workers.loading import load_function
 from jaxrl_llm.rollouts.auxiliary_prompts import answers, final_answer, is_right, problem_of, second_prompt
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, Segment, given, sampled_ids
 from jaxrl_llm.rollouts.guidance.prefixes import responses_of
-from jaxrl_llm.rollouts.programs import Rollout
 
 CONTRASTED, WRONG_ONES = 1, 2  # parts of the program: what prompts show
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.guidance.repair import Succeeds, marked, sampled
-from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.utils.errors import InputError, shown
 
 BUDGET = "<think> I will answer the question with {} tokens"

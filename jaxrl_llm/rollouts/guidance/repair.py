@@ -12,10 +12,10 @@ from jaxrl_llm.core.choices import Rewrite
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.part_checks import expect
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import Hints, from_column, problem_of
-from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 REWRITES = ("both", "hard_only", "medium_only")

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.prompted import texts_of
 from jaxrl_llm.rollouts.guidance.repair import Succeeds, sampled
-from jaxrl_llm.rollouts.programs import Rollout
 
 SOLVED = "\n\nA correct solution is:\n\n{}\n\nNow answer the question yourself."
 

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rewards.workers.loading import load_function
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_of
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.prefixes import continued, reset_lengths, responses_of
-from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 BOTH_LEARN = -1.0  # info["switch"] of an episode whose sampled tokens are all the learner's

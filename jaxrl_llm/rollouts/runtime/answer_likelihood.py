@@ -12,11 +12,12 @@ from dataclasses import replace
 import numpy as np
 
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.prompted import texts_of
-from jaxrl_llm.rollouts.programs import Rollout, group
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.trees import common
 from jaxrl_llm.utils.errors import InputError, shown
 

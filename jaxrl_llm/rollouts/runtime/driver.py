@@ -16,9 +16,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeGuard
 
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.context import NotDeterministicError, OtherAnswerError, Task
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import Rollout
 from jaxrl_llm.rollouts.runtime.admission import Admit, Admitted, Collected, Rule, admit_first
 from jaxrl_llm.rollouts.runtime.barrier import Meet, hold, meet_here
 from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls

@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from jaxrl_llm.core.rollout import AHEAD
+
 T = TypeVar("T")
-AHEAD = 4  # decode steps after which an answer counts
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.rollouts.runtime.sources import Step
+from jaxrl_llm.core.source import Step
 
 Array = np.ndarray[Any, Any]
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.rules import Partial
+from jaxrl_llm.core.source import Source, Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.curriculum.reference_groups import without_groups
 from jaxrl_llm.models.policy import Params
@@ -39,8 +40,6 @@ from jaxrl_llm.rollouts.runtime.sample_numbers import sample_numbers
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
 from jaxrl_llm.rollouts.runtime.sources import (
-    Source,
-    Step,
     draw,
     mean_metrics,
     program_metrics,

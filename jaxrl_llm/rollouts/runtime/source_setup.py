@@ -10,13 +10,15 @@ from typing import Any
 
 import jax
 
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.rules import DynamicSampling, Partial
+from jaxrl_llm.core.source import Curriculum, Replay
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards.workers.runner import Reward
-from jaxrl_llm.rollouts.programs import Rollout, group
-from jaxrl_llm.rollouts.runtime.sources import Curriculum, Replay, no_replay
+from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.runtime.sources import no_replay
 from jaxrl_llm.sampling.requests import SamplingConfig, Stats
 
 Clock = Callable[[str], AbstractContextManager[Any]]

@@ -1,23 +1,18 @@
-"""Sources of batches, curricula and replay: state machines of pure functions, like a `Transform`.
-
-The functions at the end compute metrics of a step's rollout.
-"""
+"""Parts of sources: shuffled epochs, batches with replayed rows, and the metrics of a step's rollouts."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
-from jaxrl_llm.core.repr import layout
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.source import Curriculum, Replay, State, Step
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.data.stream import PromptStream
-from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.agents.metrics import agent_metrics
 from jaxrl_llm.rollouts.episode import Episode
@@ -25,100 +20,7 @@ from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.sampling.requests import Stats
 from jaxrl_llm.utils.errors import InputError
 
-State = Any
 _MOST_DROPPED = 10_000  # prompts in one step
-
-
-class Step(NamedTuple):
-    """The batch that a step trains on, its prompts, and metrics."""
-
-    scored: Scored
-    rows: list[dict[str, Any]]  # the data set row of each group
-    metrics: dict[str, float]
-    sampled: Scored | None = None  # the batch without replay, if rows were replayed
-    others: Sequence[tuple[Scored, str]] = ()  # groups that were sampled and left out, each with the reason
-
-
-class Source(NamedTuple):
-    """Supplies the loop with batches.
-
-    init: () -> state.
-    next: (state, params, key, step) -> (Step, state). params: of the policy; key: of this step.
-    save: state -> (JSON object, arrays), for a checkpoint. load: the inverse; InputError if they were saved with other
-    inputs.
-    """
-
-    init: Callable[[], State]
-    next: Callable[[State, Params, jax.Array, int], tuple[Step, State]]
-    save: Callable[[State], tuple[dict[str, Any], dict[str, np.ndarray]]]
-    load: Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], State]
-    provides: frozenset[str] = frozenset()
-    """What its batches have beyond tokens and rewards, of the names in `jaxrl_llm.core.needs`."""
-    told: Callable[[State, Mapping[str, float]], State] = lambda state, controls: state
-    """(state, what the method's controllers wrote in an update, by name) -> state, after that update."""
-    left_out: Callable[[State], np.ndarray | None] = lambda state: None
-    """state -> why each prompt is not drawn now, see `Curriculum`; None if every prompt is."""
-    keep: Callable[[State, int], None] = lambda state, step: None
-    """Called before a checkpoint of `step` steps is written: see `Replay.keep`."""
-    learned: Callable[[State, Trajectories], State] = lambda state, batch: state
-    """(state, the batch on the host as the method prepared it, filled up at its end) -> state, after the update."""
-
-
-class Curriculum(NamedTuple):
-    """Selects prompts, and how many samples each gets. A state is not changed: functions return new ones.
-
-    init: () -> state, a JSON value, or a dict of JSON values and numpy arrays.
-    select: (state, count) -> (prompt ids int32[count], state). With `counts` it may return another number of prompts,
-    which then share count times the group size samples.
-    observe: (state, Step) -> state, updated with the results of a step.
-    counts: (state, prompt ids int32[n], total) -> samples int32[n] of each, at least 1, which add up to `total`; None:
-    as many of each as a group has.
-    metrics: state -> metrics for the log.
-    left_out: state -> uint8[P], why each prompt is not drawn now (`left_out.Why`); None: every prompt is drawn.
-    columns: (state, prompt ids int32[n]) -> of each prompt, columns that rollout programs find in its row in this step,
-    beside those of the data set; None: no others.
-    learned: as that of a `Source`.
-    only_measured: (state before `observe`, ids int[n] of the prompts of a step's groups) -> bool[n], whether the step
-    sampled the group for `observe` alone and does not train on it; None: it trains on all.
-    """
-
-    init: Callable[[], State]
-    select: Callable[[State, int], tuple[np.ndarray, State]]
-    observe: Callable[[State, Step], State]
-    counts: Callable[[State, np.ndarray, int], np.ndarray] | None = None
-    metrics: Callable[[State], dict[str, float]] = lambda state: {}
-    left_out: Callable[[State], np.ndarray] | None = None
-    columns: Callable[[State, np.ndarray], Sequence[Mapping[str, Any]]] | None = None
-    learned: Callable[[State, Trajectories], State] = lambda state, batch: state
-    only_measured: Callable[[State, np.ndarray], np.ndarray] | None = None
-
-
-MakeCurriculum = Callable[[Sequence[dict[str, Any]], int], Curriculum]  # (training rows, seed) -> Curriculum
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Replay:
-    """Mixes past trajectories into a batch.
-
-    init: () -> state, arrays by name, which are saved in checkpoints. mix: (state, Scored, step, seed) -> (Scored,
-    state); seed: of this step, the same on all hosts, which see the same batch. metrics: state -> metrics for the log.
-    """
-
-    init: Callable[[], dict[str, np.ndarray]]
-    mix: Callable[[dict[str, np.ndarray], Scored, int, int], tuple[Scored, dict[str, np.ndarray]]]
-    provides: frozenset[str] = frozenset()
-    """Names of `jaxrl_llm.core.needs` that its batches have, in every step."""
-    metrics: Callable[[dict[str, np.ndarray]], dict[str, float]] = lambda state: {}
-    grown: Callable[[int], int] = lambda rows: rows
-    """The most rows of a mixed batch, of which so many were sampled; for `jaxrl plan`."""
-    by_row: bool = False
-    """Whether its state is of stores (`replay.buffers`), and `mix` reads no token, so that tokens may be on disk."""
-    keep: Callable[[dict[str, np.ndarray], int], None] = lambda state, step: None
-    """Called with the state before a checkpoint of `step` steps is written: removes files that none needs."""
-    learned: Callable[[dict[str, np.ndarray], Trajectories], dict[str, np.ndarray]] = lambda state, batch: state
-    """As that of a `Source`; the batch has the rows of the mixed one, in its order."""
-
-    __repr__ = layout
 
 
 def shuffled_epochs(rows: Sequence[dict[str, Any]], seed: int) -> Curriculum:

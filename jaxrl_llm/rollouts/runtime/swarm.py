@@ -9,10 +9,11 @@ import numpy as np
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.source import Replay
 from jaxrl_llm.replay.base import TOLERANCE, group_moments, mixed
 from jaxrl_llm.replay.buffers import join, keep, take, to_rows
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.runtime.sources import Replay, unchanged
+from jaxrl_llm.rollouts.runtime.sources import unchanged
 
 
 @dataclass(frozen=True, repr=False)

@@ -27,8 +27,8 @@ from jaxrl_llm.utils.storage import is_url
 if TYPE_CHECKING:
     import numpy as np
 
+    from jaxrl_llm.core.source import Step
     from jaxrl_llm.rewards.scoring import Scored
-    from jaxrl_llm.rollouts.runtime.sources import Step
 
 FIGURES = ("accuracy", "low", "high", "prompts", "length")  # entries of an evaluation that `accuracy_line` reads
 # Entries of config.json beside the settings: the folder that relative paths are resolved against, the mesh and the day

@@ -12,8 +12,8 @@ from jaxrl_llm.curriculum.excluded import WORDS, Why
 from jaxrl_llm.reporting.html.run_data import CORRECT
 
 if TYPE_CHECKING:
+    from jaxrl_llm.core.source import Step
     from jaxrl_llm.rewards.scoring import Scored
-    from jaxrl_llm.rollouts.runtime.sources import Step
 
 
 def write_left_out(path: Path, step: int, why: np.ndarray) -> None:

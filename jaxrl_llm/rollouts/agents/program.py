@@ -16,6 +16,7 @@ from typing import Any
 
 from jaxrl_llm.core.checks import Count
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import AHEAD, OBSERVATION, Program, Rollout
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.data.chat.encode import format_of
 from jaxrl_llm.data.chat.rendering import PromptFormat
@@ -37,8 +38,6 @@ from jaxrl_llm.rollouts.agents.environment_calls import (
 from jaxrl_llm.rollouts.agents.metrics import CALLS, FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import OBSERVATION, Program, Rollout
-from jaxrl_llm.rollouts.runtime.external_calls import AHEAD
 from jaxrl_llm.utils.errors import InputError, shown
 
 
@@ -96,9 +95,10 @@ def agent(
     """Groups of episodes with an environment.
 
     environment: makes an environment from a row of the data set; see `environments.protocol`. turns, turn_tokens,
-    episode_tokens, context_tokens, compact: see `Limits` and `rollouts.agents.compaction`. greedy: take the most probable
-    tokens, as an evaluation does. system: the system message of prompts that have none. format: of the conversation.
-    fresh: each observation is the whole prompt of the next turn, which is a row of its own. ahead: see `Rollout.ahead`.
+    episode_tokens, context_tokens, compact: see `Limits` and `rollouts.agents.compaction`. greedy: take the most
+    probable tokens, as an evaluation does. system: the system message of prompts that have none. format: of the
+    conversation. fresh: each observation is the whole prompt of the next turn, which is a row of its own. ahead: see
+    `Rollout.ahead`.
 
     The environment's reward is the component `environment` of the run's rewards: the sum of its final reward and those
     of all turns. turn_rewards: those of turns are the batch's `turn_rewards` instead, and the component is the final
@@ -154,7 +154,7 @@ def settings_of(rollout: Rollout, what: str) -> AgentSettings:
     if rollout.agent is None:
         raise InputError(
             f"{what}, but the rollout {rollout.name} has none: give --environment MODULE:NAME, --tools, or a --rollout "
-            "that returns rollouts.agents.agent.agent(ENVIRONMENT)"
+            "that returns rollouts.agents.program.agent(ENVIRONMENT)"
         )
     return rollout.agent
 
