@@ -45,6 +45,7 @@ lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-cache
 
 notebooks: $(VENV)/.dev
 	@echo "Running the notebooks of colab/; each takes some minutes."

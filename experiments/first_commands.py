@@ -128,7 +128,7 @@ def main() -> None:
                 arguments = [*arguments, "--model", "./none", "--prompts", "data.jsonl"]
             began = time.perf_counter()
             done = subprocess.run(
-                [sys.executable, "-m", "jaxrl_llm.cli.program", *arguments], cwd=folder, capture_output=True, text=True,
+                [sys.executable, "-m", "jaxrl_llm.cli", *arguments], cwd=folder, capture_output=True, text=True,
                 check=False,
             )  # fmt: skip
             seconds = time.perf_counter() - began

@@ -636,7 +636,7 @@ def test_an_interrupt_says_how_to_go_on(
 
 
 def test_the_installed_command_ends_with_its_status() -> None:
-    command = [sys.executable, "-m", "jaxrl_llm.cli.program"]
+    command = [sys.executable, "-m", "jaxrl_llm.cli"]
     good = subprocess.run([*command, "algorithms"], capture_output=True, text=True, env=runs.environment(), check=False)
     bad = subprocess.run([*command, "nothing"], capture_output=True, text=True, env=runs.environment(), check=False)
     assert (good.returncode, bad.returncode) == (0, 2)

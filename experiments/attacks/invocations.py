@@ -111,7 +111,7 @@ def launch(arguments: Sequence[str], folder: Path, *, limit: float, paths: Seque
     start, over = time.monotonic(), ""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
-            [sys.executable, "-m", "jaxrl_llm.cli.program", *arguments],
+            [sys.executable, "-m", "jaxrl_llm.cli", *arguments],
             cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
         )  # fmt: skip
         try:

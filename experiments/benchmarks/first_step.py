@@ -60,7 +60,7 @@ def first_step(folder: Path, name: str, arguments: list[str]) -> dict[str, float
         sys.executable,
         "-u",
         "-m",
-        "jaxrl_llm.cli.program",
+        "jaxrl_llm.cli",
         "train",
         "--prompts",
         "problems.jsonl",

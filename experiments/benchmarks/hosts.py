@@ -73,7 +73,7 @@ def start(
         join = ["--coordinator", f"localhost:{port}", "--processes", str(hosts), "--process", str(index)]
         join = join if hosts > 1 else []
         own = of_last if index == hosts - 1 else []
-        command = [sys.executable, "-m", "jaxrl_llm.cli.program", "train", *arguments, *join, *own]
+        command = [sys.executable, "-m", "jaxrl_llm.cli", "train", *arguments, *join, *own]
         log = (folder / f"host{index}.log").open("a")
         out.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, text=True))
     return out

@@ -53,7 +53,7 @@ def make_inputs(folder: Path, hidden: int, layers: int) -> None:
 
 def measured(arguments: list[str]) -> int:
     """Peak resident bytes of a process of the command line."""
-    process = subprocess.Popen([sys.executable, "-m", "jaxrl_llm.cli.program", *arguments], env=environment(), cwd=ROOT)
+    process = subprocess.Popen([sys.executable, "-m", "jaxrl_llm.cli", *arguments], env=environment(), cwd=ROOT)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
@@ -86,7 +86,7 @@ def main() -> int:
             f"{folder / 'rewards.py'}:even", "--output", str(folder / "run"), *RUN.split(), *given.options.split(),
         ]  # fmt: skip
         done = subprocess.run(
-            [sys.executable, "-m", "jaxrl_llm.cli.program", "plan", "--topology", "cpu:1", "--json", *run],
+            [sys.executable, "-m", "jaxrl_llm.cli", "plan", "--topology", "cpu:1", "--json", *run],
             env=environment(), cwd=ROOT, capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode not in (0, 1):

@@ -40,7 +40,7 @@ def run(name: str, folder: Path) -> tuple[dict[str, Any], float]:
     arguments = ["plan", "--topology", topology, "--model", str(CONFIGS / f"{model}.json"), "--json"]
     start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-m", "jaxrl_llm.cli.program", *arguments, *options.split()], env=environment,
+        [sys.executable, "-m", "jaxrl_llm.cli", *arguments, *options.split()], env=environment,
         capture_output=True, text=True,
     )  # fmt: skip
     seconds = time.perf_counter() - start

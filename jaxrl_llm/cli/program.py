@@ -118,7 +118,3 @@ def _unraisable(report: Any) -> None:
     closed = isinstance(report.exc_value, RuntimeError) and "Event loop is closed" in str(report.exc_value)
     if not closed and not inspect.iscoroutine(report.object):
         sys.__unraisablehook__(report)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Inputs of an update: what a method needs beyond a scored batch (`jaxrl_llm.core.needs`), from the policies at hand."""
+"""Inputs of an update: what a method needs beyond a scored batch (`core.needs`), computed from the policies at hand."""
 
 from __future__ import annotations
 
