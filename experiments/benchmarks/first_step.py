@@ -56,17 +56,7 @@ def cpu_seconds(process: int) -> float:
 
 def first_step(folder: Path, name: str, arguments: list[str]) -> dict[str, float]:
     """Seconds of each phase of a run, of compilation, in all, and of CPU. RuntimeError if it ends before its step."""
-    command = [
-        sys.executable,
-        "-u",
-        "-m",
-        "jaxrl_llm.cli",
-        "train",
-        "--prompts",
-        "problems.jsonl",
-        "--output",
-        name,
-    ]
+    command = [sys.executable, "-u", "-m", "jaxrl_llm.cli", "train", "--prompts", "problems.jsonl", "--output", name]
     paths = [str(ROOT), str(ROOT / "kernels"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": os.pathsep.join(paths)}
     found, waiting = dict[str, float](), list(PHASES.items())
