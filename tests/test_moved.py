@@ -1,0 +1,43 @@
+"""Old paths of modules: they are the same modules, and all but those that stay say so."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from jaxrl_llm.moved import GONE, MOVED, STAY
+
+
+@pytest.mark.parametrize("name", [*MOVED, *STAY])
+def test_an_old_path_is_the_same_module(name: str) -> None:
+    sys.modules.pop(f"jaxrl_llm.{name}", None)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        old = importlib.import_module(f"jaxrl_llm.{name}")
+    new = importlib.import_module(f"jaxrl_llm.{MOVED.get(name) or STAY[name]}")
+    assert old is new
+    assert old.__spec__ is not None
+    assert old.__spec__.name == new.__name__ == f"jaxrl_llm.{MOVED.get(name) or STAY[name]}"
+    moved = [str(one.message) for one in said if one.category is DeprecationWarning and "old path" in str(one.message)]
+    assert moved == (
+        [] if name in STAY else [f"jaxrl_llm.{name} is now {new.__name__}; the old path goes with the next release"]
+    )
+
+
+@pytest.mark.parametrize("package", GONE)
+def test_what_was_never_shown_is_not_found_by_its_old_path(package: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=rf"No module named 'jaxrl_llm.{package}.statistic'"):
+        importlib.import_module(f"jaxrl_llm.{package}.statistic")
+
+
+def test_the_library_uses_no_old_path() -> None:
+    modules = "jaxrl_llm.cli.options, jaxrl_llm.training.loop, jaxrl_llm.in_jax.lab.laboratory"
+    program = (
+        f"import sys, {modules}; print([name for name in {[*MOVED, *GONE]} if f'jaxrl_llm.{{name}}' in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
