@@ -25,9 +25,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
 PACKAGE = ROOT / "jaxrl_llm"
-CHECKS = ("errors.py", "shapes.py", "models/checks.py", "learner/checks.py", "sampling/checks.py")
+CHECKS = ("utils/errors.py", "core/shapes.py", "models/checks.py", "learner/checks.py", "sampling/checks.py")
 SURROUNDINGS = (
-    "process.py", "distributed/hosts.py", "rewards/workers/process.py", "rewards/workers/worker.py",
+    "utils/process.py", "distributed/hosts.py", "rewards/workers/process.py", "rewards/workers/worker.py",
     "rollouts/runtime/mirrored_engine.py", "training/health/goodput.py", "reporting/logging/progress.py",
     "reporting/logging/writers.py",
 )  # fmt: skip

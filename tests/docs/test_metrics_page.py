@@ -65,14 +65,14 @@ def test_every_reason_of_a_curriculum_is_listed() -> None:
     assert unlisted(left_out_metrics(np.zeros(1, np.uint8), [why for why in Why if why != Why.DRAWN])) == set()
 
 
-@pytest.mark.parametrize("package", ["runs", "rollouts", "sampling", "learner", "objectives"])
+@pytest.mark.parametrize("package", ["training", "rollouts", "curriculum", "sampling", "learner", "objectives"])
 def test_names_of_metrics_in_the_code_are_listed(package: str) -> None:
     """Texts of the form "reward/mean", whether or not the run above logs them."""
     kinds = (
         "reward|completion|groups|rollout|packing|prompts|clip|ratio|value|entropy|kl|guided|q|gate|weight|curriculum"
     )
     found = set[str]()
-    for path in (DOCS.parent / "jaxrl_llm" / package).glob("*.py"):
+    for path in (DOCS.parent / "jaxrl_llm" / package).rglob("*.py"):
         found |= set(re.findall(rf'"((?:{kinds})/[a-z_]+)"', path.read_text()))
     assert found
     assert unlisted(found) == set()
