@@ -162,8 +162,11 @@ def test_verdicts_of_damages(refuse: str, reply: Reply, gone: str, differs: str,
     ],
 )
 def test_verdicts_of_stopped_processes(how: str, status: int | None, err: str, verdict: str) -> None:
-    assert kills.judge_stop(kills.Stopped(status, False, False, err), how)[0] == verdict
-    assert kills.judge_stop(kills.Stopped(status, False, False, err, (77,)), how)[0] == "hang"
+    stopped = kills.Stopped(status, False, False, err)
+    assert kills.judge_stop(stopped, how)[0] == verdict
+    assert kills.judge_stop(stopped._replace(left=(77,)), how)[0] == "hang"
+    complete = verdict if status else "clear"  # it had done all of its work when the signal came
+    assert kills.judge_stop(stopped._replace(done=True), how)[0] == (verdict if status is None else complete)
 
 
 def test_processes_that_outlive_a_killed_run_are_noticed() -> None:

@@ -18,7 +18,7 @@ from jaxrl_llm.utils.process import compiles, compiling, count_compiles, default
 
 PROGRAM = """
 import ctypes, sys, threading
-from jaxrl_llm import process
+from jaxrl_llm.utils import process
 
 if sys.argv[1] == "share":
     process.limit_heap()

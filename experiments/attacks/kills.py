@@ -190,13 +190,14 @@ def judge_stop(stopped: Stopped, how: str) -> tuple[str, str]:
     if "Traceback" in stopped.err:
         at = next(i for i, line in enumerate(said) if "Traceback" in line)
         return "unclear", f"a traceback after SIG{how}: {' | '.join([*said[max(at - 1, 0) : at], *said[at:][-4:]])}"
-    if how.startswith("INT") and (stopped.status != 130 or len(said) != 1):
+    complete = stopped.done and stopped.status == 0  # the signal came while the last lines were printed
+    if how.startswith("INT") and not complete and (stopped.status != 130 or len(said) != 1):
         return (
             "unclear" if stopped.status == 130 else "wrong",
             f"status {stopped.status}: {' | '.join(said) or 'silent'}",
         )
     # Before the run listens to it, SIGTERM ends the process at once.
-    if how == "TERM" and stopped.status not in (-signal.SIGTERM, PREEMPTED, *([0] if stopped.done else [])):
+    if how == "TERM" and not complete and stopped.status not in (-signal.SIGTERM, PREEMPTED):
         return "wrong", f"status {stopped.status} after SIGTERM"
     if how == "TERM" and stopped.status == PREEMPTED and len(said) != 1:
         return "unclear", f"status {PREEMPTED}: {' | '.join(said) or 'silent'}"

@@ -169,6 +169,7 @@ def train(
                     config, parts, state, batches, folder, clock, activity, interrupted, terminated, resume,
                     accept_changed_inputs,
                 )  # fmt: skip
+                stop_if(parts.hosts.any(interrupted()))  # a report takes seconds; the resumed run writes it
                 try:
                     if parts.hosts.first:
                         write_report(folder.path)

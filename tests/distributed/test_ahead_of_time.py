@@ -31,7 +31,8 @@ from jaxrl_llm.learner.step import compile_learning
 from jaxrl_llm.learner.inputs import outputs_of
 from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.models.outputs import wanted_of
-from jaxrl_llm.runs import learning, loop
+from jaxrl_llm.training import step as learning
+from jaxrl_llm.training import loop
 
 assert len(jax.devices()) == 4
 method, folder = sys.argv[1], Path(sys.argv[2])

@@ -21,7 +21,7 @@ CONTINUE = """
 import json, sys
 from pathlib import Path
 sys.path[:0] = {path!r}
-from jaxrl_llm.runs import loop
+from jaxrl_llm.training import loop
 from jaxrl_llm.cli.program import main
 loop.write_report = lambda folder: folder
 sys.exit(main(sys.argv[1:]))

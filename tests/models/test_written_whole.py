@@ -189,7 +189,7 @@ def test_a_file_that_may_not_grow(model: Any, tmp_path: Path) -> None:
 KILLED = """
     import os, signal, sys
     from pathlib import Path
-    from jaxrl_llm.models import folders
+    from jaxrl_llm.models.io import folders
 
     def end(*_, **__):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -322,7 +322,7 @@ def test_a_batch_that_the_devices_do_not_divide(tmp_path: Path) -> None:
 
 FULL_DISK = """
 import pathlib, resource, time
-from jaxrl_llm.rollouts import experience
+from jaxrl_llm.rollouts.runtime import source as experience
 scoring, run = experience.score_batch, pathlib.Path({run!r})
 
 def score_batch(*arguments):

@@ -379,7 +379,7 @@ sys.path.insert(0, {tests!r})
 import pathlib, shutil
 import jax
 import tiny_runs as runs
-from jaxrl_llm.runs import loop
+from jaxrl_llm.training import loop
 assert jax.device_count() == 4
 loop.write_report = lambda folder: folder
 folder = pathlib.Path({folder!r})

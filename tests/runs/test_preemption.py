@@ -205,7 +205,7 @@ def test_one_of_two_hosts_is_told_and_one_process_goes_on(tmp_path: Path) -> Non
 
 TOLD = """
 import os, signal
-from jaxrl_llm.runs import setup
+from jaxrl_llm.training import setup
 load = setup.load_model
 def load_model(*arguments):
     os.kill(os.getpid(), signal.SIGTERM)

@@ -325,6 +325,25 @@ def test_ctrl_c_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert runs.lines_of(Path(config.output) / "metrics.jsonl") == [], "nothing of a half step is kept"
 
 
+def test_ctrl_c_after_the_last_step_spares_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes seconds, and the run that is resumed writes it."""
+    config = runs.small_config(tmp_path, eval_size=0)
+    summed, reported = loop.closing_summary, list[Path]()
+
+    def interrupted(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return summed(*arguments)
+
+    monkeypatch.setattr(loop, "write_report", reported.append)
+    monkeypatch.setattr(loop, "closing_summary", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        loop.train(config)
+    assert reported == []
+    monkeypatch.setattr(loop, "closing_summary", summed)
+    summary = loop.resume(config.output)
+    assert (summary["steps"], reported) == (config.steps, [Path(config.output)])
+
+
 @pytest.mark.heavy
 def test_an_evaluation_that_was_cut_off_leaves_no_second_copy(
     unbroken: TrainConfig, tmp_path: Path, resumed: Callable[[Path], dict]
