@@ -1,6 +1,6 @@
 # make demo   train a real 135M-parameter model with reinforcement learning and show that it learned
 # make agent-demo   teach the same model to solve word problems with a calculator
-# make test   run the tests of all main behaviour
+# make test   run the tests of all main behaviour; make test FILE=tests/data: those of a file or folder
 # make test-all   run the slow tests: every method, kills and damaged files, ahead-of-time compilation for TPUs
 # make notebooks   run the notebooks of colab/ and store their outputs
 # make docs   build the documentation's site into docs/_build
@@ -12,6 +12,7 @@ VENV   ?= .venv
 LOWEST ?= .venv-lowest
 RUN    := $(VENV)/bin/python
 SEED   ?= 0
+FILE   ?=
 OUTPUT ?= runs/demo-seed$(SEED)
 AGENT_OUTPUT ?= runs/agent-demo-seed$(SEED)
 
@@ -27,7 +28,7 @@ agent-demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	@echo "Running the tests."
-	$(RUN) -m pytest -n 2 --dist worksteal -m "not heavy"
+	$(RUN) -m pytest -n 2 --dist worksteal -m "not heavy" $(FILE)
 
 test-all: $(VENV)/.dev
 	@echo "Running the slow tests."
