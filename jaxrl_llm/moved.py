@@ -1,4 +1,4 @@
-"""Modules that were elsewhere: the old paths of README, docs and notebooks work for one release, with a warning."""
+"""Modules that were elsewhere: their old paths work for one release, with a warning."""
 
 from __future__ import annotations
 
@@ -12,49 +12,132 @@ from types import ModuleType
 
 PACKAGE = "jaxrl_llm"
 STAY = {"objective": "core.objective", "trajectory": "core.trajectory", "transform": "core.transform"}  # for good
-MOVED = {
-    "advantages.tree_credit": "advantages.trees.credit",
-    "agent_demo": "cli.agent_demo",
-    "algorithms.algorithm": "core.algorithm",
-    "choices": "core.choices",
-    "environments.calculator": "environments.tools.calculator",
-    "environments.files": "environments.tools.files",
-    "environments.mcp_servers": "environments.tools.mcp",
-    "environments.python_tools": "environments.tools.python",
-    "environments.search": "environments.tools.search",
-    "errors": "utils.errors",
-    "hooks": "core.hooks",
-    "lab.config": "in_jax.lab.config",
-    "lab.grid": "in_jax.lab.grid",
-    "lab.laboratory": "in_jax.lab.laboratory",
-    "lab.outcome": "in_jax.lab.outcome",
-    "lab.statistics": "in_jax.lab.statistics",
-    "learner.learn": "learner.step",
-    "learner.provide": "learner.inputs",
-    "learner.steps": "learner.microbatches",
-    "needs": "core.needs",
-    "references": "core.reference",
-    "reporting.files": "reporting.logging.files",
-    "rollouts.by_name": "rollouts.registry",
-    "rollouts.curricula": "curriculum.compose",
-    "rollouts.curricula_scores": "curriculum.scores",
-    "rollouts.curricula_stages": "curriculum.stages",
-    "rollouts.experience": "rollouts.runtime.source",
-    "rollouts.experience_setup": "rollouts.runtime.source_setup",
-    "rollouts.hints": "rollouts.guidance.hints",
-    "rollouts.ready_made": "rollouts.runtime.offline",
-    "rollouts.repair": "rollouts.guidance.repair",
-    "rollouts.replays": "replay.base",
-    "rollouts.rounds": "rollouts.adaptive",
-    "rollouts.rules": "core.rules",
-    "rollouts.sources": "rollouts.runtime.sources",
-    "rollouts.tools": "rollouts.context",
-    "runs.config": "training.config",
-    "runs.evaluate": "training.evaluate",
-    "runs.loop": "training.loop",
-    "runs.run": "training.folder.run",
-    "runs.run_report": "training.folder.report",
-}
+# (where modules are now, where they were, their names, each with "=" and the new one where it has another)
+_MOVES = (
+    (
+        "core", "",
+        "absent=missing_fields arguments=checks part_checks coefficients choices expressions=repr hooks "
+        "log_ratios references=reference shapes objective transform trajectory phases=turnwise_updates "
+        "entropy_levels parameter_ranges"
+    ),
+    ("core", "algorithms", "algorithm"),
+    (
+        "core.needs", "",
+        "need_types=types provided_needs=provided providers stand_ins=placeholders drift=policy_drift "
+        "effective_rank"
+    ),
+    ("utils", "", "errors json_text=json lazy storage process threads settings keywords starting peer_names"),
+    (
+        "cli", "",
+        "commands agent_demo demo config_file host_options info_commands=info lab_command=lab option_groups "
+        "options peer_options peer_overrides plan_command=plan run_commands=eval_and_sample"
+    ),
+    ("core", "", "by_value signatures"),
+    (
+        "rollouts", "rollouts",
+        "tools=context by_name=registry second_prompts=auxiliary_prompts modes=thinking_modes rounds=adaptive"
+    ),
+    (
+        "rollouts.guidance", "rollouts",
+        "hints hint_lengths repair prompted candidates teachers prefixes demonstrated two_policies"
+    ),
+    (
+        "rollouts.agents", "rollouts",
+        "conversations=conversation compaction environment_calls agent_trees=fork retries=reflect "
+        "simulations=lookahead self_play restarts slices=single_turns similar_states=state_clusters semi_online "
+        "plans agent_metrics=metrics"
+    ),
+    (
+        "rollouts.runtime", "rollouts",
+        "driver group_run log=replay_log outside=external_calls meetings=barrier admission batch=collate "
+        "exchange=multihost_gather lockstep=mirrored_engine experience=source experience_engines=engines "
+        "experience_setup=source_setup experience_state=source_state ready_made=offline sample_numbers "
+        "group_results probes=answer_likelihood swarm"
+    ),
+    ("core", "rollouts", "rules"),
+    ("rollouts.runtime", "rollouts", "sources"),
+    (
+        "curriculum", "rollouts",
+        "curricula=compose prompt_records=records curricula_arms=bandit_budgets curricula_counts=budgets "
+        "curricula_neighbours=neighbours curricula_scores=scores curricula_stages=stages "
+        "curricula_targets=targets curricula_trackers=trackers difficulty pruning unsolved "
+        "hard_buffer=failed_prompts solved_pool=few_shot_memory left_out=excluded reference_groups stored_states"
+    ),
+    ("replay", "rollouts", "replays=base disk stores=buffers swaps=into_groups revisits=drift_probe"),
+    (
+        "training", "runs",
+        "loop learning=step setup config config_checks config_json inputs method method_settings hyperparameters "
+        "source evaluate state metrics rollout agents reference first_checks activity fallbacks=degraded "
+        "played=play swarm"
+    ),
+    (
+        "training.folder", "runs",
+        "run run_folder=files checkpoints checksums lock mirror=remote_folder environment=provenance started_on "
+        "value_digest code_digest changes=resume_checks run_logs=logs run_report=report completion_lines "
+        "group_lines load_run"
+    ),
+    ("training.health", "runs", "goodput watchdog spikes=loss_spikes rollback memory_error=oom profiling"),
+    (
+        "plan", "runs",
+        "plan plan_arithmetic=estimate plan_search=search plan_shapes=shapes plan_table=table plan_times=times "
+        "plan_host=host default_mesh=choose_mesh sampling_arithmetic=sampling sampling_mesh"
+    ),
+    ("plan", "distributed", "cost=program_cost cycles=program_cycles program_text traffic work=flops"),
+    ("distributed", "distributed", "programs=aot"),
+    (
+        "sampling", "sampling",
+        "arguments=checks drawn=sampled_tokens recorded=routed_experts ahead=aot_programs pairs=two_model_decode "
+        "supports=token_support parked=kv_offload schedule=scheduler cache=kv_cache"
+    ),
+    ("sampling.speculative", "sampling", "speculate=verify drafts tail"),
+    ("models", "models", "check=checks experts=moe packed_kernel=packed_attention rope_config=rope"),
+    ("models.io", "models", "digest folders gguf gguf_file gguf_tokenizer huggingface load save shards source"),
+    (
+        "advantages", "advantages",
+        "gains=reward_to_go informative=zero_variance_groups switched=guide_masks within=subgroup_baselines"
+    ),
+    (
+        "advantages.turns", "advantages",
+        "turn_rewards utterances plans simulations retries implicit information episodes rounds"
+    ),
+    ("advantages.trees", "advantages", "tree_credit=credit"),
+    ("advantages.tokens", "advantages", "token_baselines=baselines token_rewards=rewards windows"),
+    ("objectives", "objectives", "corrections=off_policy heads=value_heads barrier=constraints one_pass=fused"),
+    ("objectives.averaging", "objectives", "averages row_averages episodes=episode_averages subset token_groups"),
+    ("objectives.preference", "objectives", "pairs listwise implicit"),
+    ("objectives.clips", "objectives", "adaptive_clip token_clip"),
+    ("data", "data", "ahead=prefetch prompts=load"),
+    ("data.sources", "data", "files hub random_access shards"),
+    ("data.chat", "data", "calls families inert lenient message_changes message_forms messages rendering turns"),
+    ("environments.tools", "environments", "calculator files mcp_servers=mcp python_tools=python search"),
+    ("rewards", "rewards", "of_environment=environment given=values"),
+    ("rewards.parsing", "rewards", "answers final_answers notation code_blocks code_values"),
+    ("rewards.workers", "rewards", "calling child limits loading memory process runner worker"),
+    (
+        "learner", "learner",
+        "learn=step provide=inputs other_contexts=rescoring steps=microbatches diagnose=nonfinite pack=packing"
+    ),
+    (
+        "reporting.html", "reporting",
+        "charts conversations credit_page curves overview report run_data settings_shown shading "
+        "shown_completions verdict visits"
+    ),
+    ("reporting.logging", "reporting", "files lines logged progress writers tensorboard"),
+    ("in_jax.lab", "lab", "config figures grid laboratory outcome results runs statistics tables"),
+)  # fmt: skip
+
+
+def _moved() -> dict[str, str]:
+    """The old path of each module -> its new one, both without the package."""
+    found = {"needs": "core.needs"}
+    for new, old, names in _MOVES:
+        for name in names.split():
+            before, _, after = name.partition("=")
+            found[f"{old}.{before}".lstrip(".")] = f"{new}.{after or before}"
+    return {name: place for name, place in found.items() if name not in STAY}
+
+
+MOVED = _moved()
 GONE = ("lab", "runs")  # packages, of which the old paths of modules are left
 
 

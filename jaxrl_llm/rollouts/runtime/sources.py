@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.core.source import Curriculum, Replay, State, Step
+from jaxrl_llm.core.source import Curriculum, MakeCurriculum, Replay, Source, State, Step  # noqa: F401 (old path)
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.data.stream import PromptStream
 from jaxrl_llm.rewards.scoring import Scored
