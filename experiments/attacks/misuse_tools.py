@@ -38,7 +38,7 @@ def _public(module: Any) -> list[tuple[str, Any]]:
 
 def _parts(package: Any) -> dict[str, Any]:
     """The factories of parts that the modules of a package define."""
-    names = [f"{package.__name__}.{one.name}" for one in pkgutil.iter_modules(package.__path__)]
+    names = [one.name for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
     found = [pair for name in names for pair in _public(importlib.import_module(name))]
     return {name: one for name, one in found if getattr(one, "makes_parts", False)}
 
@@ -60,8 +60,7 @@ class Tools:
         import jaxrl_llm
         import jaxrl_llm.advantages.functional
         import jaxrl_llm.objectives.functional
-        import jaxrl_llm.rollouts as rollouts
-        from jaxrl_llm import advantages, algorithms, data, objectives, rewards, sampling
+        from jaxrl_llm import advantages, algorithms, curriculum, data, objectives, replay, rewards, rollouts, sampling
         from jaxrl_llm.algorithms import run_settings
         from jaxrl_llm.core.rules import Partial
         from jaxrl_llm.core.transform import stateless
@@ -78,11 +77,14 @@ class Tools:
         from jaxrl_llm.reporting import statistics
         from jaxrl_llm.reporting.html import shading
         from jaxrl_llm.rewards.shaping import soft_overlong_penalty
+        from jaxrl_llm.rollouts.agents import compaction, conversation
         from jaxrl_llm.training import config, config_json
 
         made = (adapters, calculator, chips, files, grid, lab_config, laboratory, mcp, mesh, python)
         return {
             **_parts(rollouts),
+            **_parts(curriculum),
+            **_parts(replay),
             **{name: one for module in (*made, search, environment_tools) for name, one in _public(module)},
             **{name: getattr(jaxrl_llm, name) for name in jaxrl_llm.__all__},
             **{
@@ -94,12 +96,12 @@ class Tools:
             **{name: getattr(tasks, name) for name in ("addition", "get_task")},
             "Algorithm": algorithms.Algorithm,
             "Lab": in_jax.LabSettings,
-            "Limits": rollouts.conversations.Limits,
+            "Limits": conversation.Limits,
             "OptimizerConfig": optimizer.OptimizerConfig,
             "Partial": Partial,
-            "Summary": rollouts.compaction.Summary,
+            "Summary": compaction.Summary,
             "World": World,
-            "keep_last": rollouts.compaction.keep_last,
+            "keep_last": compaction.keep_last,
             "lora": lora,
             "PromptFormat": data.PromptFormat,
             "Path": Path,

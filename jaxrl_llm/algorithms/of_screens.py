@@ -48,7 +48,7 @@ def dart_gui(
     task has R > success, one of its last `stored` successes of earlier steps joins the group, with the
     log-probabilities of the policy that sampled it, to which w is relative.
 
-    Rows are steps with a --rollout that returns `rollouts.agents.program.agent(ENVIRONMENT, fresh=True)`, whose
+    Rows are steps with a --rollout that returns `rollouts.agents.agent(ENVIRONMENT, fresh=True)`, whose
     observations are whole prompts, such as a window of the last screens in words. Episodes of --environment are rows,
     whose steps are averaged by their tokens. The released trainer has another filter of steps; the paper's shares and
     thresholds were not available. Not here: fewer samples and steps for tasks that the policy solves, and separate

@@ -51,7 +51,7 @@ def flow_grpo(
     "episode" as above, or "token" over the tokens of the batch. preset "code" has the turns, so that long episodes
     weigh more, and the tokens.
 
-    Rows of turns come from `rollouts.agents.program.agent(ENVIRONMENT, fresh=True)`, whose environment is the rest of
+    Rows of turns come from `rollouts.agents.agent(ENVIRONMENT, fresh=True)`, whose environment is the rest of
     the system and writes each prompt. Episodes whose turns are in one row, as those of --environment, are credited the
     same way, with the conversation so far in place of the memory. The code leaves out over-long prompts after the
     moments are taken; here an episode ends that does not fit.

@@ -222,7 +222,7 @@ def eapo_iterresearch(
     clip_high), averaged over rounds (eqs. 5 to 7). The paper drops rows to a multiple of its devices; here batches are
     filled up with rows that count nowhere.
 
-    Rounds come from `rollouts.agents.program.agent(ENVIRONMENT, fresh=True)`: each observation is a whole prompt. gamma
+    Rounds come from `rollouts.agents.agent(ENVIRONMENT, fresh=True)`: each observation is a whole prompt. gamma
     in the paper was not in what we read, and 0.995 is an example's.
 
     Defaults. Ours: gamma, epsilon, clip_low, clip_high.

@@ -61,7 +61,7 @@ class Rollout:
     """Of a method's rollout: what it makes of the run's own, such as the agents of an environment."""
 
     agent: Any = None
-    """Of agents, how their episodes are made, `rollouts.agents.agent.AgentSettings`, which another rollout may fork."""
+    """Of agents, how their episodes are made, `rollouts.agents.AgentSettings`, which another rollout may fork."""
 
     def __post_init__(self) -> None:
         if not callable(self.program):

@@ -39,7 +39,7 @@ def environments(
     seconds: Seconds = SECONDS,
     players: Count = 1,
 ) -> MakeEnvironment:
-    """What makes a row's environment, as `rollouts.agents.program.agent` takes it.
+    """What makes a row's environment, as `rollouts.agents.agent` takes it.
 
     factory: a class or function without arguments, or one that takes the row, as its first argument or as one that is
     called row; or several by name, of which the row's column `environment` names one. tools: that the policy may call

@@ -96,7 +96,7 @@ def check_columns(config: TrainConfig, algorithm: Algorithm, rows: Sequence[Mapp
 def rollout_of(config: TrainConfig, algorithm: Algorithm) -> Rollout:
     """The configured rollout program, else the method's, with a greedy baseline if the method needs one.
 
-    Of a run with an environment or tools, `rollouts.agents.program.agent`. InputError for an unknown program, and for
+    Of a run with an environment or tools, `rollouts.agents.agent`. InputError for an unknown program, and for
     an environment or tools beside another rollout.
     """
     if is_agent(config):

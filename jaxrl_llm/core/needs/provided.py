@@ -29,7 +29,7 @@ from jaxrl_llm.core.needs.providers import own_rollout, own_source, reward_entry
 from jaxrl_llm.core.needs.types import Need
 from jaxrl_llm.core.trajectory import bucket_moments
 
-AGENT = "--environment MODULE:NAME, or a --rollout that returns rollouts.agents.program.agent(ENVIRONMENT)"
+AGENT = "--environment MODULE:NAME, or a --rollout that returns rollouts.agents.agent(ENVIRONMENT)"
 PROVIDED = (
     Need(
         "greedy_reward", "info['greedy_reward']", "[N]", "reward of the greedy completion of the row's prompt",
@@ -139,7 +139,7 @@ PROVIDED = (
     Need(
         "fresh_prompts", "info['fresh_prompts']", "[N]", "1 where the row is a turn after a whole prompt of its own",
         StandIn("each row is", lambda random, logp: np.ones(logp.shape[0])),
-        provider="a --rollout that returns rollouts.agents.program.agent(ENVIRONMENT, fresh=True)",
+        provider="a --rollout that returns rollouts.agents.agent(ENVIRONMENT, fresh=True)",
     ),
     Need(
         "turn_rewards", "batch.turn_rewards", "[N, K]", "the environment's reward of each turn, beside the score",

@@ -211,7 +211,7 @@ def _copy_of(kit: Kit) -> Kit:
 
 @checked
 def with_tools(tools: Sequence[Tool], seconds: Seconds = SECONDS, most: Count = MOST_CHARACTERS) -> MakeEnvironment:
-    """What makes environments of these tools alone, as `rollouts.agents.program.agent` takes it.
+    """What makes environments of these tools alone, as `rollouts.agents.agent` takes it.
 
     seconds: that a call may take. most: characters of a result. Raises InputError for tools without a description, with
     the same name, or that cannot work here, before any episode begins.

@@ -154,7 +154,7 @@ def settings_of(rollout: Rollout, what: str) -> AgentSettings:
     if rollout.agent is None:
         raise InputError(
             f"{what}, but the rollout {rollout.name} has none: give --environment MODULE:NAME, --tools, or a --rollout "
-            "that returns rollouts.agents.program.agent(ENVIRONMENT)"
+            "that returns rollouts.agents.agent(ENVIRONMENT)"
         )
     return rollout.agent
 

@@ -43,7 +43,7 @@ def restarting(
 ) -> Rollout:
     """Groups of episodes with an environment, of which a share begins with turns of a success (ROME, 2512.24873).
 
-    Of n samples n - round(share n), at least one, are episodes as `rollouts.agents.program.agent` has them. The first
+    Of n samples n - round(share n), at least one, are episodes as `rollouts.agents.agent` has them. The first
     with a score (and rewards of turns) above `success` is the model. The others begin with its first p turns, p from
     its last turn back to 1 and then again from the last, each in a copy of its environment as it was then, and sample
     the rest. Where there is no success, it has a single turn, or the environment cannot be copied, they are episodes of
