@@ -259,9 +259,9 @@ def test_each_name_in_printed_code_is_of_one_factory() -> None:
         jaxrl_llm.selection,
     )
     modules = [
-        importlib.import_module(f"{package.__name__}.{one.name}")
+        importlib.import_module(one.name)
         for package in packages
-        for one in pkgutil.iter_modules(package.__path__)
+        for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     ]
     found: dict[str, set[Any]] = {}
     for module in [*modules, sys.modules["jaxrl_llm.core.transform"]]:
