@@ -172,9 +172,9 @@ def seeupo(
 
     with s the turn's geometric mean ratio, differentiated per token as in `gspo_token`, N the episodes that have the
     turn, and the mean of k3 over these of the mean over tokens. M_i is the ratio, clipped to 1 +- factor_clip, by which
-    the phases of later turns changed theirs (`phases.TurnPhases`). A batch takes as many updates as its longest episode
-    has turns. For a single turn the method is GSPO with batch-normalised advantages. The paper's other orders of turns,
-    forward and random, are ablations and not here.
+    the phases of later turns changed theirs (`turnwise_updates.TurnPhases`). A batch takes as many updates as its
+    longest episode has turns. For a single turn the method is GSPO with batch-normalised advantages. The paper's other
+    orders of turns, forward and random, are ablations and not here.
 
     Without the turn factor (--algorithm.without turn_factor) all turns are updated at once.
 

@@ -1,6 +1,6 @@
 """The commands of the command line: each takes its arguments and returns an exit status.
 
-Those that sample from a model are in `run_commands`, those about this installation in `info_commands`.
+Those that sample from a model are in `eval_and_sample`, those about this installation in `info`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks of arguments against their annotations, made where a value is composed.
 
-`checked` decorates a public factory; `expressions.part` checks its arguments in the same way. An annotation may be
+`checked` decorates a public factory; `repr.part` checks its arguments in the same way. An annotation may be
 narrowed by a range: `turns: Annotated[int, Range(least=1)] = 8`.
 """
 

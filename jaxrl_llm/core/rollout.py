@@ -53,7 +53,7 @@ class Rollout:
     longest: int | None = None
     """Most tokens of an episode after its prompt, for which the engine has room; None: by `turns`."""
     ahead: int | None = AHEAD
-    """Decode steps of others while an external call is answered; None: until it is. See `outside`."""
+    """Decode steps of others while an external call is answered; None: until it is. See `external_calls`."""
     rewards: frozenset[str] = field(default_factory=frozenset)
     """Components of the reward that its episodes have already, such as `environment`."""
 

@@ -64,7 +64,7 @@ class Curriculum(NamedTuple):
     counts: (state, prompt ids int32[n], total) -> samples int32[n] of each, at least 1, which add up to `total`; None:
     as many of each as a group has.
     metrics: state -> metrics for the log.
-    left_out: state -> uint8[P], why each prompt is not drawn now (`left_out.Why`); None: every prompt is drawn.
+    left_out: state -> uint8[P], why each prompt is not drawn now (`excluded.Why`); None: every prompt is drawn.
     columns: (state, prompt ids int32[n]) -> of each prompt, columns that rollout programs find in its row in this step,
     beside those of the data set; None: no others.
     learned: as that of a `Source`.

@@ -83,7 +83,7 @@ class Transform:
     apply: (state, batch) -> (state, batch)
     needs: names of what the loop must provide in the batch, e.g. "old_logp"; see `jaxrl_llm.core.needs`
 
-    Its repr is the code that composes it, if it comes from a factory of the library or one with `expressions.part`.
+    Its repr is the code that composes it, if it comes from a factory of the library or one with `repr.part`.
     """
 
     init: Callable[..., State]

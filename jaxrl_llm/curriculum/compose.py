@@ -1,7 +1,7 @@
 """Curricula over a prompt set: what is known of each prompt, and rules that say which prompts are drawn.
 
 `choose_prompts` composes rules, each of which gives scores, leaves prompts out, or divides a step's samples. The rules
-are in `curricula_scores`, `curricula_stages` and `curricula_counts`.
+are in `scores`, `stages` and `budgets`.
 
 Draws are made with a generator keyed on (seed, number of draws so far), over prompts in the order of their digests. A
 resumed run therefore draws the same prompts, and another order of the rows draws the same prompts of the file.
@@ -43,7 +43,7 @@ class Machine(NamedTuple):
     """A rule over one prompt set: functions of its own state, a dict of JSON values and arrays. None: it has no say.
 
     score: (state, prompts, generator) -> f64[n]. The scores of all rules are added; the largest are drawn.
-    left_out: (state, prompts) -> uint8[n], why a prompt may not be drawn (`left_out.Why`; 0: it may). A prompt is drawn
+    left_out: (state, prompts) -> uint8[n], why a prompt may not be drawn (`excluded.Why`; 0: it may). A prompt is drawn
     if no rule leaves it out. reasons: those that it gives.
     size: (state, count) -> the number of prompts to draw, where a step would have `count`.
     counts: (state, prompts, total, generator) -> samples int[n] of each, at least 1, which add up to `total`.
@@ -80,7 +80,7 @@ def choose_prompts(
 
     noise: times Gumbel noise is added to the scores; with 1 they are log-weights, and prompts are drawn in proportion
     to exp(score) without replacement; with 0 the largest are taken, and ties are broken at random. prior, kept, faded:
-    see `prompt_records.Memory`. pool: a draw considers at most this many prompts, chosen at random.
+    see `records.Memory`. pool: a draw considers at most this many prompts, chosen at random.
 
     A prompt is drawn again in the same step only if all others are left out. If all prompts are left out, prompts are
     drawn from all; the metric curriculum/forced counts them, and the metrics curriculum/left_out/REASON are the shares

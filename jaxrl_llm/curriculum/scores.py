@@ -1,6 +1,6 @@
 """Rules of a curriculum that score prompts: by what is known of their success rate, or by the set they belong to.
 
-Scores are log-weights, see `curricula.choose_prompts`.
+Scores are log-weights, see `compose.choose_prompts`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One iteration of learning: a scored batch in, new parameters out; as runs call it, and compiled ahead of time.
 
-`provide.provide` computes what a method needs beyond a sampled and scored batch from the policies at hand.
+`inputs.provide` computes what a method needs beyond a sampled and scored batch from the policies at hand.
 Batches can be filled up to one size (`fill_up`).
 """
 

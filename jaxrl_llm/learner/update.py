@@ -188,7 +188,7 @@ def update(
     Metrics are f32[] means over the gradient steps ("mismatch", the mean absolute difference between the trainer's and
     the sampler's log-probabilities: of the first), with "grad_norm" before clipping and "finite", which is 0 where
     the loss, a gradient, or a parameter or moment after the step was not: such a step is not taken, and leaves
-    parameters, moments and counter as they were, bit for bit. See `diagnose.not_finite`.
+    parameters, moments and counter as they were, bit for bit. See `nonfinite.not_finite`.
     only: the one entry of the parameters that changes, e.g. "critic"; by default all do.
     frozen: the policy's parameters that never learn, where the state's are a part of them (see `gradient`): they have
     no gradient and no moments, and are not donated.

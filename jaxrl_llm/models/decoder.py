@@ -115,7 +115,7 @@ def mlp(
 ) -> Any:  # fmt: skip
     """Gated MLP, [N, L, D] -> [N, L, D]; a mixture of experts where the configuration has experts.
 
-    experts, record: see `experts.expert_mlp`.
+    experts, record: see `moe.expert_mlp`.
     """
     if config.num_experts:
         return expert_mlp(x, layer, config, _activation(config), placement.routed, experts, record)
@@ -192,7 +192,7 @@ def run(
     tokens, positions: int32[N, L]; memory: one pytree a layer, as a tuple where the layers are a tuple, else stacked
     along a leading layer axis (None: there is none). rotations: `rotation` of the positions, where it is
     already computed. placement: how states and weights are sharded. experts: int[N, L, layers, k], of each token in
-    each layer of a mixture, see `experts.expert_mlp`. record: the second result is (memory, the experts of each token,
+    each layer of a mixture, see `moe.expert_mlp`. record: the second result is (memory, the experts of each token,
     in the same form). For the other arguments see `forward`.
     """
     dtype = dtype or params["embed"].dtype

@@ -7,7 +7,7 @@ and to itself. So a prompt and its completions, several short sequences in a row
 
 There are two levels, so that attention is cheap without a kernel for sparse masks: prefixes (prompts, or whole rows),
 and suffixes, packed rows of tokens that each continue something of one packed row of prefixes. Numbers are unique in
-all rows of a packing, so that the kernel for sparse masks (`packed_kernel`) needs nothing else.
+all rows of a packing, so that the kernel for sparse masks (`packed_attention`) needs nothing else.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def packed_states(
     Every packed token goes through the model once, forward and backward: both levels side by side through each layer,
     where suffixes attend to the keys and values of their row of prefixes. Differentiable with respect to params.
 
-    experts: int[N, L, layers, k], with which the tokens go through a mixture of experts (see `experts.expert_mlp`);
+    experts: int[N, L, layers, k], with which the tokens go through a mixture of experts (see `moe.expert_mlp`);
     of a token that several rows share, those of the row that is packed. record: return (states, experts [N, L, layers,
     k] of the tokens that are packed, NOT_RECORDED elsewhere).
     """

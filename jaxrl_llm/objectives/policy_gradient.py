@@ -35,7 +35,7 @@ def policy_gradient(
     """-average(surrogate(ratio, advantages)).
 
     needs, refresh: what the surrogate needs beyond the ratio and the average, which declare their own; see `Objective`.
-    kernel: fuses a plain ratio with a plain clip (see `one_pass`); None always composes the parts.
+    kernel: fuses a plain ratio with a plain clip (see `fused`); None always composes the parts.
     Metrics are token means over the batch: "ratio/mean", and the statistics of the surrogate.
     Raises InputError for parts in the wrong order, and for factories of parts that were not called.
     """

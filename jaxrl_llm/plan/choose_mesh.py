@@ -27,7 +27,7 @@ from jaxrl_llm.training.method import make_algorithm
 from jaxrl_llm.utils.errors import InputError
 
 ROOM = 0.9  # of a device's memory, which the estimate may take
-RATIO = 1.6  # by which compilers' temporaries can exceed the estimate; see `plan_arithmetic`
+RATIO = 1.6  # by which compilers' temporaries can exceed the estimate; see `estimate`
 
 
 class Chosen(NamedTuple):

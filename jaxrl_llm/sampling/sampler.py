@@ -264,7 +264,7 @@ class BatchRow(NamedTuple):
     group: int
     actions: np.ndarray | None = None  # bool[n], which of the tokens were sampled; None: all
     turns: np.ndarray | None = None  # int32[n], turn of each token, -1 where not sampled; None: all are turn 0
-    experts: np.ndarray | None = None  # int[len(prompt) + n, layers, k], see `recorded.in_order`
+    experts: np.ndarray | None = None  # int[len(prompt) + n, layers, k], see `routed_experts.in_order`
 
 
 def assemble(rows: Sequence[BatchRow], temperature: float, truncating: bool, policy_step: int = 0) -> Trajectories:

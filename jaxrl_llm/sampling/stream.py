@@ -43,7 +43,7 @@ def stream(
     """Complete requests, yielding each completion as it ends.
 
     slots: rows decoded at a time; 0: one for each request. A row whose completion ends takes the next waiting request.
-    shape: sizes to use instead of those that `schedule.plan` derives from `slots` and these requests, so that rollouts
+    shape: sizes to use instead of those that `scheduler.plan` derives from `slots` and these requests, so that rollouts
     with different numbers of requests share one compiled loop.
     cut: called every `chunk` steps, says where a completion ends (stop strings).
     enough: called with each completion. After it returns True decoding stops, and all other requests are yielded as

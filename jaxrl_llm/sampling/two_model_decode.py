@@ -31,7 +31,7 @@ def width(policy: Policy) -> int:
 
 
 def empty_layers(policy: Policy, rows: int, most: int, dtype: Any) -> tuple[LayerCache, ...]:
-    """Empty caches of all layers, see `cache.empty`."""
+    """Empty caches of all layers, see `kv_cache.empty`."""
     first = empty(policy.config, rows, most, dtype)
     return first + empty(policy.config, rows, most, dtype) if is_pair(policy) else first
 

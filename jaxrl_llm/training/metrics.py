@@ -149,7 +149,7 @@ def count_step(
 
     counts: "tokens" sampled, "trained" of them and of replayed ones, "silent" steps (no token has a learning signal),
     "single" steps (every completion has one token), prompts "dropped" when they were drawn, and steps with a fallback
-    (see `fallbacks`), if there were any.
+    (see `degraded`), if there were any.
     """
     notes = {
         "silent": (metrics["signal"] == 0.0, f"no learning signal: {_why_silent(metrics)}"),

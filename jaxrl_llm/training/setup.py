@@ -58,7 +58,7 @@ class RunParts(NamedTuple):
     optimizer: optax.GradientTransformation
     rate: optax.Schedule
     digests: dict[str, str]  # of the inputs: prompts, reward files, the model
-    reference: Any  # the weights of the reference that stays (or a `references.Mixture`), if the method needs one
+    reference: Any  # the weights of the reference that stays (or a `reference.Mixture`), if the method needs one
     mesh: jax.sharding.Mesh
     sampler: jax.sharding.Mesh  # the same devices, as tokens are sampled on them
     frozen: Params | None = None  # the model's weights, if only adapters are trained

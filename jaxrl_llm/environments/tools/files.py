@@ -27,7 +27,7 @@ def scratch_files(kilobytes: Count = 1024, count: Count = 100, characters: Count
 
 
 class _Folder:
-    """The tools of one episode; see `tools.Kit`. Their errors are RuntimeErrors that tell no path of the host."""
+    """The tools of one episode; see `base.Kit`. Their errors are RuntimeErrors that tell no path of the host."""
 
     def __init__(self, size: int, count: int, characters: int) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="files-")).resolve()

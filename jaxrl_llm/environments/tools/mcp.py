@@ -87,7 +87,7 @@ def _package() -> Any:
 
 
 class _Tools:
-    """The tools of one episode; see `tools.Kit`."""
+    """The tools of one episode; see `base.Kit`."""
 
     def __init__(self, server: _Server, schemas: Sequence[Mapping[str, Any]], shared: bool) -> None:
         self._server, self._shared = server, shared

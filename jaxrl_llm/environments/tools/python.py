@@ -54,7 +54,7 @@ def python_tools(
 
 
 class _Interpreter:
-    """The tool of one episode; see `tools.Kit`."""
+    """The tool of one episode; see `base.Kit`."""
 
     def __init__(
         self, state: bool, limits: Limits, characters: int, layers: Iterable[str] | None, weak: bool

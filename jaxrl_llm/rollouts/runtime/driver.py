@@ -73,7 +73,7 @@ class Driver:
         admit: which of the complete groups a step takes, where its rule says how many; on several hosts, an exchange.
         meet: for rollouts whose programs meet; on several hosts, an exchange.
         strict: whether an environment that answers otherwise when it is asked again ends the run, and not its group.
-        controls: see `tools.Tools`. encode: token ids of a prompt as the data set's are encoded; see `Tools.prompt`.
+        controls: see `context.Tools`. encode: token ids of a prompt as the data set's are encoded; see `Tools.prompt`.
         """
         self.rollout, self.make_engine, self.score, self.tokenizer = rollout, make_engine, score, tokenizer
         self.context, self.step, self.chunk, self.time_limit = context, step, chunk, time_limit

@@ -101,7 +101,7 @@ class Waits(NamedTuple):
 
 
 class GroupRun:
-    """The `tools.ProgramHost` of one group: runs its program and records the answers."""
+    """The `context.ProgramHost` of one group: runs its program and records the answers."""
 
     def __init__(
         self, run: DriverRun, log: GroupLog, task: Task, numbers: SampleNumbers, held: Held | None = None
@@ -179,7 +179,7 @@ class GroupRun:
         return Held(self.log().recorded, dict(self.held))
 
     def is_resumed(self, value: Any) -> bool:
-        """See `tools.ProgramHost`."""
+        """See `context.ProgramHost`."""
         return any(value is one for one in self.resumed.values())
 
     def group(self) -> Group:
@@ -205,7 +205,7 @@ class GroupRun:
         )
 
     async def draw(self, call: Call, context: Episode, until: int, stop: int | None, draws: Draws) -> Answer:
-        """See `tools.ProgramHost`."""
+        """See `context.ProgramHost`."""
         if draws.reference and not self.run.driver.rollout.reference:
             raise InputError("the program draws from the reference policy: declare it, Rollout(..., reference=True)")
         place = (call.number, call.place)
@@ -226,7 +226,7 @@ class GroupRun:
         return await ticket.answered
 
     async def scores(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """See `tools.ProgramHost`."""
+        """See `context.ProgramHost`."""
         name = f"scores of {checksum([token for episode in episodes for token in episode.tokens]):08x}"
         while name in self.named:  # the same episodes, scored again
             name += "'"
@@ -240,11 +240,11 @@ class GroupRun:
         return [episode.scored(*known) for episode, known in zip(episodes, found, strict=True)]
 
     async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool, failing: bool) -> Any:
-        """See `tools.ProgramHost`."""
+        """See `context.ProgramHost`."""
         return await self._remember(name, call, again, self.run.driver.time_limit, failing)
 
     async def meet(self, name: str, value: Any, decide: Decide | None) -> Meeting:
-        """See `tools.ProgramHost`."""
+        """See `context.ProgramHost`."""
         if not self.run.driver.rollout.meets:
             raise InputError(f"the program meets others at {name!r}: declare it, Rollout(..., meets=True)")
         if self.meeting is not None:

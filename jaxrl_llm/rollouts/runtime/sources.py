@@ -118,7 +118,7 @@ def _prompts_of(scored: Scored) -> list[int]:
 
 
 def window_metrics(scored: Scored) -> dict[str, float]:
-    """Metrics of a batch of windows (info "window" and "unfinished"; see `experience`), some rows of which continue.
+    """Metrics of a batch of windows (info "window" and "unfinished"; see `source`), some rows of which continue.
 
     Metrics of completions cover those that finished in this step, so that each counts once in a run; NaN if there are
     none. Token counts are of the windows. "groups/uniform" is the share of groups with equal rewards among those of

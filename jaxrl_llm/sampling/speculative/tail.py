@@ -47,7 +47,7 @@ def source_length(size: Size) -> int:
 
 
 class TailRows:
-    """The rows of an engine that still decode. Each pass draws one or more tokens of each (`speculate.verify`).
+    """The rows of an engine that still decode. Each pass draws one or more tokens of each (`verify.verify`).
 
     `requests` are those of the rows, with all tokens so far in `begun`.
     """

@@ -41,7 +41,7 @@ class RunFolder:
     """Paths and small files of a run. JSON files are replaced atomically, so a kill leaves the old or the new one.
 
     folder: a path, or a URL such as s3://bucket/run: `path` is then a local folder, which is copied there at every
-    checkpoint and at the end (`mirror.Mirror`). reading: the run is read and not gone on with.
+    checkpoint and at the end (`remote_folder.Mirror`). reading: the run is read and not gone on with.
     """
 
     def __init__(self, folder: str | Path, reading: bool = False) -> None:
@@ -187,7 +187,7 @@ class RunFolder:
         return log_digests(self._logs)
 
     def check_logs(self, first: int, checkpoint_every: int, logs: dict[str, list[int]]) -> list[str]:
-        """Problems with the logs of a run that resumes at step `first`, as `run_logs.log_problems` finds them.
+        """Problems with the logs of a run that resumes at step `first`, as `logs.log_problems` finds them.
 
         logs: sizes and checksums at the checkpoint (see `logs`).
         """
@@ -315,7 +315,7 @@ def run_config(path_or_name: str) -> TrainConfig:
 def has_begun(config: TrainConfig, accept: bool) -> bool:
     """Whether the output of a configuration holds a run that it can go on with.
 
-    Raises InputError as `changes.check_changes` does, if the run there has other settings.
+    Raises InputError as `resume_checks.check_changes` does, if the run there has other settings.
     """
     folder, here = RunFolder(config.output), os.getcwd()
     if not folder.is_run():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def write_left_out(path: Path, step: int, why: np.ndarray) -> None:
-    """Replace a file of why each prompt is not drawn after `step` steps, uint8[P] of `left_out.Why`, with its words."""
+    """Replace a file of why each prompt is not drawn after `step` steps, uint8[P] of `excluded.Why`, with its words."""
     new = path.with_suffix(".new")
     with new.open("wb") as file:
         np.savez_compressed(file, step=step, why=why, words=np.asarray([WORDS[reason] for reason in Why]))

@@ -3,8 +3,8 @@
 PaLM (2204.02311, section 5.1) restarted from a checkpoint some 100 steps before each spike and skipped 200 to 500
 batches: spikes came of certain batches at certain parameters, not of bad data. Here, too, parameters, optimiser and the
 method's memory go back, and the batches since are skipped: the prompts go on. What differs: a robust bound decides
-(`spikes`), not a person; the checkpoint is the last one; and steps are counted on, so that no random numbers and no
-lines of the logs come twice. A resumed run repeats all of it, bit by bit.
+(`loss_spikes`), not a person; the checkpoint is the last one; and steps are counted on, so that no random numbers and
+no lines of the logs come twice. A resumed run repeats all of it, bit by bit.
 """
 
 from __future__ import annotations
