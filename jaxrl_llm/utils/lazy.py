@@ -31,3 +31,17 @@ def imported_at_first_use(package: str, modules: Mapping[str, str]) -> Callable[
         return value
 
     return get
+
+
+def names_of(package: str, module: str) -> Callable[[str], Any]:
+    """A `__getattr__` for a package that has taken the place of a module, whose names it keeps for one release.
+
+    module: where in the package they are now.
+    """
+
+    def get(name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{package}.{module}"), name)
+
+    return get

@@ -5,26 +5,8 @@ from typing import TYPE_CHECKING
 from jaxrl_llm.utils.lazy import imported_at_first_use
 
 if TYPE_CHECKING:
-    from jaxrl_llm.environments.tools.base import (
-        EachEpisode,
-        Kit,
-        Toolbox,
-        WithTools,
-        result_text,
-        schema_of,
-        shortened,
-        with_tools,
-    )
+    from jaxrl_llm.environments.tools.base import EachEpisode, Toolbox, with_tools
 
-__all__ = ["EachEpisode", "Kit", "Toolbox", "WithTools", "result_text", "schema_of", "shortened", "with_tools"]
-_MODULES = {
-    "EachEpisode": "base",
-    "Kit": "base",
-    "Toolbox": "base",
-    "WithTools": "base",
-    "result_text": "base",
-    "schema_of": "base",
-    "shortened": "base",
-    "with_tools": "base",
-}
+__all__ = ["EachEpisode", "Toolbox", "with_tools"]
+_MODULES = {"EachEpisode": "base", "Toolbox": "base", "with_tools": "base"}
 __getattr__ = imported_at_first_use(__name__, _MODULES)
