@@ -41,3 +41,20 @@ def test_the_library_uses_no_old_path() -> None:
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "module"),
+    [
+        ("data.chat", "encode_prompt", "encode"),
+        ("advantages.turns", "same_state", "turns"),
+        ("advantages.trees", "tree_of", "values"),
+        ("environments.tools", "with_tools", "base"),
+        ("rollouts.agents", "agent", "program"),
+    ],
+)
+def test_a_package_in_the_place_of_a_module_has_its_names(package: str, name: str, module: str) -> None:
+    found = importlib.import_module(f"jaxrl_llm.{package}")
+    assert getattr(found, name) is getattr(importlib.import_module(f"jaxrl_llm.{package}.{module}"), name)
+    with pytest.raises(AttributeError, match="no_such_name"):
+        found.no_such_name  # noqa: B018
