@@ -18,9 +18,9 @@ from jaxrl_llm.rollouts.agents.compaction import keep_last
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "runs"))
 
-from worlds import SHORT, Adding, Duel, Echo, Purse, Walk, add, everything
+from worlds import SHORT, Duel, Echo, Purse, add, everything
 
-__all__ = ["LAST", "SHORT", "Adding", "Duel", "Echo", "Purse", "Walk", "add", "everything", "python"]
+__all__ = ["LAST", "SHORT", "Duel", "Echo", "Purse", "add", "everything", "python"]
 LAST = keep_last(1)
 os.environ.setdefault("WORLD_SECONDS", "0.02")  # that environments take, so that kills come while one is working
 
