@@ -18,7 +18,7 @@ _MOVES = (
         "core", "",
         "absent=missing_fields arguments=checks part_checks coefficients choices expressions=repr hooks "
         "log_ratios references=reference shapes objective transform trajectory phases=turnwise_updates "
-        "entropy_levels parameter_ranges"
+        "entropy_levels"
     ),
     ("core", "algorithms", "algorithm"),
     (
@@ -103,9 +103,9 @@ _MOVES = (
     ("advantages.trees", "advantages", "tree_credit=credit"),
     ("advantages.tokens", "advantages", "token_baselines=baselines token_rewards=rewards windows"),
     ("objectives", "objectives", "corrections=off_policy heads=value_heads barrier=constraints one_pass=fused"),
-    ("objectives.averaging", "objectives", "averages row_averages episodes=episode_averages subset token_groups"),
+    ("objectives.averaging", "objectives", "averages row_averages episodes=episode_averages subset"),
     ("objectives.preference", "objectives", "pairs listwise implicit"),
-    ("objectives.clips", "objectives", "adaptive_clip token_clip"),
+    ("objectives.clips", "objectives", "adaptive_clip"),
     ("data", "data", "ahead=prefetch prompts=load"),
     ("data.sources", "data", "files hub random_access shards"),
     ("data.chat", "data", "calls families inert lenient message_changes message_forms messages rendering turns"),
@@ -126,10 +126,25 @@ _MOVES = (
     ("in_jax.lab", "lab", "config figures grid laboratory outcome results runs statistics tables"),
 )  # fmt: skip
 
+# Modules of several methods, each of which has a file now: all are names of `jaxrl_llm.algorithms`.
+_SPLIT = (
+    "actor_critic agent_retries agent_trees covariance critic_free curricula entropy_credit "
+    "group_relative guided hint_tokens hinted long_reasoning masked mismatch moving_reference multi_reward "
+    "of_screens preference prefixed regression regularised replayed reward_composed selection "
+    "self_distilled sequence_level sets shaped_reward supervised swapped tempered token_credit trees "
+    "trust_region turn_chunks turn_information turn_models turn_planned turn_rows turn_shaped "
+    "turn_values two_policies weighted"
+)  # fmt: skip
+
 
 def _moved() -> dict[str, str]:
     """The old path of each module -> its new one, both without the package."""
-    found = {"needs": "core.needs"}
+    found = {
+        "needs": "core.needs",
+        "algorithms.ranges": "core.hyperparameters",
+        "algorithms.unfinished": "algorithms.parts",
+    }
+    found |= {f"algorithms.{name}": "algorithms" for name in _SPLIT.split()}
     for new, old, names in _MOVES:
         for name in names.split():
             before, _, after = name.partition("=")

@@ -1,4 +1,4 @@
-"""Hyper-parameters as read from the source are those of the functions."""
+"""Hyper-parameters as the command line reads them are those of the functions."""
 
 import inspect
 import subprocess
@@ -8,15 +8,28 @@ import typing
 import pytest
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.core.signatures import hyperparameters
+from jaxrl_llm.algorithms.index import index
+from jaxrl_llm.core.hyperparameters import hyperparameters_of
+from jaxrl_llm.core.signatures import CATALOGUE, hyperparameters
 from jaxrl_llm.utils.errors import InputError
 
 
 @pytest.mark.parametrize("name", algorithms.names())
-def test_read_from_the_source_as_python_reads_it(name: str) -> None:
+def test_read_from_the_index_as_python_reads_it(name: str) -> None:
     build = algorithms.constructor(name)
     hints, parameters = typing.get_type_hints(build), inspect.signature(build).parameters
-    assert [tuple(one) for one in hyperparameters(name)] == [(p, hints[p], parameters[p].default) for p in parameters]
+    read = hyperparameters(name)
+    assert [one[:3] for one in read] == [(p, hints[p], parameters[p].default) for p in parameters]
+    assert [one.range for one in read] == [one.range for one in hyperparameters_of(build)]
+
+
+def test_the_index_is_of_the_methods_as_they_are() -> None:
+    assert CATALOGUE.read_text() == index(), "run python -m jaxrl_llm.algorithms.index"
+
+
+def test_a_method_that_is_not_in_the_index_yet_is_read_from_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(algorithms.CATALOGUE, "another", algorithms.constructor("dapo"))
+    assert [one[:3] for one in hyperparameters("another")] == [one[:3] for one in hyperparameters("dapo")]
 
 
 def test_an_unknown_method_has_a_nearest_name() -> None:

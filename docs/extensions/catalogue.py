@@ -12,11 +12,9 @@ from typing import Any
 from extensions.docstrings import escaped, restructured
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.composition import composition
-from jaxrl_llm.algorithms.describe import START, by_stage, method_card, origins, parameters
-from jaxrl_llm.algorithms.omissions import BESIDES
+from jaxrl_llm.algorithms.describe import START, by_stage, method_card, parameters, values_of
+from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.algorithms.presets import presets_of
-from jaxrl_llm.algorithms.proofs import proof
-from jaxrl_llm.algorithms.unfinished import missing
 from jaxrl_llm.core.needs import need_of
 
 API = {
@@ -88,12 +86,12 @@ def method_section(name: str) -> list[str]:
     """A method: its docstring, hyper-parameters, needs, composition and test."""
     build = algorithms.constructor(name)
     text, card = inspect.getdoc(build) or "", method_card(name)
-    if origins(text):
-        text = text.rpartition("\n\n")[0]
+    head, _, rest = text.partition("\n\n")
+    text = f"{head} {card.facts.paper}, {card.facts.year}.\n\n{rest}"
     text = with_code(text, inspect.signature(build).parameters)
     title = f"{name} (where to start)" if name in START else name
     out = [f".. _method-{name}:", "", *heading(title, "-"), *restructured(text)]
-    for label, lacks in (("Incomplete in some runs", missing(name)), ("Not implemented", BESIDES.get(name))):
+    for label, lacks in (("Incomplete in some runs", missing(name)), ("Not implemented", card.facts.beside)):
         for part, (what, by) in (lacks or {}).items():
             out += [f"{label}: ``{part}``, {escaped(what)} (wanted: {escaped(by)}).", ""]
     out += _table(name)
@@ -102,9 +100,7 @@ def method_section(name: str) -> list[str]:
     code = composition(build).rstrip().splitlines()
     out += ["The composition, to copy and change:", "", ".. code-block:: python", "   :class: composition", ""]
     out += [("   " + line).rstrip() for line in code] + [""]
-    if proof(name):
-        out += [f"Tested by ``{proof(name)}``.", ""]
-    return out
+    return [*out, f"Tested by ``tests/algorithms/{card.facts.test}``.", ""]
 
 
 def _table(name: str) -> list[str]:
@@ -116,7 +112,7 @@ def _table(name: str) -> list[str]:
     for one in rows:
         others = [f"{preset}: {sets[preset][one.name]!r}" for preset in sets if one.name in sets[preset]]
         origin = "; ".join(filter(None, [one.origin, *others]))
-        out += [f"   * - ``{one.name}``", f"     - ``{one.default!r}``", f"     - {escaped(one.values)}"]
+        out += [f"   * - ``{one.name}``", f"     - ``{one.default!r}``", f"     - {escaped(values_of(name, one))}"]
         out += [f"     - {escaped(origin)}".rstrip()]
     return [*out, ""]
 
@@ -139,7 +135,11 @@ def index_page() -> str:
         out += [*heading(stage, "-"), ".. list-table::", "   :widths: 30 10 60", ""]
         for name in methods:
             card = method_card(name)
-            out += [f"   * - :ref:`{name} <method-{name}>`", f"     - {card.year}", f"     - {escaped(card.title)}"]
+            out += [
+                f"   * - :ref:`{name} <method-{name}>`",
+                f"     - {card.facts.year}",
+                f"     - {escaped(card.title)}",
+            ]
         out += [""]
     return "\n".join(out)
 

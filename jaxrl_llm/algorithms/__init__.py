@@ -1,116 +1,82 @@
-"""The catalogue: one short function per published method, each returning an `Algorithm`."""
+"""The catalogue: one file for each published method, with one short function that returns an `Algorithm`.
+
+`FAMILIES` are its folders: `classic` has the maintained methods, the others methods as they were published. A method is
+a function with the name of its file, decorated with `@method`; it is imported when it is asked for.
+"""
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.algorithms import (
-    actor_critic,
-    agent_retries,
-    agent_trees,
-    covariance,
-    critic_free,
-    curricula,
-    entropy_credit,
-    exploration,
-    group_relative,
-    guided,
-    hint_tokens,
-    hinted,
-    long_reasoning,
-    masked,
-    mismatch,
-    moving_reference,
-    multi_reward,
-    of_screens,
-    preference,
-    prefixed,
-    regression,
-    regularised,
-    replayed,
-    reward_composed,
-    score_function,
-    selection,
-    self_distilled,
-    sequence_level,
-    sets,
-    shaped_reward,
-    supervised,
-    swapped,
-    tempered,
-    token_credit,
-    trees,
-    trust_region,
-    turn_chunks,
-    turn_credit,
-    turn_information,
-    turn_models,
-    turn_planned,
-    turn_rows,
-    turn_shaped,
-    turn_values,
-    two_policies,
-    weighted,
-)
 from jaxrl_llm.algorithms.given import Build, Given, builder, from_file
-from jaxrl_llm.algorithms.ranges import checked
 from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.core.signatures import is_in_file, unknown_method
 from jaxrl_llm.utils.errors import InputError, shown
 
-FAMILIES = (
-    actor_critic,
-    agent_retries,
-    agent_trees,
-    covariance,
-    critic_free,
-    curricula,
-    entropy_credit,
-    exploration,
-    group_relative,
-    guided,
-    hint_tokens,
-    hinted,
-    long_reasoning,
-    masked,
-    mismatch,
-    moving_reference,
-    multi_reward,
-    of_screens,
-    preference,
-    prefixed,
-    regression,
-    regularised,
-    replayed,
-    reward_composed,
-    score_function,
-    selection,
-    self_distilled,
-    sequence_level,
-    sets,
-    shaped_reward,
-    supervised,
-    swapped,
-    tempered,
-    token_credit,
-    trees,
-    trust_region,
-    turn_credit,
-    turn_information,
-    turn_chunks,
-    turn_models,
-    turn_planned,
-    turn_rows,
-    turn_shaped,
-    turn_values,
-    two_policies,
-    weighted,
+MAINTAINED = "classic"
+FAMILIES = (  # in the order of the data flow, after those to begin with
+    MAINTAINED,
+    "prompts",
+    "guidance",
+    "exploration",
+    "rewards",
+    "replay",
+    "credit",
+    "turn_credit",
+    "agents",
+    "score_function",
+    "policy_loss",
+    "regularisation",
+    "preferences",
 )
-CATALOGUE: dict[str, Callable[..., Algorithm]] = {
-    name: checked(getattr(family, name)) for family in FAMILIES for name in family.__all__
-}
+
+
+@cache
+def families() -> dict[str, str]:
+    """The family of each method, by name: the folder of its file."""
+    folder = Path(__file__).parent
+    return {
+        path.stem: family
+        for family in FAMILIES
+        for path in sorted((folder / family).glob("*.py"))
+        if path.stem != "__init__"
+    }
+
+
+class _Catalogue(MutableMapping[str, Build]):
+    """The functions that build methods, by name, imported at first use; others can be added."""
+
+    def __init__(self) -> None:
+        self._imported: dict[str, Build] = {}
+
+    def __getitem__(self, name: str) -> Build:
+        if name not in self._imported:
+            module = importlib.import_module(f"{__name__}.{families()[name]}.{name}")
+            self._imported[name] = getattr(module, name)
+        return self._imported[name]
+
+    def __setitem__(self, name: str, build: Build) -> None:
+        self._imported[name] = build
+
+    def __delitem__(self, name: str) -> None:
+        del self._imported[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in families() or name in self._imported
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**families(), **self._imported})
+
+    def __len__(self) -> int:
+        return len({*families(), *self._imported})
+
+
+CATALOGUE: MutableMapping[str, Build] = _Catalogue()
 
 
 def names() -> list[str]:
@@ -155,8 +121,8 @@ def with_facts(build: Callable[..., Algorithm], given: Mapping[str, Any], **fact
     return {**{name: value for name, value in facts.items() if name in known}, **chosen}
 
 
-def __getattr__(name: str) -> Callable[..., Algorithm]:
-    if name in CATALOGUE:
+def __getattr__(name: str) -> Build:
+    if not name.startswith("_") and name in CATALOGUE:
         return CATALOGUE[name]
     raise AttributeError(f"{__name__} has no attribute {name!r}")
 

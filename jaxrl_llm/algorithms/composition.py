@@ -1,17 +1,20 @@
-"""The source of a method as a standalone file: imports, helpers of its module, and the function without docstring."""
+"""The source of a method as a standalone file: imports, helpers of its module, and the function without its facts."""
 
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import jaxrl_llm.advantages.functional
 import jaxrl_llm.objectives.functional
 import jaxrl_llm.selection.functional  # noqa: F401  (imported, so that all doors are)
+from jaxrl_llm.algorithms import families
+from jaxrl_llm.core import hyperparameters
 
 PACKAGES = ("advantages", "objectives", "selection")
 # Modules whose names stay, from which a composition imports.
@@ -36,13 +39,13 @@ def composition(build: Callable[..., Any]) -> str:
         node = module.get(name)
         if node is None or name in found:
             continue
-        found[name] = node
+        found[name] = node = _without_facts(node) if name == build.__name__ else node
         used = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)} - {name}
         names |= used
         wanted += sorted(used)
     # One statement may bind several names, so remove duplicates.
     statements = dict.fromkeys(sorted(found.values(), key=lambda node: node.lineno))
-    body = [_source(node, lines, of_method=node is module[build.__name__]) for node in statements]
+    body = [_source(node, lines, of_method=node is found[build.__name__]) for node in statements]
     heads = ["from __future__ import annotations"], _imports(names & set(imports), imports)
     return (
         "\n\n".join("\n".join(lines) for lines in heads if lines)
@@ -76,6 +79,35 @@ def _module(name: str) -> tuple[list[str], dict[str, ast.stmt], dict[str, tuple[
     return text.splitlines(), bound, imported
 
 
+class _Plain(ast.NodeTransformer):
+    """Types without the facts of `Annotated`."""
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        if isinstance(node.value, ast.Name) and node.value.id == "Annotated" and isinstance(node.slice, ast.Tuple):
+            return ast.copy_location(self.visit(node.slice.elts[0]), node)
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        kind = getattr(hyperparameters, node.id, None)
+        plain = get_args(kind)[0].__name__ if get_origin(kind) is Annotated else node.id
+        return ast.copy_location(ast.Name(plain, ast.Load()), node)
+
+
+def _without_facts(node: ast.stmt) -> ast.stmt:
+    """A method's function without `@method`, and with plain annotations, each at the place of the one in the source."""
+    if not isinstance(node, ast.FunctionDef):
+        return node
+    node = copy.deepcopy(node)
+    node.decorator_list = [one for one in node.decorator_list if _called(one) != "method"]
+    for one in (*node.args.args, *node.args.kwonlyargs):
+        one.annotation = None if one.annotation is None else _Plain().visit(one.annotation)
+    return node
+
+
+def _called(node: ast.expr) -> str:
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+
+
 def _renamed(one: ast.alias) -> str:
     return one.name if one.asname is None else f"{one.name} as {one.asname}"
 
@@ -94,6 +126,8 @@ def _imports(names: set[str], imported: dict[str, tuple[str, str | None]]) -> li
 
 def _door(module: str, name: str) -> str:
     """The door that has a name of a module, else the module."""
+    if families().get(name) and module.endswith(f".{name}"):
+        return "jaxrl_llm.algorithms"
     value = getattr(sys.modules.get(module), name, None)
     for door in map(sys.modules.__getitem__, DOORS):
         if name in door.__all__ and getattr(door, name) is value:
@@ -103,6 +137,12 @@ def _door(module: str, name: str) -> str:
 
 def _source(node: ast.stmt, lines: list[str], of_method: bool) -> str:
     """A statement's source; without its docstring for the method itself, because the page shows it separately."""
+    lines = list(lines)
+    if of_method and isinstance(node, ast.FunctionDef):
+        for one in reversed((*node.args.args, *node.args.kwonlyargs)):  # from the right: several may be on a line
+            if (kind := one.annotation) is not None:
+                line = lines[kind.lineno - 1]
+                lines[kind.lineno - 1] = line[: kind.col_offset] + ast.unparse(kind) + line[kind.end_col_offset :]
     decorators = getattr(node, "decorator_list", [])
     first = min([node.lineno, *(one.lineno for one in decorators)]) - 1
     kept = list(range(first, node.end_lineno or node.lineno))

@@ -4,68 +4,19 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, NamedTuple
 
-from jaxrl_llm.algorithms import CATALOGUE, FAMILIES, constructor, get, names
+from jaxrl_llm.algorithms import FAMILIES, constructor, families, get, names
 from jaxrl_llm.algorithms.composition import composition
-from jaxrl_llm.algorithms.omissions import BESIDES
+from jaxrl_llm.algorithms.method import Facts, Parts, facts_of
+from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.algorithms.presets import presets_of
-from jaxrl_llm.algorithms.proofs import proof
-from jaxrl_llm.algorithms.ranges import RANGES, TYPE_NAMES, annotation, is_choice
-from jaxrl_llm.algorithms.unfinished import missing
+from jaxrl_llm.core.hyperparameters import TYPE_NAMES, Hyperparameter, Range, hyperparameters_of
 from jaxrl_llm.core.needs import need_of
 from jaxrl_llm.utils.errors import InputError, shown
 
-PAPER = re.compile(r"arXiv \d{4}\.\d{4,5}|Machine Learning 8|technical report")
-YEAR = re.compile(r"\b(?:19|20)\d\d\b(?!\.\d)")  # not the first half of an arXiv number
-ORIGINS = {  # words in the last paragraph of a docstring -> origins
-    "Paper": "paper",
-    "Code": "code",  # the released code, or a common implementation
-    "Recalled": "from memory",  # of the paper, by who noted it down: not read there again
-    "Ours": "ours",
-    "Run": "the run's",  # default None, filled in by the run
-}
-STAGES = {  # stages of the data flow, in order -> families whose methods differ there
-    "Curricula: which prompts, and how many samples of each": ("curricula",),
-    "Rollouts: completions made with help": (
-        "guided",
-        "hinted",
-        "hint_tokens",
-        "prefixed",
-        "self_distilled",
-        "two_policies",
-    ),
-    "Rollouts: trees, and values of states": ("trees",),
-    "Rewards: shaped or combined": ("shaped_reward", "multi_reward", "exploration", "reward_composed", "of_screens"),
-    "Replay: completions of earlier steps": ("replayed", "swapped"),
-    "Selection: which completions to train on": ("selection",),
-    "Credit: a baseline of the group, the batch or earlier samples": (
-        "group_relative",
-        "critic_free",
-        "score_function",
-        "sets",
-    ),
-    "Credit: a learnt critic": ("actor_critic", "long_reasoning", "masked"),
-    "Credit: by token": ("token_credit", "entropy_credit", "tempered"),
-    "Credit: by turn, and by episode of several turns": (
-        "turn_credit",
-        "turn_values",
-        "turn_shaped",
-        "turn_planned",
-        "turn_rows",
-        "turn_chunks",
-        "turn_information",
-        "turn_models",
-        "agent_trees",
-        "agent_retries",
-    ),
-    "Loss: ratio, clip and average": ("sequence_level", "weighted", "trust_region", "covariance", "mismatch"),
-    "Loss: regularisers": ("regularised", "moving_reference"),
-    "Loss: regression and preferences": ("regression", "preference"),
-    "Loss: likelihood of texts and of chosen samples": ("supervised",),
-}
 START = {  # methods to begin with -> why
     "grpo": "the default: samples of a prompt are compared with each other, no critic",
     "dapo": "GRPO that replaces groups which teach nothing, clips higher, and has no reference policy",
@@ -83,86 +34,48 @@ MARK = "*"  # marks methods that lack a part, or need what only some runs provid
 
 
 class Card(NamedTuple):
-    """The facts about a method, from its docstring and its `Algorithm`."""
+    """A method: its title, facts and needs."""
 
     name: str
     title: str  # the docstring's first line
-    year: int
-    paper: str  # "arXiv 2402.03300", or another name of the source
+    facts: Facts
     needs: tuple[str, ...]
 
 
-class Parameter(NamedTuple):
-    """One hyper-parameter of a method."""
-
-    name: str
-    default: Any
-    values: str  # its range, or its choices
-    origin: str | None  # one of ORIGINS' values; None where the docstring does not say
-
-
 def method_card(name: str) -> Card:
-    """The card of a method; InputError for an unknown name, ValueError if its docstring names no paper or year."""
-    title = (inspect.getdoc(constructor(name)) or "").split("\n\n")[0].replace("\n", " ")
-    paper, year = PAPER.search(title), YEAR.search(title)
-    if not paper or not year:
-        raise ValueError(f"the docstring of {name} must begin with its paper: TITLE (..., arXiv ID, YEAR).")
-    return Card(name, title, int(year[0]), paper[0], tuple(sorted(get(name).needs)))
-
-
-def origins(docstring: str) -> dict[str, str]:
-    """The origin of each default, from a docstring that ends with "Defaults. Paper: a, b. Code: c. Ours: d. Run: e."
-
-    Empty without such a paragraph. Raises ValueError for any other word, and for a parameter that is listed twice.
-
-    >>> origins("Title. Defaults. Nothing.\\n\\nDefaults. Paper: clip_low. Recalled: kl. Ours: ddof.")
-    {'clip_low': 'paper', 'kl': 'from memory', 'ddof': 'ours'}
-    """
-    last = " ".join(inspect.cleandoc(docstring).split("\n\n")[-1].split())
-    if not last.startswith("Defaults."):
-        return {}
-    found = dict[str, str]()
-    for part in filter(None, (part.strip() for part in last.removeprefix("Defaults.").split("."))):
-        word, _, listed = part.partition(":")
-        if word not in ORIGINS:
-            raise ValueError(f"{word!r} is not an origin of a default: use one of {', '.join(ORIGINS)}")
-        for name in listed.split(","):
-            if name.strip() in found:
-                raise ValueError(f"the default of {name.strip()} has two origins")
-            found[name.strip()] = ORIGINS[word]
-    return found
-
-
-def parameters(name: str) -> list[Parameter]:
-    """The hyper-parameters of a method, in order; `preset` has no origin."""
+    """The card of a method; InputError for an unknown name, ValueError for a function without `@method`."""
     build = constructor(name)
-    origin = origins(inspect.getdoc(build) or "")
-    return [
-        Parameter(one.name, one.default, values_of(name, one), origin.get(one.name))
-        for one in inspect.signature(build).parameters.values()
-    ]
+    facts = facts_of(build)
+    if facts is None:
+        raise ValueError(f"{name} has no facts: decorate it with @method of jaxrl_llm.algorithms.method")
+    title = (inspect.getdoc(build) or "").split("\n\n")[0].replace("\n", " ")
+    return Card(name, title, facts, tuple(sorted(get(name).needs)))
 
 
-def values_of(method: str, parameter: inspect.Parameter) -> str:
+def parameters(name: str) -> list[Hyperparameter]:
+    """The hyper-parameters of a method, in order, with ranges and origins; `preset` has no origin."""
+    return hyperparameters_of(constructor(name))
+
+
+def values_of(method: str, parameter: Hyperparameter) -> str:
     """The valid values of a hyper-parameter in words: "0 to 1", "whole, at least 1", '"std" or "none"'."""
-    build = constructor(method)
+    build, kind = constructor(method), parameter.type
     if parameter.name == "preset":
         return _either(presets_of(build))
-    kind, _, rest = annotation(parameter).partition(" | ")
-    optional = " or None" if rest == "None" else ""
-    if kind == "bool":
+    optional = " or None" if parameter.is_optional else ""
+    if kind is bool:
         return TYPE_NAMES[kind] + optional
-    if kind == "str" or is_choice(kind):
+    if kind is str:
         return _either(choices(build, parameter.name)) + optional
-    limits = RANGES.get(parameter.name, {})
-    least, most, above = limits.get("least"), limits.get("most"), limits.get("above")
+    least, most, above = parameter.range
     if most is not None and most < 2**31 - 1:
         words = f"{least} to {most}"
     elif least is not None or above is not None:
         words = f"at least {least}" if above is None else f"above {above}"
     else:
         words = "any number"
-    return (words if kind != "int" else "whole, " + words if limits else "any whole number") + optional
+    limited = parameter.range != Range()
+    return (words if kind is not int else "whole, " + words if limited else "any whole number") + optional
 
 
 def choices(build: Callable[..., Any], parameter: str) -> tuple[str, ...]:
@@ -180,7 +93,7 @@ def _either(texts: Any) -> str:
 
 
 def listing(find: str = "") -> str:
-    """A table of the methods by stage: name, year, title, and what a run needs that others do without.
+    """A table of the methods by family: name, year, title, and what a run needs that others do without.
 
     Methods that lack a part are marked. Those to begin with come first.
 
@@ -205,46 +118,47 @@ def listing(find: str = "") -> str:
 
 
 def by_stage() -> dict[str, list[str]]:
-    """The names of all methods by stage, in order; families without a stage come last."""
-    family = {name: module.__name__.rpartition(".")[2] for module in FAMILIES for name in module.__all__}
-    found = {stage: [n for n in names() if family.get(n) in of_stage] for stage, of_stage in STAGES.items()}
-    rest = [name for name in CATALOGUE if not any(name in methods for methods in found.values())]
-    return found | ({"Others": sorted(rest)} if rest else {})
+    """The names of all methods by the title of their family, in order; methods that were added come last."""
+    found: dict[str, list[str]] = {}
+    for family in FAMILIES:
+        title = (import_module(f"jaxrl_llm.algorithms.{family}").__doc__ or family).strip().removesuffix(".")
+        found[title] = [name for name, where in families().items() if where == family]
+    rest = [name for name in names() if name not in families()]
+    return found | ({"Others": rest} if rest else {})
 
 
 def _line(card: Card, width: int) -> str:
     mark = MARK if missing(card.name) else " "
     named = dict.fromkeys(PLAIN.get(x.partition(":")[0], x) for x in card.needs if x not in COMPUTED)
     needs = f"  [needs {', '.join(named)}]" if named else ""
-    return f"  {card.name:{width}} {mark} {card.year}  {card.title}{needs}"
+    return f"  {card.name:{width}} {mark} {card.facts.year}  {card.title}{needs}"
 
 
 def _searched(name: str) -> str:
     build = constructor(name)
-    return " ".join([name, inspect.getdoc(build) or "", *inspect.signature(build).parameters, *get(name).needs]).lower()
+    facts = method_card(name).facts
+    about = [name, inspect.getdoc(build) or "", facts.paper, str(facts.year)]
+    return " ".join([*about, *inspect.signature(build).parameters, *get(name).needs]).lower()
 
 
 def page(name: str) -> str:
     """The page of a method: equations, missing parts, hyper-parameters, needs, outputs, composition and test."""
-    build = constructor(name)
-    text = inspect.getdoc(build) or ""
-    if origins(text):
-        text = text.rpartition("\n\n")[0]
-    paragraphs = [f"{name}\n\n{text}"]
+    build, facts = constructor(name), method_card(name).facts
+    title, _, text = (inspect.getdoc(build) or "").partition("\n\n")
+    paragraphs = [f"{name}\n\n{title} {facts.paper}, {facts.year}.\n\n{text}"]
     if lacks := missing(name):
         paragraphs.append(
             f"Incomplete in some runs; to train without: --algorithm.without {','.join(lacks)}\n" + _lacks(lacks)
         )
-    if beside := BESIDES.get(name):
-        paragraphs.append("Also in the paper, but not implemented:\n" + _lacks(beside))
+    if facts.beside:
+        paragraphs.append("Also in the paper, but not implemented:\n" + _lacks(facts.beside))
     paragraphs += [
         "Hyper-parameters (--algorithm.NAME VALUE; the run fills in its own where they are None):\n" + _table(name),
         "Needs beyond a sampled and scored batch:\n" + _needs(name),
         "Outputs:\n" + _outputs(name),
         "Composition:\n\n" + composition(build).rstrip(),
     ]
-    if proof(name):
-        paragraphs.append(f"Tested by: {proof(name)}")
+    paragraphs.append(f"Tested by: tests/algorithms/{facts.test}")
     return "\n\n".join(paragraphs)
 
 
@@ -253,7 +167,8 @@ def _table(name: str) -> str:
     sets, rows = presets_of(constructor(name)), list[list[str]]()
     for one in parameters(name):
         others = [f"{preset}: {_plain(sets[preset][one.name])}" for preset in sets if one.name in sets[preset]]
-        rows.append([f"{one.name} = {_plain(one.default)}", one.values, "; ".join(filter(None, [one.origin, *others]))])
+        said = [f"{one.name} = {_plain(one.default)}", values_of(name, one)]
+        rows.append([*said, "; ".join(filter(None, [one.origin, *others]))])
     if not rows:
         return "  none"
     widths = [max(len(row[i]) for row in rows) for i in range(2)]
@@ -264,7 +179,7 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) and math.isfinite(value) else repr(value)
 
 
-def _lacks(parts: dict[str, tuple[str, str]]) -> str:
+def _lacks(parts: Parts) -> str:
     return "\n".join(f"  {part}: {what} (wanted: {by})" for part, (what, by) in parts.items())
 
 

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_llm.algorithms.ranges import annotation, check, names_of
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import hyperparameters_of
 from jaxrl_llm.core.signatures import NOT_GIVEN, PYTHON
 from jaxrl_llm.core.trajectory import in_words
 from jaxrl_llm.core.transform import Objective, Transform
@@ -60,16 +60,15 @@ def builder(given: Algorithm | Build, name: str = "") -> Build:
         signature = inspect.signature(given)
     except (TypeError, ValueError):
         raise InputError(f"{label} has no signature that says its hyper-parameters: wrap it in a function") from None
-    parameters = signature.parameters
-    open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    parameters = {one.name: one for one in hyperparameters_of(given)}
+    open_ended = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
 
     def build(*args: Any, **hyperparameters: Any) -> Algorithm:
         for key, value in {**dict(zip(parameters, args, strict=False)), **hyperparameters}.items():
             if key in parameters:
-                kind = annotation(parameters[key])
-                check(label, key, value, kind, ranges={})
-                if value is not None and (known := names_of(kind.partition(" | ")[0])):
-                    require_choice(f"{key} of {label}", value, known)
+                parameters[key].check(f"{label}: {key}", value)
+                if value is not None and parameters[key].choices:
+                    require_choice(f"{key} of {label}", value, parameters[key].choices)
             elif not open_ended:
                 raise unknown_keyword(key, parameters, f"hyper-parameter of {label}")
         try:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.core.signatures import method_source
+from jaxrl_llm.core.hyperparameters import Hyperparameter
 
 # Name of a group -> (what it is about, its settings in order). Those of the optimiser and of the method come last.
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -102,28 +101,9 @@ def setting_docs(kind: type) -> dict[str, str]:
     }
 
 
-def parameter_doc(method: str, name: str) -> str:
-    """What a hyper-parameter of a method is: a sentence or two; "" where its docstring does not mention it.
-
-    >>> parameter_doc("grpo", "clip_high")
-    'The ratio of new to old probability is clipped above 1 + clip_high.'
-    """
-    if name in SHARED:
-        return SHARED[name]
-    prose, equations = list[str](), list[str]()
-    for paragraph in method_source(method).split("\n\n")[1:]:
-        text = " ".join(paragraph.split())
-        is_equation = all(line.startswith("    ") for line in paragraph.splitlines())
-        if is_equation and prose and prose[-1].endswith(":"):
-            prose[-1] += f" {text}"
-        elif not paragraph.startswith("Defaults."):
-            (equations if is_equation else prose).append(text)
-    mention = re.compile(rf"(?<![\w.]){name}\b")
-    sentences = [x for text in prose for x in re.split(r"(?<=\.)(?<!e\.g\.)(?<!i\.e\.)\s+(?=[\w(\[])", text)]
-    found = [sentence for sentence in sentences if mention.search(sentence)][:2]
-    found = found or [equation for equation in equations if mention.search(equation)][:1]
-    text = " ".join(found)
-    return text if len(text) <= 320 else f"{text[:317].rpartition(' ')[0]} ..."
+def parameter_doc(parameter: Hyperparameter) -> str:
+    """What a hyper-parameter of a method is: a sentence or two; "" where its docstring does not mention it."""
+    return SHARED.get(parameter.name, parameter.help)
 
 
 def undescribed(fields: Any) -> list[str]:

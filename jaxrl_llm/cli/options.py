@@ -18,8 +18,8 @@ from typing import Annotated, Any
 from jaxrl_llm.cli.config_file import check_kinds, check_names, in_sections, read_config
 from jaxrl_llm.cli.option_groups import GROUPS, parameter_doc, setting_docs
 from jaxrl_llm.cli.peer_options import method_name, translated, translated_settings
-from jaxrl_llm.core.parameter_ranges import RANGES
-from jaxrl_llm.core.signatures import Hyperparameter, is_in_file
+from jaxrl_llm.core.hyperparameters import Hyperparameter
+from jaxrl_llm.core.signatures import is_in_file
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.hyperparameters import options_of
@@ -67,7 +67,7 @@ def parse_config(arguments: list[str], description: str | None = None) -> TrainC
     if not given.get("without", True):
         del given["without"]
     # Checked again by the method, with its types. Those in files have ranges of their own.
-    limits = {} if is_in_file(chosen) else {name: RANGES[name] for name in given if name in RANGES}
+    limits = {} if is_in_file(chosen) else {one.name: one.range.limits for one in parameters if one.range.limits}
     of_optimizer = {field.name: getattr(parsed.optimizer, field.name) for field in dataclasses.fields(OptimizerConfig)}
     settings |= {"hyperparameters": given, "optimizer": OptimizerConfig(**of_optimizer)}
     checks = [partial(require, f"{chosen}: {name}", given[name], **limits[name]) for name in limits]
@@ -101,10 +101,7 @@ def _command(method: str, parameters: Sequence[Hyperparameter]) -> type:
         [(one.name, kinds[one.name], texts[one.name], fresh(one)) for one in fields])  # fmt: skip
     about = f"Hyper-parameters of {method}"
     about += "." if is_in_file(method) else f"; jaxrl algorithms {method} has the equations."
-    rows = [
-        (one.name, one.kind, parameter_doc(method, one.name), dataclasses.field(default=one.default))
-        for one in parameters
-    ]
+    rows = [(one.name, one.kind, parameter_doc(one), dataclasses.field(default=one.default)) for one in parameters]
     add("hyperparameters", conf.arg(name="algorithm", help=about), rows)
     return dataclasses.make_dataclass("train", groups, frozen=True)
 
@@ -160,7 +157,7 @@ def short_help(arguments: list[str], usage: str, description: str, own: Sequence
     if method is not None:
         method = method_name(method)
         for one in options_of(method, None):
-            rows.append((f"--algorithm.{one.name.replace('_', '-')}", parameter_doc(method, one.name)))
+            rows.append((f"--algorithm.{one.name.replace('_', '-')}", parameter_doc(one)))
     width = max(len(option) for option, _ in rows) + 2
     lines = [f"usage: {usage}", "", *inspect.cleandoc(description).splitlines(), ""]
     for option, text in rows:

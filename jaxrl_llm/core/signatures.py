@@ -1,38 +1,32 @@
-"""The hyper-parameters of methods, parsed from their source where that will do, because importing them imports JAX."""
+"""Methods' names and hyper-parameters without importing JAX: from `algorithms/catalogue.json`.
+
+`python -m jaxrl_llm.algorithms.index` writes that file from the methods themselves, and a test compares them.
+"""
 
 from __future__ import annotations
 
-import ast
 import inspect
+import json
+import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from jaxrl_llm.core import choices
+from jaxrl_llm.core.hyperparameters import TYPE_NAMES, Hyperparameter, Range, hyperparameters_of
 from jaxrl_llm.utils.errors import InputError, unknown
 from jaxrl_llm.utils.peer_names import COMMANDS
 
-CATALOGUE = Path(__file__).parents[1] / "algorithms"
-_CHOICES = {name: kind for name, kind in vars(choices).items() if typing.get_origin(kind) is Literal}
-_KINDS = {**_CHOICES, "bool": bool, "int": int, "float": float, "str": str, "tuple": tuple, "Literal": Literal}
-_PLAIN = (bool, int, float, str)
+CATALOGUE = Path(__file__).parents[1] / "algorithms" / "catalogue.json"
 PYTHON = "python:"  # begins the name of an algorithm that a Python program gave to a run
 NOT_GIVEN = (
     "the run's algorithm was given by a Python program ({0!r}), and is in no file: resume it there, with "
     "train(Run(FOLDER).config, resume=True, algorithm={0})"
 )
-
-
-class Hyperparameter(NamedTuple):
-    """One parameter of a method."""
-
-    name: str
-    kind: Any  # its annotation
-    default: Any
+_TYPES = {kind.__name__: kind for kind in TYPE_NAMES}
 
 
 def hyperparameters(method: str, preset: str | None = None) -> list[Hyperparameter]:
@@ -42,23 +36,30 @@ def hyperparameters(method: str, preset: str | None = None) -> list[Hyperparamet
     """
     known = _methods()
     if method not in known:
-        added = getattr(sys.modules.get("jaxrl_llm.algorithms"), "CATALOGUE", {})  # registered in this process
+        added = _added()  # in this process, or not in the file yet
         if method not in added:
             raise unknown_method(method, {*known, *added})
-        hints, parameters = typing.get_type_hints(added[method]), inspect.signature(added[method]).parameters
-        return [Hyperparameter(one.name, hints[one.name], one.default) for one in parameters.values()]
-    arguments, sets = known[method].args, _presets(known[method])
+        return hyperparameters_of(added[method])
+    sets = known[method].get("presets", {})
     if preset is not None and preset not in sets:
         raise unknown(f"preset of {method}", preset, sets)
-    values = {} if preset is None else sets[preset]
-    found = []
-    for argument, default in zip(arguments.args, arguments.defaults, strict=True):
-        assert argument.annotation is not None  # each is annotated; a test compares all with `inspect.signature`
-        kind = eval(compile(ast.Expression(argument.annotation), method, "eval"), {"__builtins__": {}}, _KINDS)
-        found.append(Hyperparameter(argument.arg, kind, values.get(argument.arg, ast.literal_eval(default))))
-    if sets:
-        found.append(Hyperparameter("preset", Literal[tuple(sets)] | None, preset))
-    return found
+    values = {"preset": preset, **sets[preset]} if preset is not None else {}
+    return [_read(one, values) for one in known[method]["hyperparameters"]]
+
+
+def as_record(one: Hyperparameter) -> dict[str, Any]:
+    """A hyper-parameter for `catalogue.json`."""
+    kind = {"choices": one.choices} if one.choices else {"type": one.type.__name__}
+    optional = {"optional": True} if one.is_optional else {}
+    return {"name": one.name, **kind, **optional, **one.range.limits, "default": one.default, "help": one.help}
+
+
+def _read(record: Mapping[str, Any], values: Mapping[str, Any]) -> Hyperparameter:
+    kind = Literal[tuple(record["choices"])] if "choices" in record else _TYPES[record["type"]]
+    limits = Range(**{name: record[name] for name in Range._fields if name in record})
+    default = values.get(record["name"], record["default"])
+    optional = kind | None if record.get("optional") else kind
+    return Hyperparameter(record["name"], optional, default, limits, help=record["help"])
 
 
 def unknown_method(name: str, known: Iterable[str]) -> InputError:
@@ -86,18 +87,15 @@ def of_function(function: Callable[..., Any], label: str) -> list[Hyperparameter
     Without an annotation the type is that of the default; without a default it is None. label: names the function in
     errors. Others are left out if they have a default; InputError if not.
     """
-    try:
-        hints = typing.get_type_hints(function)
-    except Exception:  # names that only a type checker imports
-        hints = {}
-    found = []
-    for one in inspect.signature(function).parameters.values():
-        if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL):
-            required = one.default is one.empty
-            made = _as_text(one.name, hints.get(one.name, one.empty), one.empty if required else one.default)
+    found, open_ended = [], (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    kinds = {one.name: one.kind for one in inspect.signature(function).parameters.values()}
+    docstring = inspect.getdoc(function) or ""
+    for one in hyperparameters_of(function):
+        if kinds[one.name] not in open_ended:
+            made = _as_text(one)
             if made is not None:
-                found.append(made)
-            elif required:
+                found.append(made._replace(help=sentences_about(one.name, docstring)))
+            elif one.default is inspect.Parameter.empty:
                 raise InputError(
                     f"the hyper-parameter {one.name} of {label} has neither a default nor a type that a text can give: "
                     f"annotate it, {one.name}: float"
@@ -105,133 +103,60 @@ def of_function(function: Callable[..., Any], label: str) -> list[Hyperparameter
     return found
 
 
-def in_file(path: Path, name: str) -> list[Hyperparameter] | None:
-    """`of_function` of a plain function in a file, from its source; None where only running the file would tell."""
-    try:
-        body = ast.parse(path.read_bytes()).body
-    except (OSError, SyntaxError, ValueError):  # loading says what is wrong
-        return None
-    bound = [node for node in body if name in _bound(node)]
-    if len(bound) != 1 or not isinstance(bound[0], ast.FunctionDef) or bound[0].decorator_list:
-        return None
-    arguments, found = bound[0].args, list[Hyperparameter]()
-    listed = [*arguments.posonlyargs, *arguments.args]
-    defaults = [None] * (len(listed) - len(arguments.defaults)) + list(arguments.defaults) + arguments.kw_defaults
-    for argument, default in zip([*listed, *arguments.kwonlyargs], defaults, strict=True):
-        kind: Any = inspect.Parameter.empty
-        try:
-            value = inspect.Parameter.empty if default is None else ast.literal_eval(default)
-            if argument.annotation is not None:
-                kind = eval(compile(ast.Expression(argument.annotation), name, "eval"), {"__builtins__": {}}, _KINDS)
-                kind = eval(kind, {"__builtins__": {}}, _KINDS) if isinstance(kind, str) else kind
-        except Exception:  # of a name that the file imports or defines
-            return None
-        made = _as_text(argument.arg, kind, value)
-        if made is None:
-            return None
-        found.append(made)
-    return found
-
-
-def _bound(node: ast.stmt) -> set[str]:
-    """The names that a statement binds, as far as they can be read."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return {node.name}
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return {alias.asname or alias.name for alias in node.names}
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-
-
-def _as_text(name: str, kind: Any, default: Any) -> Hyperparameter | None:
+def _as_text(one: Hyperparameter) -> Hyperparameter | None:
     """A hyper-parameter that a text can give; None if it is none."""
-    empty = inspect.Parameter.empty
-    if kind is empty:
+    kind, default = one.kind, one.default
+    if kind is Any:
         kind = type(default)
-        if default is None or kind not in _PLAIN:
+        if default is None or kind not in TYPE_NAMES:
             return None
-    inner = [one for one in typing.get_args(kind) if one not in (type(None), Ellipsis)]
+    inner = [arg for arg in typing.get_args(kind) if arg not in (type(None), Ellipsis)]
     origin = typing.get_origin(kind)
-    if kind not in _PLAIN and origin is not Literal and not (inner and all(one in _PLAIN for one in inner)):
+    if kind not in TYPE_NAMES and origin is not Literal and not (inner and all(arg in TYPE_NAMES for arg in inner)):
         return None
     if origin not in (None, Literal, tuple, typing.Union, types.UnionType):
         return None
-    return Hyperparameter(name, kind | None, None) if default is empty else Hyperparameter(name, kind, default)
+    required = default is inspect.Parameter.empty
+    return one._replace(kind=kind | None if required else kind, default=None if required else default)
+
+
+def sentences_about(name: str, docstring: str) -> str:
+    """What a method's docstring says of a hyper-parameter: one or two sentences, else an equation; "" for nothing."""
+    prose, equations = list[str](), list[str]()
+    for paragraph in docstring.split("\n\n")[1:]:
+        text = " ".join(paragraph.split())
+        is_equation = all(line.startswith("    ") for line in paragraph.splitlines())
+        if is_equation and prose and prose[-1].endswith(":"):
+            prose[-1] += f" {text}"
+        else:
+            (equations if is_equation else prose).append(text)
+    mention = re.compile(rf"(?<![\w.]){name}\b")
+    sentences = [x for text in prose for x in re.split(r"(?<=\.)(?<!e\.g\.)(?<!i\.e\.)\s+(?=[\w(\[])", text)]
+    found = [sentence for sentence in sentences if mention.search(sentence)][:2]
+    found = found or [equation for equation in equations if mention.search(equation)][:1]
+    text = " ".join(found)
+    return text if len(text) <= 320 else f"{text[:317].rpartition(' ')[0]} ..."
 
 
 def options(method: str, preset: str | None = None) -> list[Hyperparameter]:
-    """`hyperparameters`, and `without` for methods that lack a part in some runs (see `algorithms.unfinished`)."""
-    without = [Hyperparameter("without", str, "")] if method in _unfinished() else []
+    """`hyperparameters`, and `without` for methods that lack a part in some runs (see `algorithms.method`)."""
+    without = [Hyperparameter("without", str, "")] if _methods().get(method, {}).get("lacks") else []
     return hyperparameters(method, preset) + without
 
 
 def known_methods() -> frozenset[str]:
     """The names of all methods."""
-    return frozenset([*_methods(), *getattr(sys.modules.get("jaxrl_llm.algorithms"), "CATALOGUE", {})])
+    return frozenset([*_methods(), *_added()])
 
 
-def method_source(method: str) -> str:
-    """The docstring of a method, of a function in a file too, which is only read; "" if there is none.
-
-    Raises InputError for an unknown method of the catalogue, as `hyperparameters`.
-    """
-    if is_in_file(method):
-        return _docstring_in(method)
-    if method in _methods():
-        return ast.get_docstring(_methods()[method]) or ""
-    hyperparameters(method)  # raises for an unknown one
-    return inspect.getdoc(sys.modules["jaxrl_llm.algorithms"].CATALOGUE[method]) or ""
-
-
-def _docstring_in(method: str) -> str:
-    """The docstring of a function that path/to/file.py:NAME names."""
-    path, _, name = method.rpartition(":")
-    try:
-        body = ast.parse(Path(path).expanduser().read_bytes()).body
-    except (OSError, SyntaxError, ValueError):  # a module, or what loading says is wrong
-        return ""
-    found = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == name]
-    return ast.get_docstring(found[-1]) or "" if found else ""
-
-
-def _presets(method: ast.FunctionDef) -> dict[str, dict[str, Any]]:
-    """The presets in a method's decorator `algorithms.presets.presets`, by name."""
-    calls = [one for one in method.decorator_list if isinstance(one, ast.Call)]
-    return {
-        keyword.arg: ast.literal_eval(keyword.value)
-        for call in calls
-        if isinstance(call.func, ast.Name) and call.func.id == "presets"
-        for keyword in call.keywords
-        if keyword.arg
-    }
-
-
-@cache
-def _unfinished() -> frozenset[str]:
-    """The methods that lack something: the keys of UNFINISHED and NEEDED in `algorithms.unfinished`."""
-    found: set[str] = set()
-    for node in ast.parse((CATALOGUE / "unfinished.py").read_text(encoding="utf-8")).body:
-        if (
-            isinstance(node, ast.AnnAssign)
-            and getattr(node.target, "id", "") in ("UNFINISHED", "NEEDED")
-            and node.value
-        ):
-            found |= ast.literal_eval(node.value).keys()
-    return frozenset(found)
-
-
-@cache
-def _methods() -> dict[str, ast.FunctionDef]:
-    """The functions that the modules of `algorithms` list in `__all__`, by name."""
-    found: dict[str, ast.FunctionDef] = {}
-    for path in sorted(CATALOGUE.glob("*.py")):
-        if path.name == "__init__.py":
-            continue
-        body = ast.parse(path.read_text(encoding="utf-8")).body
-        public = [ast.literal_eval(node.value) for node in body if isinstance(node, ast.Assign) and _is_all(node)]
-        names = {name for listed in public for name in listed}
-        found |= {node.name: node for node in body if isinstance(node, ast.FunctionDef) and node.name in names}
+def _added() -> Mapping[str, Callable[..., Any]]:
+    """The catalogue, where it has been imported: with what was registered in this process."""
+    found: Mapping[str, Callable[..., Any]] = getattr(sys.modules.get("jaxrl_llm.algorithms"), "CATALOGUE", {})
     return found
 
 
-def _is_all(node: ast.Assign) -> bool:
-    return any(isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets)
+@cache
+def _methods() -> dict[str, Any]:
+    """The records of `catalogue.json` by name."""
+    found: dict[str, Any] = json.loads(CATALOGUE.read_text(encoding="utf-8"))
+    return found

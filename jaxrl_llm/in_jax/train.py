@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.algorithms import CATALOGUE, Given, build_of, with_facts
-from jaxrl_llm.algorithms.unfinished import check_needs, check_whole, going_without, names_in
+from jaxrl_llm.algorithms.parts import check_needs, check_whole, going_without, names_in
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.needs import of_reference, value_of

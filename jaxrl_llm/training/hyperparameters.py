@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from jaxrl_llm.core.signatures import NOT_GIVEN, PYTHON, Hyperparameter, in_file, is_in_file, of_function, options
+from jaxrl_llm.core.hyperparameters import Hyperparameter
+from jaxrl_llm.core.signatures import NOT_GIVEN, PYTHON, is_in_file, of_function, options
 from jaxrl_llm.rewards.workers.loading import check_file
 from jaxrl_llm.utils.errors import InputError
 
 
 def options_of(method: str, preset: str | None = None) -> list[Hyperparameter]:
-    """The options of a method: of the catalogue (`signatures.options`), or in a file, which is run only if it must be.
+    """The options of a method: of the catalogue (`signatures.options`), or in a file, which is run.
 
     Raises InputError for an unknown method or preset, and for a file that cannot be loaded.
     """
@@ -19,10 +18,6 @@ def options_of(method: str, preset: str | None = None) -> list[Hyperparameter]:
     if method.startswith(PYTHON):
         return []  # its function is not known
     check_file(method, "the algorithm")
-    source, _, name = method.rpartition(":")
-    found = in_file(Path(source).expanduser(), name) if source.endswith(".py") else None
-    if found is not None:
-        return found
     from jaxrl_llm.algorithms import constructor  # here: importing JAX takes seconds
 
     return of_function(constructor(method), method)

@@ -14,7 +14,7 @@ import jax
 
 from jaxrl_llm.algorithms import CATALOGUE, Given, build_of, with_facts
 from jaxrl_llm.algorithms.given import from_file, name_of
-from jaxrl_llm.algorithms.unfinished import check_needs, check_whole, going_without, names_in, provided_by_rewards
+from jaxrl_llm.algorithms.parts import check_needs, check_whole, going_without, names_in, provided_by_rewards
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.needs import value_of, values_of
 from jaxrl_llm.core.signatures import PYTHON, is_in_file

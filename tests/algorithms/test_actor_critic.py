@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 from batches import batch_of, finite_differences, gradient_of, loss_of, outputs_of, prepared, random_batch
 
-from jaxrl_llm.algorithms.actor_critic import ppo, ppo_max, safe_entropy_aware
-from jaxrl_llm.algorithms.long_reasoning import vapo, vc_ppo
+from jaxrl_llm.algorithms.classic.ppo import ppo
+from jaxrl_llm.algorithms.classic.vapo import vapo
+from jaxrl_llm.algorithms.classic.vc_ppo import vc_ppo
+from jaxrl_llm.algorithms.policy_loss.ppo_max import ppo_max
+from jaxrl_llm.algorithms.policy_loss.safe_entropy_aware import safe_entropy_aware
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio

@@ -21,13 +21,11 @@ from batches import (
 )  # fmt: skip
 from plain_losses import averaged, clipped_loss, on_tokens
 
-from jaxrl_llm.algorithms.critic_free import (
-    loop,
-    reinforce_plus_plus,
-    reinforce_plus_plus_baseline,
-    spo_single_stream,
-)
-from jaxrl_llm.algorithms.score_function import rloo
+from jaxrl_llm.algorithms.classic.reinforce_plus_plus import reinforce_plus_plus
+from jaxrl_llm.algorithms.classic.reinforce_plus_plus_baseline import reinforce_plus_plus_baseline
+from jaxrl_llm.algorithms.classic.rloo import rloo
+from jaxrl_llm.algorithms.score_function.loop import loop
+from jaxrl_llm.algorithms.score_function.spo_single_stream import spo_single_stream
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.utils.errors import InputError
 

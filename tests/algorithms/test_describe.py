@@ -11,9 +11,19 @@ import pytest
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.composition import composition
-from jaxrl_llm.algorithms.describe import MARK, STAGES, START, by_stage, choices, listing, origins, page, parameters
-from jaxrl_llm.algorithms.proofs import PROOFS, proof
-from jaxrl_llm.algorithms.unfinished import NEEDED, UNFINISHED
+from jaxrl_llm.algorithms.describe import (
+    MARK,
+    START,
+    by_stage,
+    choices,
+    listing,
+    method_card,
+    page,
+    parameters,
+    values_of,
+)
+from jaxrl_llm.algorithms.parts import missing
+from jaxrl_llm.core.hyperparameters import Origin
 from jaxrl_llm.utils.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +39,10 @@ def test_its_composition_is_a_program_that_makes_it(name: str) -> None:
     mine, own = made["algorithm"], algorithms.get(name)
     assert isinstance(mine, algorithms.Algorithm)
     assert (mine.needs, mine.strategy, mine.curriculum is None) == (own.needs, own.strategy, own.curriculum is None)
-    assert inspect.signature(made[name]) == inspect.signature(algorithms.constructor(name))
+    taken = inspect.signature(made[name]).parameters.values()
+    assert [(p.name, p.default) for p in taken] == [(one.name, one.default) for one in parameters(name)]
+    assert "Annotated" not in text
+    assert "@method" not in text
     assert inspect.getdoc(made[name]) is None
     imported = [node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom)]
     used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
@@ -44,39 +57,18 @@ def test_its_page_has_each_parameter_once(name: str) -> None:
     table = said.partition("Hyper-parameters")[2].partition("Needs beyond")[0]
     for one in parameters(name):
         (line,) = (line for line in table.splitlines() if line.startswith(f"  {one.name} = "))
-        assert one.values in line
+        assert values_of(name, one) in line
         assert (one.origin or "") in line
-    assert "Defaults. " not in said
     assert f"algorithm = {name}()" in program
-    assert f"Tested by: tests/algorithms/{PROOFS[name]}" in program
+    assert f"Tested by: tests/algorithms/{method_card(name).facts.test}" in program
 
 
 @every
-def test_the_origin_of_every_default_is_told_once(name: str) -> None:
-    told = origins(inspect.getdoc(algorithms.constructor(name)) or "")
-    wanted = {one.name for one in parameters(name)} - {"preset"}
-    assert set(told) == wanted, f"{name}: not told {sorted(wanted - set(told))}, unknown {sorted(set(told) - wanted)}"
+def test_every_default_has_an_origin(name: str) -> None:
     for one in parameters(name):
-        if told.get(one.name) == "the run's":
+        assert (one.origin is None) == (one.name == "preset"), f"{name}: {one.name}"
+        if one.origin is Origin.RUN:
             assert one.default is None, f"{name}: {one.name} is the run's, but has a default"
-
-
-def test_origins_are_read_from_the_last_paragraph() -> None:
-    text = """Title (arXiv 1).
-
-    Defaults. This is none. Paper: nothing.
-
-    Defaults. Paper: a, b_1. Code: c,
-    d. Ours: e. Run: f.
-    """
-    assert origins(text) == {
-        "a": "paper", "b_1": "paper", "c": "code", "d": "code", "e": "ours", "f": "the run's"
-    }  # fmt: skip
-    assert origins("Title.\n\nNo such paragraph.") == {}
-    with pytest.raises(ValueError, match="'Mine' is not an origin"):
-        origins("Defaults. Mine: a.")
-    with pytest.raises(ValueError, match="the default of a has two origins"):
-        origins("Defaults. Paper: a. Ours: a.")
 
 
 def test_choices_are_those_that_the_method_takes() -> None:
@@ -90,10 +82,8 @@ def test_choices_are_those_that_the_method_takes() -> None:
 
 @every
 def test_its_proof_is_a_test_of_it(name: str) -> None:
-    where = proof(name)
-    assert where is not None
-    file, _, test = where.partition("::")
-    text = (ROOT / file).read_text()
+    file, _, test = method_card(name).facts.test.partition("::")
+    text = (ROOT / "tests" / "algorithms" / file).read_text()
     tests = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
     assert test in tests
     assert name in text
@@ -102,16 +92,16 @@ def test_its_proof_is_a_test_of_it(name: str) -> None:
 def test_the_table_has_each_method_once_by_stage() -> None:
     stages = by_stage()
     assert sorted(name for methods in stages.values() for name in methods) == algorithms.names()
-    assert [*stages] == [*STAGES]
+    assert len(stages) == len(algorithms.FAMILIES)
     start, _, table = listing().partition("\n\n")
     assert [line.split()[0] for line in start.splitlines()[1:]] == [*START]
     assert {*START} <= {*algorithms.names()}
     assert len(START) == 7
     lines = table.splitlines()
-    assert [line for line in lines if line and not line.startswith((" ", MARK))] == [*STAGES]
+    assert [line for line in lines if line and not line.startswith((" ", MARK))] == [*stages]
     named = [line.split() for line in lines if line.startswith("  ")]
     assert sorted(words[0] for words in named) == algorithms.names()
-    assert {words[0] for words in named if words[1] == MARK} == {*UNFINISHED, *NEEDED}
+    assert {words[0] for words in named if words[1] == MARK} == {name for name in algorithms.names() if missing(name)}
 
 
 def test_methods_are_found_by_what_they_say() -> None:

@@ -15,8 +15,11 @@ from jaxrl_llm.advantages.multipliers import (
     length_weighted_advantage,
     mixture_share,
 )
-from jaxrl_llm.algorithms.entropy_credit import aepo_agentic, erpo_entropy_regulated, hapo_heterogeneous
-from jaxrl_llm.algorithms.tempered import aepo_arbitrary_entropy, dcpo_distribution_centric
+from jaxrl_llm.algorithms.agents.aepo_agentic import aepo_agentic
+from jaxrl_llm.algorithms.credit.erpo_entropy_regulated import erpo_entropy_regulated
+from jaxrl_llm.algorithms.credit.hapo_heterogeneous import hapo_heterogeneous
+from jaxrl_llm.algorithms.regularisation.aepo_arbitrary_entropy import aepo_arbitrary_entropy
+from jaxrl_llm.algorithms.regularisation.dcpo_distribution_centric import dcpo_distribution_centric
 from jaxrl_llm.core.entropy_levels import entropy_level, level_temperature, log_entropy_scale
 from jaxrl_llm.utils.errors import InputError
 

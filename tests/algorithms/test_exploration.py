@@ -10,7 +10,9 @@ import pytest
 from batches import batch_of, prepared, random_batch
 from token_loops import agrees, doubles, group_scores
 
-from jaxrl_llm.algorithms.exploration import ettrl, ttrl, xrpo
+from jaxrl_llm.algorithms.exploration.ettrl import ettrl
+from jaxrl_llm.algorithms.exploration.ttrl import ttrl
+from jaxrl_llm.algorithms.exploration.xrpo import xrpo
 
 pytestmark = pytest.mark.heavy
 

@@ -10,7 +10,12 @@ import pytest
 from batches import LOGP, OLD, advantages, batch_of, gradient_of, loss_of, outputs_of, prepared
 from ratio_loops import Case, Rows, advantage, assert_is_the_loop, case, clipped, mean, sequence_mean, token_mean
 
-from jaxrl_llm.algorithms.group_relative import baichuan_m2, bnpo, dapo, degrpo, dr_grpo, gated_length_bonus, grpo
+from jaxrl_llm.algorithms.classic.bnpo import bnpo
+from jaxrl_llm.algorithms.classic.dapo import dapo
+from jaxrl_llm.algorithms.classic.dr_grpo import dr_grpo
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.credit.degrpo import degrpo
+from jaxrl_llm.algorithms.rewards.baichuan_m2 import baichuan_m2, gated_length_bonus
 from jaxrl_llm.core.trajectory import map_rows, with_totals
 from jaxrl_llm.utils.errors import InputError
 

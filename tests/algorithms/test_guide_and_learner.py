@@ -11,8 +11,8 @@ import test_actor_critic
 from batches import loss_of
 from test_actor_critic import check, critic_batch, gae_loop, whiten_loop
 
-from jaxrl_llm.algorithms.actor_critic import ppo
-from jaxrl_llm.algorithms.two_policies import rlgf
+from jaxrl_llm.algorithms.classic.ppo import ppo
+from jaxrl_llm.algorithms.guidance.rlgf import rlgf
 
 SWITCH = np.array([-1, 0, 1, 2, 3, -1, 2, 5, 0, 1, 4], float)
 

@@ -8,8 +8,9 @@ import pytest
 from batches import advantages, finite_differences, gradient_of, loss_of, outputs_of, prepared, random_batch
 from reward_loops import assert_like_loop, group_scores, rows_of
 
-from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.algorithms.guided import ampo_multi_guidance, icpo_in_context
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.guidance.ampo_multi_guidance import ampo_multi_guidance
+from jaxrl_llm.algorithms.guidance.icpo_in_context import icpo_in_context
 
 BATCH, LOGP = random_batch(11)
 GROUP, REWARD = np.asarray(BATCH.group), np.asarray(BATCH.reward, np.float64)

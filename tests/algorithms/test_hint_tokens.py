@@ -10,8 +10,8 @@ import pytest
 from batches import random_batch
 from method_step import arrays, assert_matches_loop, learn
 
-from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.algorithms.hint_tokens import adhint
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.guidance.adhint import adhint
 from jaxrl_llm.objectives.hint_tokens import failure_weights
 from jaxrl_llm.utils.errors import InputError
 

@@ -11,10 +11,15 @@ import pytest
 from batches import advantages, finite_differences, gradient_of, loss_of, prepared, random_batch
 from reward_loops import assert_like_loop, group_scores, rows_of
 
-from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.algorithms.guided import ampo_multi_guidance, icpo_in_context
-from jaxrl_llm.algorithms.hinted import clpo, ghpo, nurl, sage_self_hint, scaf_grpo
-from jaxrl_llm.algorithms.shaped_reward import hbpo
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.guidance.ampo_multi_guidance import ampo_multi_guidance
+from jaxrl_llm.algorithms.guidance.clpo import clpo
+from jaxrl_llm.algorithms.guidance.ghpo import ghpo
+from jaxrl_llm.algorithms.guidance.icpo_in_context import icpo_in_context
+from jaxrl_llm.algorithms.guidance.nurl import nurl
+from jaxrl_llm.algorithms.guidance.sage_self_hint import sage_self_hint
+from jaxrl_llm.algorithms.guidance.scaf_grpo import scaf_grpo
+from jaxrl_llm.algorithms.rewards.hbpo import hbpo
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.utils.errors import InputError
 

@@ -10,7 +10,7 @@ from batches import loss_of, prepared, random_batch
 
 from jaxrl_llm.advantages.kl_rewards import kl_reward, stepwise_kl
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.algorithms.masked import nlpo
+from jaxrl_llm.algorithms.policy_loss.nlpo import nlpo
 from jaxrl_llm.utils.errors import InputError
 
 GIVEN = {"kl_coefficient": 0.2, "kl_target": 0.3, "kl_rate": 0.5, "gamma": 0.9, "lam": 0.8, "value_coefficient": 0.6}

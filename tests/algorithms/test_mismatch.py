@@ -11,8 +11,11 @@ import pytest
 from batches import batch_of, gradient_of, loss_of, outputs_of
 from ratio_loops import Rows, assert_is_the_loop, case, clipped, mean
 
-from jaxrl_llm.algorithms.group_relative import dapo, dr_grpo
-from jaxrl_llm.algorithms.mismatch import decoupled_ppo, hispo, minirl
+from jaxrl_llm.algorithms.classic.dapo import dapo
+from jaxrl_llm.algorithms.classic.decoupled_ppo import decoupled_ppo
+from jaxrl_llm.algorithms.classic.dr_grpo import dr_grpo
+from jaxrl_llm.algorithms.classic.minirl import minirl
+from jaxrl_llm.algorithms.policy_loss.hispo import hispo
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.transform import chain, stateless
 from jaxrl_llm.objectives.off_policy import importance_correction

@@ -10,7 +10,8 @@ import pytest
 from batches import batch_of, gradient_of, loss_of, prepared, random_batch
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.algorithms.moving_reference import constrained_weights, names_of, salsa, tscac
+from jaxrl_llm.algorithms.regularisation.salsa import names_of, salsa
+from jaxrl_llm.algorithms.regularisation.tscac import constrained_weights, tscac
 from jaxrl_llm.utils.errors import InputError
 
 

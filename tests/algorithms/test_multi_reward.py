@@ -10,8 +10,10 @@ import pytest
 from batches import advantages, gradient_of, random_batch
 from reward_loops import assert_like_loop, assert_on_policy, group_scores, rows_of
 
-from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.algorithms.multi_reward import dvao, gdpo, verpo
+from jaxrl_llm.algorithms.classic.gdpo import gdpo
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.rewards.dvao import dvao
+from jaxrl_llm.algorithms.rewards.verpo import verpo
 from jaxrl_llm.utils.errors import InputError
 
 pytestmark = pytest.mark.heavy

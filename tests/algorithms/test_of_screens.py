@@ -13,7 +13,9 @@ from method_step import arrays, assert_matches_loop, learn
 from test_turn_rows import rounds
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.algorithms.of_screens import dart_gui, gui_r1, visual_rft
+from jaxrl_llm.algorithms.agents.dart_gui import dart_gui
+from jaxrl_llm.algorithms.rewards.gui_r1 import gui_r1
+from jaxrl_llm.algorithms.rewards.visual_rft import visual_rft
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.rewards import boxes, screens, tagged_lists
 

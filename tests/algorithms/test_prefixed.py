@@ -13,8 +13,13 @@ import pytest
 from batches import advantages, batch_of, loss_of, outputs_of, random_batch
 from test_actor_critic import check, critic_batch, gae_loop, loop_rows, losses, whiten_loop
 
-from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.algorithms.prefixed import a2fm_apo, drpo_dataset_reset, masa, prefixrl, spark_co_evolving, zppo
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.guidance.a2fm_apo import a2fm_apo
+from jaxrl_llm.algorithms.guidance.drpo_dataset_reset import drpo_dataset_reset
+from jaxrl_llm.algorithms.guidance.masa import masa
+from jaxrl_llm.algorithms.guidance.prefixrl import prefixrl
+from jaxrl_llm.algorithms.guidance.spark_co_evolving import spark_co_evolving
+from jaxrl_llm.algorithms.guidance.zppo import zppo
 from jaxrl_llm.core.algorithm import Algorithm
 
 GIVEN = np.array([0, 1, 2, 0, 3, 1, 0, 2, 1, 0, 0])  # given tokens at the beginning of the rows

@@ -10,8 +10,11 @@ import pytest
 from batches import batch_of, random_batch
 from method_step import arrays, assert_matches_loop, learn
 
-from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.algorithms.regression import asymre, opmd, rec_off_policy_reinforce, rover
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.score_function.asymre import asymre
+from jaxrl_llm.algorithms.score_function.opmd import opmd
+from jaxrl_llm.algorithms.score_function.rec_off_policy_reinforce import rec_off_policy_reinforce
+from jaxrl_llm.algorithms.score_function.rover import rover
 
 pytestmark = pytest.mark.heavy
 

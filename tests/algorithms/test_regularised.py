@@ -9,8 +9,10 @@ import pytest
 from batches import batch_of, outputs_of, prepared, random_batch
 from method_step import arrays, assert_matches_loop, learn
 
-from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.algorithms.regularised import epo, llds, ulorl
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.regularisation.epo import epo
+from jaxrl_llm.algorithms.regularisation.llds import llds
+from jaxrl_llm.algorithms.regularisation.ulorl import ulorl
 from jaxrl_llm.core.transform import control
 from jaxrl_llm.utils.errors import InputError
 

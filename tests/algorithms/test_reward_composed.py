@@ -20,18 +20,16 @@ from batches import (
 )
 from method_step import arrays, assert_matches_loop, learn
 
-from jaxrl_llm.algorithms.actor_critic import ppo
-from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.algorithms.reward_composed import (
-    brain,
-    c_morl,
-    carl_multiplicative_reward,
-    open_rs,
-    p3o_pairwise,
-    srpo_self_referential,
-    subpo,
-    ui_r1,
-)
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.classic.ppo import ppo
+from jaxrl_llm.algorithms.preferences.p3o_pairwise import p3o_pairwise
+from jaxrl_llm.algorithms.rewards.brain import brain
+from jaxrl_llm.algorithms.rewards.c_morl import c_morl
+from jaxrl_llm.algorithms.rewards.carl_multiplicative_reward import carl_multiplicative_reward
+from jaxrl_llm.algorithms.rewards.open_rs import open_rs
+from jaxrl_llm.algorithms.rewards.srpo_self_referential import srpo_self_referential
+from jaxrl_llm.algorithms.rewards.subpo import subpo
+from jaxrl_llm.algorithms.rewards.ui_r1 import ui_r1
 from jaxrl_llm.core.trajectory import with_totals
 from jaxrl_llm.rewards.graded import by_mode, cluster_centres, coverage, distances, tagged_levels
 from jaxrl_llm.rewards.verifiers import number_match

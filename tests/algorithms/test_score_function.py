@@ -23,7 +23,12 @@ from batches import (
 )  # fmt: skip
 from plain_losses import averaged, clipped_loss, on_tokens, score_loss
 
-from jaxrl_llm.algorithms.score_function import gpg, opo, optimal_token_baseline, reinforce, remax, rloo
+from jaxrl_llm.algorithms.classic.gpg import gpg
+from jaxrl_llm.algorithms.classic.opo import opo
+from jaxrl_llm.algorithms.classic.reinforce import reinforce
+from jaxrl_llm.algorithms.classic.remax import remax
+from jaxrl_llm.algorithms.classic.rloo import rloo
+from jaxrl_llm.algorithms.score_function.optimal_token_baseline import optimal_token_baseline
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.utils.errors import InputError
 

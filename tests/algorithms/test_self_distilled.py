@@ -11,8 +11,8 @@ import pytest
 from batches import finite_differences, outputs_of, random_batch
 from method_step import arrays, assert_matches_loop, learn
 
-from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.algorithms.self_distilled import srpo_sample_routing
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.guidance.srpo_sample_routing import srpo_sample_routing
 from jaxrl_llm.core.reference import ReferenceRule
 
 BATCH, LOGP = random_batch(9)

@@ -10,8 +10,13 @@ import pytest
 from batches import LOGP, MASK, advantages, batch_of, gradient_of, loss_of, outputs_of
 from ratio_loops import Case, Rows, assert_is_the_loop, case, clipped, mean, sequence_mean, token_mean
 
-from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.algorithms.sequence_level import gmpo, gspo, gspo_token, luspo, seeupo, vespo
+from jaxrl_llm.algorithms.classic.gmpo import gmpo
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.classic.gspo import gspo
+from jaxrl_llm.algorithms.classic.gspo_token import gspo_token
+from jaxrl_llm.algorithms.policy_loss.luspo import luspo
+from jaxrl_llm.algorithms.policy_loss.vespo import vespo
+from jaxrl_llm.algorithms.turn_credit.seeupo import seeupo
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.transform import stateless
 from jaxrl_llm.utils.errors import InputError

@@ -23,9 +23,12 @@ from batches import (
 from plain_losses import averaged, clipped_loss, on_tokens
 
 from jaxrl_llm.advantages.risk import CREDITS
-from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.algorithms.score_function import rloo
-from jaxrl_llm.algorithms.sets import maxrl, passk_grpo, polychromic, riskpo
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.classic.rloo import rloo
+from jaxrl_llm.algorithms.score_function.maxrl import maxrl
+from jaxrl_llm.algorithms.score_function.passk_grpo import passk_grpo
+from jaxrl_llm.algorithms.score_function.polychromic import polychromic
+from jaxrl_llm.algorithms.score_function.riskpo import riskpo
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.transform import stateless
 from jaxrl_llm.utils.errors import InputError

@@ -10,8 +10,12 @@ import pytest
 from batches import advantages, gradient_of, prepared, random_batch
 from reward_loops import assert_like_loop, assert_on_policy, group_scores, rows_of
 
-from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.algorithms.shaped_reward import adora, dgrpo_vital, fapo, hbpo, unlikeliness_reward
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.credit.adora import adora
+from jaxrl_llm.algorithms.rewards.dgrpo_vital import dgrpo_vital
+from jaxrl_llm.algorithms.rewards.fapo import fapo
+from jaxrl_llm.algorithms.rewards.hbpo import hbpo
+from jaxrl_llm.algorithms.rewards.unlikeliness_reward import unlikeliness_reward
 from jaxrl_llm.utils.errors import InputError
 
 pytestmark = pytest.mark.heavy

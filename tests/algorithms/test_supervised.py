@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from batches import batch_of, gradient_of, loss_of, outputs_of, prepared, random_batch
 
-from jaxrl_llm.algorithms.supervised import otr, pa_rl
+from jaxrl_llm.algorithms.score_function.otr import otr
+from jaxrl_llm.algorithms.score_function.pa_rl import pa_rl
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.objectives.regression import expected_one_token_loss
 from jaxrl_llm.utils.errors import InputError

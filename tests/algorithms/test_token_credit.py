@@ -12,7 +12,10 @@ from batches import batch_of, finite_differences, gradient_of, loss_of, outputs_
 from token_loops import agrees, clipped_loss, doubles, group_scores
 
 from jaxrl_llm.advantages.multipliers import capped_bonus, hellinger, softmax_shares
-from jaxrl_llm.algorithms.token_credit import bupo, dgpo_distribution_guided, rlvr_temporal_schedule, verl_velocity_rank
+from jaxrl_llm.algorithms.credit.bupo import bupo
+from jaxrl_llm.algorithms.credit.dgpo_distribution_guided import dgpo_distribution_guided
+from jaxrl_llm.algorithms.credit.rlvr_temporal_schedule import rlvr_temporal_schedule
+from jaxrl_llm.algorithms.credit.verl_velocity_rank import verl_velocity_rank
 from jaxrl_llm.selection.tokens import late_tokens, top_tokens
 
 pytestmark = pytest.mark.heavy

@@ -12,8 +12,12 @@ from batches import batch_of, gradient_of, loss_of, prepared, random_batch
 from jaxrl_llm import algorithms
 from jaxrl_llm.advantages.trees.credit import shared_once
 from jaxrl_llm.advantages.trees.values import best_of
-from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.algorithms.trees import branchgrpo, latr, pav, spo_segment, treepo
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.credit.branchgrpo import branchgrpo
+from jaxrl_llm.algorithms.credit.pav import pav
+from jaxrl_llm.algorithms.credit.spo_segment import spo_segment
+from jaxrl_llm.algorithms.credit.treepo import treepo
+from jaxrl_llm.algorithms.exploration.latr import latr
 
 NAN = np.nan
 # Two trees: the first forks after two tokens, then two of its four leaves' parents fork again.

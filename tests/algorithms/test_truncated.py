@@ -11,8 +11,8 @@ import pytest
 from batches import finite_differences, gradient_of, loss_of, outputs_of, prepared, random_batch
 from experience import Steps, learn, steps_of
 
-from jaxrl_llm.algorithms.actor_critic import ppo
-from jaxrl_llm.algorithms.long_reasoning import t_ppo
+from jaxrl_llm.algorithms.classic.ppo import ppo
+from jaxrl_llm.algorithms.policy_loss.t_ppo import t_ppo
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.core.trajectory import Trajectories, map_rows
 from jaxrl_llm.objectives.values import value_loss

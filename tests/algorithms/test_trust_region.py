@@ -10,16 +10,15 @@ import pytest
 from batches import batch_of, outputs_of, prepared, random_batch
 from method_step import arrays, assert_matches_loop, learn, one_row
 
-from jaxrl_llm.algorithms.covariance import clip_cov, kl_cov
-from jaxrl_llm.algorithms.group_relative import grpo
-from jaxrl_llm.algorithms.trust_region import (
-    bapo_adaptive_clip,
-    capo_curvature,
-    gbpo,
-    mdpo_mirror_descent,
-    r2vpo,
-    remix,
-)
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.policy_loss.bapo_adaptive_clip import bapo_adaptive_clip
+from jaxrl_llm.algorithms.policy_loss.capo_curvature import capo_curvature
+from jaxrl_llm.algorithms.policy_loss.clip_cov import clip_cov
+from jaxrl_llm.algorithms.policy_loss.gbpo import gbpo
+from jaxrl_llm.algorithms.policy_loss.kl_cov import kl_cov
+from jaxrl_llm.algorithms.policy_loss.mdpo_mirror_descent import mdpo_mirror_descent
+from jaxrl_llm.algorithms.policy_loss.r2vpo import r2vpo
+from jaxrl_llm.algorithms.policy_loss.remix import remix
 from jaxrl_llm.core.transform import control
 from jaxrl_llm.utils.errors import InputError
 

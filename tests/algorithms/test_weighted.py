@@ -11,8 +11,12 @@ import pytest
 from batches import LOGP, MASK, OLD, batch_of, gradient_of, loss_of, outputs_of
 from ratio_loops import Rows, assert_is_the_loop, case, mean, sequence_mean, token_mean
 
-from jaxrl_llm.algorithms.group_relative import dr_grpo, grpo
-from jaxrl_llm.algorithms.weighted import cispo, dispo, dppo, sapo_soft_adaptive
+from jaxrl_llm.algorithms.classic.cispo import cispo
+from jaxrl_llm.algorithms.classic.dr_grpo import dr_grpo
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.policy_loss.dispo import dispo
+from jaxrl_llm.algorithms.policy_loss.dppo import dppo
+from jaxrl_llm.algorithms.policy_loss.sapo_soft_adaptive import sapo_soft_adaptive
 from jaxrl_llm.utils.errors import InputError
 
 pytestmark = pytest.mark.heavy

@@ -15,7 +15,7 @@ import numpy as np
 import tiny_runs as runs
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.unfinished import UNFINISHED, missing
+from jaxrl_llm.algorithms.parts import lacks_of, missing
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.training import loop, setup
@@ -66,7 +66,7 @@ def experience_methods() -> list[str]:
         return any(part is not None for part in (one.rollout, one.prompts, one.replay, one.reference))
 
     names = [name for name in algorithms.names() if name in OF_REWARDS or of_experience(algorithms.get(name))]
-    return [name for name in names if name in OF_REWARDS or not set(missing(name)) - set(UNFINISHED.get(name, {}))]
+    return [name for name in names if name in OF_REWARDS or not set(missing(name)) - set(lacks_of(name))]
 
 
 HINTS = ("rollout/guided", "rollout/unhinted")

@@ -15,7 +15,7 @@ import pytest
 import tiny_runs as runs
 from heavy import few
 
-from jaxrl_llm.algorithms.unfinished import missing
+from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.core.needs import NEEDS, value_of
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig

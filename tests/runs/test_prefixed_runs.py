@@ -13,7 +13,7 @@ import pytest
 import tiny_runs as runs
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.prefixed import masa
+from jaxrl_llm.algorithms.guidance.masa import masa
 from jaxrl_llm.core.rules import DynamicSampling
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import InputError

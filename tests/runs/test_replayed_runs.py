@@ -13,7 +13,7 @@ import pytest
 import tiny_runs as runs
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.unfinished import missing
+from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.learner.inputs import outputs_of
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.training import loop

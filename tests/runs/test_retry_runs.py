@@ -15,7 +15,7 @@ from test_resume import STEPS, assert_same_run
 from test_turn_runs import config_of
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms import agent_retries
+from jaxrl_llm.algorithms.agents import dyna_grpo, r3l
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.rollouts.agents.lookahead import simulating
@@ -35,8 +35,8 @@ def readable(monkeypatch: pytest.MonkeyPatch) -> None:
         return reflection_in(f"I think: {json.dumps(written)}", steps)
 
     short = {"reflect": "{attempt:.60}", "guidance": "{suggestion}", "read": read}
-    monkeypatch.setattr(agent_retries, "reflecting", lambda *given: reflecting(*given, **short))
-    monkeypatch.setattr(agent_retries, "simulating", lambda *given: simulating(*given, ask="{states:.16}"))
+    monkeypatch.setattr(r3l, "reflecting", lambda *given: reflecting(*given, **short))
+    monkeypatch.setattr(dyna_grpo, "simulating", lambda *given: simulating(*given, ask="{states:.16}"))
 
 
 @pytest.mark.heavy

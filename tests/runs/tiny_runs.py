@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.algorithms.unfinished import UNFINISHED
+from jaxrl_llm.algorithms.parts import lacks_of
 from jaxrl_llm.core.source import Source
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy
@@ -127,7 +127,7 @@ def small_config(folder: Path, **changes: Any) -> TrainConfig:
 
 def going_without_parts(name: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Hyper-parameters of a run that excludes the parts that its method lacks, where they say nothing of it."""
-    parts = {"without": ",".join(UNFINISHED[name])} if name in UNFINISHED else {}
+    parts = {"without": ",".join(lacks_of(name))} if lacks_of(name) else {}
     return {**parts, **(given or {})}
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_llm.algorithms import constructor, get
-from jaxrl_llm.algorithms.unfinished import missing
+from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.needs import need_of
 from jaxrl_llm.in_jax.lab.grid import Grid, Point, hyperparameters_of, points

@@ -1,0 +1,1 @@
+"""Agents: shaped, retried and forked episodes, credited as a whole."""

@@ -1,0 +1,97 @@
+"""Agentic Entropy-Balanced Policy Optimization (AEPO)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages.multipliers import entropy_scaled, revised, standard_scores
+from jaxrl_llm.advantages.returns import scored_actions
+from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, NonNegative, ZeroOrOne
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.clips.token_clip import gradient_preserving_clip
+from jaxrl_llm.rollouts.agents.fork import by_chance, forking_agents
+from jaxrl_llm.utils.errors import require_choice
+
+
+@part
+def scaled_by_entropy(strength: float, over: str, ddof: int, clamp: bool) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N, L]`: the advantages times 1 + strength z, see `aepo_agentic`."""
+
+    def scaled(batch: Trajectories) -> jax.Array:
+        keys = batch.group if over == "group" else jnp.zeros_like(batch.group)
+        z = standard_scores(batch.need("entropy"), scored_actions(batch), keys, ddof, 0.0)
+        return entropy_scaled(batch.need("advantages"), z, strength, clamp)
+
+    return scaled
+
+
+@method(
+    paper="arXiv 2510.14545",
+    year=2025,
+    test="test_entropy_credit.py::test_agentic_aepo_against_a_loop",
+    needs={"turns": "episodes of several turns, which fork after observations"},
+)
+@presets(
+    paper={"over": "group", "ddof": 0, "dual_clip": None},
+    code={"over": "batch", "ddof": 1, "dual_clip": 3.0},
+)
+def aepo_agentic(
+    strength: Annotated[NonNegative, CODE] = 0.2,
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.28,
+    over: Annotated[Literal["group", "batch"], PAPER] = "group",
+    ddof: Annotated[ZeroOrOne, OURS] = 0,
+    clamp: Annotated[bool, PAPER] = False,
+    dual_clip: Annotated[float | None, PAPER] = None,
+    beta: Annotated[NonNegative, CODE] = 0.5,
+    branches: Annotated[int, CODE] = 2,
+    probability: Annotated[float, CODE] = 0.5,
+    entropy_weight: Annotated[NonNegative, CODE] = 0.2,
+    damping: Annotated[float, CODE] = 0.05,
+    first_tokens: Annotated[int, CODE] = 20,
+) -> Algorithm:
+    """Agentic Entropy-Balanced Policy Optimization (AEPO).
+
+    Two changes of the update: credit grows with a token's entropy H, and the upper clip keeps a scaled gradient.
+
+        A_t = A_grpo (1 + strength z_t),  z = (H - mean H) / std H
+        loss = -mean over tokens of min(rho A, clip(rho, 1 - clip_low, (1 + clip_high) rho / sg(rho)) A)
+
+    so that the gradient is F A grad log pi, F = 1 + clip_high where rho > 1 + clip_high and A > 0, 0 where
+    rho < 1 - clip_low and A < 0, else rho. H is the entropy at sampling; its moments are over the tokens of the group.
+    The released code takes those of the current policy over the tokens of the micro-batch: over "batch", ddof 1, and
+    dual_clip 3 where A < 0 (preset "code"). clamp: no negative factor of A (z < -1 / strength). The paper's strength
+    and clip range were not available to us; the range is DAPO's.
+
+    Of the k episodes of a group m begin at the question. A first one, of these, is played to its end: with the entropy
+    H_root of its first reply, H_tool the mean of its replies', and H_t that after an observation,
+
+        m = floor(k sigmoid(beta (H_root - H_tool))) + 1, at most k
+        fork if clip((u + entropy_weight (H_t - H_root)) max(0, 1 - damping l), 0, 1) >= 1 - probability,  u ~ U(0, 1)
+
+    `branches` - 1 times after each reply to an observation, until there are k; l counts the rounds before in which the
+    group forked. H is the sum over the first `first_tokens` tokens / log |V| (the code: of the parts that the ten most
+    probable tokens have). Missing episodes begin at the question. Rollout: `rollouts.agents.fork`.
+    """
+    require_choice("over", over, ("group", "batch"))
+
+    surrogate = gradient_preserving_clip(clip_low, clip_high, dual_clip)
+    objective = policy_gradient(token_ratio(), surrogate, token_mean())
+    forks = by_chance(probability, entropy_weight, damping)
+    return Algorithm(
+        chain(needs_turns(), group_relative(), revised(scaled_by_entropy(strength, over, ddof, clamp))),
+        objective,
+        rollout=forking_agents(forks, None, branches, first_tokens, beta, summed=True),
+    )

@@ -1,0 +1,103 @@
+"""Agentic Reinforced Policy Optimization (ARPO)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages.multipliers import revised, token_moments
+from jaxrl_llm.advantages.returns import scored_actions
+from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, OURS, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories, joint_key
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.rewards.transforms import rescore
+from jaxrl_llm.rollouts.agents.fork import by_chance, forking_agents
+from jaxrl_llm.utils.errors import require_choice
+
+
+@part
+def mean_over_paths() -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N, L]`: of each token, the mean of the advantages of the rows that have its node."""
+
+    def shared(batch: Trajectories) -> Array:
+        node = jnp.nan_to_num(batch.need("node"), nan=-1.0).astype(jnp.int32)
+        keys = joint_key(jnp.broadcast_to(batch.group[:, None], node.shape), node)
+        return token_moments(batch.need("advantages"), scored_actions(batch), keys)[1]
+
+    return shared
+
+
+@part
+def paid_for_calls(bonus: float, calls: int, success: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the scores, plus the bonus of a success with so many calls of tools that worked."""
+
+    def score(batch: Trajectories) -> Array:
+        made, failed = ((batch.info or {}).get(name) for name in ("calls", "failed_calls"))
+        if made is None or failed is None:
+            return batch.scores
+        enough = jnp.nan_to_num(made) - jnp.nan_to_num(failed) >= calls
+        return batch.scores + bonus * (enough & (batch.scores > success))
+
+    return score
+
+
+@method(
+    paper="arXiv 2507.19849",
+    year=2025,
+    test="test_arpo_agentic.py::test_arpo_worked_example",
+    needs={
+        "calls": "calls of tools, for their bonus",
+        "failed_calls": "calls that gave an error",
+        "turns": "episodes of several turns, which fork after observations",
+    },
+)
+def arpo_agentic(
+    initial: Annotated[int, CODE] = 8,
+    branches: Annotated[int, CODE] = 2,
+    probability: Annotated[float, CODE] = 0.5,
+    entropy_weight: Annotated[NonNegative, CODE] = 0.2,
+    first_tokens: Annotated[int, CODE] = 20,
+    credit: Annotated[Literal["soft", "hard"], CODE] = "soft",
+    tool_bonus: Annotated[float, CODE] = 0.1,
+    bonus_calls: Annotated[int, OURS] = 2,
+    success: Annotated[float, OURS] = 0.0,
+    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    kl_coefficient: Annotated[NonNegative, CODE] = 0.0,
+) -> Algorithm:
+    """Agentic Reinforced Policy Optimization (ARPO).
+
+    Episodes of agents fork where a result of a tool made the policy less certain. `initial` of a group's episodes begin
+    at the question; after each reply to a result, branches - 1 times, another begins there with the probability
+
+        probability + entropy_weight (H_t - H_0),    H: mean entropy of the first `first_tokens` tokens / log |V|
+
+    H_0 being that of the episode's first reply, until the group has all its samples; missing ones begin at the question
+    too. credit: "soft" is GRPO on whole paths, in which a shared token is once in each; "hard" gives shared tokens the
+    mean of the advantages of the paths that have them. A success (score > success) with at least bonus_calls calls of
+    tools that worked gets tool_bonus, where the paper asks for one of each of its two tools. Then PPO's clip (clip_low,
+    clip_high) and kl_coefficient k3, averaged over rows. A reward for the form, -1 without it, is the run's to give.
+
+    This is the released code, but for its entropies of the ten most probable tokens; the paper forks where
+    alpha + beta dH is above a threshold. The paper's group has 16 samples. Rollout: `rollouts.agents.fork`.
+    """
+    require_choice("credit", credit, ("soft", "hard"))
+    steps = [needs_turns(), rescore(paid_for_calls(tool_bonus, bonus_calls, success), {"calls", "failed_calls"})]
+    steps += [group_relative(epsilon=epsilon)]
+    steps += [revised(mean_over_paths(), {"node"})] if credit == "hard" else []
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean())
+    return Algorithm(
+        chain(*steps),
+        regularised(objective, sequence_mean(), kl_coefficient=kl_coefficient),
+        rollout=forking_agents(by_chance(probability, entropy_weight), initial, branches, first_tokens),
+    )

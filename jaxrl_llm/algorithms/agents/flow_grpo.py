@@ -1,0 +1,71 @@
+"""Flow-based group refined policy optimization (Flow-GRPO of AgentFlow)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages.turns.rounds import EPISODES, episode_shares
+from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.advantages.turns.turns import of_episode, turn_advantages
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, PAPER, NonNegative
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.averaging.episode_averages import episode_mean
+from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.utils.errors import require_choice
+
+
+@method(
+    paper="arXiv 2510.05592",
+    year=2025,
+    test="test_turn_rows.py::test_flow_grpo_worked_example_and_loop",
+    needs={
+        "episode": "turns of one episode as rows",
+        "first_turn": "the order of the turns",
+        "fresh_prompts": "a prompt of its own, with the memory, for each turn; whole conversations are one row",
+        "turns": "episodes of several turns",
+    },
+    beside={"modules": ("the frozen modules beside the planner", "the run's environment")},
+)
+@presets(
+    paper={"over": "episodes", "average": "episode"},
+    code={"over": "turns", "average": "token"},
+)
+def flow_grpo(
+    over: Annotated[Literal["episodes", "turns"], PAPER] = "episodes",
+    average: Annotated[Literal["episode", "token"], PAPER] = "episode",
+    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.3,
+    kl_coefficient: Annotated[NonNegative, CODE] = 0.001,
+) -> Algorithm:
+    """Flow-based group refined policy optimization (Flow-GRPO of AgentFlow).
+
+    The planner of a system of several modules is trained in its own flow: each of its turns is a short sequence with a
+    prompt of its own, of the question, the memory so far and the tools, and has the outcome R of its episode:
+
+        A_i = (R_i - mean_g R) / (std_g R + epsilon) on all T_i turns of episode i
+        J = 1/G sum_i 1/T_i sum_t 1/|a_i^t| sum_j min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) - beta k3
+
+    beta = kl_coefficient. over: whether an episode counts once in mean and deviation (n - 1), or once a turn. average:
+    "episode" as above, or "token" over the tokens of the batch. preset "code" has the turns, so that long episodes
+    weigh more, and the tokens.
+
+    Rows of turns come from `rollouts.agents.agent(ENVIRONMENT, fresh=True)`, whose environment is the rest of
+    the system and writes each prompt. Episodes whose turns are in one row, as those of --environment, are credited the
+    same way, with the conversation so far in place of the memory. The code leaves out over-long prompts after the
+    moments are taken; here an episode ends that does not fit.
+    """
+    require_choice("over", over, ("episodes", "turns"))
+    require_choice("average", average, ("episode", "token"))
+    credit = group_relative(epsilon=epsilon, needs=EPISODES)
+    if over == "turns":
+        credit = turn_advantages(of_episode("std", "turns", epsilon, "score"), needs=EPISODES)
+    mean = episode_mean() if average == "episode" else token_mean()
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean)
+    steps = (needs_turns(fresh=True), credit, *((episode_shares(),) if average == "episode" else ()))
+    return Algorithm(chain(*steps), regularised(objective, mean, kl_coefficient=kl_coefficient))

@@ -1,0 +1,55 @@
+"""Gated Reward Accumulation (G-RA)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from jaxrl_llm.advantages.turns.turn_rewards import gated_rewards, needs_turns
+from jaxrl_llm.advantages.turns.turns import of_episode, turn_advantages
+from jaxrl_llm.algorithms.credit.branchgrpo import numbers_in
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import OURS, NonNegative
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.utils.errors import InputError
+
+
+@method(
+    paper="arXiv 2508.10548",
+    year=2025,
+    test="test_turn_shaped.py::test_g_ra_worked_example",
+    needs={"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
+)
+def g_ra(
+    thresholds: Annotated[str, OURS] = "0",
+    order: Annotated[str, OURS] = "",
+    scale: Annotated[Literal["none", "std"], OURS] = "std",
+    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+) -> Algorithm:
+    """Gated Reward Accumulation (G-RA).
+
+    The rewards of turns, for form or progress, count only in episodes whose rewards of higher priority have all passed
+    their thresholds, so that they cannot be collected in place of the outcome:
+
+        R = sum_k gate_k R_k,    gate_k = 1 if R_j > threshold_j for all levels j above k, else 0
+
+    The highest level has no gate, the rewards of turns are the lowest. order: names of the components of the reward
+    that are levels, by commas, the highest first; "" for the score as the only one. thresholds: of each of these
+    levels, by commas, one for all or one for each; the paper's were not in what we read. With an order R is the sum of
+    the gated components, without the run's weights.
+
+    The rest is GRPO on the episode's R, where scale "std" divides by its standard deviation + epsilon, with PPO's clip
+    (clip_low, clip_high) averaged over tokens; the paper takes any policy gradient.
+    """
+    levels = tuple(name.strip() for name in order.split(",")) if order else ()
+    gates = tuple(numbers_in("thresholds", thresholds))
+    if len(gates) not in (1, len(levels)):
+        raise InputError(f"thresholds are {len(gates)} numbers for {max(len(levels), 1)} levels: give one for each")
+    gates = gates * max(len(levels), 1) if len(gates) == 1 else gates
+    return Algorithm(
+        chain(needs_turns(), gated_rewards(gates, levels), turn_advantages(of_episode(scale, epsilon=epsilon))),
+        policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+    )

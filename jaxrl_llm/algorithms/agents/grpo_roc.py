@@ -1,0 +1,109 @@
+"""GRPO with Resampling on Correct (GRPO-RoC of rStar2-Agent)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_sums
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.rewards.transforms import leave_out
+from jaxrl_llm.selection.noise import row_noise
+from jaxrl_llm.selection.rows import ranks_within
+from jaxrl_llm.utils.errors import InputError
+
+FORM = "one_answer"  # the reward that says how nearly a completion has one answer
+
+
+def of_rows(batch: Trajectories, name: str) -> Array | None:
+    """An entry of the batch's info f32[N], 0 where a row has none; None without it."""
+    value = (batch.info or {}).get(name)
+    return None if value is None else jnp.nan_to_num(value)
+
+
+@part
+def cleanest_right_rows_out(
+    keep: float, least_right: int, least_wrong: int, component: str | None
+) -> Callable[[Trajectories], Array]:
+    """A function `batch -> bool[N]`: the rows of each group that are not kept, see `grpo_roc`."""
+
+    def out(batch: Trajectories) -> Array:
+        scored = ~jnp.isnan(batch.scores)
+        right = scored & (batch.scores > 0)
+        rows, rights = bucket_sums(batch.group, scored.astype(jnp.float32), right.astype(jnp.float32))
+        wrongs, number = rows - rights, jnp.round(keep * rows)
+        zero, one = jnp.round(wrongs * keep), jnp.round(rights * keep)
+        whole = (zero < least_wrong) & (one < least_right)
+        few = jnp.minimum(least_wrong, wrongs)
+        zero, one = jnp.where(zero <= few, few, zero), jnp.where(zero <= few, number - few, one)
+        few = jnp.minimum(least_right, rights)
+        zero, one = jnp.where(one <= few, number - few, zero), jnp.where(one <= few, few, one)
+        calls, failed = (of_rows(batch, name) for name in ("calls", "failed_calls"))
+        penalty = jnp.full(batch.group.shape, 0.5)
+        if calls is not None and failed is not None:
+            penalty = jnp.where(calls > 0, failed / jnp.maximum(calls, 1.0), 0.5)
+        form = (batch.rewards or {}).get(component or "")
+        if form is not None:
+            penalty = penalty + 1.0 - jnp.nan_to_num(form)
+        elif component not in (None, FORM):
+            raise InputError(f"grpo_roc: the reward has no component {component!r}, which says if the form is right")
+        noise = row_noise(batch, 0)
+        rank = ranks_within(2 * batch.group + right, jnp.where(right, -penalty, 0.0), noise, scored)
+        return scored & ~whole & (rank >= jnp.where(right, one, zero))
+
+    return out
+
+
+@method(
+    paper="arXiv 2508.20722",
+    year=2025,
+    test="test_turn_shaped.py::test_grpo_roc_worked_example",
+    needs={
+        "calls": "calls of tools",
+        "failed_calls": "calls that gave an error",
+        "one_answer": "the form of the answer, half of the penalty, with the weight 0: 'one_answer*0'",
+    },
+)
+def grpo_roc(
+    keep: Annotated[float, CODE] = 0.5,
+    least_right: Annotated[int, CODE] = 2,
+    least_wrong: Annotated[int, CODE] = 2,
+    component: Annotated[str | None, CODE] = "one_answer",
+    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.28,
+) -> Algorithm:
+    """GRPO with Resampling on Correct (GRPO-RoC of rStar2-Agent).
+
+    Of each group's samples a share `keep` is trained on: right and wrong ones (score above 0 or not) in proportion, but
+    at least least_right and least_wrong of them where there are so many. The wrong ones are drawn at random, the right
+    ones are those of the least penalty
+
+        p = failed calls / calls of tools (1/2 without any) + 1 - r_form
+
+    r_form: a component of the reward for the form, from 0 to 1, named by `component`; None: without it. That of the
+    code is `one_answer`, with the weight 0: `--rewards number_match 'one_answer*0'`, 0 where the answer's tags are
+    missing or unbalanced, else 1 - min((blocks - 1)/turns, 1). So the group
+    size of the run is the paper's oversampled one, twice what is trained on. Groups of equal rewards are left out. Then
+    GRPO's advantages over the rows that are kept (epsilon), and PPO's clip (clip_low, clip_high) averaged over their
+    tokens. This is the released code, which rounds half to even and keeps the right ones of least penalty; the paper
+    draws them with a probability that falls with it.
+    """
+    check_number("keep", keep, above=0, most=1)
+    check_number("least_right", least_right, least=0, whole=True)
+    check_number("least_wrong", least_wrong, least=0, whole=True)
+    chosen = cleanest_right_rows_out(keep, least_right, least_wrong, component)
+    needs = {"calls", "failed_calls", *([FORM] if component == FORM else [])}
+    return Algorithm(
+        chain(leave_out(chosen, needs), drop_uniform_groups(), group_relative(epsilon=epsilon)),
+        policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+    )

@@ -1,0 +1,69 @@
+"""GRPO with credit for tool calls (GRPO-TCR of Demystifying RL in Agentic Reasoning)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages.turns.episodes import episode_lengths, turns_before
+from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.rewards.shaping import soft_overlong_penalty
+from jaxrl_llm.rewards.transforms import rescore
+
+
+@part
+def credit_of_calls(call_credit: float, most: float, success: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: 1 for a success; else -1 + call_credit for each turn before the last, to `most`."""
+
+    def score(batch: Trajectories) -> Array:
+        calls = turns_before(batch) + jnp.max(jnp.where(batch.action_mask, batch.turn, 0), axis=1)
+        return jnp.where(batch.scores > success, 1.0, jnp.minimum(-1.0 + call_credit * calls, most))
+
+    return score
+
+
+@method(
+    paper="arXiv 2510.11701",
+    year=2025,
+    test="test_turn_shaped.py::test_grpo_tcr_worked_example_and_loop",
+    needs={"first_turn": "how many turns came before", "turns": "turns with calls of tools"},
+)
+def grpo_tcr(
+    call_credit: Annotated[float, CODE] = 0.1,
+    failed_at_most: Annotated[float, CODE] = -0.6,
+    success: Annotated[float, CODE] = 0.0,
+    longest: Annotated[int | None, CODE] = 20480,
+    overlong_buffer: Annotated[int, CODE] = 4096,
+    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.28,
+) -> Algorithm:
+    """GRPO with credit for tool calls (GRPO-TCR of Demystifying RL in Agentic Reasoning).
+
+    Token loss, clip-higher and reward shaping for agents with tools: a failure (score <= success) that tried tools is
+    better than one that did not,
+
+        r = 1 for a success,    r = min(failed_at_most, -1 + call_credit * calls) for a failure,
+
+    with a call in each turn but the last; call_credit 0 is the paper's ablation. Episodes of more than longest -
+    overlong_buffer sampled tokens, in all of their rows, lose up to 1 (longest None: none do). Then GRPO's advantages
+    (epsilon), PPO's clip (clip_low, clip_high) averaged over the tokens of the batch, no penalty and no dynamic
+    sampling. Its choice of prompts by the model's own pass rate, and the supervised stage, come before the run.
+    """
+    steps = [needs_turns(), rescore(credit_of_calls(call_credit, failed_at_most, success), {"first_turn"})]
+    if longest is not None:
+        steps.append(soft_overlong_penalty(longest, overlong_buffer, episode_lengths))
+    return Algorithm(
+        chain(*steps, group_relative(epsilon=epsilon)),
+        policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+    )

@@ -1,0 +1,61 @@
+"""Semi-online reinforcement learning (UI-S1)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from jaxrl_llm.advantages.group import drop_rows
+from jaxrl_llm.advantages.turns.rounds import EPISODES, broken_returns, same_turn_of_episode, varies_little
+from jaxrl_llm.advantages.turns.turns import compared, of_episode, turn_advantages
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.run_settings import one_reward_of, run_settings
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, OURS, NonNegative
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.rollouts.agents.semi_online import semi_online
+
+
+@method(paper="arXiv 2509.11543", year=2025, test="test_turn_rows.py::test_ui_s1_worked_example_and_loop")
+@run_settings(one_reward_of("environment", why="the reward of its recorded environment"))
+def ui_s1(
+    gamma: Annotated[float, CODE] = 0.5,
+    patches: Annotated[int, CODE] = 2,
+    step_weight: Annotated[float, CODE] = 1.0,
+    episode_weight: Annotated[float, CODE] = 1.0,
+    over: Annotated[Literal["rows", "turns"], CODE] = "turns",
+    least_deviation: Annotated[float, CODE] = 0.3,
+    matched: Annotated[float, OURS] = 0.8,
+    column: Annotated[str, OURS] = "steps",
+    turns: Annotated[int, OURS] = 16,
+    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    kl_coefficient: Annotated[NonNegative, CODE] = 1e-4,
+) -> Algorithm:
+    """Semi-online reinforcement learning (UI-S1).
+
+    Episodes are simulated on recorded trajectories of an expert (`environments.recorded`, the data set's `column`): the
+    policy's own replies stay in the dialogue while they match; one that deviates is replaced by the expert's, at most
+    `patches` times an episode (-1: always), so that the recorded next screen is right, and else ends it. Replies are
+    trained on, the expert's are context. With r_t the reward of step t and E the score of the episode
+
+        G_t = r_t + gamma G_{t+1} where the reply matches (r_t > matched), r_t where it does not, which G before t lack
+        A_t = episode_weight (E - mean_g E) / (std_g E + epsilon) + step_weight (G_t - mean_t G) / (std_t G + epsilon)
+
+    mean_t: over the rollouts of the group that reach step t, which all see the same screen; a lone one gets 0. over:
+    whether moments of E count each step or each row once. Groups whose G have a deviation of at most least_deviation
+    teach nothing and are dropped. PPO's clip (clip_low, clip_high) and kl_coefficient k3, averaged over tokens. turns:
+    most steps of an episode.
+    """
+    returns = broken_returns(gamma, matched)
+    step = compared(returns, same_turn_of_episode(), "std", epsilon=epsilon)
+    episode = of_episode("std", over, epsilon, "score")
+    credit = turn_advantages(episode, step, weights=(episode_weight, step_weight), needs={"turn_rewards", *EPISODES})
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
+    return Algorithm(
+        chain(drop_rows(varies_little(returns, least_deviation)), credit),
+        regularised(objective, token_mean(), kl_coefficient=kl_coefficient),
+        rollout=semi_online(column, patches, turns),
+    )

@@ -1,0 +1,1 @@
+"""Maintained methods: those that most runs use, and their nearest variants."""

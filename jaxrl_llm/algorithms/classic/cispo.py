@@ -1,0 +1,38 @@
+"""Clipped IS-Weight Policy Optimization (MiniMax-M1)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Scale
+from jaxrl_llm.core.hyperparameters import CODE, PAPER, NonNegative, ZeroOrOne
+from jaxrl_llm.objectives.averaging.averages import token_mean
+from jaxrl_llm.objectives.policy_gradient import policy_gradient
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.surrogates import log_probability
+from jaxrl_llm.objectives.weights import clipped
+
+
+@method(paper="arXiv 2506.13585", year=2025, test="test_weighted.py::test_cispo_is_the_loop")
+def cispo(
+    clip_low: Annotated[NonNegative, PAPER] = 1.0,
+    clip_high: Annotated[NonNegative, CODE] = 4.0,
+    scale: Annotated[Scale, PAPER] = "std",
+    ddof: Annotated[ZeroOrOne, CODE] = 1,
+    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+) -> Algorithm:
+    """Clipped IS-Weight Policy Optimization (MiniMax-M1).
+
+    The clipped ratio is a weight under stop-gradient, so that no token loses its gradient:
+
+        loss = -1/T sum_i sum_t sg(clip(rho, 1 - clip_low, 1 + clip_high)) A_i logp_it
+
+    over the T tokens of the batch, A as in `grpo` (scale, ddof, epsilon). The paper has no effective lower bound, which
+    is clip_low = 1, and does not print clip_high; 4 gives the cap of 5 in TRL's settings for ScaleRL (2510.13786).
+    TRL's epsilon_high is the cap itself; verl's is clip_high, and its default clip_low of 0.2 is an effective bound.
+    """
+    objective = policy_gradient(token_ratio(), log_probability(clipped(clip_low, clip_high)), token_mean())
+    return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)

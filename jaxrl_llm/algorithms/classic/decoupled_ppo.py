@@ -1,0 +1,63 @@
+"""Decoupled PPO (AReaL)."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Scale, Span
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, NonNegative, ZeroOrOne
+from jaxrl_llm.core.log_ratios import LARGEST
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives.averaging.averages import token_mean
+from jaxrl_llm.objectives.off_policy import importance_correction
+from jaxrl_llm.objectives.policy_gradient import policy_gradient
+from jaxrl_llm.objectives.ratios import span_ratio
+from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.utils.errors import require_choice
+
+
+@method(
+    paper="arXiv 2505.24298",
+    year=2025,
+    test="test_mismatch.py::test_decoupled_ppo_is_the_loop",
+    lacks={
+        "asynchronous": (
+            "sampling beside training, with a bound on staleness and new weights in the middle of a completion",
+            "an asynchronous loop",
+        )
+    },
+)
+def decoupled_ppo(
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.2,
+    cap: Annotated[float, CODE] = 5.0,
+    correction: Annotated[Literal["mask", "truncate", "none"], CODE] = "mask",
+    leave_count: Annotated[bool, CODE] = False,
+    span: Annotated[Span, PAPER] = "token",
+    dual_clip: Annotated[float | None, PAPER] = None,
+    scale: Annotated[Scale, OURS] = "std",
+    ddof: Annotated[ZeroOrOne, OURS] = 1,
+    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+) -> Algorithm:
+    """Decoupled PPO (AReaL).
+
+    The trust region is centred on a recent policy, the old one, and a weight corrects for the behaviour policy, whose
+    version may differ between tokens: with w = sg(pi_old / pi_behaviour), rho = pi / pi_old,
+
+        loss = -1/T sum_i sum_t w min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
+
+    over the T tokens of the batch. The paper's objective uses w unbounded (correction "none"). The released code masks
+    tokens with w > cap ("mask"), or takes min(w, cap) ("truncate"); masked tokens stay in T unless leave_count. span
+    "sequence": rho is GSPO's sequence ratio. dual_clip c > 1 bounds the loss of bad actions by c |A|. The method works
+    with any A; here it is GRPO's (scale, ddof, epsilon). With pi_old = pi_behaviour it is PPO. Special rollout: an
+    asynchronous sampler with bounded staleness.
+    """
+    require_choice("correction", correction, ("mask", "truncate", "none"))
+    mode, high = (correction, cap) if correction != "none" else ("truncate", math.exp(LARGEST))
+    corrected = importance_correction("token", mode, high=high, leave_count=leave_count)
+    objective = policy_gradient(span_ratio(span, "old"), clip(clip_low, clip_high, dual_clip), token_mean())
+    return Algorithm(chain(group_relative(scale, ddof=ddof, epsilon=epsilon), corrected), objective)

@@ -1,0 +1,36 @@
+"""GRPO Done Right (Understanding R1-Zero-Like Training)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import PAPER, RUN, Count, NonNegative
+from jaxrl_llm.objectives.averaging.averages import constant
+from jaxrl_llm.objectives.policy_gradient import policy_gradient
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.surrogates import clip
+
+
+@method(paper="arXiv 2503.20783", year=2025, test="test_group_relative.py::test_dr_grpo_is_the_loop")
+def dr_grpo(
+    clip_low: Annotated[NonNegative, PAPER] = 0.2,
+    clip_high: Annotated[NonNegative, PAPER] = 0.2,
+    max_length: Annotated[Count | None, RUN] = None,
+) -> Algorithm:
+    """GRPO Done Right (Understanding R1-Zero-Like Training).
+
+    GRPO without its two biases: A_i = r_i - mean_g is not divided by the standard deviation, and the sum over a
+    sequence of tokens is divided by a constant instead of by its length:
+
+        loss = -1/N sum_i 1/max_length sum_t min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
+
+    max_length: the generation budget (None: the paper's 3000). No KL. Older code divided the sum over the batch by the
+    length alone, or used the width of the padded batch. G / (G - 1) times A would be RLOO's; the learning rate absorbs
+    it.
+    """
+    mean = constant(3000 if max_length is None else max_length)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean)
+    return Algorithm(group_relative("none"), objective)

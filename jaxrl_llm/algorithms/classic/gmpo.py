@@ -1,0 +1,42 @@
+"""Geometric-Mean Policy Optimization (GMPO)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Scale
+from jaxrl_llm.core.hyperparameters import CODE, PAPER, NonNegative, ZeroOrOne
+from jaxrl_llm.objectives.averaging.averages import sequence_mean
+from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.surrogates import geometric_clip
+
+
+@method(paper="arXiv 2507.20673", year=2025, test="test_sequence_level.py::test_gmpo_is_the_loop")
+def gmpo(
+    clip_low: Annotated[NonNegative, PAPER] = 0.4,
+    clip_high: Annotated[NonNegative, PAPER] = 0.4,
+    kl_coefficient: Annotated[NonNegative, PAPER] = 0.0,
+    scale: Annotated[Scale, PAPER] = "std",
+    ddof: Annotated[ZeroOrOne, CODE] = 1,
+    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+) -> Algorithm:
+    """Geometric-Mean Policy Optimization (GMPO).
+
+    The geometric mean of token ratios, each clipped in log space before the mean (GSPO clips after it):
+
+        d'_t = min(d_t, clip_high) where A > 0, max(d_t, -clip_low) where A < 0,   d = logp - logp_behaviour
+        loss = -1/N sum_i A_i exp(1/|o_i| sum_t d'_t)
+
+    clip_low and clip_high bound log-ratios, not ratios 1 +- e. A as in `grpo` (scale, ddof, epsilon); kl_coefficient
+    scales the sequence mean of k3 (TRL). verl divides by |o_i| + 1e-8 and counts rows without actions in N.
+    """
+    average = sequence_mean()
+    objective = policy_gradient(token_ratio(), geometric_clip(clip_low, clip_high), average)
+    return Algorithm(
+        group_relative(scale, ddof=ddof, epsilon=epsilon),
+        regularised(objective, average, kl_coefficient=kl_coefficient),
+    )

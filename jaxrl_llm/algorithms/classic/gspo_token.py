@@ -1,0 +1,37 @@
+"""GSPO with Token-Level Advantages (GSPO, section GSPO-token)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Scale
+from jaxrl_llm.core.hyperparameters import CODE, PAPER, NonNegative, ZeroOrOne
+from jaxrl_llm.objectives.averaging.averages import sequence_mean
+from jaxrl_llm.objectives.policy_gradient import policy_gradient
+from jaxrl_llm.objectives.ratios import sequence_ratio
+from jaxrl_llm.objectives.surrogates import clip
+
+
+@method(paper="arXiv 2507.18071", year=2025, test="test_sequence_level.py::test_gspo_is_the_loop")
+def gspo_token(
+    clip_low: Annotated[NonNegative, PAPER] = 3e-4,
+    clip_high: Annotated[NonNegative, PAPER] = 4e-4,
+    scale: Annotated[Scale, PAPER] = "std",
+    ddof: Annotated[ZeroOrOne, CODE] = 1,
+    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+) -> Algorithm:
+    """GSPO with Token-Level Advantages (GSPO, section GSPO-token).
+
+    As gspo, but each token has the value s_i and the gradient of its own log-probability,
+    s_it = sg(s_i) exp(logp_it - sg(logp_it)), and is clipped by its own advantage:
+
+        loss = -1/N sum_i 1/|o_i| sum_t min(s_it A_it, clip(s_it, 1 - clip_low, 1 + clip_high) A_it)
+
+    With GRPO's advantages (scale, ddof, epsilon), equal on all tokens of a response, it is exactly gspo; use it with
+    transforms whose advantages differ between tokens.
+    """
+    objective = policy_gradient(sequence_ratio(gradient="token"), clip(clip_low, clip_high), sequence_mean())
+    return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)

@@ -1,0 +1,45 @@
+"""MiniRL (Stabilizing Reinforcement Learning with LLMs)."""
+
+from __future__ import annotations
+
+from typing import Annotated, get_args
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Routing
+from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative
+from jaxrl_llm.objectives.averaging.averages import sequence_sum
+from jaxrl_llm.objectives.off_policy import mismatch_ratio
+from jaxrl_llm.objectives.policy_gradient import policy_gradient
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.surrogates import log_probability
+from jaxrl_llm.objectives.weights import capped, of_scaled_ratio, product, within
+from jaxrl_llm.utils.errors import require_choice
+
+
+@method(paper="arXiv 2512.01374", year=2025, test="test_mismatch.py::test_minirl_is_the_loop")
+def minirl(
+    clip_low: Annotated[NonNegative, PAPER] = 0.2,
+    clip_high: Annotated[NonNegative, PAPER] = 0.27,
+    cap: Annotated[float, PAPER] = 5.0,
+    routing: Annotated[Routing, OURS] = "rollout",
+) -> Algorithm:
+    """MiniRL (Stabilizing Reinforcement Learning with LLMs).
+
+    GRPO reduced to a first-order approximation of the sequence-level objective: A_i = R_i - mean_g, the full ratio
+    w = pi / pi_behaviour = (pi_old / pi_behaviour) (pi / pi_old), no division by length or standard deviation:
+
+        loss = -1/N sum_i sum_t M_it sg(min(w_it, cap)) A_i logp_it
+
+    M is 0 where PPO would clip r = pi / pi_old: A > 0 and r > 1 + clip_high, or A < 0 and r < 1 - clip_low. Equation 7
+    prints w without the cap; the text truncates at 5.
+
+    Of a mixture of experts updates replay the experts that tokens were sampled with (routing "rollout", R3, also for
+    pi_old), or those that pi_old "recompute"s (R2, for the update only); routers go on to weigh them, and to learn. The
+    paper found none best with one update a batch, R2 with two, and R3 with four or more. Other models have no routing.
+    """
+    require_choice("routing", routing, get_args(Routing))
+    weight = product(within(clip_low, clip_high), of_scaled_ratio(capped(cap), mismatch_ratio))
+    objective = policy_gradient(token_ratio("old"), log_probability(weight), sequence_sum())
+    return Algorithm(group_relative("none"), objective, routing=routing)

@@ -1,0 +1,30 @@
+"""On-Policy RL with Optimal reward baseline (OPO)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.group import group_relative, row_lengths
+from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import AverageName
+from jaxrl_llm.core.hyperparameters import PAPER
+from jaxrl_llm.objectives import log_probability
+
+
+@method(paper="arXiv 2505.23585", year=2025, test="test_score_function.py::test_opo_worked_example_and_loop")
+def opo(average: Annotated[AverageName, PAPER] = "sum") -> Algorithm:
+    """On-Policy RL with Optimal reward baseline (OPO).
+
+    The constant baseline of minimal variance is E[|grad log pi|^2 r] / E[|grad log pi|^2]. If token gradients are
+    orthogonal and of equal norm, the squared norm of a response's gradient is proportional to its length:
+
+        b_g = sum_i |o_i| r_i / sum_i |o_i|,    A_i = r_i - b_g,    loss = -1/N sum_i A_i sum_t log pi(a_t)
+
+    One update per batch, no KL, no entropy bonus. Since sum_i |o_i| A_i = 0, an average that weights all tokens equally
+    ("sum", or verl's "token") balances positive and negative tokens; "sequence" does not. In a group of one the formula
+    gives advantage 0; verl has b = 0 there.
+    """
+    transform = group_relative(scale="none", baseline="weighted", weights=row_lengths)
+    return Algorithm(transform, averaged_gradient(log_probability(), average))

@@ -1,0 +1,73 @@
+"""REINFORCE (Simple statistical gradient-following algorithms; before arXiv)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import above_baseline
+from jaxrl_llm.advantages.returns import discounted_returns
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import AverageName, Baseline
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Objective, chain, stateless
+from jaxrl_llm.objectives import log_probability, policy_gradient, token_ratio
+from jaxrl_llm.objectives.averaging.averages import average_by_name
+from jaxrl_llm.objectives.surrogates import Surrogate
+from jaxrl_llm.objectives.weights import capped
+from jaxrl_llm.utils.errors import require_choice
+
+
+@part
+def minus_baseline(
+    baseline: Literal["batch", "group", "leave_one_out", "none"],
+) -> Callable[[Trajectories], Trajectories]:
+    """A function of the batch that subtracts a baseline of `reinforce` from the advantages."""
+
+    def subtract(batch: Trajectories) -> Trajectories:
+        keys = jnp.zeros_like(batch.group) if baseline == "batch" else batch.group
+        kind: Baseline = baseline if baseline == "leave_one_out" or baseline == "none" else "mean"
+        r = batch.scores
+        b = jnp.nan_to_num(r) - above_baseline(r, keys, kind)
+        shifted = batch.need("advantages") - jnp.where(jnp.isnan(r), 0.0, b)[:, None]
+        return batch.replace(advantages=jnp.where(batch.action_mask, shifted, 0.0))
+
+    return subtract
+
+
+@method(paper="Machine Learning 8", year=1992, test="test_score_function.py::test_reinforce_is_the_loop")
+def reinforce(
+    baseline: Annotated[Literal["batch", "group", "leave_one_out", "none"], OURS] = "batch",
+    gamma: Annotated[float, PAPER] = 1.0,
+    average: Annotated[AverageName, PAPER] = "sum",
+    importance_cap: Annotated[float | None, PAPER] = None,
+) -> Algorithm:
+    """REINFORCE (Simple statistical gradient-following algorithms; before arXiv).
+
+    The base case: the log-probability of each sampled token, weighted by the return minus a baseline.
+
+        G_t = sum_{s >= t} gamma^(s - t) r_s,    A_t = G_t - b,    loss = -1/N sum_i sum_t A_t log pi(a_t)
+
+    baseline: b is the mean score of the batch ("batch"), of the prompt's group ("group"), of the group's other samples
+    ("leave_one_out"), or 0 ("none"). gamma: discount per token; the score is the last token's reward. average: "sum"
+    (the gradient of the sequence's log-probability), "token", "sequence" (each divided by its length), or another of
+    `average_by_name`. importance_cap: weights min(pi / pi_behaviour, cap) under stop-gradient, for off-policy data;
+    None: no weights.
+    """
+    require_choice("baseline", baseline, ("batch", "group", "leave_one_out", "none"))
+    check_number("importance_cap", importance_cap, above=0, or_none=True)
+    weight = None if importance_cap is None else capped(importance_cap)
+    objective = averaged_gradient(log_probability(weight), average)
+
+    return Algorithm(chain(discounted_returns(gamma), stateless(minus_baseline(baseline))), objective)
+
+
+def averaged_gradient(surrogate: Surrogate, average: AverageName) -> Objective:
+    """The policy gradient with token ratios and an average given by name (`average_by_name`)."""
+    return policy_gradient(token_ratio(), surrogate, average_by_name(average))

@@ -1,0 +1,34 @@
+"""REINFORCE++ (Critic-Free Policy Optimization with Global Advantage Normalization)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.returns import discounted_returns, whiten_advantages
+from jaxrl_llm.algorithms.classic.rloo import with_kl_reward
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, PAPER, NonNegative
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+
+
+@method(paper="arXiv 2501.03262", year=2025, test="test_critic_free.py::test_reinforce_plus_plus_is_the_loop")
+def reinforce_plus_plus(
+    kl_coefficient: Annotated[NonNegative, CODE] = 0.001,
+    gamma: Annotated[float, PAPER] = 1.0,
+    clip_low: Annotated[NonNegative, PAPER] = 0.2,
+    clip_high: Annotated[NonNegative, PAPER] = 0.2,
+) -> Algorithm:
+    """REINFORCE++ (Critic-Free Policy Optimization with Global Advantage Normalization).
+
+    PPO without a critic; advantages are standardised over the batch rather than the prompt's group, so that one
+    response per prompt is enough.
+
+        r_t = r 1[t last] - kl_coefficient (logp_behaviour - logp_ref)_t,    G_t = r_t + gamma G_{t+1}
+        A_t = (G_t - mean) / sqrt(var + 1e-8)  over all tokens of the batch
+
+    in PPO's clipped loss (clip_low, clip_high), mean over tokens. gamma: discount per token of the policy; returns pass
+    through tokens of the environment unchanged.
+    """
+    transform = with_kl_reward(kl_coefficient, discounted_returns(gamma), whiten_advantages(over="tokens"))
+    return Algorithm(transform, policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()))

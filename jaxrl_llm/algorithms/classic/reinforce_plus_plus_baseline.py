@@ -1,0 +1,38 @@
+"""REINFORCE++ with a group baseline (REINFORCE++)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages.returns import whiten_advantages
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, NonNegative
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
+
+
+@method(paper="arXiv 2501.03262", year=2025, test="test_critic_free.py::test_reinforce_plus_plus_baseline_is_the_loop")
+def reinforce_plus_plus_baseline(
+    kl_coefficient: Annotated[NonNegative, OURS] = 0.001,
+    over: Annotated[Literal["sequences", "tokens"], PAPER] = "sequences",
+    clip_low: Annotated[NonNegative, PAPER] = 0.2,
+    clip_high: Annotated[NonNegative, PAPER] = 0.2,
+    epsilon: Annotated[NonNegative, CODE] = 1e-8,
+) -> Algorithm:
+    """REINFORCE++ with a group baseline (REINFORCE++).
+
+    GRPO with the standard deviation of the batch in place of the group's, which is not biased by difficulty:
+
+        A'_i = r_i - mean_g,    A_i = (A'_i - mean A') / sqrt(var A' + epsilon)
+
+    in PPO's clipped loss (clip_low, clip_high), mean over tokens, plus kl_coefficient times 1/2 (logp - logp_ref)^2.
+    over: "sequences" takes mean and std over responses, as in the paper; "tokens" over their tokens, as in verl, so
+    that longer responses have more weight and a prompt's advantages no longer have mean 0. The paper divides by
+    std + epsilon.
+    """
+    average = token_mean()
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
+    objective += kl_coefficient * kl(to="reference", estimator="k2", average=average)
+    return Algorithm(chain(group_relative("none"), whiten_advantages(over, epsilon=epsilon)), objective)

@@ -1,0 +1,83 @@
+"""REINFORCE Leave-One-Out (Back to Basics: Revisiting REINFORCE Style Optimization)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import above_baseline, on_actions, standardised
+from jaxrl_llm.advantages.kl_rewards import kl_reward
+from jaxrl_llm.advantages.returns import terminal_rewards
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, PAPER, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Transform, chain
+from jaxrl_llm.objectives import (
+    clip,
+    log_probability,
+    policy_gradient,
+    sequence_mean,
+    sequence_ratio,
+    sequence_sum,
+    token_mean,
+    token_ratio,
+)
+from jaxrl_llm.utils.errors import is_off, require_choice
+
+
+@part
+def leave_one_out(normalise: bool, epsilon: float) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: the total reward minus the mean of the group's others."""
+
+    def advantage(batch: Trajectories) -> jax.Array:
+        R = _total_reward(batch)
+        A = above_baseline(R, batch.group, "leave_one_out")
+        return standardised(jnp.where(jnp.isnan(R), jnp.nan, A), epsilon=epsilon) if normalise else A
+
+    return advantage
+
+
+@method(paper="arXiv 2402.14740", year=2024, test="test_score_function.py::test_rloo_is_the_loop")
+def rloo(
+    kl_coefficient: Annotated[NonNegative, PAPER] = 0.03,
+    loss: Annotated[Literal["policy_gradient", "sequence_clip", "token_clip"], PAPER] = "policy_gradient",
+    clip_range: Annotated[float, CODE] = 0.2,
+    normalise: Annotated[bool, PAPER] = False,
+    epsilon: Annotated[NonNegative, CODE] = 1e-4,
+) -> Algorithm:
+    """REINFORCE Leave-One-Out (Back to Basics: Revisiting REINFORCE Style Optimization).
+
+    The baseline is the mean reward of the prompt's other responses, which is unbiased. A whole response is one action.
+
+        R_i = r_i - kl_coefficient sum_t (logp_behaviour - logp_ref),    A_i = R_i - 1/(G-1) sum_{j != i} R_j
+        loss = -1/N sum_i A_i sum_t log pi(a_t)
+
+    loss: "policy_gradient" is the paper's; "sequence_clip" is TRL's, mean -min(A S, A clip(S, 1 - e, 1 + e)) with
+    e = clip_range and S the product of the response's token ratios; "token_clip" is verl's, with token ratios and a
+    token mean. normalise: (A - mean) / (std + epsilon) over the batch (an option of TRL). TRL's kl_coefficient is 0.05.
+    The advantage of a group of one is 0 (verl's loop version: its reward).
+    """
+    require_choice("loss", loss, ("policy_gradient", "sequence_clip", "token_clip"))
+    clipped = clip(clip_range, clip_range)
+    objective = {
+        "policy_gradient": policy_gradient(token_ratio(), log_probability(), sequence_sum()),
+        "sequence_clip": policy_gradient(sequence_ratio(mean=False), clipped, sequence_mean()),
+        "token_clip": policy_gradient(token_ratio(), clipped, token_mean()),
+    }[loss]
+
+    return Algorithm(with_kl_reward(kl_coefficient, on_actions(leave_one_out(normalise, epsilon))), objective)
+
+
+def with_kl_reward(coefficient: float, *rest: Transform) -> Transform:
+    """Chain the transforms, after a per-token penalty on the log-ratio to the reference unless the coefficient is 0."""
+    return chain(*rest) if is_off(coefficient) else chain(kl_reward(coefficient), *rest)
+
+
+def _total_reward(batch: Trajectories) -> jax.Array:
+    """The total reward of each row, its score plus its token rewards, f32[N]; NaN where not scored."""
+    return jnp.where(jnp.isnan(batch.scores), jnp.nan, jnp.sum(terminal_rewards(batch), axis=1))

@@ -1,0 +1,49 @@
+"""Value-based Augmented PPO (VAPO)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.returns import generalised_advantages, length_adaptive, whiten_advantages
+from jaxrl_llm.algorithms.classic.ppo import chain_present, clipped_policy
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative
+from jaxrl_llm.objectives.averaging.subset import count_tokens, mean_by
+from jaxrl_llm.objectives.penalties import imitation, right_answers
+from jaxrl_llm.objectives.values import value_loss
+
+
+@method(paper="arXiv 2504.05118", year=2025, test="test_actor_critic.py::test_vc_ppo_and_vapo_are_their_loops")
+def vapo(
+    clip_low: Annotated[NonNegative, PAPER] = 0.2,
+    clip_high: Annotated[NonNegative, PAPER] = 0.28,
+    alpha: Annotated[NonNegative, PAPER] = 0.05,
+    value_clip: Annotated[float | None, OURS] = 0.2,
+    value_coefficient: Annotated[NonNegative, OURS] = 1.0,
+    gamma: Annotated[float, PAPER] = 1.0,
+    lam_critic: Annotated[float, PAPER] = 1.0,
+    whiten: Annotated[bool, OURS] = True,
+    imitation_coefficient: Annotated[NonNegative, PAPER] = 0.1,
+    success: Annotated[float, OURS] = 0.5,
+) -> Algorithm:
+    """Value-based Augmented PPO (VAPO).
+
+    `vc_ppo` with lam = 1 - 1 / (alpha l) for an answer of l tokens, clipped to [0, 1], so that the sum of the GAE
+    coefficients, alpha l, grows with l; a higher clip_high; and, for the answers with a score above success,
+
+        loss += imitation_coefficient * -(sum over their tokens of logp) / (number of their tokens)
+
+    With alpha 0.05 answers of up to 20 tokens have lam 0. clip_low, value_clip (None: off), value_coefficient, gamma,
+    lam_critic and whiten as in `vc_ppo`. The paper samples 16 answers for each of 512 prompts rather than fewer for
+    more prompts, and trains the critic alone for 50 steps first (the run's `critic_steps`).
+    """
+    advantages = generalised_advantages(gamma, length_adaptive(alpha), lam_critic)
+    right = right_answers(success)
+    transform = chain_present(
+        advantages,
+        whiten_advantages() if whiten else None,
+        count_tokens(right, "right_tokens"),
+    )
+    policy = clipped_policy(clip_low, clip_high) + imitation_coefficient * imitation(right, mean_by("right_tokens"))
+    return Algorithm(transform, policy + value_coefficient * value_loss(value_clip))

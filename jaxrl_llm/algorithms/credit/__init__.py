@@ -1,0 +1,1 @@
+"""Credit: by token, segment and tree."""

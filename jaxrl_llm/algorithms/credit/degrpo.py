@@ -1,0 +1,58 @@
+"""Decoupled GRPO (Thinkless: LLM Learns When to Think)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, OURS, NonNegative
+from jaxrl_llm.objectives.averaging.averages import token_mean
+from jaxrl_llm.objectives.averaging.token_groups import actions_after, first_actions, token_groups
+from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.surrogates import clip
+
+
+@method(
+    paper="arXiv 2505.13379",
+    year=2025,
+    test="test_group_relative.py::test_degrpo_is_the_loop",
+    beside={
+        "control": ("a first model that knows both control tokens", "supervised training on answers of both modes")
+    },
+)
+def degrpo(
+    control_weight: Annotated[NonNegative, CODE] = 0.001,
+    control_tokens: Annotated[int, OURS] = 1,
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.2,
+    kl_coefficient: Annotated[NonNegative, CODE] = 0.001,
+    entropy_coefficient: Annotated[NonNegative, CODE] = 0.001,
+    average: Annotated[Literal["sequence", "token"], OURS] = "sequence",
+) -> Algorithm:
+    """Decoupled GRPO (Thinkless: LLM Learns When to Think).
+
+    The first actions, a control tag that chooses how to answer, have a separate weight, so that its weight does not
+    depend on the answer's length. With l = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), A_i = r_i - mean_g
+    and alpha = control_weight,
+
+        loss = mean_i [alpha l_i0 + 1/T_i sum_{t=1..T_i} l_it] + kl_coefficient mean k3 - entropy_coefficient mean H
+
+    with l_i0 the mean over the control_tokens tokens of the tag: 1 where the tags were added to the tokenizer, in a run
+    as many as the longer of <short> and <think> has in its tokenizer. T_i are the actions after them; the last two
+    means are over all tokens. average "token": the answers' tokens are averaged over the batch instead of by sequence,
+    as in the authors' code. The method requires a policy that was trained on both control tokens, and rewards that
+    prefer short right answers: `--rewards 'by_mode(number_match)'` gives the paper's 1 for <short>, 0.5 for <think>,
+    and -1 for wrong answers and without either.
+    """
+    groups = {
+        "control": (control_weight, first_actions(control_tokens)),
+        "answer": (1.0, actions_after(control_tokens)),
+    }
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_groups(groups, over=average))
+    objective = regularised(
+        objective, token_mean(), kl_coefficient=kl_coefficient, entropy_coefficient=entropy_coefficient
+    )
+    return Algorithm(group_relative("none"), objective)

@@ -1,0 +1,73 @@
+"""Process Advantage Verifiers (Rewarding Progress)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from jaxrl_llm.advantages.group import above_baseline
+from jaxrl_llm.advantages.trees.credit import tree_credit
+from jaxrl_llm.advantages.trees.values import best_of, gains, state_values
+from jaxrl_llm.algorithms.credit.spo_segment import STATES
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import OURS, PAPER, RECALLED, Count, NonNegative
+from jaxrl_llm.core.reference import another
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.rollouts.trees import valued
+
+
+@part
+def outcome_and_progress(k: int, strength: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N, L]`: the advantages of `pav`."""
+
+    def credit(batch: Trajectories) -> Array:
+        progress = gains(*state_values(batch, lambda value: best_of(value, k)))
+        return above_baseline(batch.scores, batch.group)[:, None] + strength * progress
+
+    return credit
+
+
+@method(
+    paper="arXiv 2410.08146",
+    year=2024,
+    test="test_trees.py::test_pav_worked_example",
+    beside={"verifier": ("a verifier that learns the estimates; they are made anew", "a model of values")},
+)
+def pav(
+    k: Annotated[Count, PAPER] = 4,
+    strength: Annotated[NonNegative, RECALLED] = 3.0,
+    continuations: Annotated[int, OURS] = 8,
+    interval: Annotated[int, OURS] = 1,
+    prover: Annotated[str | None, OURS] = None,
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+) -> Algorithm:
+    """Process Advantage Verifiers (Rewarding Progress).
+
+    To the outcome of a completion each step, a line, adds how much it changes the chance that a prover mu finishes
+    right: the best of k attempts of the initial policy, or of the model `prover`, a name or folder with weights of the
+    same shapes. It stays as it is during the run. With V the mean reward, in [0, 1], of `continuations` fresh
+    completions of that policy from a state
+
+        Q_mu = 1 - (1 - V)^k;    A_step = r - mean_g r + strength (Q_mu after the step - Q_mu before it)
+
+    and Q_mu after the last step is the reward itself. Progress is credited to its own step, and not summed into the
+    returns of earlier ones, where it would telescope. The loss is REINFORCE with PPO's clip (clip_low, clip_high) and a
+    token mean. interval: lines in a step. Values are estimated from the attempts of each step anew; the paper first
+    fits a verifier to such estimates, and reads its values. Rollout: `rollouts.trees.valued`, with an engine for the
+    prover beside the policy's.
+
+    The strength is from memory of the paper.
+    """
+    check_number("k", k, least=1, whole=True)
+    check_number("strength", strength, least=0)
+    return Algorithm(
+        tree_credit(outcome_and_progress(k, strength), STATES),
+        policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+        rollout=valued(continuations, "lines", interval, of="reference"),
+        reference=None if prover is None else another(prover),
+    )

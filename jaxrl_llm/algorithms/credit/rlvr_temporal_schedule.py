@@ -1,0 +1,107 @@
+"""RLVR-Schedule (Not only where, But when: Temporal Scheduling for RLVR)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages.multipliers import capped_bonus
+from jaxrl_llm.advantages.schedules import SHAPES, fade, progress
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN, AtLeastOne, Fraction, NonNegative, Positive
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain, counted
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.selection.noise import token_noise
+from jaxrl_llm.selection.rows import keep_weighted
+from jaxrl_llm.selection.tokens import late_tokens, top_tokens
+from jaxrl_llm.utils.errors import require_choice
+
+
+@method(
+    paper="arXiv 2605.25381",
+    year=2026,
+    test="test_token_credit.py::test_rlvr_schedule_against_a_loop",
+    beside={"prefix": ("the fourth rule, prefixes of given solutions", "a rollout with prefixes")},
+)
+def rlvr_temporal_schedule(
+    rule: Annotated[Literal["percentile", "forking", "bonus"], PAPER] = "percentile",
+    magnitude: Annotated[float, CODE] = 0.99,
+    shape: Annotated[Literal["linear", "power", "sigmoid"], CODE] = "linear",
+    start: Annotated[Fraction, CODE] = 0.0,
+    end: Annotated[Fraction, CODE] = 0.8,
+    power: Annotated[Positive, CODE] = 2.0,
+    alpha: Annotated[NonNegative, CODE] = 0.4,
+    kappa: Annotated[NonNegative, CODE] = 2.0,
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.28,
+    total_steps: Annotated[AtLeastOne | None, RUN] = None,
+) -> Algorithm:
+    """RLVR-Schedule (Not only where, But when: Temporal Scheduling for RLVR).
+
+    A rule that selects or weights tokens fades during training: its strength x falls from M = magnitude to 0 between
+    the shares `start` and `end` of total_steps (100 where None). With p the progress between the two, shape is
+    "linear", M (1 - p); "power", (M (1 - p))^power; or "sigmoid". With T the number of tokens of a row and H their
+    entropies, rule is one of
+
+        "percentile"  drop the first min(floor(T x), T - 1) tokens: training proceeds from the end backwards
+        "forking"     keep the ceil(T (1 - x)) tokens of highest entropy of each row
+        "bonus"       A_t <- A_t + x min(alpha H, |A_t| / kappa)
+
+    on GRPO's advantages. The loss is PPO's clip (clip_low, clip_high), averaged over the remaining tokens. The released
+    code moves the dropped tokens into the prompt instead of masking them; its fourth rule, a prefix of a given solution
+    as context, requires a special rollout. alpha and kappa are those of its scripts (its library has 1 and 1).
+    """
+    require_choice("rule", rule, ("percentile", "forking", "bonus"))
+    require_choice("shape", shape, SHAPES)
+    check_number("magnitude", magnitude, least=0, most=1)
+    steps = 100 if total_steps is None else total_steps
+
+    x = fading(steps, start, end, magnitude, shape, power)
+    chosen = counted(entropy_bonus(x, alpha, kappa)) if rule == "bonus" else keep_weighted(chosen_tokens(x, rule))
+    return Algorithm(
+        transform=chain(group_relative(), chosen),
+        objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+    )
+
+
+Schedule = Callable[[jax.Array], jax.Array]  # step int32[] -> f32[]
+
+
+@part
+def fading(
+    steps: float, start: float, end: float, magnitude: float, shape: Literal["linear", "power", "sigmoid"], power: float
+) -> Schedule:
+    """A function `step -> f32[]`: `fade` of the progress between two shares of the steps."""
+    return lambda step: fade(progress(step, steps, start, end), magnitude, shape, power)
+
+
+@part
+def chosen_tokens(strength: Schedule, rule: str) -> Callable[[jax.Array, Trajectories], jax.Array]:
+    """A function `(step, batch) -> bool[N, L]`: the tokens of rule "percentile" or "forking"."""
+
+    def chosen(step: jax.Array, batch: Trajectories) -> jax.Array:
+        x = strength(step)
+        if rule == "percentile":
+            return late_tokens(batch.action_index, batch.lengths, x)
+        return top_tokens(batch.need("entropy"), batch.action_mask, 1 - x, token_noise(batch, step), "row")
+
+    return chosen
+
+
+@part
+def entropy_bonus(strength: Schedule, alpha: float, kappa: float) -> Callable[[jax.Array, Trajectories], Trajectories]:
+    """A function `(step, batch) -> batch` with the advantages of rule "bonus"."""
+
+    def with_bonus(step: jax.Array, batch: Trajectories) -> Trajectories:
+        A, H = batch.need("advantages"), jnp.where(batch.action_mask, batch.need("entropy"), 0.0)
+        return batch.replace(advantages=A + strength(step) * (capped_bonus(A, alpha * H, 1 / kappa) - A))
+
+    return with_bonus

@@ -1,0 +1,81 @@
+"""Segment Policy Optimization (SPO-chain and SPO-tree)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+from jaxrl_llm.advantages.trees.credit import (
+    edges,
+    probable_tokens_out,
+    shared_once,
+    tree_credit,
+    whiten_counted,
+    zero_edges_out,
+)
+from jaxrl_llm.advantages.trees.values import gains, state_values
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.rollouts.trees import tree, valued
+from jaxrl_llm.utils.errors import require_choice
+
+STATES = frozenset({"node", "state_value"})
+
+
+@part
+def segment_gains() -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N, L]`: the value at the end of each action's segment minus that at its beginning."""
+    return lambda batch: gains(*state_values(batch))
+
+
+@method(paper="arXiv 2505.23564", year=2025, test="test_trees.py::test_spo_against_loops")
+def spo_segment(
+    form: Annotated[Literal["chain", "tree"], PAPER] = "chain",
+    below: Annotated[float, PAPER] = 0.9,
+    continuations: Annotated[int, PAPER] = 9,
+    interval: Annotated[int, PAPER] = 5,
+    segment: Annotated[int, PAPER] = 30,
+    levels: Annotated[int, PAPER] = 3,
+    branches: Annotated[int, PAPER] = 6,
+    scale: Annotated[Literal["none", "std"], PAPER] = "none",
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    kl_coefficient: Annotated[NonNegative, CODE] = 1e-4,
+) -> Algorithm:
+    """Segment Policy Optimization (SPO-chain and SPO-tree).
+
+    The advantage of a segment is the difference of the values at its ends, which are mean rewards, without a critic:
+
+        A_seg = V(end) - V(beginning),  V(end of a completion) = its reward
+
+    form: "chain" cuts each sample before every interval-th token with a probability less than `below`, and V is the
+    mean reward of `continuations` fresh completions from the cut. "tree" samples trees that fork into `branches` at the
+    prompt and after every `segment` tokens, `levels` times; V of a leaf is its reward, of a node the mean of its
+    children's. Each segment is trained on once, and dropped if its advantage is 0; scale "std" divides by the standard
+    deviation of the values of all children of the node before. With M the tokens of a probability less than `below`
+
+        loss = -mean over M of min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coefficient k3
+
+    and A whitened over M. The first segment begins at the prompt, whose value is estimated as well, as in the paper;
+    the released code gives no advantage to the tokens before the first cut. Rollout: `rollouts.trees.valued` or `tree`.
+    """
+    require_choice("form", form, ("chain", "tree"))
+    require_choice("scale", scale, ("none", "std"))
+    check_number("segment", segment, least=1, whole=True)
+    check_number("levels", levels, least=1, most=64, whole=True)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
+    objective += kl_coefficient * kl(to="reference", estimator="k3", average=token_mean())
+    if form == "tree":
+        rollout = tree(*(segment * level for level in range(levels)), branches=branches)
+        credit = [tree_credit(edges(scale)), shared_once(), zero_edges_out()]
+    else:
+        rollout = valued(continuations, "uncertain", interval, below)
+        credit = [tree_credit(segment_gains(), STATES)]
+    transform = chain(*credit, probable_tokens_out(below), whiten_counted())
+    return Algorithm(transform, objective, rollout=rollout)

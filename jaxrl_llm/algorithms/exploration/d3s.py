@@ -1,0 +1,88 @@
+"""Dynamic Dual-Level Down-Sampling (D3S)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages.schedules import ramp
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import OURS, RUN, AtLeastOne, Fraction, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.selection.noise import row_noise, token_noise
+from jaxrl_llm.selection.rows import keep_weighted, max_variance_subset
+from jaxrl_llm.selection.tokens import share_up, top_tokens
+
+
+@part
+def most_varied_rows(
+    rows_first: float, rows_last: float, steps: float
+) -> Callable[[jax.Array, Trajectories], jax.Array]:
+    """A function `(step, batch) -> bool[N]`: the share of rows of maximal variance, see `d3s`."""
+
+    def rows(step: jax.Array, batch: Trajectories) -> jax.Array:
+        scored = ~jnp.isnan(batch.scores)
+        A = jnp.max(jnp.where(batch.action_mask, batch.need("advantages"), -jnp.inf), axis=1)
+        number = share_up(jnp.sum(scored), ramp(step, steps, rows_first, rows_last))
+        return max_variance_subset(A, scored, number, row_noise(batch, step))
+
+    return rows
+
+
+@part
+def highest_scored_tokens(
+    tokens_first: float, tokens_last: float, steps: float
+) -> Callable[[jax.Array, Trajectories], jax.Array]:
+    """A function `(step, batch) -> bool[N, L]`: the share of tokens of largest |A| H, see `d3s`."""
+
+    def tokens(step: jax.Array, batch: Trajectories) -> jax.Array:
+        score = jnp.abs(batch.need("advantages")) * batch.need("entropy")
+        share = ramp(step, steps, tokens_first, tokens_last)
+        return top_tokens(score, batch.loss_weights > 0, share, token_noise(batch, step), "batch")
+
+    return tokens
+
+
+@method(paper="arXiv 2509.22115", year=2025, test="test_selecting.py::test_d3s_against_a_loop")
+def d3s(
+    rows_first: Annotated[float, OURS] = 0.25,
+    rows_last: Annotated[float, OURS] = 0.75,
+    tokens_first: Annotated[Fraction, OURS] = 0.2,
+    tokens_last: Annotated[Fraction, OURS] = 0.8,
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    total_steps: Annotated[AtLeastOne | None, RUN] = None,
+) -> Algorithm:
+    """Dynamic Dual-Level Down-Sampling (D3S).
+
+    Computes GRPO's advantages, keeps the subset of rows of the whole batch whose advantages have maximal variance, then
+    the tokens of these rows with the largest |A| H, H the entropy of the sampling policy:
+
+        S = argmax over |S| = n of Var(A_i, i in S);  the ceil(K * tokens of S) tokens of largest |A_i| H_it
+
+    The share of scored rows n / N is interpolated linearly from rows_first to rows_last over total_steps (100 where
+    None), K from tokens_first to tokens_last. The loss is PPO's clip (clip_low, clip_high), averaged over the kept
+    tokens; advantages are not normalised again. The sources available to us print no values. Ties are broken at random
+    (summaries of the paper: by index).
+    """
+    for name, share in (("rows_first", rows_first), ("rows_last", rows_last)):
+        check_number(name, share, above=0, most=1)
+    steps = 100 if total_steps is None else total_steps
+
+    return Algorithm(
+        transform=chain(
+            group_relative(),
+            keep_weighted(most_varied_rows(rows_first, rows_last, steps)),
+            keep_weighted(highest_scored_tokens(tokens_first, tokens_last, steps)),
+        ),
+        objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
+    )

@@ -1,0 +1,76 @@
+"""Entropy-based test-time RL (ETTRL)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages.multipliers import relative_confidence, revised, row_mean
+from jaxrl_llm.advantages.votes import vote
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
+from jaxrl_llm.rollouts.trees import entropy_forks
+from jaxrl_llm.utils.errors import require_choice
+
+
+@part
+def confident(rule: str, limit: float, clamp: bool) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N, L]`: the advantages, changed by a rule of `ettrl`."""
+
+    def credit(batch: Trajectories) -> jax.Array:
+        A = batch.need("advantages")
+        if rule == "clip":
+            return jnp.clip(A, -limit, limit)
+        entropy = jnp.where(jnp.isnan(batch.scores), jnp.nan, row_mean(batch.need("entropy"), batch.action_mask))
+        return A * relative_confidence(entropy, batch.group, clamp)[:, None]
+
+    return credit
+
+
+@method(
+    paper="arXiv 2508.11356",
+    year=2025,
+    test="test_exploration.py::test_ettrl_against_a_loop",
+    needs={"answer_key": "votes of answers; without it whole completions vote"},
+)
+def ettrl(
+    rule: Annotated[Literal["confidence", "clip"], PAPER] = "confidence",
+    limit: Annotated[float, PAPER] = 2.0,
+    clamp: Annotated[bool, PAPER] = False,
+    ties: Annotated[Literal["content", "first"], OURS] = "content",
+    trees: Annotated[int, PAPER] = 12,
+    forks: Annotated[int, PAPER] = 2,
+    branches: Annotated[int, PAPER] = 2,
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+) -> Algorithm:
+    """Entropy-based test-time RL (ETTRL).
+
+    Rewards are agreement with the majority, as in TTRL (ties as there), and advantages depend on how confident a
+    response is relative to its group, by the mean entropy H_i of its tokens. rule is one of
+
+        "confidence"  A_i <- A_i (2 - H_i / mean_g H), the paper's Adv-Res; clamp: clamp the factor at 0
+        "clip"        A_i <- clip(A_i, -limit, limit), its Adv-Clip
+
+    on A = (r - mean_g) / std_g with the population standard deviation, then GRPO's loss (clip_low, clip_high).
+    Rollout: `rollouts.trees.entropy_forks`, for each prompt `trees` completions, at the `forks` tokens of highest
+    entropy of which `branches` others begin; all trees * (1 + forks * branches) vote, with their last numbers.
+    """
+    require_choice("rule", rule, ("confidence", "clip"))
+    check_number("limit", limit, above=0)
+
+    return Algorithm(
+        transform=chain(vote(None, ties), group_relative(ddof=0), revised(confident(rule, limit, clamp))),
+        objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean()),
+        rollout=entropy_forks(trees, forks, branches),
+    )

@@ -1,0 +1,64 @@
+"""Lookahead Tree-Based Rollouts (LATR)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.credit.branchgrpo import numbers_in
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import AverageName
+from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative
+from jaxrl_llm.rollouts.lookahead import near_ties
+
+
+@method(
+    paper="arXiv 2510.24302",
+    year=2025,
+    test="test_own_rollouts.py::test_latr_opens_branches_at_near_ties_alone_and_drops_those_that_go_on_alike",
+    beside={"ranked": ("the second most probable token at a place; it is drawn", "ranks of tokens at sampling")},
+)
+@presets(
+    countdown={"absolute": 0.25, "relative": 0.15, "edit": 0.4, "suffix": None, "overlap": None, "until": 512,
+               "shares": "0:1,10:0.75,20:0.5,80:0.25,200:0"},
+    math={"absolute": 0.15, "relative": 0.25, "edit": None, "suffix": 0.2, "overlap": 0.5, "until": 1024,
+          "shares": "0:1,100:0.75,200:0.5,300:0.25"},
+)  # fmt: skip
+def latr(
+    absolute: Annotated[float, PAPER] = 0.25,
+    relative: Annotated[float, PAPER] = 0.15,
+    windows: Annotated[str, PAPER] = "20,30,50",
+    edit: Annotated[float | None, PAPER] = 0.4,
+    suffix: Annotated[float | None, PAPER] = None,
+    overlap: Annotated[float | None, PAPER] = None,
+    until: Annotated[int, PAPER] = 512,
+    shares: Annotated[str, PAPER] = "0:1,10:0.75,20:0.5,80:0.25,200:0",
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
+    average: Annotated[AverageName, OURS] = "token",
+) -> Algorithm:
+    """Lookahead Tree-Based Rollouts (LATR).
+
+    GRPO on groups that grow as trees. A branch opens where two tokens are nearly as likely,
+
+        p(c_1) > absolute, p(c_2) > absolute, |p(c_1) - p(c_2)| < relative
+
+    among the first `until` tokens, and is dropped if r tokens later, for an r of `windows`, it is too similar to its
+    parent: edit distance / r below `edit`, the match of the ends above `suffix`, or ROUGE-L above `overlap`.
+    A share of the group is the tree, given by `shares` as STEP:SHARE, from these training steps on; the rest are
+    independent samples, and so are the missing ones where fewer branches open (the paper repeats the first). The
+    loss is GRPO's (clip_low, clip_high, kl_coefficient, average). The presets "countdown" and "math" are the paper's
+    two settings.
+
+    c_2 is drawn from the policy at the same place instead of ranked, since the engine reports the probabilities of
+    drawn tokens alone: a near tie is found with the probability of its second token. Tokens between forks are sampled,
+    an option of the paper; its script takes the most probable. Rollout: `rollouts.lookahead.near_ties`.
+    """
+    method = grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average)
+    lengths = [int(r) for r in numbers_in("windows", windows)]
+    steps, parts = (numbers_in("shares", shares)[i::2] for i in (0, 1))
+    rollout = near_ties(absolute, relative, lengths, edit, suffix, overlap, until, [int(s) for s in steps], parts)
+    return Algorithm(method.transform, method.objective, rollout=rollout)

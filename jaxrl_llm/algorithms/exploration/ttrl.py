@@ -1,0 +1,48 @@
+"""Test-Time Reinforcement Learning (TTRL)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages.votes import vote
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import AverageName
+from jaxrl_llm.core.hyperparameters import CODE, OURS, RECALLED, NonNegative
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import clip, kl, policy_gradient, token_ratio
+from jaxrl_llm.objectives.averaging.averages import average_by_name
+
+
+@method(
+    paper="arXiv 2504.16084",
+    year=2025,
+    test="test_exploration.py::test_ttrl_against_a_loop",
+    needs={"answer_key": "votes of answers; without it whole completions vote"},
+)
+def ttrl(
+    keep: Annotated[float | None, RECALLED] = 32,
+    ties: Annotated[Literal["content", "first"], OURS] = "content",
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.2,
+    kl_coefficient: Annotated[NonNegative, RECALLED] = 0.0,
+    average: Annotated[AverageName, CODE] = "sequence",
+) -> Algorithm:
+    """Test-Time Reinforcement Learning (TTRL).
+
+    No labels: the most frequent answer of a group of samples is taken to be right, and the reward is agreement with it:
+    r_i = 1 where answer_i is the majority's, else 0, also for samples without an answer. `keep` of the group's samples
+    (None: all) are trained on, with GRPO's advantages among them; they are chosen at random (released code: the first).
+    ties between equally frequent answers are broken by "content", independent of the order of samples, or in favour of
+    the "first" sample (released code). PPO's clip with clip_low and clip_high; kl_coefficient > 0 adds the k3 penalty.
+    average: GRPO's "sequence", or "token" as in the released code; see
+    `objectives.averaging.averages.average_by_name`.
+
+    Answers are info["answer_key"] int32[N] (-1: none), which rewards such as number_match give, else whole completions.
+    Special rollout: 64 votes per prompt.
+    """
+    mean = average_by_name(average)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean)
+    objective += kl_coefficient * kl(to="reference", estimator="k3", average=mean)
+    return Algorithm(chain(vote(keep, ties), group_relative()), objective)

@@ -1,0 +1,1 @@
+"""Rollouts: completions made with hints, prefixes, other policies and second questions."""

@@ -1,0 +1,76 @@
+"""Curriculum-guided Learning for Policy Optimization (CLPO)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Annotated
+
+from jaxrl_llm.advantages.group import drop_rows, group_relative
+from jaxrl_llm.advantages.subgroup_baselines import lower_where, uniform_among_others, within_kinds
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import AverageName, Rewrite
+from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN, Count, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives.averaging.averages import Average, average_by_name
+from jaxrl_llm.objectives.penalties import kl
+from jaxrl_llm.objectives.policy_gradient import policy_gradient
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.rollouts.guidance.repair import rewritten, succeeds
+
+
+@part
+def times(average: Average, weight: Callable[[Trajectories], Array], needs: Iterable[str] = ()) -> Average:
+    """An average of values that are multiplied by `weight(batch)` f32[N] first, which is computed from `needs`."""
+
+    def mean(values: Array, batch: Trajectories) -> Array:
+        return average(values * weight(batch)[:, None], batch)
+
+    return Average(mean, average.needs | frozenset(needs), average.refresh)
+
+
+@method(paper="arXiv 2509.25004", year=2025, test="test_hinted.py::test_clpo_against_a_loop")
+def clpo(
+    hard: Annotated[float, CODE] = 0.3,
+    medium: Annotated[float, CODE] = 0.7,
+    rewrite: Annotated[Rewrite, CODE] = "both",
+    hard_weight: Annotated[float, CODE] = 0.5,
+    limit: Annotated[int, CODE] = 400,
+    column: Annotated[str, OURS] = "answer",
+    success: Annotated[float, CODE] = 0.0,
+    accuracy: Annotated[str | None, OURS] = None,
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    kl_coefficient: Annotated[NonNegative, CODE] = 0.001,
+    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    average: Annotated[AverageName, OURS] = "token",
+    max_length: Annotated[Count | None, RUN] = None,
+) -> Algorithm:
+    """Curriculum-guided Learning for Policy Optimization (CLPO).
+
+    Acc(q) is the share of a prompt's G samples that succeed (reward > success; accuracy: this component of it). The
+    policy rewrites a problem with Acc <= hard in a simpler way, and one with Acc <= medium in other words, in at most
+    `limit` tokens and without the answer, which is in a column of the data set and must stay the same. rewrite
+    "hard_only" or "medium_only" leaves the others as they are. G samples of the new problem, q', are a group of their
+    own. Groups in which all or no samples succeed are left out, unless there are no others. With
+    A_i = (r_i - mean_g)/(std_g + epsilon) in each group
+
+        loss = -mean_t min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coefficient mean_t s k3
+
+    with s = hard_weight for samples of hard problems, rewritten or not, else 1. This is the first version, and the
+    released code: rewriting has no gradient (the second trains it by Acc(q') - Acc(q), in a form that is not known).
+    The code cuts the batch to a multiple of the devices; here it is filled up with rows that count nowhere. average:
+    see grpo ("constant" divides by max_length).
+    """
+    mean = average_by_name(average, max_length)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean)
+    objective += kl_coefficient * kl(average=times(mean, lower_where("hard", hard_weight), {"hard"}))
+    credit = chain(drop_rows(uniform_among_others), group_relative(epsilon=epsilon))
+    return Algorithm(
+        within_kinds("rewritten", credit),
+        objective,
+        rollout=rewritten(succeeds(success, accuracy), hard, medium, rewrite, column, limit),
+    )

@@ -1,0 +1,72 @@
+"""Dataset Reset Policy Optimization (DR-PO)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.kl_rewards import kl_reward
+from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
+from jaxrl_llm.advantages.tokens.rewards import whiten_rewards
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.rewards.transforms import rescore
+from jaxrl_llm.rollouts.guidance.prefixes import reset_to_data
+from jaxrl_llm.utils.errors import is_off
+
+
+@part
+def unless_cut_off(score: float) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: the scores, but `score` for rows that reached the token limit."""
+    return lambda b: jnp.where(b.truncated, score, b.scores)
+
+
+@method(paper="arXiv 2404.08495", year=2024, test="test_prefixed.py::test_drpo_by_loop")
+def drpo_dataset_reset(
+    column: Annotated[str, OURS] = "response",
+    share: Annotated[float, CODE] = 1.0,
+    no_end_score: Annotated[float | None, CODE] = -1.0,
+    kl_coefficient: Annotated[NonNegative, CODE] = 0.05,
+    gamma: Annotated[float, CODE] = 1.0,
+    lam: Annotated[float, CODE] = 0.95,
+    clip_low: Annotated[NonNegative, PAPER] = 0.2,
+    clip_high: Annotated[NonNegative, PAPER] = 0.2,
+    value_clip: Annotated[float | None, CODE] = 0.2,
+    value_coefficient: Annotated[NonNegative, CODE] = 0.1,
+) -> Algorithm:
+    """Dataset Reset Policy Optimization (DR-PO).
+
+    PPO whose completions do not all start at the prompt. With probability `share` a sample is reset to a state of the
+    data: with y* the response of the row's `column`, of L >= 2 tokens, it is given y*_1 ... y*_h, h uniform from 1 to
+    L - 1, and the policy writes the rest; otherwise h = 0. The score is that of the whole text (no_end_score where it
+    has no end token; None: its own score). Every action's reward gets -kl_coefficient (logp - logp_ref), rewards are
+    divided by their standard deviation (about their mean, which stays), and with A from GAE (gamma, lam), R = A + V,
+    and A then whitened,
+
+        loss = -mean_t min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
+               + value_coefficient/2 mean_t max((V - R)^2, (clip(V, V_old - value_clip, V_old + value_clip) - R)^2)
+
+    over the policy's own tokens t > h. The released code takes the value loss and the moments of rewards and advantages
+    over the given tokens too, which also have a KL reward there. A given token comes before every action, so that apart
+    from these moments A and R of the actions are the same without it; here the critic learns from the policy's own
+    tokens only. Each sample draws its own h: the critic is the baseline, and no group is compared.
+    """
+    transforms = [
+        *([] if no_end_score is None else [rescore(unless_cut_off(no_end_score))]),
+        *([] if is_off(kl_coefficient) else [kl_reward(kl_coefficient)]),
+        whiten_rewards(),
+        generalised_advantages(gamma, lam),
+        whiten_advantages(),
+    ]
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
+    objective += value_coefficient * value_loss(value_clip)
+    return Algorithm(chain(*transforms), objective, rollout=reset_to_data(column, share))

@@ -1,0 +1,91 @@
+"""In-Context Steered Policy Optimization (Think Outside the Policy)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN, Count, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.transform import chain, counted
+from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.guidance import guided, guided_rows
+from jaxrl_llm.rewards.transforms import leave_out
+from jaxrl_llm.rollouts.guidance.prompted import in_context
+from jaxrl_llm.rollouts.guidance.repair import reaches
+
+
+@part
+def unsuccessful_guidance(threshold: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> bool[N]`: guided rows with a score below the threshold."""
+
+    def rejected(b: Trajectories) -> Array:
+        return guided_rows(b) & ~(b.scores >= threshold)
+
+    return rejected
+
+
+@part
+def with_fading_bonus(
+    threshold: float, bonus: float, total_steps: int | None
+) -> Callable[[jax.Array, Trajectories], Trajectories]:
+    """A function `(step, batch) -> batch`: the bonus of `icpo_in_context` on the scores of guided rows."""
+
+    def raised(step: jax.Array, b: Trajectories) -> Trajectories:
+        left = jnp.maximum(1 - step / (400 if total_steps is None else total_steps), 0.0)
+        return b.replace(reward=b.scores + jnp.where(guided_rows(b) & (b.scores >= threshold), bonus * left, 0.0))
+
+    return raised
+
+
+@method(paper="arXiv 2510.26519", year=2025, test="test_guided.py::test_icpo_against_a_loop")
+def icpo_in_context(
+    threshold: Annotated[float, PAPER] = 1.0,
+    reject: Annotated[bool, PAPER] = True,
+    bonus: Annotated[NonNegative, PAPER] = 1.0,
+    shape: Annotated[float, PAPER] = 0.1,
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.2,
+    dual_clip: Annotated[float, CODE] = 3.0,
+    kl_coefficient: Annotated[NonNegative, CODE] = 0.001,
+    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    guided_samples: Annotated[int, PAPER] = 1,
+    column: Annotated[str, OURS] = "examples",
+    total_steps: Annotated[Count | None, RUN] = None,
+) -> Algorithm:
+    """In-Context Steered Policy Optimization (Think Outside the Policy).
+
+    guided_samples of a group (one of eight) are drawn with a worked example in the prompt, and trained on under the
+    plain prompt. The examples are those of a column of the data set, a text or a list of which each such sample gets a
+    random one (paper: one of another data set's); prompts without one are sampled as in GRPO. To the reward of those
+    with at least `threshold` the method adds bonus (1 - step/total_steps) (total_steps None: the paper's 400); the
+    other guided samples are replaced by plain ones (reject False, as in the released code, keeps them without a bonus).
+    A = (r - mean_g)/(std_g + epsilon) over both kinds, and the loss is one token mean of
+
+        -A p/(p + shape) on guided tokens, p = pi(a) under the plain prompt, without ratio and clip
+        PPO's clipped surrogate on the others (clip_low, clip_high, dual_clip)
+
+    plus kl_coefficient times k3. The paper writes r > threshold, but with rewards of 0 and 1 and its threshold of 1
+    this must mean r >= threshold.
+    """
+
+    filters = [leave_out(unsuccessful_guidance(threshold))] if reject else []
+    surrogate = guided(clip(clip_low, clip_high, dual_clip), shape)
+    objective = policy_gradient(token_ratio(), surrogate, token_mean())
+    objective += kl_coefficient * kl(to="reference", estimator="k3")
+    return Algorithm(
+        chain(
+            *filters,
+            counted(with_fading_bonus(threshold, bonus, total_steps), {"guided"}),
+            group_relative(epsilon=epsilon),
+        ),
+        objective,
+        rollout=in_context(column, guided_samples, reaches(threshold) if reject else None),
+    )

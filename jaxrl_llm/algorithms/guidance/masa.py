@@ -1,0 +1,56 @@
+"""Meta-Awareness via Self-Alignment (MASA)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Scale
+from jaxrl_llm.core.hyperparameters import CODE, PAPER, NonNegative, ZeroOrOne
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.rollouts.auxiliary_prompts import with_predictions
+
+
+@method(
+    paper="arXiv 2510.03259",
+    year=2025,
+    test="test_own_rollouts.py::test_masa_rewards_predictions_of_rate_length_and_notions_in_a_group_of_their_own",
+    beside={"efficient": ("MASA-efficient: cloning, gating, cutoff by the predictions", "a rollout that stops early")},
+)
+def masa(
+    predictions: Annotated[int | None, PAPER] = None,
+    levels: Annotated[int, CODE] = 8,
+    base: Annotated[float, PAPER] = 0.01,
+    inclusive: Annotated[bool, CODE] = False,
+    clip_low: Annotated[NonNegative, PAPER] = 0.2,
+    clip_high: Annotated[NonNegative, PAPER] = 0.28,
+    dual_clip: Annotated[float | None, CODE] = 10.0,
+    scale: Annotated[Scale, CODE] = "std",
+    ddof: Annotated[ZeroOrOne, CODE] = 1,
+    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+) -> Algorithm:
+    """Meta-Awareness via Self-Alignment (MASA).
+
+    Beside its solutions of a problem, the policy answers a second prompt, which asks for a prediction of them: their
+    length l, the share d of right ones (a whole number of `levels`), and the notions they use. With l_i, c_i and t_i
+    the tokens, correctness (score > 0.5) and text of solution i,
+
+        r_length = 1 if min_{c_i = 1} l_i < l < max_{c_i = 1} l_i, else 0     (inclusive: <=; the paper's form)
+        r_rate   = base^|d - mean c|
+        r_notion = share of the predicted notions, without those of the problem's text, that more right than wrong t_i
+                   contain
+        r        = (r_length + r_rate + r_notion)/3, with 0 for a field that is missing
+
+    Predictions (as many as solutions where `predictions` is None) are a group of their own with A = (r - mean)/std,
+    like the solutions with their scores (`scale` is the divisor), and one token mean of the clipped surrogate
+    (clip_low, clip_high, dual_clip) is over both; no KL. Notions are compared as text, in lower case and
+    without the s of a plural.
+
+    A step has more rows than prompts_per_step x group_size: those of the predictions. The paper's faster variant, which
+    clones expert predictions, skips problems by their predicted rate and stops long solutions, is not included.
+    """
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
+    credit = group_relative(scale, ddof=ddof, epsilon=epsilon)
+    return Algorithm(credit, objective, rollout=with_predictions(predictions, levels, base, inclusive))

@@ -1,0 +1,67 @@
+"""Nudging with self-generated hints (NuRL, Nudging the Boundaries of LLM Reasoning)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import AverageName
+from jaxrl_llm.core.hyperparameters import OURS, PAPER, RUN, Count, NonNegative, ZeroOrOne
+from jaxrl_llm.curriculum.unsolved import without_solved
+from jaxrl_llm.rollouts.guidance.hints import from_column, own_hint
+from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
+from jaxrl_llm.utils.errors import require_choice
+
+
+@method(
+    paper="arXiv 2509.25666",
+    year=2025,
+    test="test_own_rollouts.py::test_nurl_samples_a_failed_group_again_but_for_one_without_the_hint",
+)
+def nurl(
+    source: Annotated[Literal["own", "column"], PAPER] = "own",
+    column: Annotated[str | None, OURS] = None,
+    hints_from: Annotated[int | None, OURS] = None,
+    drop_solved: Annotated[bool, PAPER] = True,
+    success: Annotated[float, PAPER] = 0.0,
+    accuracy: Annotated[str | None, OURS] = None,
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
+    ddof: Annotated[ZeroOrOne, OURS] = 0,
+    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    average: Annotated[AverageName, OURS] = "token",
+    max_length: Annotated[Count | None, RUN] = None,
+    total_steps: Annotated[Count | None, RUN] = None,
+) -> Algorithm:
+    """Nudging with self-generated hints (NuRL, Nudging the Boundaries of LLM Reasoning).
+
+    A group of G without a success (reward > success; accuracy: this component of it) is discarded and replaced by G - 1
+    samples under the prompt with an abstract hint and one under the plain prompt, which keeps the group from being all
+    right. All else is GRPO: A_i = (r_i - mean_g)/(std_g + epsilon) with ddof 0, ratios under each sample's prompt, and
+
+        loss = -mean_t min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coefficient k3
+
+    source "own": the policy writes the hint from the answer in a column of the data set ("answer"): it explains the
+    answer, then names the knowledge that is needed, without answer and steps. The paper does this once, with the first
+    policy; here the policy of the step writes it. "column": hints written beforehand, in a column ("hint").
+
+    hints_from: the step in which the second stage begins; before it, the method is GRPO. None: half of total_steps, or
+    100 without it. The paper begins it when reward and validation accuracy have been flat for 10 steps, and first drops
+    the prompts solved 8 of 8 times; here, with drop_solved, a prompt is dropped when, from that step on, all samples of
+    its group succeed without a hint. average: see grpo ("constant" divides by max_length).
+    """
+    require_choice("source", source, ("own", "column"))
+    if hints_from is None:
+        hints_from = 100 if total_steps is None else total_steps // 2
+    base = grpo(
+        clip_low, clip_high, kl_coefficient, ddof=ddof, epsilon=epsilon, average=average, max_length=max_length
+    )  # fmt: skip
+    hints = own_hint(column or "answer") if source == "own" else from_column(column or "hint")
+    program = retried(hints, succeeds(success, accuracy), 1, hints_from)
+    return replace(
+        base, rollout=program, curriculum=without_solved(success, accuracy, hints_from) if drop_solved else None
+    )  # fmt: skip

@@ -1,0 +1,46 @@
+"""On-policy RL on prefixes of off-policy traces (PrefixRL, Reuse your FLOPs)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import OURS, PAPER, RECALLED, NonNegative
+from jaxrl_llm.rollouts.guidance.prefixes import prefixed_groups
+
+
+@method(
+    paper="arXiv 2601.18795",
+    year=2026,
+    test="test_own_rollouts.py::test_prefixrl_compares_samples_after_the_same_prefix_and_trains_on_none_of_it",
+)
+def prefixrl(
+    column: Annotated[str, OURS] = "trace",
+    prefix_low: Annotated[float, RECALLED] = 0.4,
+    prefix_high: Annotated[float, RECALLED] = 0.8,
+    prefixes: Annotated[int, OURS] = 1,
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    kl_coefficient: Annotated[NonNegative, PAPER] = 0.0,
+) -> Algorithm:
+    """On-policy RL on prefixes of off-policy traces (PrefixRL, Reuse your FLOPs).
+
+    The prompts are all problems x, and for hard ones also (x, y*_1 ... y*_k), with y* a right trace that was found
+    before, by rejection sampling or by another model. The trace's beginning is given as if the policy had written it:
+
+        o ~ pi(. | x, y*_1 ... y*_k),    r = reward of y*_1 ... y*_k o,    A = (r - mean)/(std + 1e-6)
+
+    over the samples of one context (x, k), and GRPO's clipped loss (clip_low, clip_high; kl_coefficient times k3) on o
+    alone: no likelihood and no importance weight of the prefix. The method is a choice of contexts, so any on-policy
+    loss would do.
+
+    Rollout: a row's `column` stores its traces, a text or a list of texts, and is empty for problems that are not hard.
+    A visit of a hard problem makes the plain group and `prefixes` more, each of one trace, cut at a share of its length
+    that is uniform from prefix_low to prefix_high. Traces come from `jaxrl sample`, say; the method does not look for
+    them. A step has more rows than prompts_per_step x group_size where problems are hard. Without traces it is GRPO.
+    """
+    plain = grpo(clip_low, clip_high, kl_coefficient)
+    return replace(plain, rollout=prefixed_groups(column, prefix_low, prefix_high, prefixes))

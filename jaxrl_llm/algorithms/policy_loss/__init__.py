@@ -1,0 +1,1 @@
+"""Loss: ratios, clips and trust regions."""

@@ -1,0 +1,41 @@
+"""Decoupled Importance-Sampling Weight Clipping (DISPO)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative, ZeroOrOne
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives.averaging.averages import token_mean
+from jaxrl_llm.objectives.policy_gradient import policy_gradient
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.surrogates import log_probability
+from jaxrl_llm.objectives.weights import by_sign, clipped
+
+
+@method(paper="arXiv 2602.00983", year=2026, test="test_weighted.py::test_dispo_is_the_loop_over_groups_that_differ")
+@run_settings(several_steps("several gradient steps on a batch: at the first all ratios are 1"))
+def dispo(
+    positive_low: Annotated[float, PAPER] = 0.2,
+    positive_high: Annotated[float, PAPER] = 10.0,
+    negative_low: Annotated[float, PAPER] = 1.0,
+    negative_high: Annotated[float, PAPER] = 100.0,
+    ddof: Annotated[ZeroOrOne, OURS] = 1,
+    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+) -> Algorithm:
+    """Decoupled Importance-Sampling Weight Clipping (DISPO).
+
+    CISPO with separate bounds for correct and wrong responses: w = clip(rho, 1 - positive_low, 1 + positive_high) where
+    A > 0, clip(rho, 1 - negative_low, 1 + negative_high) where A < 0,
+
+        loss = -1/T sum_i sum_t sg(w_it) A_i logp_it,   A_i = (r_i - mean_g) / (std_g + epsilon)
+
+    over the T tokens of groups whose rewards differ. The paper does not say which standard deviation (ddof).
+    """
+    weight = by_sign(clipped(positive_low, positive_high), clipped(negative_low, negative_high))
+    objective = policy_gradient(token_ratio(), log_probability(weight), token_mean())
+    return Algorithm(chain(drop_uniform_groups(), group_relative(ddof=ddof, epsilon=epsilon)), objective)

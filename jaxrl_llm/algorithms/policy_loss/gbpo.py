@@ -1,0 +1,42 @@
+"""Group-relative Bounded Policy Optimization (Bounded Ratio RL)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, NonNegative, Positive, ZeroOrOne
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.regression import aim_at_bounds, toward_ratio
+
+
+@method(paper="arXiv 2604.18578", year=2026, test="test_trust_region.py::test_gbpo_by_loop")
+@run_settings(several_steps("several gradient steps on a batch, towards ratios away from 1", 5))
+def gbpo(
+    low: Annotated[float, CODE] = 0.3,
+    high: Annotated[float, CODE] = 0.3,
+    temperature: Annotated[Positive, CODE] = 1e-4,
+    ddof: Annotated[ZeroOrOne, CODE] = 1,
+    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+) -> Algorithm:
+    """Group-relative Bounded Policy Optimization (Bounded Ratio RL).
+
+    Regresses the ratio onto the optimum within bounds, 1 + high above the group's median and 1 - low below it:
+
+        loss = token mean of |(rho - target) A|,  target = 1 - low + (low + high) sigmoid(z)
+        A = (r - mean_g) / (std_g + epsilon),  z = (r - median_g) / (std_g + epsilon) / temperature
+
+    Defaults are those of the code's README (its YAML has low = high = 0.2 and temperature 1). With binary rewards only
+    the ratios of the minority outcome move away from 1, unless a group is split evenly; the others are at the median,
+    with target 1, whose gradient is 0 at the first update of a batch: rho = pi/pi_old. A group of one has A = 0 (the
+    code: about r). Intended for several epochs per batch.
+    """
+    check_number("temperature", temperature, above=0)
+    objective = policy_gradient(token_ratio("old"), toward_ratio("ratio_target"), token_mean())
+    transform = chain(group_relative(ddof=ddof, epsilon=epsilon), aim_at_bounds(low, high, temperature, ddof, epsilon))
+    return Algorithm(transform, objective)

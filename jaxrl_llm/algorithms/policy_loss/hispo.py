@@ -1,0 +1,55 @@
+"""Hierarchical Importance Sampling Policy Optimization (LongCat-Flash-Prover)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Scale
+from jaxrl_llm.core.hyperparameters import OURS, PAPER, RUN, Count, NonNegative, ZeroOrOne
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives.averaging.averages import constant
+from jaxrl_llm.objectives.off_policy import importance_correction
+from jaxrl_llm.objectives.policy_gradient import policy_gradient
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.surrogates import clip
+
+
+@method(
+    paper="arXiv 2603.21065",
+    year=2026,
+    test="test_mismatch.py::test_hispo_is_the_loop",
+    beside={"prover": ("the proving environment and its checks", "the run's environment")},
+)
+def hispo(
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.28,
+    dual_clip: Annotated[float, OURS] = 3.0,
+    sequence_bound: Annotated[float, OURS] = 0.2,
+    token_bound: Annotated[float, OURS] = 0.3,
+    max_length: Annotated[Count | None, RUN] = None,
+    scale: Annotated[Scale, PAPER] = "std",
+    ddof: Annotated[ZeroOrOne, OURS] = 1,
+    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+) -> Algorithm:
+    """Hierarchical Importance Sampling Policy Optimization (LongCat-Flash-Prover).
+
+    Masks first whole sequences, then single tokens, on which trainer and sampler disagree. With
+    d = pi_old / pi_behaviour, s_i its geometric mean over the response, and rho = pi / pi_behaviour,
+
+        H_it = [|s_i - 1| < sequence_bound] [|d_it - 1| < token_bound]
+        loss = -1/(N max_length) sum_i sum_t H_it term(rho, A),  term = min(rho, 1 + clip_high) A where A >= 0,
+                                                                 clip(rho, 1 - clip_low, dual_clip) A where A < 0
+
+    The clip acts on the full ratio, not on pi / pi_old. The paper prints none of the bounds; we interpret dual_clip as
+    a ratio. max_length: the generation budget, a constant as in the paper's text; None is the longest row, as in its
+    formula (there of the group, here of the batch). A as in grpo (scale, ddof, epsilon).
+    """
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), constant(max_length))
+    masks = (
+        importance_correction("geometric", "reject", 1 - sequence_bound, 1 + sequence_bound),
+        importance_correction("token", "reject", 1 - token_bound, 1 + token_bound),
+    )
+    return Algorithm(chain(group_relative(scale, ddof=ddof, epsilon=epsilon), *masks), objective)

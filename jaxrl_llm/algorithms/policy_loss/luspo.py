@@ -1,0 +1,37 @@
+"""Length-Unbiased Sequence Policy Optimization (LUSPO)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Scale
+from jaxrl_llm.core.hyperparameters import CODE, PAPER, NonNegative, ZeroOrOne
+from jaxrl_llm.objectives.averaging.averages import sequence_sum
+from jaxrl_llm.objectives.policy_gradient import policy_gradient
+from jaxrl_llm.objectives.ratios import sequence_ratio
+from jaxrl_llm.objectives.surrogates import clip
+
+
+@method(paper="arXiv 2602.05261", year=2026, test="test_sequence_level.py::test_luspo_is_the_loop")
+def luspo(
+    clip_low: Annotated[NonNegative, PAPER] = 2e-3,
+    clip_high: Annotated[NonNegative, PAPER] = 2.5e-3,
+    scale: Annotated[Scale, PAPER] = "std",
+    ddof: Annotated[ZeroOrOne, CODE] = 1,
+    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+) -> Algorithm:
+    """Length-Unbiased Sequence Policy Optimization (LUSPO).
+
+    GSPO with each sequence's term multiplied by its length: tokens of long and short responses have equal weight.
+    With GRPO's A_i (scale, ddof, epsilon) and GSPO's s_i,
+
+        loss = -1/N sum_i |o_i| min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)
+
+    The loss is about the mean length times GSPO's, so the learning rate must be lower. TRL counts rows without actions
+    in N; they are not counted here.
+    """
+    objective = policy_gradient(sequence_ratio(), clip(clip_low, clip_high), sequence_sum())
+    return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)

@@ -1,0 +1,82 @@
+"""Natural Language Policy Optimization (NLPO)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.kl_rewards import kl_reward, stepwise_kl
+from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, NonNegative
+from jaxrl_llm.core.transform import Transform, chain
+from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.rollouts.hooked import hooked
+from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.sampling.token_support import lagged_nucleus
+from jaxrl_llm.utils.errors import is_off
+
+
+@method(
+    paper="arXiv 2210.01241",
+    year=2023,
+    test="test_masked.py::test_nlpo_is_its_loop",
+    beside={"top_k": ("masks of the most probable tokens, a variant", "another support of the sampler")},
+)
+def nlpo(
+    mask_top_p: Annotated[float, CODE] = 0.9,
+    mask_min_keep: Annotated[int, CODE] = 100,
+    mask_every: Annotated[int, CODE] = 5,
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.2,
+    value_clip: Annotated[float | None, CODE] = None,
+    value_coefficient: Annotated[NonNegative, CODE] = 1.0,
+    gamma: Annotated[float, CODE] = 0.99,
+    lam: Annotated[float, CODE] = 0.95,
+    whiten: Annotated[bool, CODE] = True,
+    kl_coefficient: Annotated[NonNegative, CODE] = 0.1,
+    kl_target: Annotated[float | None, CODE] = 0.1,
+    kl_rate: Annotated[float, CODE] = 0.1,
+    entropy_coefficient: Annotated[NonNegative, CODE] = 0.0,
+) -> Algorithm:
+    """Natural Language Policy Optimization (NLPO, Is Reinforcement Learning (Not) for Natural Language Processing,
+    ICLR).
+
+    `ppo` over fewer actions. A mask policy psi, at first the initial policy, is replaced by the current one after every
+    mask_every updates. A token may be chosen if it is in the nucleus of psi after the same tokens: the fewest most
+    probable ones whose mass is at least mask_top_p, but at least mask_min_keep. The masked policy is the policy on
+    these tokens, renormalised:
+
+        p(v) = 1[v in S] pi(v) / sum_{u in S} pi(u),    S = nucleus of psi
+        rho = p / p_old;   r_t = r 1[t last] - kl_coefficient (log pi - log pi_ref)_t
+
+    The sampler draws from p (`sampling.token_support.lagged_nucleus`), ratios and the entropy are those of p, on the
+    set S of the rollout. The divergence in the reward is of the policies without the mask, of the sampling and the
+    initial policy. kl_target: the coefficient moves after each batch, with KL the mean of these log-ratios over its
+    tokens, by
+
+        kl_coefficient <- kl_coefficient (1 + kl_rate clip(KL / kl_target - 1, -0.2, 0.2))
+
+    None: it stays. clip_low, clip_high, value_clip, value_coefficient (1: half the squared error), gamma, lam, whiten
+    and entropy_coefficient as in `ppo`. With mask_top_p 1 this is `ppo`.
+
+    The run keeps a copy of the weights for psi beside that of the reference, and computes psi's states at each token
+    that is drawn and in each pass of the update. Released code replaces psi before the update of that step, not after
+    it, and whitens within minibatches; one of its configurations has kl_target 1.
+    """
+    parts: list[Transform] = []
+    if kl_target is not None:
+        parts.append(stepwise_kl(kl_coefficient, kl_target, kl_rate, of="untruncated"))
+        parts.append(kl_reward("kl_coefficient", of="untruncated"))
+    elif not is_off(kl_coefficient):
+        parts.append(kl_reward(kl_coefficient, of="untruncated"))
+    parts.append(generalised_advantages(gamma, lam))
+    if whiten:
+        parts.append(whiten_advantages())
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
+    objective += value_coefficient * value_loss(value_clip)
+    return Algorithm(
+        chain(*parts), objective - entropy_coefficient * entropy(),
+        rollout=hooked(group(), lagged_nucleus(mask_top_p, mask_min_keep, mask_every)),
+    )  # fmt: skip

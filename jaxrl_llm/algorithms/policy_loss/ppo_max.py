@@ -1,0 +1,109 @@
+"""PPO-max (Secrets of RLHF in Large Language Models Part I: PPO)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import jax
+
+from jaxrl_llm.advantages.demonstrations import demonstrated_rows, demonstrations_apart
+from jaxrl_llm.advantages.kl_rewards import kl_reward
+from jaxrl_llm.advantages.normalisation import running_reward_scaling
+from jaxrl_llm.advantages.returns import clip_advantages, generalised_advantages, whiten_advantages
+from jaxrl_llm.algorithms.classic.ppo import chain_present
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, OURS, NonNegative
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.averaging.subset import count_tokens, mean_by, mean_over
+from jaxrl_llm.objectives.penalties import imitation
+from jaxrl_llm.objectives.thresholds import distance
+from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.rollouts.guidance.demonstrated import with_demonstration
+from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.utils.errors import is_off, require_choice
+
+
+def sampled_rows(batch: Trajectories) -> jax.Array:
+    """bool[N]: the rows that the policy sampled, and no texts of the data set."""
+    return ~demonstrated_rows(batch)
+
+
+@method(
+    paper="arXiv 2307.04964",
+    year=2023,
+    test="test_actor_critic.py::test_ppo_max_is_its_loop",
+    lacks={
+        "reward_model": (
+            "a critic that starts from a reward model; it starts from the policy instead, see --critic-steps",
+            "a reward model with a value head",
+        )
+    },
+)
+@presets(
+    paper={"kl_coefficient": 0.05, "reward_scaling": "normalise", "reward_clip": 0.3},
+    code={"kl_coefficient": 0.01, "reward_scaling": "scale", "reward_clip": None},
+)
+def ppo_max(
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.2,
+    value_clip: Annotated[float | None, CODE] = 0.2,
+    value_coefficient: Annotated[NonNegative, CODE] = 1.0,
+    gamma: Annotated[float, CODE] = 1.0,
+    lam: Annotated[float, CODE] = 0.95,
+    kl_coefficient: Annotated[NonNegative, OURS] = 0.05,
+    reward_scaling: Annotated[Literal["scale", "normalise", "none"], OURS] = "normalise",
+    reward_clip: Annotated[float | None, OURS] = 0.3,
+    whiten: Annotated[bool, CODE] = False,
+    advantage_clip: Annotated[float | None, CODE] = None,
+    entropy_weight: Annotated[NonNegative, CODE] = 0.0,
+    entropy_target: Annotated[NonNegative, CODE] = 35.0,
+    pretraining_coefficient: Annotated[float, CODE] = 0.0,
+    column: Annotated[str, OURS] = "answer",
+) -> Algorithm:
+    """PPO-max (Secrets of RLHF in Large Language Models Part I: PPO).
+
+    `ppo` with the choices that the authors found to stabilise it (section 5.4). Scores are normalised by their running
+    mean and standard deviation over all batches so far, including this one, and clipped (eq. 18); then each action is
+    penalised for its log-ratio to the reference policy:
+
+        r <- clip((r - mean) / std, -reward_clip, reward_clip)
+        r_t = r 1[t last] - kl_coefficient (logp_old - logp_ref)_t
+
+    reward_scaling: "normalise" as above, "scale" divides by std only, "none" leaves scores as they are and does not
+    clip them. The paper tries reward_clip 0.3 and 0.8. Advantages by `gae` with gamma and lam; whiten: standardised
+    over the batch (released code: over the micro-batch), with 1e-6 added to the variance; advantage_clip bounds |A|.
+    Clipped losses of policy and values with clip_low, clip_high, value_clip and value_coefficient as in `ppo`, plus
+    entropy_weight times |mean entropy - entropy_target|: a target, not a bonus.
+
+    The released scripts (preset "code") have reward_scaling "scale", reward_clip None, and kl_coefficient 0.01
+    (English) or 0.1 (Chinese). The code has reward_clip 10 and advantage_clip 0.5 when these are on. The paper
+    initialises the critic from the reward model and trains it before the policy (the run's `critic_steps`).
+
+    pretraining_coefficient above 0 adds, to each group, the text in `column` of its row of the data set, which has no
+    score and no advantage and counts in no other mean, and to the loss that coefficient times the mean of -log pi over
+    the tokens of these texts.
+    The paper takes texts of pretraining, without the prompts.
+    """
+    require_choice("reward_scaling", reward_scaling, ("scale", "normalise", "none"))
+    texts = not is_off(pretraining_coefficient)
+    transform = chain_present(
+        demonstrations_apart() if texts else None,
+        None if reward_scaling == "none" else running_reward_scaling(reward_scaling == "normalise", reward_clip),
+        None if is_off(kl_coefficient) else kl_reward(kl_coefficient),
+        generalised_advantages(gamma, lam),
+        whiten_advantages(epsilon=1e-6) if whiten else None,
+        None if advantage_clip is None else clip_advantages(advantage_clip),
+        count_tokens(demonstrated_rows, "text_tokens") if texts else None,
+        count_tokens(sampled_rows, "sampled_tokens") if texts else None,
+    )
+    average = mean_over(sampled_rows, "sampled_tokens") if texts else token_mean()
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
+    objective += value_coefficient * value_loss(value_clip, average)
+    objective += entropy_weight * distance(entropy(average), entropy_target)
+    if not texts:
+        return Algorithm(transform, objective)
+    objective += pretraining_coefficient * imitation(demonstrated_rows, mean_by("text_tokens"), "pretraining")
+    return Algorithm(transform, objective, rollout=with_demonstration(group(), column))

@@ -1,0 +1,67 @@
+"""Ratio-Variance Regularized Policy Optimization (R2VPO)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS, Fraction, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.transform import chain, controller
+from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio, unclipped
+from jaxrl_llm.objectives.penalties import ratio_variance
+from jaxrl_llm.replay.base import whole_groups
+
+
+@part
+def dual_ascent(rate: float) -> Callable[[jax.Array, dict[str, jax.Array]], jax.Array]:
+    """A function `(value, feedback) -> f32[]`: the multiplier after one step of `r2vpo`."""
+
+    def ascend(value: jax.Array, feedback: dict[str, jax.Array]) -> jax.Array:
+        return jnp.maximum(0.0, value + rate * feedback["ratio/excess"])
+
+    return ascend
+
+
+@method(paper="arXiv 2601.03320", year=2026, test="test_trust_region.py::test_r2vpo_by_loop_and_its_soft_clip")
+def r2vpo(
+    variance_limit: Annotated[float, OURS] = 0.02,
+    multiplier: Annotated[float, CODE] = 0.04,
+    multiplier_rate: Annotated[NonNegative, OURS] = 0.1,
+    replay_share: Annotated[Fraction, OURS] = 1.0,
+    replay_age: Annotated[NonNegativeInt, OURS] = 4,
+    replay_groups: Annotated[NonNegativeInt, OURS] = 1024,
+    ddof: Annotated[ZeroOrOne, OURS] = 1,
+    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+) -> Algorithm:
+    """Ratio-Variance Regularized Policy Optimization (R2VPO).
+
+    max E[rho A] subject to E[(rho - 1)^2] <= delta, by a Lagrange multiplier and without a clip; E is a token mean:
+
+        loss = -E[rho A] + lambda (E[(rho - 1)^2] - delta),  lambda <- max(0, lambda + eta (E[(rho - 1)^2] - delta))
+
+    delta = variance_limit; lambda starts at `multiplier` (a re-implementation keeps it constant) and is updated after
+    each update of the policy with eta = multiplier_rate (0: constant). The full paper was not available to us; the dual
+    update is the standard one for this constraint. A is GRPO's, with ddof and epsilon.
+
+    round(replay_share m) groups of at most replay_age steps before, whole and each at most once, join the m groups of a
+    step; replay_share 0 is the on-policy form. The store has the newest replay_groups groups with different rewards.
+    Replayed tokens have the log-probabilities of the policy that sampled them, so the penalty down-weights stale ones.
+    """
+    check_number("variance_limit", variance_limit, least=0)
+    check_number("multiplier", multiplier, least=0)
+
+    objective = policy_gradient(token_ratio(), unclipped(), token_mean())
+    transform = chain(
+        group_relative(ddof=ddof, epsilon=epsilon),
+        controller("variance_multiplier", multiplier, dual_ascent(multiplier_rate)),
+    )
+    replay = whole_groups(replay_share, groups=replay_groups, max_age=replay_age) if replay_share else None
+    return Algorithm(transform, objective + "variance_multiplier" * ratio_variance(variance_limit), replay=replay)

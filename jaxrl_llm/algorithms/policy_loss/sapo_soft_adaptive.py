@@ -1,0 +1,36 @@
+"""Soft Adaptive Policy Optimization (SAPO)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Scale
+from jaxrl_llm.core.hyperparameters import CODE, PAPER, NonNegative, ZeroOrOne
+from jaxrl_llm.objectives.averaging.averages import sequence_mean
+from jaxrl_llm.objectives.policy_gradient import policy_gradient
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.surrogates import soft_gate
+
+
+@method(paper="arXiv 2511.20347", year=2025, test="test_weighted.py::test_sapo_is_the_loop")
+def sapo_soft_adaptive(
+    positive_temperature: Annotated[float, PAPER] = 1.0,
+    negative_temperature: Annotated[float, PAPER] = 1.05,
+    scale: Annotated[Scale, PAPER] = "std",
+    ddof: Annotated[ZeroOrOne, CODE] = 1,
+    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+) -> Algorithm:
+    """Soft Adaptive Policy Optimization (SAPO).
+
+    Replaces the clip of the token's ratio by a sigmoid gate, with tau = positive_temperature where A > 0, else
+    negative_temperature, which is higher so that negative gradients decay faster off-policy:
+
+        loss = -1/N sum_i 1/|o_i| sum_t (4 / tau) sigmoid(tau (rho - 1)) A_i
+
+    At rho = 1 the gradient is GRPO's, with its A (scale, ddof, epsilon), and the gate is 2 / tau. No KL.
+    """
+    objective = policy_gradient(token_ratio(), soft_gate(positive_temperature, negative_temperature), sequence_mean())
+    return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)

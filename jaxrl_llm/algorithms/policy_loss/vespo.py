@@ -1,0 +1,63 @@
+"""Variational Sequence-Level Soft Policy Optimization (VESPO)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import jax
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Scale
+from jaxrl_llm.core.hyperparameters import CODE, NonNegative, ZeroOrOne
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.objectives.averaging.averages import token_mean
+from jaxrl_llm.objectives.off_policy import sequence_factor
+from jaxrl_llm.objectives.policy_gradient import policy_gradient
+from jaxrl_llm.objectives.ratios import sequence_ratio
+from jaxrl_llm.objectives.surrogates import log_probability
+from jaxrl_llm.objectives.weights import by_sign, gamma, of_scaled_ratio
+from jaxrl_llm.utils.errors import require_choice
+
+
+@method(paper="arXiv 2602.10693", year=2026, test="test_sequence_level.py::test_vespo_is_the_loop")
+def vespo(
+    positive_power: Annotated[float, CODE] = 2.0,
+    positive_decay: Annotated[float, CODE] = 3.0,
+    negative_power: Annotated[float, CODE] = 3.0,
+    negative_decay: Annotated[float, CODE] = 2.0,
+    correction: Annotated[Literal["none", "truncate", "mask"], CODE] = "none",
+    cap: Annotated[float, CODE] = 2.0,
+    scale: Annotated[Scale, CODE] = "std",
+    ddof: Annotated[ZeroOrOne, CODE] = 1,
+    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+) -> Algorithm:
+    """Variational Sequence-Level Soft Policy Optimization (VESPO).
+
+    Replaces the clip by a smooth weight of the sequence's full ratio W_i = prod_t rho_it, not length-normalised:
+
+        phi(W) = W^k exp(lambda (1 - W)),   loss = -1/T sum_i sum_t sg(phi(W_i)) A_i logp_it
+
+    T the tokens of the batch; (k, lambda) = (positive_power, positive_decay) where A >= 0, else (negative_power,
+    negative_decay). phi(1) = 1, and phi is maximal at k / lambda. A as in `grpo` (scale, ddof, epsilon).
+
+    correction "none": W is the ratio of current to behaviour policy. "truncate" and "mask": W is the ratio of current
+    to old policy times the product of the tokens' weights w of old to behaviour policy, as min(w, cap), or as w where
+    w <= cap and 1e-8 elsewhere. W is at least 1e-8.
+    """
+    require_choice("correction", correction, ("none", "truncate", "mask"))
+    weight = by_sign(gamma(positive_power, positive_decay), gamma(negative_power, negative_decay))
+    ratio = sequence_ratio("behaviour" if correction == "none" else "old", mean=False)
+    if correction != "none":
+        weight = of_scaled_ratio(weight, mismatch_of_sequence(correction, cap))
+    objective = policy_gradient(ratio, log_probability(weight), token_mean())
+    return Algorithm(group_relative(scale, ddof=ddof, epsilon=epsilon), objective)
+
+
+@part
+def mismatch_of_sequence(correction: Literal["truncate", "mask"], cap: float) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N, L]`: `sequence_factor` of the batch."""
+    return lambda batch: sequence_factor(batch, correction, cap)

@@ -1,0 +1,65 @@
+"""Decoupled Reward Policy Optimization (DRPO)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import jax
+
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Estimator
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN, AtLeastOne, NonNegative, Positive
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives.penalties import hinged, kl
+from jaxrl_llm.objectives.preference.pairs import discriminative
+from jaxrl_llm.utils.errors import is_off, require_choice
+
+
+@part
+def brevity(longest: float) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: 1 - length / longest."""
+
+    def brevity(batch: Trajectories) -> jax.Array:
+        return 1 - batch.lengths / longest
+
+    return brevity
+
+
+@method(paper="arXiv 2510.04474", year=2025, test="test_preference.py::test_drpo_by_loop_however_it_is_split")
+def drpo_decoupled_reward(
+    length_temperature: Annotated[float, CODE] = 0.1,
+    temperature: Annotated[Positive, CODE] = 10.0,
+    kl_limit: Annotated[NonNegative, CODE] = 1e-4,
+    kl_coefficient: Annotated[NonNegative, CODE] = 1000.0,
+    kl_estimator: Annotated[Literal["kl", "low_var_kl"], CODE] = "kl",
+    threshold: Annotated[float, OURS] = 0.5,
+    max_length: Annotated[AtLeastOne | None, RUN] = None,
+) -> Algorithm:
+    """Decoupled Reward Policy Optimization (DRPO).
+
+    Length only reweights right answers (score above `threshold`) among each other; wrong ones share a single penalty:
+
+        loss = -1/prompts sum_prompts [sum_i w_i s_i - tau log mean_j exp(s_j / tau)] + sg(beta max(kl - delta, 0)) kl
+
+    s: mean log-probability of a sample; i right, j wrong; w = softmax over the right ones of (1 - length / max_length)
+    / lambda, with lambda = length_temperature (smaller: shorter answers), tau = temperature. Prompts without both kinds
+    contribute 0 but count. max_length: longest completion (None: the released script's 8192). beta = kl_coefficient,
+    delta = kl_limit; kl is the token mean of log pi_behaviour - log pi (kl_estimator "kl") or of rho - 1 - log rho
+    ("low_var_kl"), over the whole batch. The loss has the value of this formula; the released code uses a surrogate
+    with the same gradient and another value.
+    """
+    check_number("length_temperature", length_temperature, above=0)
+    check_number("temperature", temperature, above=0)
+    require_choice("kl_estimator", kl_estimator, ("kl", "low_var_kl"))
+    longest = 8192 if max_length is None else max_length
+
+    objective = discriminative(brevity(longest), threshold, length_temperature, temperature)
+    if not is_off(kl_coefficient):
+        estimator: Estimator = "k1" if kl_estimator == "kl" else "k3"
+        objective += hinged(kl("behaviour", estimator, reverse=True), kl_limit, kl_coefficient, "kl_guard")
+    return Algorithm(chain(), objective)

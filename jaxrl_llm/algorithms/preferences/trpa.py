@@ -1,0 +1,41 @@
+"""Trust Region Preference Approximation."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.run_settings import one_reward_of, run_settings
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS, NonNegative
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives.penalties import kl
+from jaxrl_llm.objectives.preference.pairs import preference
+
+
+@method(paper="arXiv 2504.04524", year=2025, test="test_preference.py::test_trpa_by_loop_however_it_is_split")
+@run_settings(one_reward_of("tagged_levels", why="a reward of several levels, whose order its pairs are"))
+def trpa(
+    beta: Annotated[NonNegative, CODE] = 0.1,
+    anisotropy: Annotated[NonNegative, CODE] = 2.5,
+    trust: Annotated[NonNegative, CODE] = 0.001,
+    best: Annotated[float, OURS] = 1.0,
+) -> Algorithm:
+    """Trust Region Preference Approximation.
+
+    No advantages: the reward ranks the samples of a prompt, and each pair with r_i > r_j is a preference. The paper's
+    four levels, right, wrong, no answer found and bad format, are the rewards 1, 0.4, 0.2 and 0 of `--rewards
+    tagged_levels`; only their order counts.
+
+        loss = mean over pairs of -log sigmoid(c beta (h_i - h_j)) + trust mean_t k3
+
+    with h the mean log-ratio to the reference, c = anisotropy where r_i >= best, else 1, and k3 = exp(d) - d - 1 with
+    d = log pi_behaviour - log pi: the trust region around the behaviour policy (trust is lambda_tr; a token mean).
+    Without any pair the first term is the mean over samples of -log sigmoid(h_i) where r_i >= best and
+    -log sigmoid(-h_i) elsewhere. Pairs are formed among the rows of a gradient step.
+    """
+    check_number("beta", beta, above=0)
+    objective = preference(beta, best, anisotropy)
+    objective += trust * kl("behaviour", "k3")
+    return Algorithm(chain(), objective)

@@ -1,0 +1,1 @@
+"""Prompts: which, and how many samples of each."""

@@ -1,0 +1,61 @@
+"""Data curation for RL with verifiable reward in competitive programming (DRIVE)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative
+from jaxrl_llm.curriculum.compose import choose_prompts
+from jaxrl_llm.curriculum.scores import least_tried
+from jaxrl_llm.curriculum.stages import hardest_in_phases
+from jaxrl_llm.utils.errors import InputError
+
+
+@method(
+    paper="arXiv 2511.06307",
+    year=2025,
+    test="test_curricula.py::test_drive_keeps_the_prompts_that_fail",
+    beside={
+        "supervised": ("the curated supervised stage before it", "supervised training before the run"),
+        "limits": ("other token limits in the second stage", "a second run"),
+    },
+)
+def drive_pre_grpo(
+    first_steps: Annotated[int, PAPER] = 32,
+    phases: Annotated[str, PAPER] = "72x64,50x32,25x32",
+    times: Annotated[int, PAPER] = 8,
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
+) -> Algorithm:
+    """Data curation for RL with verifiable reward in competitive programming (DRIVE).
+
+    A curriculum of two stages over GRPO (clip_low, clip_high, kl_coefficient). For first_steps steps all prompts are
+    tried in turn, with the run's group_size; then come `phases`, "72x64,50x32" for 64 steps on 72 prompts, then 32 on
+    50. A phase has the prompts of the one before that were solved least,
+
+        P_k = the n_k prompts of P_{k-1} with the lowest mean reward,
+
+    each with `times` as many samples, and a step has so many fewer prompts. The paper measures the rates with the
+    policy at the start of a phase; ours are those of each prompt's last group. Ties are broken at random, prompts that
+    were never tried come last, and prompts with a rate of 0 stay. Both stages have the run's max_new_tokens (paper: 24k
+    tokens, then 32k). The tests that score programs are a reward function of the run.
+    """
+    rule = hardest_in_phases(first_steps, parse_phases(phases), times)
+    return replace(grpo(clip_low, clip_high, kl_coefficient), curriculum=choose_prompts(rule, least_tried()))
+
+
+def parse_phases(text: str) -> tuple[tuple[int, int], ...]:
+    """(prompts, steps) of each phase.
+
+    >>> parse_phases("72x64, 50x32")
+    ((72, 64), (50, 32))
+    """
+    found = [one.strip().split("x") for one in text.split(",") if one.strip()]
+    if not found or not all(len(one) == 2 and all(x.isdigit() and int(x) for x in one) for one in found):
+        raise InputError(f"drive_pre_grpo: phases is {text!r}, but must be PROMPTSxSTEPS,... such as 72x64,50x32")
+    return tuple((int(n), int(steps)) for n, steps in found)

@@ -1,0 +1,1 @@
+"""Loss: regularisers, and references that move."""

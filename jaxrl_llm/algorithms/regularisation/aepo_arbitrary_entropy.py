@@ -1,0 +1,109 @@
+"""Arbitrary Entropy Policy Optimization (AEPO)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import group_advantage
+from jaxrl_llm.advantages.multipliers import last_entropy
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, NonNegative, Positive
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain, controller, counted
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.rollouts.tempered import with_tempered
+from jaxrl_llm.selection.noise import row_noise
+from jaxrl_llm.selection.rows import ranks_within
+
+
+@part
+def temperature_by_entropy(
+    target_entropy: float, hot: float, cold: float
+) -> Callable[[jax.Array, dict[str, jax.Array]], jax.Array]:
+    """A function `(value, feedback) -> f32[]`: hot where the last entropy is at most the target, else cold."""
+
+    def temperature(value: jax.Array, feedback: dict[str, jax.Array]) -> jax.Array:
+        return jnp.where(feedback["entropy"] <= target_entropy, hot, cold)
+
+    return temperature
+
+
+@part
+def exchanged_for_tempered(
+    target_entropy: float, most: float, least_advantage: float
+) -> Callable[[jax.Array, Trajectories], Trajectories]:
+    """A function `(step, batch) -> batch` that exchanges rows as in `aepo_arbitrary_entropy`."""
+
+    def replaced(step: jax.Array, batch: Trajectories) -> Trajectories:
+        scored = ~jnp.isnan(batch.scores)
+        none = jnp.zeros(scored.shape, bool)
+        tempered = (batch.info or {}).get("tempered", none) == 1  # NaN where a group failed
+        _, index = jnp.unique(batch.group, return_inverse=True, size=scored.shape[0])
+        A = group_advantage(batch.scores, 2 * index + tempered)
+        noise, everywhere = row_noise(batch, step), jnp.zeros(scored.shape, jnp.int32)
+        good = tempered & scored & (least_advantage < A)
+        K = jnp.minimum(jnp.sum(good), most)
+        K = jnp.where(last_entropy(batch) <= target_entropy, K, K // 2)
+        taken = good & (ranks_within(everywhere, noise, noise, good) < K)
+        normal = scored & ~tempered
+        stay = normal & (ranks_within(everywhere, noise, noise, normal) >= K)
+        weights = batch.loss_weights * (taken | stay | ~scored & ~tempered)[:, None]
+        A = jnp.where(taken, 1.0, jnp.where(tempered, 0.0, A))
+        # They were sampled from another distribution than the policy's, whose log-probabilities old_logp are.
+        behaviour = jnp.where(tempered[:, None], batch.need("old_logp"), batch.behaviour_logp)
+        return batch.replace(advantages=A[:, None] * batch.action_mask, weights=weights, behaviour_logp=behaviour)
+
+    return replaced
+
+
+@method(
+    paper="arXiv 2510.08141",
+    year=2025,
+    test="test_entropy_credit.py::test_arbitrary_entropy_swaps_rows_for_right_tempered_ones",
+)
+def aepo_arbitrary_entropy(
+    target_entropy: Annotated[NonNegative, CODE] = 0.5,
+    hot: Annotated[Positive, CODE] = 1.2,
+    cold: Annotated[Positive, CODE] = 0.8,
+    most: Annotated[float, CODE] = 60,
+    least_advantage: Annotated[float, CODE] = 0.05,
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.2,
+    dual_clip: Annotated[float | None, CODE] = 3.0,
+    tempered_share: Annotated[float, CODE] = 0.25,
+) -> Algorithm:
+    """Arbitrary Entropy Policy Optimization (AEPO).
+
+    Some rows of the batch are replaced by correct samples drawn at another temperature and trained on with advantage 1:
+    J = J_GRPO + weight E over correct y from pi^T of the mean log pi(y_t), where the weight is the share of such rows.
+    Samples at T = hot raise the entropy, samples at T = cold lower it; T = hot if the last update's entropy is at most
+    target_entropy, else cold, is in controls["temperature"] for the loop.
+
+    Tempered rows are those that info["tempered"] bool[N] marks; they form groups of their own. Those with
+    A_grpo > least_advantage are kept, at most K = `most`, or half as many while entropy is above the target; K normal
+    rows are dropped in exchange, so that the batch size is unchanged. Both are chosen at random (released code: the
+    first). log pi_old is recomputed at temperature 1 (old_logp). PPO's clip with clip_low, clip_high and dual_clip
+    (where A < 0), token mean, no KL.
+
+    Rollout: prompts chosen at random, a quarter of them (`tempered_share`), are sampled a second time at that
+    temperature (`rollouts.tempered`; released code: the first quarter of the batch), without top-p. Where no tempered
+    row is right in a mixed group, the step is one of GRPO.
+    """
+    check_number("most", most, least=0)
+
+    objective = policy_gradient(token_ratio("old"), clip(clip_low, clip_high, dual_clip), token_mean())
+    return Algorithm(
+        chain(
+            controller("temperature", hot, temperature_by_entropy(target_entropy, hot, cold)),
+            counted(exchanged_for_tempered(target_entropy, most, least_advantage), {"tempered", "old_logp"}),
+        ),
+        objective,
+        rollout=with_tempered(hot, tempered_share),
+    )

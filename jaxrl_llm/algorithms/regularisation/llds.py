@@ -1,0 +1,79 @@
+"""Lazy Likelihood-Displacement Stabilisation (On GRPO Collapse in Search-R1)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import jax.numpy as jnp
+
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import AverageName, Gate
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, PAPER, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.objectives import token_mean
+from jaxrl_llm.objectives.averaging.averages import Average
+from jaxrl_llm.objectives.averaging.subset import mean_by
+from jaxrl_llm.objectives.penalties import likelihood_preserving
+from jaxrl_llm.utils.errors import require_choice
+
+
+@method(
+    paper="arXiv 2512.04220",
+    year=2025,
+    test="test_regularised.py::test_llds_by_loop",
+    needs={"turns": "episodes of several turns"},
+)
+@run_settings(several_steps("several gradient steps on a batch: at the first no likelihood has fallen"))
+@presets(
+    paper={"penalty_over": "nonnegative", "kl_coefficient": 0.0, "average": "prompt"},
+    code={"penalty_over": "all", "kl_coefficient": 0.001, "average": "token"},
+)
+def llds(
+    coefficient: Annotated[NonNegative, PAPER] = 0.2,
+    gate: Annotated[Gate, PAPER] = "turn",
+    final: Annotated[float, PAPER] = 1.0,
+    penalty_over: Annotated[Literal["nonnegative", "all"], PAPER] = "nonnegative",
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.2,
+    kl_coefficient: Annotated[NonNegative, PAPER] = 0.0,
+    average: Annotated[AverageName, CODE] = "token",
+) -> Algorithm:
+    """Lazy Likelihood-Displacement Stabilisation (On GRPO Collapse in Search-R1).
+
+    Adds to GRPO a penalty on tokens that became less likely, so that responses with A >= 0 keep their likelihood:
+
+        loss = GRPO + lambda 1/Z sum_{i in P} sum_t g_it max(0, d_it),   d = log pi_old - log pi
+
+    P the responses with A_i >= 0, including those of groups with equal rewards. The gate g is 1 where the sum of d over
+    the token's turn is positive (gate "turn"), over its response ("sequence"), or everywhere ("token"). penalty_over: Z
+    counts the tokens of P ("nonnegative", eqs. 4 and 10 of the paper) or of the whole batch ("all", the released code).
+    lambda = coefficient; final scales it on the last turn, the answer (the paper's variant MA lowers it).
+
+    GRPO here, with clip_low and clip_high, is a token mean without KL (eq. 1), over the whole batch as in the code;
+    average "prompt" is the mean over groups of each group's token mean. The code's script adds 0.001 times k3
+    (kl_coefficient). preset "paper" or "code" sets all of these. The penalty is 0 at the first update of a batch:
+    set --epochs or --minibatches.
+    """
+    check_number("coefficient", coefficient, least=0)
+    require_choice("penalty_over", penalty_over, ("nonnegative", "all"))
+    base = grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average)
+    mean = token_mean() if penalty_over == "all" else nonnegative_mean()
+    return Algorithm(
+        base.transform, base.objective + coefficient * likelihood_preserving(gate, final=final, average=mean)
+    )
+
+
+@part
+def nonnegative_mean() -> Average:
+    """Sum over all tokens / number of tokens with advantage >= 0 in the batch; 0 if there are none."""
+
+    def count(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        return batch.with_controls(nonnegative_tokens=jnp.sum(batch.loss_weights * (batch.need("advantages") >= 0)))
+
+    return Average(mean_by("nonnegative_tokens"), refresh=count)

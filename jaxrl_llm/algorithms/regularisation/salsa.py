@@ -1,0 +1,56 @@
+"""Soup-based Alignment Learning for Stronger Adaptation (SALSA)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from jaxrl_llm.algorithms.classic.ppo import ppo
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, RECALLED, RUN, NonNegative
+from jaxrl_llm.core.reference import soup
+
+
+def names_of(models: str | None) -> list[str]:
+    """The models that a text lists, separated by commas; none for None.
+
+    >>> names_of("runs/a, runs/b"), names_of(None)
+    (['runs/a', 'runs/b'], [])
+    """
+    return [name.strip() for name in (models or "").split(",") if name.strip()]
+
+
+@method(
+    paper="arXiv 2411.01798", year=2024, test="test_moving_reference.py::test_salsa_is_ppo_with_the_soup_as_reference"
+)
+def salsa(
+    other: Annotated[str | None, RUN] = None,
+    share: Annotated[float, RECALLED] = 0.5,
+    kl_coefficient: Annotated[NonNegative, CODE] = 0.05,
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.2,
+    value_clip: Annotated[float | None, CODE] = 0.2,
+    value_coefficient: Annotated[NonNegative, CODE] = 1.0,
+    gamma: Annotated[float, CODE] = 1.0,
+    lam: Annotated[float, CODE] = 0.95,
+    whiten: Annotated[bool, CODE] = True,
+) -> Algorithm:
+    """Soup-based Alignment Learning for Stronger Adaptation (SALSA).
+
+    `ppo` whose reference is a model soup, the average of the weights of two models that were fine-tuned from the same
+    pretrained one on different seeds or data:
+
+        theta_ref = share theta_0 + (1 - share) theta_other
+        r_t = r 1[t last] - kl_coefficient (logp - logp_ref)_t
+
+    theta_0 are the run's initial weights, from which the policy starts. other: name or folder of the second model (or
+    of several, separated by commas, which have equal parts of 1 - share); a run needs it. With share 1 this is `ppo`.
+    The soup is nearer to good policies than either model, so that more divergence from it is tolerated. clip_low,
+    clip_high, value_clip, value_coefficient, gamma, lam and whiten as in `ppo`.
+    """
+    base = ppo(
+        clip_low=clip_low, clip_high=clip_high, value_clip=value_clip, value_coefficient=value_coefficient, gamma=gamma,
+        lam=lam, whiten=whiten, kl_coefficient=kl_coefficient,
+    )  # fmt: skip
+    return replace(base, reference=soup(*names_of(other), share=share, option="other"))

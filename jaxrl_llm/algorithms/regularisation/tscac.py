@@ -1,0 +1,79 @@
+"""Two-Stage Constrained Actor-Critic (TSCAC)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.multipliers import revised
+from jaxrl_llm.advantages.returns import generalised_advantages
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.regularisation.salsa import names_of
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN, NonNegative
+from jaxrl_llm.core.reference import mixture
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.surrogates import log_probability
+from jaxrl_llm.objectives.values import value_loss
+
+Number = float | jax.Array
+
+
+@part
+def constrained_weights(multiplier: Number, cap: Number) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N, L]`: the weights w of `tscac`."""
+
+    def weights(batch: Trajectories) -> jax.Array:
+        constraint = batch.need("reference_logp") - batch.need("old_logp")
+        # The exponent is bounded like log-ratios, so that the weights stay finite.
+        exponent = jnp.clip(constraint + batch.need("advantages") / multiplier, -20.0, 20.0)
+        return jnp.where(batch.action_mask, jnp.minimum(jnp.exp(exponent), cap), 0.0)
+
+    return weights
+
+
+@method(paper="arXiv 2302.01680", year=2023, test="test_moving_reference.py::test_tscac_is_its_loop")
+def tscac(
+    policies: Annotated[str | None, RUN] = None,
+    multiplier: Annotated[float, OURS] = 1.0,
+    cap: Annotated[float, CODE] = 10.0,
+    value_coefficient: Annotated[NonNegative, OURS] = 1.0,
+    gamma: Annotated[float, OURS] = 1.0,
+    lam: Annotated[float, OURS] = 0.95,
+) -> Algorithm:
+    """Two-Stage Constrained Actor-Critic (TSCAC).
+
+    Several rewards in two stages. Stage 1: one policy pi_i for each auxiliary reward, by any method: a run of its own,
+    exported. Stage 2, this method: maximise the main reward while staying near all of them,
+
+        max E[A(s, a)]  subject to  KL(pi || pi_i) <= eps_i
+        pi* ~ prod_i pi_i^(lambda_i / Lambda) exp(A / Lambda),    Lambda = sum_i lambda_i
+
+    which is learnt by weighted likelihood of the samples of the policy before the update, beta:
+
+        w_t = min(prod_i (pi_i / beta)^(lambda_i / Lambda) exp(A_t / Lambda), cap);    loss = -mean_t sg(w_t) log pi_t
+
+    plus value_coefficient times the critic's loss. All lambda_i are equal, as in the paper, so that only their sum
+    Lambda = multiplier matters. The policies are the run's reference, a geometric mixture. A_t by `gae` with gamma and
+    lam; each token is an action. policies: names or folders of the models, separated by commas; a run needs them.
+    The paper is about recommendation, where lambda is about 1e-4 on its scale of rewards; here 1 suits rewards of 0
+    and 1. Its code truncates ratios at 1 or 10.
+    """
+    check_number("multiplier", multiplier, above=0)
+    check_number("cap", cap, above=0)
+    transform = chain(
+        generalised_advantages(gamma, lam),
+        revised(constrained_weights(multiplier, cap), needs={"reference_logp", "old_logp"}),
+    )
+    objective = policy_gradient(token_ratio(), log_probability(), token_mean())
+    return Algorithm(
+        transform, objective + value_coefficient * value_loss(None),
+        reference=mixture(*names_of(policies), option="policies"),
+    )  # fmt: skip

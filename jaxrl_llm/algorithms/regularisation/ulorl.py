@@ -1,0 +1,93 @@
+"""Ultra-Long Output RL (UloRL)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages import drop_uniform_groups, group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import OURS, PAPER, RUN, Count, Fraction, NonNegative, ZeroOrOne
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rules import Partial
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain, stateless
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.penalties import right_answers
+from jaxrl_llm.utils.errors import require_choice
+
+Number = float | jax.Array
+
+
+def mastered(
+    p: jax.Array, entropy: jax.Array, right: jax.Array, mask: jax.Array, tau: Number, sigma: Number
+) -> jax.Array:
+    """bool[N, L]: tokens with p >= tau in correct responses whose mean token entropy is below sigma."""
+    H = jnp.sum(jnp.where(mask, entropy, 0.0), axis=1) / jnp.maximum(jnp.sum(mask, axis=1), 1)
+    return mask & (p >= tau) & ((sigma > H) & (right > 0))[:, None]
+
+
+@part
+def without_mastered(tau: float, sigma: float, threshold: float) -> Callable[[Trajectories], Trajectories]:
+    """A function of the batch that sets the advantages of `mastered` tokens to 0."""
+
+    def skip_mastered(batch: Trajectories) -> Trajectories:
+        p, mask = jnp.exp(batch.behaviour_logp), batch.action_mask
+        known = mastered(p, batch.need("entropy"), right_answers(threshold)(batch), mask, tau, sigma)
+        return batch.replace(advantages=jnp.where(known, 0.0, batch.need("advantages")))
+
+    return skip_mastered
+
+
+@method(
+    paper="arXiv 2507.19766",
+    year=2025,
+    test="test_regularised.py::test_ulorl_by_loop",
+    beside={"verifier": ("the generative verifier of answers", "the run's reward")},
+)
+def ulorl(
+    tau: Annotated[float, PAPER] = 0.99,
+    sigma: Annotated[Fraction, PAPER] = 0.2,
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    sampling: Annotated[Literal["POIS", "SAIS"], PAPER] = "POIS",
+    ddof: Annotated[ZeroOrOne, OURS] = 0,
+    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    threshold: Annotated[float, OURS] = 0.5,
+    segments: Annotated[int, PAPER] = 8,
+    max_length: Annotated[Count | None, RUN] = None,
+) -> Algorithm:
+    """Ultra-Long Output RL (UloRL).
+
+    Masks well-mastered tokens, p >= tau in correct responses (score above `threshold`), while the response's mean token
+    entropy is below sigma; this keeps the entropy near sigma without a loss term. With I the indicator of such tokens,
+
+        loss = -1 / sum_i |o_i| sum_{i,t} (1 - I) min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
+
+    so masked tokens still count in the mean. A = (r - mean_g) / (std_g + epsilon) with ddof (the paper does not specify
+    it); groups of equal rewards are dropped. p and the entropies are those of the behaviour policy (the paper's eq. 10
+    prints the entropy without its minus sign). sampling "POIS": rho is relative to the newest policy for all tokens, so
+    1 at the first update; "SAIS": relative to the policy that drew the token's segment.
+
+    The rollout decodes a response in segments, one per iteration, and trains on it when its group is complete. A
+    segment is the run's `segment_tokens`, or max_length / segments tokens (segments = 1: no segments).
+    """
+    check_number("segments", segments, least=1)
+    check_number("tau", tau, least=0, most=1)
+    require_choice("sampling", sampling, ("POIS", "SAIS"))
+
+    rho = token_ratio("old" if sampling == "POIS" else "behaviour")
+    transform = chain(
+        group_relative(ddof=ddof, epsilon=epsilon),
+        drop_uniform_groups(),
+        stateless(without_mastered(tau, sigma, threshold)),
+    )
+    length = 0 if max_length is None or segments == 1 else math.ceil(max_length / segments)
+    strategy = Partial(segment_tokens=length) if length else None
+    return Algorithm(transform, policy_gradient(rho, clip(clip_low, clip_high), token_mean()), strategy=strategy)

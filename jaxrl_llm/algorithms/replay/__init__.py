@@ -1,0 +1,1 @@
+"""Replay: completions of earlier steps, or of other policies."""

@@ -1,0 +1,46 @@
+"""Swarm sAmpling Policy Optimization (SAPO, Sharing is Caring)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative, ZeroOrOne
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.rollouts.runtime.swarm import swarm
+
+
+@method(
+    paper="arXiv 2509.08721",
+    year=2025,
+    test="test_replayed.py::test_sapo_learns_from_another_node",
+    beside={"network": ("nodes with different models, and a network between them", "several processes")},
+)
+def sapo_swarm(
+    nodes: Annotated[int, OURS] = 2,
+    own: Annotated[int, PAPER] = 4,
+    foreign: Annotated[int, PAPER] = 4,
+    clip_low: Annotated[NonNegative, PAPER] = 0.2,
+    clip_high: Annotated[NonNegative, PAPER] = 0.28,
+    ddof: Annotated[ZeroOrOne, OURS] = 1,
+    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+) -> Algorithm:
+    """Swarm sAmpling Policy Optimization (SAPO, Sharing is Caring).
+
+    Nodes with policies of their own share completions and not weights. In a step each samples groups for its prompts,
+    publishes them, and trains on `own` of its groups and `foreign` of the others', drawn uniformly after groups of the
+    others with equal rewards are dropped. With rho = pi/pi_old, pi_old the node's own policy before the update, also
+    for what others sampled,
+
+        loss = -token mean of min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A),  A = (r - mean_g)/(std_g + epsilon)
+
+    without a KL; ddof is of the deviation. A run trains `nodes` policies in one process, all from its model; its
+    metrics, evaluation and result are those of the first, "swarm/reward_K" is the mean reward of another.
+    prompts_per_step should be at least `own`. Tokens and rewards of others stay as they are, because the nodes share
+    tokenizer and reward functions. Not here: nodes with different models, and a network between them. The paper has 8
+    nodes.
+    """
+    objective = policy_gradient(token_ratio("old"), clip(clip_low, clip_high), token_mean())
+    return Algorithm(group_relative(ddof=ddof, epsilon=epsilon), objective, replay=swarm(nodes, own, foreign))

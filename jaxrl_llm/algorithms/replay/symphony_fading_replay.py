@@ -1,0 +1,49 @@
+"""Fading replay (Symphony: A Heuristic Normalized Calibrated Advantage Actor Critic)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, OURS, Fraction, NonNegative, NonNegativeInt, Positive, ZeroOrOne
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.replay.base import faded, whole_groups
+
+
+@method(paper="arXiv 2512.10477", year=2025, test="test_replayed.py::test_symphony_is_the_loop_over_replayed_groups")
+@presets(
+    first={"fade": 7.0, "fade_power": 2.0, "fade_tail": 0.0},
+    second={"fade": 70.0, "fade_power": 30.0, "fade_tail": 0.02},
+)
+def symphony_fading_replay(
+    fade: Annotated[NonNegative, CODE] = 7.0,
+    fade_power: Annotated[Positive, CODE] = 2.0,
+    fade_tail: Annotated[NonNegative, CODE] = 0.0,
+    replay_share: Annotated[Fraction, OURS] = 1.0,
+    replay_groups: Annotated[NonNegativeInt, OURS] = 1024,
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    ddof: Annotated[ZeroOrOne, OURS] = 1,
+    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+) -> Algorithm:
+    """Fading replay (Symphony: A Heuristic Normalized Calibrated Advantage Actor Critic).
+
+    Stored data are not cut off at an age, but become rarer: with x = i/n for data of the i-th of the n steps in the
+    store (the newest: x = 1),
+
+        p proportional to tanh(fade x^fade_power + fade_tail x^2)
+
+    round(replay_share m) groups are drawn with replacement and join the m groups of a step. The paper controls robots
+    by an actor and a critic. Here GRPO takes their place: A is within the group, with ddof and epsilon, and the loss is
+    the token mean of -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) with rho relative to the policy that sampled
+    the token. The store has the newest replay_groups groups with different rewards.
+
+    preset "first" is the code's first version (fade 7, fade_power 2, fade_tail 0), "second" its second (70, 30, 0.02),
+    a sharp recent part with a weak tail.
+    """
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
+    replay = whole_groups(replay_share, faded(fade, fade_power, fade_tail), replay_groups)
+    return Algorithm(group_relative(ddof=ddof, epsilon=epsilon), objective, replay=replay)

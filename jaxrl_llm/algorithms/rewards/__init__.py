@@ -1,0 +1,1 @@
+"""Rewards: shaped, combined or composed."""

@@ -1,0 +1,44 @@
+"""CaRL's multiplicative reward (Learning Scalable Planning Policies with Simple Rewards)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from jaxrl_llm.algorithms.classic.ppo import ppo
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.rewards.compositions import product_of_factors
+from jaxrl_llm.rewards.transforms import rescore
+
+
+@method(paper="arXiv 2504.17838", year=2025, test="test_reward_composed.py::test_carl_is_ppo_of_the_product")
+def carl_multiplicative_reward(
+    component: Annotated[str | None, OURS] = None,
+    terminal: Annotated[str | None, OURS] = None,
+    penalty: Annotated[float, OURS] = 1.0,
+    clip_low: Annotated[NonNegative, PAPER] = 0.2,
+    clip_high: Annotated[NonNegative, PAPER] = 0.2,
+    gamma: Annotated[float, OURS] = 1.0,
+    lam: Annotated[float, OURS] = 0.95,
+    kl_coefficient: Annotated[NonNegative, OURS] = 0.05,
+) -> Algorithm:
+    """CaRL's multiplicative reward (Learning Scalable Planning Policies with Simple Rewards).
+
+    One term of progress, which soft infractions multiply and a hard one replaces, trained with PPO:
+
+        R = progress prod_i p_i,   R = -penalty after a hard infraction
+
+    progress: the reward `component`. p_i: the other components, clipped to [0, 1]; 1 is no infraction. None: all
+    components are such factors, and a single one is the reward. terminal: the component that is above 0.5 for a hard
+    infraction (None: there is none), which in the paper also ends the episode; then the reward is -penalty. Style alone
+    earns nothing, and cannot be traded against progress. The weights of the rewards have no effect. PPO with clip_low,
+    clip_high, gamma, lam, and kl_coefficient in the reward as in `ppo`. The paper drives cars, with rewards of each
+    time step; here an episode is a completion, scored at its end.
+    """
+    check_number("penalty", penalty, least=0)
+    base = ppo(clip_low, clip_high, gamma=gamma, lam=lam, kl_coefficient=kl_coefficient)
+    return replace(base, transform=chain(rescore(product_of_factors(component, terminal, penalty)), base.transform))

@@ -1,0 +1,79 @@
+"""Difficulty-aware GRPO of VITAL (Thinking With Videos)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from jaxrl_llm.advantages.difficulty import weigh_advantages
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.reward_rules import (
+    times_weight_of_difficulty,
+    weight_of_difficulty,
+    with_tool_bonus,
+    with_useful_range,
+)
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import AverageName, Scale
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import OURS, PAPER, Fraction, NonNegative
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.rewards import transforms as rewards
+from jaxrl_llm.utils.errors import require_choice
+
+
+@method(
+    paper="arXiv 2508.04416",
+    year=2025,
+    test="test_shaped_reward.py::test_dgrpo_against_a_loop",
+    needs={"calls": "calls of tools, for their bonus", "failed_calls": "calls that gave an error"},
+    beside={
+        "video": ("tools that return frames of videos", "a policy that sees"),
+        "filter": ("prompts that are always or never solved, taken out before the run", "a filter of the data"),
+    },
+)
+def dgrpo_vital(
+    component: Annotated[str, OURS] = "",
+    low: Annotated[float, OURS] = 0.0,
+    high: Annotated[float, OURS] = 1.0,
+    least: Annotated[Fraction, PAPER] = 0.5,
+    weigh: Annotated[Literal["reward", "advantage"], PAPER] = "reward",
+    tool_bonus: Annotated[float, OURS] = 0.5,
+    scale: Annotated[Scale, PAPER] = "std",
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    kl_coefficient: Annotated[NonNegative, OURS] = 0.04,
+    average: Annotated[AverageName, OURS] = "sequence",
+) -> Algorithm:
+    """Difficulty-aware GRPO of VITAL (Thinking With Videos).
+
+    Multiplies the rewards of a prompt by a weight that decreases with the mean reward D of its group:
+
+        R = w Rhat,  w = least + (1 - least) clip(2 - D, 0, 1),  Rhat = the score + tool_bonus [a call of a tool worked]
+
+    component: the reward component that is first rescaled from its useful range, clip((x - low) / (high - low), 0, 1),
+    as the paper does for temporal grounding (its low and high are not known to us); "" for none. It must have weight 1
+    in the combined reward. The rest is GRPO (scale, clip_low, clip_high, kl_coefficient, average).
+
+    With scale "std" a factor common to the group cancels in its advantages, up to GRPO's epsilon, so the method as
+    published has almost no effect. weigh "advantage" multiplies the advantages instead; scale "none" has the same
+    effect.
+
+    Episodes have turns with tools (--tools, --environment), of which those without an error count; results of tools are
+    not trained on. The paper's tools return frames of videos, and prompts that are always or never solved are left out
+    before the run; neither is part of the method here. The size of its bonus is not known to us.
+    """
+    require_choice("weigh", weigh, ("reward", "advantage"))
+    check_number("high - low", high - low, above=0)
+
+    steps = [rewards.rescore(with_useful_range(component, low, high))] if component else []
+    steps += [rewards.rescore(with_tool_bonus(tool_bonus), {"calls", "failed_calls"})]
+    if weigh == "reward":
+        steps += [rewards.rescore(times_weight_of_difficulty(least)), group_relative(scale)]
+    else:
+        steps += [group_relative(scale), weigh_advantages(weight_of_difficulty(least))]
+    return Algorithm(
+        chain(*steps),
+        grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average).objective,
+    )

@@ -1,0 +1,55 @@
+"""Flawed-Aware Policy Optimization (FAPO)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.reward_rules import graded_by_soundness, with_overlong_penalty
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN, AtLeastOne, NonNegative
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.rewards import transforms as rewards
+from jaxrl_llm.utils.errors import is_off
+
+
+@method(
+    paper="arXiv 2510.22543",
+    year=2025,
+    test="test_shaped_reward.py::test_fapo_against_a_loop",
+    needs={"sound": "a judge's verdict whether a step is wrong"},
+    beside={"judge": ("the training of the judge that finds wrong steps", "a run with its own reward")},
+)
+def fapo(
+    penalty: Annotated[float, PAPER] = 1.0,
+    success: Annotated[float, OURS] = 0.5,
+    overlong_share: Annotated[float, CODE] = 0.5,
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.28,
+    dual_clip: Annotated[float, CODE] = 10.0,
+    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    max_length: Annotated[AtLeastOne | None, RUN] = None,
+) -> Algorithm:
+    """Flawed-Aware Policy Optimization (FAPO).
+
+    A correct answer with a flawed derivation gets less reward than one with a sound one: r = 1 if correct (reward >
+    success) and sound, 1 - penalty if correct and flawed, -1 if wrong. With penalty 1 the advantage of flawed answers
+    is positive while wrong answers outnumber sound ones and negative afterwards, without a schedule. As in DAPO, a
+    length penalty falls linearly from 0 to -1 over the last overlong_share of max_length (8192 where None). The loss is
+    DAPO's too: with A = (r - mean_g) / (std_g + epsilon), a token mean of
+    -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), at most dual_clip |A| where A < 0, without KL.
+
+    Flawed rows are info["flawed"] bool[N]; without it, those whose component "sound" (give it weight 0 in the sum) is
+    at most 0.5; without both, none. In the paper a small judge model looks for the first wrong step.
+    """
+    check_number("penalty", penalty, least=0, most=2)
+    longest: Any = 8192.0 if max_length is None else max_length
+    steps = [rewards.rescore(graded_by_soundness(success, penalty), {"sound"})]
+    if not is_off(overlong_share):
+        check_number("overlong_share", overlong_share, above=0, most=1)
+        steps.append(rewards.rescore(with_overlong_penalty(longest, overlong_share)))
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
+    return Algorithm(chain(*steps, group_relative(epsilon=epsilon)), objective)

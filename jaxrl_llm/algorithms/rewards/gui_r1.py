@@ -1,0 +1,51 @@
+"""GUI-R1 (A Generalist R1-Style Vision-Language Action Model For GUI Agents)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, OURS, NonNegative
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.rewards.compositions import weighted_components
+from jaxrl_llm.rewards.transforms import rescore
+
+
+@method(
+    paper="arXiv 2504.10458",
+    year=2025,
+    test="test_of_screens.py::test_gui_r1_is_the_loop_over_answers",
+    needs={"gui_action": "whether the action is the expected one", "gui_format": "whether the answer is well-formed"},
+    beside={"vision": ("screens or images as they are; a prompt describes them", "a policy that sees")},
+)
+def gui_r1(
+    action_weight: Annotated[float, CODE] = 0.8,
+    format_weight: Annotated[float, CODE] = 0.2,
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    kl_coefficient: Annotated[NonNegative, OURS] = 0.01,
+) -> Algorithm:
+    """GUI-R1 (A Generalist R1-Style Vision-Language Action Model For GUI Agents).
+
+    GRPO with a reward for one action on a screen, of one space of actions for all platforms:
+
+        R = action_weight accuracy + format_weight format
+
+    accuracy, `--rewards gui_action`: 1 if the kind of the action is the expected one, and a click is within 140 pixels
+    of the expected point, or inside the expected box; the words of type, select and scroll have a token F1 of at least
+    0.5 with the expected ones; other actions count by their kind. format, `gui_format`: 1 if thoughts and answer are
+    tagged, and the answer is a list of actions with all that they need. The expected action is the data set's column
+    `action`. Weights of the run's rewards have no effect. A = (R - mean_g)/std_g, with clip_low, clip_high and the k3
+    penalty kl_coefficient. Screenshots are out of scope: a prompt describes the screen.
+    """
+    return by_rewards(
+        {"gui_action": action_weight, "gui_format": format_weight}, grpo(clip_low, clip_high, kl_coefficient)
+    )
+
+
+def by_rewards(weights: dict[str, float], base: Algorithm) -> Algorithm:
+    """The method with the weighted sum of these components as its reward, which it then needs."""
+    return replace(base, transform=chain(rescore(weighted_components(weights), weights), base.transform))

@@ -1,0 +1,78 @@
+"""Hierarchical Budget Policy Optimization (HBPO)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.group import on_actions
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.algorithms.reward_rules import advantage_within_budget, given_budgets, reward_within_budget
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN, AtLeastOne, Fraction, NonNegative
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.rewards import transforms as rewards
+from jaxrl_llm.rollouts.guidance.prompted import with_budgets
+from jaxrl_llm.utils.errors import InputError, shown
+
+
+@method(paper="arXiv 2507.15844", year=2025, test="test_shaped_reward.py::test_hbpo_against_a_loop")
+@presets(paper={"intra_coefficient": 1.0, "flat": True}, code={"intra_coefficient": 2.0, "flat": False})
+def hbpo(
+    scale: Annotated[float, PAPER] = 4.0,
+    slope: Annotated[float | None, PAPER] = None,
+    budget_share: Annotated[Fraction, OURS] = 0.5,
+    success: Annotated[float, OURS] = 0.5,
+    intra_coefficient: Annotated[NonNegative, PAPER] = 1.0,
+    flat: Annotated[bool, PAPER] = True,
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.28,
+    dual_clip: Annotated[float, CODE] = 3.0,
+    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    shares: Annotated[str, PAPER] = "0.125 0.25 0.5 0.625",
+    max_length: Annotated[AtLeastOne | None, RUN] = None,
+) -> Algorithm:
+    """Hierarchical Budget Policy Optimization (HBPO).
+
+    The samples of a prompt are given different token budgets b, and those of one budget form a subgroup. With n tokens
+    and c(x) = scale cos(pi x / (2 max_length)), the reward of a correct completion (reward > success) is
+
+        R = c(n) - slope |n - b| for b < n <= max_length,  R = c(b) for n <= b;  0 for all other completions
+        A = intra_coefficient (mean of R in the subgroup - c(b)) + (R - mean_g R) / (std_g R + epsilon)
+
+    slope None is 1 / max_length; max_length is 4096 where None. The first term of A is never positive, so in a group
+    without a correct completion every advantage is negative. The loss is a token mean of PPO's clip (clip_low,
+    clip_high, dual_clip: defaults of the code's framework). The released code (preset "code") adds the first term twice
+    (intra_coefficient = 2) and has R = min(c(n) - slope |n - b|, c(b)), which also penalises completions shorter than
+    their budget (flat = False).
+
+    The budgets are the `shares`, numbers in a text, of max_length (the paper's 512, 1024, 2048 and 2560 of 4096), in
+    equal parts of a group, which needs as many samples. A sample begins after the text "<think> I will answer the
+    question with b tokens", which belongs to its prompt; evaluation has no such text. Where another rollout gives no
+    info["budget"], b = budget_share * max_length. (At b = max_length every reward would be 0.)
+    """
+    longest = 4096.0 if max_length is None else max_length
+    step = 1 / longest if slope is None else slope
+
+    budgets = given_budgets(budget_share * longest)
+    reward = reward_within_budget(budgets, success, longest, scale, step, flat)
+    advantage = advantage_within_budget(budgets, longest, scale, intra_coefficient, epsilon)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
+    told = with_budgets(*budgets_of(shares, longest))
+    return Algorithm(chain(rewards.rescore(reward, {"budget"}), on_actions(advantage)), objective, rollout=told)
+
+
+def budgets_of(shares: str, longest: float) -> list[int]:
+    """The budgets, at least 1 token, that are these shares of the longest completion; InputError for other texts.
+
+    >>> budgets_of("0.125 0.5", 4096)
+    [512, 2048]
+    """
+    try:
+        numbers = [float(one) for one in shares.replace(",", " ").split()]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 < one < 1 for one in numbers):
+        raise InputError(f"hbpo: shares is {shown(shares)}, but must be numbers between 0 and 1, such as '0.25 0.5'")
+    return [max(round(one * longest), 1) for one in numbers]

@@ -1,0 +1,55 @@
+"""Open-RS (Reinforcement Learning for Reasoning in Small LLMs)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN, AtLeastOne, NonNegative
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives.averaging.averages import sequence_mean
+from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.rewards.compositions import length_graded
+from jaxrl_llm.rewards.transforms import rescore
+
+
+@method(paper="arXiv 2503.16219", year=2025, test="test_reward_composed.py::test_open_rs_is_the_loop")
+def open_rs(
+    accuracy: Annotated[str | None, OURS] = None,
+    success: Annotated[float, OURS] = 0.5,
+    accuracy_weight: Annotated[float, CODE] = 2.0,
+    format_weight: Annotated[float, CODE] = 1.0,
+    right: Annotated[float, CODE] = 0.5,
+    worst: Annotated[float, CODE] = -0.5,
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    kl_coefficient: Annotated[NonNegative, OURS] = 0.04,
+    max_length: Annotated[AtLeastOne | None, RUN] = None,
+) -> Algorithm:
+    """Open-RS (Reinforcement Learning for Reasoning in Small LLMs).
+
+    GRPO with a reward that falls along a cosine with the length: with x = min(length / max_length, 1) and
+    f = (1 + cos(pi x))/2,
+
+        R = accuracy_weight (right + (1 - right) f          if the answer is right,
+                             worst - worst f                if it is wrong)
+            + format_weight (sum of the other components)
+
+    so that right answers get 1 where they are short and `right` where they are long, wrong ones 0 and `worst`. An
+    answer is right where the component `accuracy`, or the combined reward where it is None, is above `success`; name
+    it in runs with a format reward. A = (R - mean_g) / std_g, with clip_low, clip_high and the k3 penalty
+    kl_coefficient. The released code measures the length in characters (at most 3584 in the third experiment); here it
+    is in tokens, and max_length is the run's limit (3584 where None). Its bare function falls from -1 to -0.5 for wrong
+    answers; the training script, whose numbers these are, the other way.
+    """
+    longest = 3584 if max_length is None else max_length
+    check_number("max_length", longest, above=0)
+    composed = length_graded(accuracy, success, accuracy_weight, format_weight, longest, right, worst)
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean())
+    objective = regularised(objective, sequence_mean(), kl_coefficient=kl_coefficient)
+    return Algorithm(chain(rescore(composed), group_relative()), objective)

@@ -1,0 +1,47 @@
+"""Verifiable Dense Reward Policy Optimization (VeRPO)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.multi_reward import check_credit
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import OURS, Fraction, NonNegative
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+
+
+@method(
+    paper="arXiv 2601.03525",
+    year=2026,
+    test="test_multi_reward.py::test_verpo_against_a_loop",
+    needs={"tests": "results of single tests of code; without it components of the reward are the tests"},
+)
+def verpo(
+    difficulty: Annotated[float, OURS] = 2.0,
+    width: Annotated[float, OURS] = 0.1,
+    partial: Annotated[Fraction, OURS] = 0.5,
+    gamma: Annotated[float, OURS] = 0.95,
+    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+) -> Algorithm:
+    """Verifiable Dense Reward Policy Optimization (VeRPO).
+
+    Besides full success, a program is rewarded for each test that it passes: more for tests that few of the group pass,
+    and less for tests whose pass rate is shared by many, so that many easy tests do not dominate. With p_itj whether
+    attempt t of row i passes test j, rho_j its mean over the attempts of the group, and S_i = gamma^attempts if the
+    last attempt passes all tests, else 0,
+
+        w_j = exp(-difficulty rho_j) / (sum_k exp(-(rho_j - rho_k)^2 / (2 width^2)) + epsilon)
+        R_it = sum_j w_j p_itj,   A_it = S_i - mean_g S + partial (R_it - mean_g R)
+
+    on the tokens of attempt t, in the clipped loss (clip_low, clip_high) averaged over tokens. The paper's values of
+    difficulty (its alpha), width (sigma), partial (beta), gamma and epsilon (delta) were not available to us.
+
+    info["tests"] has the tests, f32[N, U] for a single attempt or [N, K, U] for one attempt per turn (NaN: no such
+    test): a reward function returns them as the entry "tests" beside its score. Without it the reward components,
+    clipped to [0, 1], are the tests.
+    """
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
+    return Algorithm(check_credit(difficulty, width, partial, gamma, epsilon), objective)

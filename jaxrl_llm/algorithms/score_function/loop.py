@@ -1,0 +1,43 @@
+"""Leave-One-Out PPO (LOOP: RL for Long-Horizon Interactive LLM Agents)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from jaxrl_llm.advantages.group import drop_small_advantages, group_relative
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.run_settings import epochs_at_least, run_settings
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Scale, Span
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, NonNegative
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, span_ratio
+from jaxrl_llm.utils.errors import require_choice
+
+
+@method(paper="arXiv 2502.01600", year=2025, test="test_critic_free.py::test_loop_is_the_loop")
+@run_settings(epochs_at_least(2, "two passes over a batch, without which it is RLOO"))
+def loop(
+    clip_range: Annotated[float, PAPER] = 0.1,
+    bounds: Annotated[Literal["paper", "reciprocal"], PAPER] = "paper",
+    span: Annotated[Span, PAPER] = "token",
+    least_advantage: Annotated[float, CODE] = 0.01,
+    scale: Annotated[Scale, PAPER] = "none",
+    epsilon: Annotated[NonNegative, OURS] = 1e-6,
+) -> Algorithm:
+    """Leave-One-Out PPO (LOOP: RL for Long-Horizon Interactive LLM Agents).
+
+    PPO without a critic for agents, with a leave-one-out baseline and several epochs over each batch:
+
+        A_k = R_k - 1/(K-1) sum_{j != k} R_j,    loss = -mean_k mean_t min(rho A_k, clip(rho, low, 1 + e) A_k)
+
+    e = clip_range; low is 1 - e (bounds "paper") or 1 / (1 + e) ("reciprocal", the code's, so that e may be above 1).
+    span of the ratio: "token", "turn" or "sequence", the latter two as products. Rows with |A| < least_advantage are
+    dropped. scale "std" divides by the group's deviation + epsilon (worse in the paper). No KL, no reference policy.
+    """
+    require_choice("bounds", bounds, ("paper", "reciprocal"))
+    low = clip_range if bounds == "paper" else clip_range / (1 + clip_range)
+    credit = group_relative(scale, epsilon=epsilon, baseline="leave_one_out")
+    ratio = span_ratio(span, mean=False)
+    objective = policy_gradient(ratio, clip(low, clip_range), sequence_mean())
+    return Algorithm(chain(credit, drop_small_advantages(least_advantage)), objective)

@@ -1,0 +1,23 @@
+"""Online Policy Mirror Descent (Kimi k1.5), as a member of REC (arXiv 2509.24203)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.score_function.rec_off_policy_reinforce import rec_off_policy_reinforce
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Scale
+from jaxrl_llm.core.hyperparameters import CODE, PAPER, NonNegative
+
+
+@method(paper="arXiv 2501.12599", year=2025, test="test_regression_methods.py::test_rec_worked_example")
+def opmd(coefficient: Annotated[NonNegative, CODE] = 0.1, scale: Annotated[Scale, PAPER] = "none") -> Algorithm:
+    """Online Policy Mirror Descent (Kimi k1.5), as a member of REC (arXiv 2509.24203).
+
+    loss = token mean of -A log pi + c (log pi - log pi_behaviour)^2, A = r - mean_g, c = coefficient. No ratio, no
+    clip: the square keeps the policy near the behaviour policy. scale "std" divides A by the population standard
+    deviation. Kimi k1.5 squares the log-ratio of the whole sequence, with a weight tau/2 that it does not print; REC
+    squares that of each token.
+    """
+    return rec_off_policy_reinforce(clip="none", regulariser="k2", coefficient=coefficient, scale=scale)

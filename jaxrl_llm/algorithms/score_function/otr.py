@@ -1,0 +1,82 @@
+"""One-Token Rollout (OTR)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.demonstrations import demonstrated_rows
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import OURS, RECALLED, Positive
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import stateless
+from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.regression import one_token
+from jaxrl_llm.rollouts.guidance.demonstrated import demonstrated
+from jaxrl_llm.utils.errors import InputError
+
+
+@part
+def labels_of_demonstrations() -> Callable[[Trajectories], Trajectories]:
+    """A function of the batch: advantages and weights are 1 on texts of the data set, else 0."""
+
+    def label(batch: Trajectories) -> Trajectories:
+        rows = demonstrated_rows(batch)
+        labels = rows[:, None] * batch.action_mask.astype(jnp.float32)
+        # Texts were not sampled: what the policy says of them stands for it.
+        behaviour = jnp.where(rows[:, None], batch.need("old_logp"), batch.behaviour_logp)
+        return batch.replace(advantages=labels, weights=batch.loss_weights * labels, behaviour_logp=behaviour)
+
+    return label
+
+
+@method(
+    paper="arXiv 2509.26313",
+    year=2025,
+    test="test_supervised.py::test_otr_has_the_gradient_of_its_loop_over_the_vocabulary",
+)
+def otr(
+    penalty: Annotated[float, RECALLED] = -0.1,
+    temperature: Annotated[Positive, RECALLED] = 1.3,
+    column: Annotated[str, OURS] = "answer",
+) -> Algorithm:
+    """One-Token Rollout (OTR).
+
+    Supervised texts as one-step episodes: at each position K tokens are drawn from the model at a temperature k above
+    1; those equal to the label x have reward 1, the others beta = penalty <= 0, and REINFORCE on them replaces
+    cross-entropy. The labels are the tokens of the texts in `column` of the data set
+    (`rollouts.guidance.demonstrated`): nothing is sampled, and a run has group_size 1.
+
+        loss_t = -(1/K) sum_k R(a_k) log p(a_k),    a_k ~ q = softmax(z / temperature),  R(x) = 1, else beta
+
+    Here the K draws (the paper has some hundred) are replaced by their expectation, which has no noise:
+
+        -E loss_t = (1 - beta) sg(q(x)) log p(x) + beta sum_a sg(q(a)) log p(a)
+
+    The gradient of the second sum is that of log p(x) - k log p_k(x), with p_k the policy at the temperature, so no
+    logits are kept; the value of the loss differs from the expectation by a number without a gradient. q is of the
+    weights before the update. At temperature 1 the gradient is (1 - beta) p(x) times that of cross-entropy, so that
+    beta only scales it; above, beta lowers wrong tokens, and so sharpens the policy: on texts that the model would
+    hardly write, more than the labels teach it, and 0 is better. The paper's constants are not verified.
+
+    The numbers are from memory of the paper.
+    """
+    check_number("penalty", penalty, most=0)
+    need = f"heated_logp:{static_number('temperature', temperature):g}"
+    objective = policy_gradient(token_ratio(), one_token(penalty, temperature), token_mean(), needs={need})
+    return Algorithm(
+        stateless(labels_of_demonstrations(), {"demonstrated", "old_logp"}), objective, rollout=demonstrated(column)
+    )
+
+
+def static_number(name: str, value: float) -> float:
+    """The number itself; InputError for a traced one."""
+    if not isinstance(value, int | float):
+        raise InputError(f"{name} must be a plain number, because it is part of the name of a need")
+    check_number(name, value, above=0)
+    return value

@@ -1,0 +1,74 @@
+"""Policy-Agnostic RL (PA-RL), its form for language."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.returns import at_last_action, sequence_values
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.run_settings import more_samples_than, run_settings
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative, Positive
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import chain, counted
+from jaxrl_llm.objectives import log_probability, policy_gradient, token_ratio
+from jaxrl_llm.objectives.averaging.averages import sequence_sum
+from jaxrl_llm.objectives.values import last_action_mean, value_loss
+from jaxrl_llm.selection.noise import row_noise
+from jaxrl_llm.selection.rows import ranks_within
+
+
+@part
+def chosen_by_critic(keep: float, temperature: float) -> Callable[[jax.Array, Trajectories], Trajectories]:
+    """A function `(step, batch) -> batch` that writes the weights of `pa_rl` into the advantages."""
+
+    def choose(step: jax.Array, batch: Trajectories) -> Trajectories:
+        Q = at_last_action(batch.need("values"), batch)
+        valid = jnp.any(batch.action_mask, axis=1) & ~jnp.isnan(batch.scores)
+        best = valid & (ranks_within(batch.group, Q, row_noise(batch, step), valid) < keep)
+        _, index = jnp.unique(batch.group, return_inverse=True, size=Q.shape[0])
+
+        def total(x: jax.Array) -> jax.Array:
+            return jax.ops.segment_sum(x, index, num_segments=Q.shape[0])[index]
+
+        largest = jax.ops.segment_max(jnp.where(best, Q, -jnp.inf), index, num_segments=Q.shape[0])[index]
+        share = jnp.where(best, jnp.exp((jnp.where(best, Q - largest, 0.0)) / temperature), 0.0)
+        share = share / jnp.maximum(total(share), 1e-30)
+        weight = share * total(jnp.any(batch.action_mask, axis=1).astype(jnp.float32))
+        return batch.replace(advantages=jnp.where(batch.action_mask, weight[:, None], 0.0))
+
+    return choose
+
+
+@method(paper="arXiv 2412.06685", year=2024, test="test_supervised.py::test_pa_rl_is_its_loop")
+@run_settings(more_samples_than("keep", "more samples of a prompt than the best ones that it keeps"))
+def pa_rl(
+    keep: Annotated[int, PAPER] = 10,
+    temperature: Annotated[Positive, PAPER] = 1.0,
+    value_coefficient: Annotated[NonNegative, OURS] = 1.0,
+) -> Algorithm:
+    """Policy-Agnostic RL (PA-RL), its form for language.
+
+    Policy improvement is supervised learning on better actions: draw m answers to a prompt (the run's group_size), keep
+    the best `keep` by a critic Q, and imitate one that is drawn from them by Q:
+
+        w = softmax over the best of Q / temperature;    loss = -mean over prompts of sum_i w_i log pi(y_i)
+
+    plus value_coefficient times the critic's loss. The draw is replaced by its expectation, the weights w. Q of an
+    answer is the critic's value at its last action before the update, fitted to the rewards of all answers, (V - r)^2/2
+    there; a whole answer is one action, so nothing is left to bootstrap. log pi is the sum over the answer's tokens.
+
+    The paper is about continuous actions, which it also improves by T steps of gradient ascent on Q: tokens have no
+    such gradient, and its language form has only the choice. It has m 32 and, for its critics, targets by calibrated
+    Q-learning on offline data. Train the critic alone first (the run's critic_steps).
+    """
+    check_number("keep", keep, least=1)
+    transform = chain(sequence_values(), counted(chosen_by_critic(keep, temperature)))
+    objective = policy_gradient(token_ratio(), log_probability(), sequence_sum())
+    return Algorithm(transform, objective + value_coefficient * value_loss(None, last_action_mean()))

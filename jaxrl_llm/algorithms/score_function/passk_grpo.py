@@ -1,0 +1,73 @@
+"""Pass@k training (Pass@k Training for Balancing Exploration and Exploitation)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import jax
+
+from jaxrl_llm.advantages.group import margin_over_second, on_actions
+from jaxrl_llm.advantages.sets import best_of_sets_advantage
+from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import AverageName
+from jaxrl_llm.core.hyperparameters import CODE, PAPER, Count, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
+from jaxrl_llm.objectives import clip
+from jaxrl_llm.utils.errors import require_choice
+
+
+@part
+def best_of_sets_credit(
+    k: int, estimator: str, scale: Literal["std", "none"], epsilon: float
+) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: the advantages of `passk_grpo`."""
+
+    def advantage(batch: Trajectories) -> jax.Array:
+        r, group = batch.scores, batch.group
+        if estimator == "margin":
+            divisor = bucket_moments(group, r)[2] + epsilon if scale == "std" else 1.0
+            return margin_over_second(r, group) / divisor
+        how = "unbiased" if estimator == "unbiased" else scale
+        return best_of_sets_advantage(r, group, k, how, epsilon)
+
+    return advantage
+
+
+@method(paper="arXiv 2508.10751", year=2025, test="test_sets.py::test_passk_is_the_loop_over_all_sets")
+def passk_grpo(
+    k: Annotated[Count, PAPER] = 4,
+    estimator: Annotated[Literal["subsets", "unbiased", "margin"], PAPER] = "subsets",
+    scale: Annotated[Literal["std", "none"], PAPER] = "std",
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.2,
+    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    average: Annotated[AverageName, CODE] = "token",
+) -> Algorithm:
+    """Pass@k training (Pass@k Training for Balancing Exploration and Exploitation).
+
+    The reward of a set is that of its best member, which preserves exploration. For the C(n, k) sets of k responses of
+    a group of n, f(S) = max_S r; E_i is the mean of f over the sets that contain i, E over all sets, sigma the standard
+    deviation over all sets. estimator:
+
+        "subsets"   A_i = (E_i - E) / (sigma + epsilon): the paper's for rewards 0 and 1, extended to any rewards;
+                    k = 1 is GRPO with the population standard deviation
+        "unbiased"  A_i = k (E_i - E[max of k others]), the gradient of pass@k (PKPO, arXiv 2505.15201): its k/n E_i,
+                    times n because the loss is averaged over responses, with a leave-one-out baseline; k = 1 is RLOO
+        "margin"    the best response's reward minus the second best, / (std + epsilon) of the group's rewards, for
+                    the best one; 0 for the others (arXiv 2503.19595; k is not used)
+
+    scale "none" leaves out the divisions. Groups of at most k responses use sets of n - 1, where the paper has
+    advantage 0. The loss is PPO's clip (clip_low, clip_high) without KL; average as in `grpo` ("token" is verl's, for
+    which both released estimators are written).
+    """
+    require_choice("estimator", estimator, ("subsets", "unbiased", "margin"))
+    require_choice("scale", scale, ("std", "none"))
+
+    return Algorithm(
+        on_actions(best_of_sets_credit(k, estimator, scale, epsilon)),
+        averaged_gradient(clip(clip_low, clip_high), average),
+    )

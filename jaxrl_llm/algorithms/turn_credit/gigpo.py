@@ -1,0 +1,63 @@
+"""Group-in-Group Policy Optimization (GiGPO)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from jaxrl_llm.advantages.turns.turn_rewards import where_given
+from jaxrl_llm.advantages.turns.turns import compared, of_episode, same_state, turn_advantages, turn_returns
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RECALLED, NonNegative
+from jaxrl_llm.core.transform import Objective
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.policy_gradient import regularised
+from jaxrl_llm.rollouts.agents.state_clusters import similar_states
+
+
+def clipped(low: float, high: float, kl_coefficient: float) -> Objective:
+    """PPO's clip averaged over the tokens of the batch, plus kl_coefficient times k3 to the reference."""
+    objective = policy_gradient(token_ratio(), clip(low, high), token_mean())
+    return regularised(objective, token_mean(), kl_coefficient=kl_coefficient)
+
+
+@method(
+    paper="arXiv 2505.10978",
+    year=2025,
+    test="test_turn_credit.py::test_gigpo_worked_example",
+    needs={"state_key": "turns that begin in the same state", "turns": "episodes of several turns"},
+)
+def gigpo(
+    step_weight: Annotated[float, PAPER] = 1.0,
+    gamma: Annotated[float, RECALLED] = 0.95,
+    scale: Annotated[Literal["none", "std"], CODE] = "none",
+    over: Annotated[Literal["rows", "turns"], OURS] = "rows",
+    similarity: Annotated[float | None, CODE] = None,
+    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.2,
+    kl_coefficient: Annotated[NonNegative, RECALLED] = 0.01,
+) -> Algorithm:
+    """Group-in-Group Policy Optimization (GiGPO).
+
+    Turns of a group that begin in the same state are compared by what followed, beside the episodes (eqs. 3 to 8). With
+    G_t = sum_{u >= t} gamma^(u - t) r_u the return from turn t on and R the return of the episode, undiscounted
+
+        A_t = (R - mean_g R) + step_weight (G_t - mean_s G),    s: the turns of the group in the same state
+
+    on all tokens of the turn, then PPO's clip (clip_low, clip_high) and kl_coefficient k3, averaged over tokens. scale
+    "std" divides either term by its standard deviation (n - 1) + epsilon. A turn that is alone in its state has the
+    episode's term only. over: whether an episode counts once in mean_g, or once a turn, as in the released code unless
+    told otherwise. An episode without others in its group gets 0; the code gives it R.
+
+    What states are equal is up to the environment's name of them. similarity: joins states whose texts are similar
+    (`rollouts.agents.state_clusters`; the code's value is 0.95, and its default is not to). The code subtracts 0.1 for
+    invalid actions, which here is the environment's to do. Without turn rewards the score comes with the last turn.
+    """
+    step = where_given("state_key", compared(turn_returns(gamma), same_state(), scale, epsilon=epsilon))
+    episode = of_episode(scale, over, epsilon)
+    return Algorithm(
+        turn_advantages(episode, step, weights=(1.0, step_weight), needs={"state_key"}),
+        clipped(clip_low, clip_high, kl_coefficient),
+        rollout=None if similarity is None else similar_states(similarity),
+    )

@@ -1,0 +1,55 @@
+"""Policy Optimization with Action Decomposition (POAD)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
+from jaxrl_llm.advantages.turns.turn_rewards import between_turns, needs_turns
+from jaxrl_llm.algorithms.classic.ppo import clipped_policy
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, OURS, NonNegative
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import entropy
+from jaxrl_llm.objectives.values import huber, value_loss
+
+
+@method(
+    paper="arXiv 2405.15821",
+    year=2024,
+    test="test_turn_values.py::test_poad_worked_example_and_loop",
+    needs={"turns": "episodes of several turns"},
+    beside={"stop": ("the stop of minibatches once the divergence exceeds 0.02", "gradient steps that can end early")},
+)
+def poad(
+    gamma: Annotated[float, CODE] = 0.95,
+    lam: Annotated[float, CODE] = 0.95,
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.2,
+    value_clip: Annotated[float | None, CODE] = 0.2,
+    value_coefficient: Annotated[NonNegative, OURS] = 1.0,
+    huber_width: Annotated[float, CODE] = 10.0,
+    entropy_coefficient: Annotated[NonNegative, CODE] = 0.01,
+    whiten: Annotated[bool, CODE] = True,
+) -> Algorithm:
+    """Policy Optimization with Action Decomposition (POAD).
+
+    PPO of tokens in which time passes between turns, not between the tokens of one: rewards come with the last token
+    of a turn, and the discount is gamma from there to the next turn, and 1 within a turn.
+
+        delta = V_{t+1} - V_t                    within a turn,    A_t = delta + lam A_{t+1}
+        delta = r_k + gamma V_{t+1} - V_t        at its end,       A_t = delta + gamma lam A_{t+1}
+
+    with V = 0 after the episode. The loss is PPO's clip (clip_low, clip_high) and value_coefficient times a clipped
+    (value_clip) Huber loss of the critic, quadratic up to huber_width, less entropy_coefficient times the entropy, all
+    averaged over tokens. whiten: advantages are standardised over the actions of the batch, the code over those that
+    are not 0. With gamma 1 it is PPO of tokens. The code skips minibatches of a divergence above 0.02, which is not
+    done here.
+    """
+    credit = chain(needs_turns(), generalised_advantages(between_turns(gamma), lam))
+    objective = clipped_policy(clip_low, clip_high)
+    objective += value_coefficient * value_loss(value_clip, error=huber(huber_width))
+    return Algorithm(
+        chain(credit, whiten_advantages()) if whiten else credit, objective - entropy_coefficient * entropy()
+    )

@@ -1,0 +1,60 @@
+"""Sequence-Level Sequential Update Policy Optimisation (SeeUPO)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages.returns import clip_advantages, whiten_advantages
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, NonNegative, ZeroOrOne
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.turnwise_updates import TurnPhases
+from jaxrl_llm.objectives.averaging.averages import sequence_mean
+from jaxrl_llm.objectives.off_policy import scale_by_info
+from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
+from jaxrl_llm.objectives.ratios import span_ratio
+from jaxrl_llm.objectives.surrogates import clip
+
+
+@method(
+    paper="arXiv 2602.06554",
+    year=2026,
+    test="test_sequence_level.py::test_seeupo_is_the_loop_with_two_turns",
+    needs={"turns": "episodes of several turns"},
+    beside={"orders": ("turns forward and in random order, ablations", "other phases")},
+)
+def seeupo(
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.2,
+    kl_coefficient: Annotated[NonNegative, CODE] = 0.002,
+    limit: Annotated[float, CODE] = 3.0,
+    ddof: Annotated[ZeroOrOne, CODE] = 1,
+    factor_clip: Annotated[float, CODE] = 0.2,
+) -> Algorithm:
+    """Sequence-Level Sequential Update Policy Optimisation (SeeUPO).
+
+    The turns of an episode are treated as agents that share weights and are updated one after the other, the last turn
+    first. A_i = R_i - mean_g R (no group deviation), standardised over the batch (ddof) and clipped to +-limit. In the
+    phase of turn t, whose tokens alone count, old log-probabilities are computed anew, and
+
+        loss = -1/N sum_i 1/|o_i| sum_t min(s M_i A_i, clip(s, 1 - clip_low, 1 + clip_high) M_i A_i)
+               + kl_coefficient mean k3
+
+    with s the turn's geometric mean ratio, differentiated per token as in `gspo_token`, N the episodes that have the
+    turn, and the mean of k3 over these of the mean over tokens. M_i is the ratio, clipped to 1 +- factor_clip, by which
+    the phases of later turns changed theirs (`turnwise_updates.TurnPhases`). A batch takes as many updates as its
+    longest episode has turns. For a single turn the method is GSPO with batch-normalised advantages. The paper's other
+    orders of turns, forward and random, are ablations and not here.
+
+    Without the turn factor (--algorithm.without turn_factor) all turns are updated at once.
+    """
+    average = sequence_mean()
+    ratio = span_ratio("turn", against="old", gradient="token")
+    credit = (group_relative("none"), whiten_advantages("sequences", ddof), clip_advantages(limit))
+    objective = policy_gradient(ratio, clip(clip_low, clip_high), average)
+    return Algorithm(
+        chain(*credit, scale_by_info("turn_factor")), regularised(objective, average, kl_coefficient=kl_coefficient),
+        phases=TurnPhases(factor_clip),
+    )  # fmt: skip

@@ -1,0 +1,49 @@
+"""Step Reward Group Policy Optimization (SRGPO of SeeNav-Agent)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from jaxrl_llm.advantages.turns.turn_rewards import where_given
+from jaxrl_llm.advantages.turns.turns import compared, of_episode, random_groups, turn_advantages, turn_rewards
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, NonNegative
+
+
+@method(
+    paper="arXiv 2512.02631",
+    year=2025,
+    test="test_turn_credit.py::test_srgpo_worked_example",
+    needs={"turn_rewards": "the progress of each turn", "turns": "episodes of several turns"},
+)
+def srgpo(
+    size: Annotated[int, CODE] = 16,
+    step_weight: Annotated[float, CODE] = 0.5,
+    scale: Annotated[Literal["none", "std"], CODE] = "std",
+    over: Annotated[Literal["rows", "turns"], CODE] = "turns",
+    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, CODE] = 0.2,
+    kl_coefficient: Annotated[NonNegative, CODE] = 0.01,
+) -> Algorithm:
+    """Step Reward Group Policy Optimization (SRGPO of SeeNav-Agent).
+
+    Where the reward s_t of a turn does not depend on how hard its state is, such as 1 for progress and 0 without, turns
+    of any states can be compared: in random groups c of `size` turns of the batch (0: all of them). With E the score of
+    the episode
+
+        A_t = (E - mean_g E) / (std_g E + epsilon) + step_weight (s_t - mean_c s) / (std_c s + epsilon)
+
+    on all tokens of the turn, then PPO's clip (clip_low, clip_high) and kl_coefficient k3, averaged over tokens. over:
+    whether moments of E count each turn or each episode once. scale "none" leaves out both deviations (n - 1). The
+    groups follow from the tokens and their log-probabilities, and change with each batch. Penalties for invalid actions
+    are the environment's to give. The code can also draw groups within prompts or episodes.
+    """
+    step = where_given("turn_rewards", compared(turn_rewards(), random_groups(size), scale, epsilon=epsilon))
+    episode = of_episode(scale, over, epsilon, "score")
+    return Algorithm(
+        turn_advantages(episode, step, weights=(1.0, step_weight), needs={"turn_rewards"}),
+        clipped(clip_low, clip_high, kl_coefficient),
+    )
