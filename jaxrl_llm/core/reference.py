@@ -78,13 +78,13 @@ def soup(*models: str, share: float = 0.5, option: str | None = None) -> Referen
         rest = (1 - share) / max(len(others), 1)
         return jax.jit(lambda *trees: weighted_mean(trees, [share, *[rest] * len(others)]))(initial, *others)
 
-    return ReferenceRule(init, models=_names(models), option=option)
+    return ReferenceRule(init, models=model_names(models), option=option)
 
 
 @part
 def another(model: str, option: str | None = None) -> ReferenceRule:
     """Another model, which stays as it is. option: see `ReferenceRule`."""
-    return ReferenceRule(lambda initial, others: others[0], models=_names([model]), option=option)
+    return ReferenceRule(lambda initial, others: others[0], models=model_names([model]), option=option)
 
 
 @part
@@ -97,7 +97,7 @@ def mixture(*models: str, option: str | None = None) -> ReferenceRule:
     def init(initial: Params, others: Sequence[Params]) -> Mixture:
         return Mixture(tuple(others), tuple(1 / len(others) for _ in others))
 
-    return ReferenceRule(init, models=_names(models), option=option)
+    return ReferenceRule(init, models=model_names(models), option=option)
 
 
 @part
@@ -142,7 +142,7 @@ def reset_at(step: int) -> ReferenceRule:
     return ReferenceRule(update=update)
 
 
-def _names(models: Sequence[str]) -> tuple[str, ...]:
+def model_names(models: Sequence[str]) -> tuple[str, ...]:
     """The names of models; InputError for what is none."""
     for name in models:
         if not isinstance(name, str) or not name.strip():

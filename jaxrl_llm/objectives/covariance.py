@@ -34,7 +34,7 @@ def first_k(order: tuple[jax.Array, ...], mask: jax.Array, k: jax.Array) -> jax.
     return mask & (rank < k).reshape(mask.shape)
 
 
-def _covariances(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+def token_covariances(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
     return covariance_terms(batch.need("advantages"), outputs.logp, batch.loss_weights != 0)
 
 
@@ -56,7 +56,7 @@ def draw_covariant(
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
         counts, A, rho = batch.loss_weights != 0, batch.need("advantages"), ratio(outputs, batch)
-        cov = _covariances(outputs, batch)
+        cov = token_covariances(outputs, batch)
         clipped = -A * jnp.clip(rho, 1 - clip_low, 1 + clip_high) > -A * rho
         candidates = counts & ~clipped & (cov > low) & (cov < high)
         noise = token_noise(batch, control(batch, "batches"))
@@ -90,7 +90,7 @@ def mark_covariant(share: Number) -> Refresh:
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
         counts = batch.loss_weights != 0
-        order = (-_covariances(outputs, batch), token_noise(batch, 0))
+        order = (-token_covariances(outputs, batch), token_noise(batch, 0))
         return batch.with_info(covariant=first_k(order, counts, jnp.maximum(1.0, share_down(jnp.sum(counts), share))))
 
     return refresh

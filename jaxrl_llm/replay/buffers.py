@@ -83,7 +83,7 @@ def to_scored(rows: Store, group: np.ndarray, width: int, failures: dict[str, in
 def take(store: Store, index: Iterable[int] | np.ndarray) -> Store:
     """The rows of an index int[m], in its order; a row may be taken several times."""
     index = np.asarray(index, np.int64)
-    tokens, letters = _places(store["length"], index), _places(store["text_length"], index)
+    tokens, letters = token_places(store["length"], index), token_places(store["text_length"], index)
     return {
         key: x[tokens] if key.startswith("token:") else x[letters] if key == "text" else x[index]
         for key, x in store.items()
@@ -110,7 +110,7 @@ def with_tokens(store: Store, index: np.ndarray, name: str, values: np.ndarray) 
     """The store with other values of token:NAME in the rows of an index int[m]; values: of one row after another."""
     key = f"token:{name}"
     changed = store[key].copy()
-    changed[_places(store["length"], np.asarray(index, np.int64))] = values
+    changed[token_places(store["length"], np.asarray(index, np.int64))] = values
     return store | {key: changed}
 
 
@@ -198,7 +198,7 @@ def _fields(batch: Trajectories) -> list[tuple[str, Any]]:
     return out
 
 
-def _places(length: np.ndarray, index: np.ndarray) -> np.ndarray:
+def token_places(length: np.ndarray, index: np.ndarray) -> np.ndarray:
     """The positions of the tokens of rows in a flat array."""
     starts, sizes = (np.cumsum(length) - length)[index], length[index].astype(np.int64)
     return np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())

@@ -80,13 +80,13 @@ def length_beside_mates(
     return jnp.where(known, added, 0.0)
 
 
-def _component(batch: Trajectories, name: str) -> jax.Array:
+def component_of(batch: Trajectories, name: str) -> jax.Array:
     if name not in (batch.rewards or {}):
         raise unknown("reward component", name, batch.rewards or {})
     return (batch.rewards or {})[name].astype(jnp.float32)
 
 
-def _others(batch: Trajectories, *names: str) -> list[jax.Array]:
+def other_components(batch: Trajectories, *names: str) -> list[jax.Array]:
     return [x.astype(jnp.float32) for name, x in sorted((batch.rewards or {}).items()) if name not in names]
 
 
@@ -100,9 +100,9 @@ def length_graded(
     """
 
     def reward(batch: Trajectories) -> jax.Array:
-        score = batch.scores if accuracy is None else _component(batch, accuracy)
+        score = batch.scores if accuracy is None else component_of(batch, accuracy)
         graded = cosine_length(score > success, batch.lengths / longest, 1.0, right, worst)
-        rest = [] if accuracy is None else _others(batch, accuracy)
+        rest = [] if accuracy is None else other_components(batch, accuracy)
         return weight * graded + other_weight * sum((jnp.nan_to_num(x) for x in rest), jnp.zeros(score.shape))
 
     return reward
@@ -120,16 +120,16 @@ def product_of_factors(
     """
 
     def reward(batch: Trajectories) -> jax.Array:
-        factors = _others(batch, terminal or "") if progress is None else _others(batch, progress, terminal or "")
+        factors = other_components(batch, terminal or "") if progress is None else other_components(batch, progress, terminal or "")
         if progress is not None:
-            out = _component(batch, progress)
+            out = component_of(batch, progress)
         elif len(factors) < 2:
             out, factors = (factors[0] if factors else batch.scores), []
         else:
             out = jnp.ones(batch.group.shape)
         for factor in factors:
             out = out * jnp.where(jnp.isnan(factor), 1.0, jnp.clip(factor, 0.0, 1.0))
-        return out if terminal is None else jnp.where(_component(batch, terminal) > 0.5, -penalty, out)
+        return out if terminal is None else jnp.where(component_of(batch, terminal) > 0.5, -penalty, out)
 
     return reward
 
@@ -187,7 +187,7 @@ def weighted_components(weights: Mapping[str, float]) -> Callable[[Trajectories]
     def reward(batch: Trajectories) -> jax.Array:
         if not set(weights) <= set(batch.rewards or {}):
             return batch.scores
-        return sum((w * _component(batch, name) for name, w in weights.items()), jnp.zeros(batch.group.shape))
+        return sum((w * component_of(batch, name) for name, w in weights.items()), jnp.zeros(batch.group.shape))
 
     return reward
 
@@ -195,4 +195,4 @@ def weighted_components(weights: Mapping[str, float]) -> Callable[[Trajectories]
 @part
 def reward_component(name: str | None) -> Callable[[Trajectories], jax.Array]:
     """A function `batch -> f32[N]`: one component of the reward, or the combined one for None."""
-    return lambda batch: batch.scores if name is None else _component(batch, name)
+    return lambda batch: batch.scores if name is None else component_of(batch, name)

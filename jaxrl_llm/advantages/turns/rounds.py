@@ -92,7 +92,7 @@ def broken_returns(gamma: float = 0.5, matched: float = 0.8) -> OfTurns:
 
     def values(batch: Trajectories) -> Array:
         r = rewards_of_turns(batch) if batch.turn_rewards is None else jnp.nan_to_num(batch.turn_rewards)
-        return _backwards(batch, r, gamma, r > matched)
+        return episode_backwards(batch, r, gamma, r > matched)
 
     return values
 
@@ -108,12 +108,12 @@ def episode_turn_returns(gamma: float = 1.0) -> OfTurns:
     def values(batch: Trajectories) -> Array:
         last = one_row_each(batch)
         r = rewards_of_turns(batch.replace(reward=jnp.where(last | jnp.isnan(batch.scores), batch.scores, 0.0)))
-        return _backwards(batch, r, gamma, jnp.ones(r.shape, bool))
+        return episode_backwards(batch, r, gamma, jnp.ones(r.shape, bool))
 
     return values
 
 
-def _backwards(batch: Trajectories, rewards: Array, gamma: float, carried: Array) -> Array:
+def episode_backwards(batch: Trajectories, rewards: Array, gamma: float, carried: Array) -> Array:
     """f32[N, K]: G_t = r_t + gamma G_{t+1} over the turns of an episode, where `carried` bool[N, K]; else G_t = r_t,
     of which the turn before gets nothing. 0 for turns that are not there."""
     mask = turn_mask(batch)

@@ -128,7 +128,7 @@ def above_buckets(
     return above.reshape(values.shape)
 
 
-def _of_group(batch: Trajectories, turns: int) -> Array:
+def group_keys(batch: Trajectories, turns: int) -> Array:
     return jnp.broadcast_to(batch.group[:, None], (batch.group.shape[0], turns))
 
 
@@ -143,7 +143,7 @@ def same_state(last: int = 1) -> OfTurns:
     def keys(batch: Trajectories) -> Array:
         states = batch.need("state_key").astype(jnp.uint32)
         turns = states.shape[1]
-        joint = _of_group(batch, turns)
+        joint = group_keys(batch, turns)
         for back in range(last):
             past = jnp.pad(states, ((0, 0), (back, 0)))[:, :turns]
             missing = jnp.broadcast_to(jnp.arange(turns) < back, states.shape).astype(jnp.int32)
@@ -159,7 +159,7 @@ def same_turn() -> OfTurns:
 
     def keys(batch: Trajectories) -> Array:
         turns = turn_count(batch)
-        group = _of_group(batch, turns)
+        group = group_keys(batch, turns)
         return joint_key(group, jnp.broadcast_to(jnp.arange(turns), group.shape))
 
     return keys
@@ -168,7 +168,7 @@ def same_turn() -> OfTurns:
 @part
 def same_group() -> OfTurns:
     """Keys: all turns of a group."""
-    return lambda batch: _of_group(batch, turn_count(batch))
+    return lambda batch: group_keys(batch, turn_count(batch))
 
 
 @part
@@ -311,7 +311,7 @@ def of_episode(
         mask, returns = turn_mask(batch), episode_returns(batch) if of == "return" else batch.scores
         spread = jnp.broadcast_to(returns[:, None], mask.shape)
         if over == "turns":
-            return above_buckets(spread, _of_group(batch, mask.shape[1]), mask, scale, baseline, epsilon=epsilon)
+            return above_buckets(spread, group_keys(batch, mask.shape[1]), mask, scale, baseline, epsilon=epsilon)
         above = above_baseline(returns, batch.group, baseline)
         if scale == "std":
             above = above / (bucket_moments(batch.group, returns)[2] + epsilon)

@@ -20,15 +20,15 @@ Number = float | jax.Array
 
 def log_ratio_sum(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
     """The weighted sum of each row's log-ratios to the behaviour policy, f32[N]: log pi(y) / q(y) of the sequence."""
-    return _sum(outputs.logp, batch)
+    return sequence_log_ratios(outputs.logp, batch)
 
 
-def _sum(logp: jax.Array, batch: Trajectories) -> jax.Array:
+def sequence_log_ratios(logp: jax.Array, batch: Trajectories) -> jax.Array:
     inside = batch.loss_weights != 0
     return jnp.sum(weighted(jnp.where(inside, logp, 0.0) - jnp.where(inside, batch.behaviour_logp, 0.0), batch), axis=1)
 
 
-def _known(batch: Trajectories) -> jax.Array:
+def scored_rows(batch: Trajectories) -> jax.Array:
     """bool[N]: rows with a score and a weight in the loss."""
     return ~jnp.isnan(batch.scores) & jnp.any(batch.loss_weights != 0, axis=1)
 
@@ -64,8 +64,8 @@ def tilted_targets(temperature: Number = 1.0, scale: Number = 1.0) -> Objective:
     check_number("scale", scale, above=0)
 
     def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
-        known = _known(batch)
-        target = _sum(batch.need("reference_logp"), batch) + jnp.nan_to_num(batch.scores) / temperature
+        known = scored_rows(batch)
+        target = sequence_log_ratios(batch.need("reference_logp"), batch) + jnp.nan_to_num(batch.scores) / temperature
         return target_shares(s, target, known, batch.group, scale)
 
     return coupled(log_ratio_sum, shares, "listwise", frozenset({"reference_logp"}))
@@ -120,9 +120,9 @@ def pairwise_policy(
     penalised = not (isinstance(kl_coefficient, int | float) and kl_coefficient == 0)
 
     def shares(l: jax.Array, batch: Trajectories) -> jax.Array:
-        reward = jnp.where(_known(batch), batch.scores, jnp.nan)
+        reward = jnp.where(scored_rows(batch), batch.scores, jnp.nan)
         if penalised:
-            reward = reward + kl_coefficient * _sum(batch.need("reference_logp"), batch)
+            reward = reward + kl_coefficient * sequence_log_ratios(batch.need("reference_logp"), batch)
         return pair_shares(l, reward, batch.group, clip_range, clip)
 
     needs = frozenset({"reference_logp"}) if penalised else frozenset[str]()
