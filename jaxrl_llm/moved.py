@@ -17,8 +17,7 @@ _MOVES = (
     (
         "core", "",
         "absent=missing_fields arguments=checks part_checks coefficients choices expressions=repr hooks "
-        "log_ratios references=reference shapes objective transform trajectory phases=turnwise_updates "
-        "entropy_levels"
+        "log_ratios references=reference shapes objective transform trajectory phases=turnwise_updates"
     ),
     ("core", "algorithms", "algorithm"),
     (
@@ -44,7 +43,7 @@ _MOVES = (
     (
         "rollouts.agents", "rollouts",
         "conversations=conversation compaction environment_calls agent_trees=fork retries=reflect "
-        "simulations=lookahead self_play restarts slices=single_turns similar_states=state_clusters semi_online "
+        "simulations=lookahead self_play restarts similar_states=state_clusters semi_online "
         "plans agent_metrics=metrics"
     ),
     (
@@ -58,12 +57,11 @@ _MOVES = (
     ("rollouts.runtime", "rollouts", "sources"),
     (
         "curriculum", "rollouts",
-        "curricula=compose prompt_records=records curricula_arms=bandit_budgets curricula_counts=budgets "
+        "curricula=compose prompt_records=records curricula_counts=budgets "
         "curricula_neighbours=neighbours curricula_scores=scores curricula_stages=stages "
-        "curricula_targets=targets curricula_trackers=trackers difficulty pruning unsolved "
-        "hard_buffer=failed_prompts solved_pool=few_shot_memory left_out=excluded reference_groups stored_states"
+        "pruning hard_buffer=failed_prompts solved_pool=few_shot_memory left_out=excluded reference_groups stored_states"
     ),
-    ("replay", "rollouts", "replays=base disk stores=buffers swaps=into_groups revisits=drift_probe"),
+    ("replay", "rollouts", "replays=base disk stores=buffers swaps=into_groups"),
     (
         "training", "runs",
         "loop learning=step setup config config_checks config_json inputs method method_settings hyperparameters "
@@ -93,19 +91,14 @@ _MOVES = (
     ("models", "models", "check=checks experts=moe packed_kernel=packed_attention rope_config=rope"),
     ("models.io", "models", "digest folders gguf gguf_file gguf_tokenizer huggingface load save shards source"),
     (
-        "advantages", "advantages",
-        "gains=reward_to_go informative=zero_variance_groups switched=guide_masks within=subgroup_baselines"
-    ),
-    (
         "advantages.turns", "advantages",
-        "turn_rewards utterances plans simulations retries implicit information episodes rounds"
+        "turn_rewards utterances plans episodes rounds"
     ),
     ("advantages.trees", "advantages", "tree_credit=credit"),
-    ("advantages.tokens", "advantages", "token_baselines=baselines token_rewards=rewards windows"),
+    ("advantages.tokens", "advantages", "token_baselines=baselines windows"),
     ("objectives", "objectives", "corrections=off_policy heads=value_heads barrier=constraints one_pass=fused"),
-    ("objectives.averaging", "objectives", "averages row_averages episodes=episode_averages subset"),
-    ("objectives.preference", "objectives", "pairs listwise implicit"),
-    ("objectives.clips", "objectives", "adaptive_clip"),
+    ("objectives.averaging", "objectives", "averages row_averages subset"),
+    ("objectives.preference", "objectives", "pairs listwise"),
     ("data", "data", "ahead=prefetch prompts=load"),
     ("data.sources", "data", "files hub random_access shards"),
     ("data.chat", "data", "calls families inert lenient message_changes message_forms messages rendering turns"),
@@ -126,6 +119,22 @@ _MOVES = (
     ("in_jax.lab", "lab", "config figures grid laboratory outcome results runs statistics tables"),
 )  # fmt: skip
 
+# Modules that one method alone used, whose file has their names now: the old path, and the family and name of the method.
+_INTO_METHODS = (
+    "advantages.gains=rewards.subpo advantages.implicit=turn_credit.istar "
+    "advantages.informative=guidance.zppo advantages.rank=credit.verl_velocity_rank "
+    "advantages.retries=agents.r3l advantages.simulations=agents.dyna_grpo advantages.switched=guidance.rlgf "
+    "advantages.token_rewards=guidance.drpo_dataset_reset advantages.within=guidance.clpo "
+    "entropy_levels=credit.hapo_heterogeneous objectives.adaptive_clip=policy_loss.bapo_adaptive_clip "
+    "objectives.curvature=policy_loss.capo_curvature objectives.distillation=guidance.srpo_sample_routing "
+    "objectives.entropy_history=regularisation.epo objectives.episodes=agents.flow_grpo "
+    "objectives.implicit=turn_credit.istar rollouts.curricula_arms=prompts.gdro "
+    "rollouts.curricula_targets=prompts.dots_rr rollouts.curricula_trackers=score_function.spo_single_stream "
+    "rollouts.decomposed=guidance.daslam rollouts.difficulty=prompts.dots_rr "
+    "rollouts.heated=credit.hapo_heterogeneous rollouts.revisits=score_function.spo_single_stream "
+    "rollouts.second_stage=prompts.dars rollouts.slices=rewards.baichuan_m2 "
+    "rollouts.tempered=regularisation.aepo_arbitrary_entropy rollouts.unsolved=guidance.nurl"
+)  # fmt: skip
 # Modules of several methods, each of which has a file now: all are names of `jaxrl_llm.algorithms`.
 _SPLIT = (
     "actor_critic agent_retries agent_trees covariance critic_free curricula entropy_credit "
@@ -145,6 +154,9 @@ def _moved() -> dict[str, str]:
         "algorithms.unfinished": "algorithms.parts",
     }
     found |= {f"algorithms.{name}": "algorithms" for name in _SPLIT.split()}
+    for name in _INTO_METHODS.split():
+        before, _, after = name.partition("=")
+        found[before] = f"algorithms.{after}"
     for new, old, names in _MOVES:
         for name in names.split():
             before, _, after = name.partition("=")

@@ -5,12 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_advantage
-from jaxrl_llm.core.choices import Scale
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
-from jaxrl_llm.core.transform import Transform, counted
-from jaxrl_llm.selection.noise import row_noise
+from jaxrl_llm.core.trajectory import bucket_moments, bucket_sums
 from jaxrl_llm.selection.rows import ranks_within
 
 
@@ -26,16 +21,3 @@ def balanced(reward: jax.Array, group: jax.Array, noise: jax.Array) -> jax.Array
     number_good, number_bad = bucket_sums(group, good.astype(jnp.float32), bad.astype(jnp.float32))
     rank = ranks_within(group, noise, noise, bad)
     return good | (bad & (rank >= number_bad - number_good))
-
-
-@part
-def balanced_relative(scale: Scale = "none", ddof: int = 0, epsilon: float = 1e-6) -> Transform:
-    """Group-relative advantages among the `balanced` samples; 0 for dropped ones."""
-
-    def apply(step: jax.Array, batch: Trajectories) -> Trajectories:
-        kept = balanced(batch.scores, batch.group, row_noise(batch, step))
-        reward = jnp.where(kept, batch.scores, jnp.nan)
-        A = group_advantage(reward, batch.group, scale=scale, ddof=ddof, epsilon=epsilon)
-        return batch.replace(advantages=A[:, None] * batch.action_mask)
-
-    return counted(apply)

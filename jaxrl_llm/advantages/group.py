@@ -21,7 +21,6 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.shapes import NUMBERS, check_array
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.core.transform import Transform, stateless
-from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 SCALES = ("std", "none", "batch", "sum", "mean")
@@ -103,18 +102,6 @@ def masked_quantile(values: jax.Array, mask: jax.Array, level: jax.Array | float
     some = count > 0
     low, high = jnp.where(some, low, 0.0), jnp.where(some, high, 0.0)
     return (low + (position - below) * (high - low))[..., 0]
-
-
-def margin_over_second(values: jax.Array, keys: jax.Array) -> jax.Array:
-    """Maximum minus second largest value for the best sample of each bucket, 0 for the others, f32[N] (2503.19595).
-
-    This is how much the maximum of the bucket would drop without the sample. 0 for ties and in a bucket of one.
-    """
-    known = ~jnp.isnan(values)
-    rank = ranks_within(keys, values, jnp.zeros(values.shape), known)
-    second = bucket_best(keys, jnp.where(rank > 0, values, jnp.nan))
-    (count,) = bucket_sums(keys, known.astype(jnp.float32))
-    return jnp.where(known & (rank == 0) & (count > 1), values - second, 0.0)
 
 
 def group_advantage(
@@ -233,11 +220,6 @@ def mixed_groups(batch: Trajectories) -> jax.Array:
 def truncated_rows(batch: Trajectories) -> jax.Array:
     """bool[N]: samples that ran out of their budget before the end of the answer."""
     return batch.truncated
-
-
-def row_lengths(batch: Trajectories) -> jax.Array:
-    """f32[N]: number of actions of each sample."""
-    return batch.lengths
 
 
 @part

@@ -13,8 +13,9 @@ from jaxrl_llm.algorithms.composition import composition
 from jaxrl_llm.algorithms.method import Facts, Parts, facts_of
 from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.algorithms.presets import presets_of
-from jaxrl_llm.core.hyperparameters import TYPE_NAMES, Hyperparameter, Range, hyperparameters_of
+from jaxrl_llm.core.hyperparameters import TYPE_NAMES, Hyperparameter, hyperparameters_of
 from jaxrl_llm.core.needs import need_of
+from jaxrl_llm.core.ranges import Range
 from jaxrl_llm.utils.errors import InputError, shown
 
 START = {  # methods to begin with -> why
@@ -67,7 +68,7 @@ def values_of(method: str, parameter: Hyperparameter) -> str:
         return TYPE_NAMES[kind] + optional
     if kind is str:
         return _either(choices(build, parameter.name)) + optional
-    least, most, above = parameter.range
+    least, most, above, _ = parameter.range
     if most is not None and most < 2**31 - 1:
         words = f"{least} to {most}"
     elif least is not None or above is not None:

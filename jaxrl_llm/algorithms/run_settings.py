@@ -53,26 +53,6 @@ def several_steps(why: str, epochs: int = 2) -> RunSetting:
     return RunSetting("epochs", lambda given: epochs, lambda config, given: config.epochs * config.minibatches > 1, why)
 
 
-def epochs_at_least(number: int, why: str) -> RunSetting:
-    """So many passes over a batch."""
-    return RunSetting("epochs", lambda given: number, lambda config, given: config.epochs >= number, why)
-
-
-def one_sample(why: str) -> RunSetting:
-    """One sample of each prompt."""
-    return RunSetting("group_size", lambda given: 1, lambda config, given: config.group_size == 1, why)
-
-
-def more_samples_than(name: str, why: str) -> RunSetting:
-    """Groups larger than the hyper-parameter `name`; by default the next power of two."""
-    return RunSetting(
-        "group_size",
-        lambda given: 1 << int(given[name]).bit_length(),
-        lambda config, given: config.group_size > given[name],
-        why,
-    )
-
-
 def one_reward_of(*rewards: str, why: str) -> RunSetting:
     """One of the named reward functions, or one of a file or module of the user's."""
 
@@ -82,21 +62,5 @@ def one_reward_of(*rewards: str, why: str) -> RunSetting:
     return RunSetting("rewards", lambda given: rewards[:1], fits, why)
 
 
-def rewards_up_to(name: str, *rewards: str, why: str) -> RunSetting:
-    """Rewards whose weights add up to the hyper-parameter `name` at least, where each is at most 1."""
-
-    def fits(config: Any, given: Given) -> bool:
-        return any(":" in spec for spec in config.rewards) or sum(map(_weight, config.rewards)) >= given[name] - 1e-9
-
-    return RunSetting("rewards", lambda given: rewards, fits, why)
-
-
 def _name(spec: str) -> str:
     return spec.partition("(")[0].partition("*")[0].strip()
-
-
-def _weight(spec: str) -> float:
-    try:
-        return max(float(spec.rpartition("*")[2]), 0.0) if "*" in spec and not spec.endswith(")") else 1.0
-    except ValueError:  # the reward's own check says so
-        return 1.0

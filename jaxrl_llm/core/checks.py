@@ -15,9 +15,10 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import WHOLE, Range
 from jaxrl_llm.utils.errors import InputError, shown, unknown
 from jaxrl_llm.utils.keywords import bound
 
@@ -26,21 +27,6 @@ T = TypeVar("T")
 _UNKNOWN = (Any, object, inspect.Parameter.empty)
 _PLAIN = {bool: "true or false", str: "a text", type(None): "None", pathlib.Path: "a path"}
 _PLACES = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
-class Range(NamedTuple):
-    """The range of a number, for `Annotated`; limits that are None do not hold."""
-
-    least: float | None = None
-    most: float | None = None
-    above: float | None = None
-    below: float | None = None
-
-
-Count = Annotated[int, Range(least=1)]
-Seconds = Annotated[float, Range(above=0)]
-Share = Annotated[float, Range(least=0, most=1)]
-_WHOLE = 2**31 - 1  # whole numbers become int32 on devices
 
 
 def checked(function: Callable[P, T]) -> Callable[P, T]:
@@ -125,7 +111,7 @@ def check(name: str, value: Any, kind: Any, limits: Range | None = None) -> None
     elif kind in (int, float):
         check_number(name, value, whole=kind is int, **(limits._asdict() if limits else {}))
         if kind is int:
-            check_number(name, value, most=_WHOLE)
+            check_number(name, value, most=WHOLE)
     elif kind in _PLAIN and kind is not pathlib.Path:
         if not isinstance(value, kind) and not (kind is bool and type(value).__name__ in ("bool_", "bool")):
             raise _wrong(name, value, _PLAIN[kind])

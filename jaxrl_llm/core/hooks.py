@@ -68,20 +68,6 @@ class Hook:
         return not self.state and self.other is None
 
 
-def by_temperature(
-    factor: Callable[[jax.Array, State], jax.Array], name: str, state: tuple[tuple[str, float], ...] = ()
-) -> Hook:
-    """The hook that multiplies the temperature of each place by a factor of the entropy, which is under stop-gradient.
-
-    factor: see `Hook`; the entropy, in nats, is that at the usual temperature.
-    """
-
-    def apply(logits: jax.Array, state: State, context: Context) -> jax.Array:
-        return logits / factor(entropy_of(logits), state)[:, None]
-
-    return Hook(apply, name, state, factor)
-
-
 def entropy_of(logits: jax.Array) -> jax.Array:
     """f32[N]: of softmax(logits), in nats; logits f32[N, V] may be -inf."""
     logp = jax.nn.log_softmax(logits, axis=1)

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import WHOLE, Range
 from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.keywords import unknown_keyword
 
@@ -33,27 +34,6 @@ class Origin(StrEnum):
 
 PAPER, CODE, RECALLED, OURS, RUN = Origin
 
-
-class Range(NamedTuple):
-    """Limits of a number, as in `utils.errors.require`."""
-
-    least: float | None = None
-    most: float | None = None
-    above: float | None = None
-
-    @property
-    def limits(self) -> dict[str, Any]:
-        """Those that there are, by name."""
-        return {name: limit for name, limit in self._asdict().items() if limit is not None}
-
-
-NonNegative = Annotated[float, Range(least=0)]
-Positive = Annotated[float, Range(above=0)]
-AtLeastOne = Annotated[float, Range(least=1, most=2**31 - 1)]
-Fraction = Annotated[float, Range(least=0, most=1)]
-NonNegativeInt = Annotated[int, Range(least=0)]
-ZeroOrOne = Annotated[int, Range(least=0, most=1)]
-Count = Annotated[int, Range(least=1, most=2**31 - 1)]
 
 TYPE_NAMES = {bool: "true or false", str: "text", int: "a whole number", float: "a number"}
 
@@ -98,7 +78,8 @@ class Hyperparameter(NamedTuple):
             return
         if getattr(value, "shape", ()) != ():
             raise InputError(f"{label} is an array of the shape {list(value.shape)}, but must be {wanted}")
-        check_number(label, value, whole=self.type is int, **self.range.limits)
+        whole = self.type is int
+        check_number(label, value, whole=whole, **{**({"most": WHOLE} if whole else {}), **self.range.limits})
 
 
 def hyperparameters_of(function: Callable[..., Any]) -> list[Hyperparameter]:

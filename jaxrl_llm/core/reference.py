@@ -67,37 +67,9 @@ def weighted_mean(trees: Sequence[Params], shares: Sequence[float]) -> Params:
 
 
 @part
-def soup(*models: str, share: float = 0.5, option: str | None = None) -> ReferenceRule:
-    """The average of weights: `share` of the initial policy, and equal parts of the other models.
-
-    option: see `ReferenceRule`. Raises InputError unless share is within [0, 1].
-    """
-    check_number("soup: share", share, least=0, most=1)
-
-    def init(initial: Params, others: Sequence[Params]) -> Params:
-        rest = (1 - share) / max(len(others), 1)
-        return jax.jit(lambda *trees: weighted_mean(trees, [share, *[rest] * len(others)]))(initial, *others)
-
-    return ReferenceRule(init, models=model_names(models), option=option)
-
-
-@part
 def another(model: str, option: str | None = None) -> ReferenceRule:
     """Another model, which stays as it is. option: see `ReferenceRule`."""
     return ReferenceRule(lambda initial, others: others[0], models=model_names([model]), option=option)
-
-
-@part
-def mixture(*models: str, option: str | None = None) -> ReferenceRule:
-    """The geometric mixture of other models in equal parts: log p = mean_i log p_i, without its normaliser.
-
-    The initial policy is not part of it. option: see `ReferenceRule`.
-    """
-
-    def init(initial: Params, others: Sequence[Params]) -> Mixture:
-        return Mixture(tuple(others), tuple(1 / len(others) for _ in others))
-
-    return ReferenceRule(init, models=model_names(models), option=option)
 
 
 @part
@@ -124,20 +96,6 @@ def periodic_reset(every: int = 1) -> ReferenceRule:
 
     def update(reference: Params, params: Params, updates: jax.Array) -> Params:
         return jax.tree.map(lambda old, new: jnp.where(updates % every == 0, new, old), reference, params)
-
-    return ReferenceRule(update=update)
-
-
-@part
-def reset_at(step: int) -> ReferenceRule:
-    """The initial policy up to update number `step`, then the policy that this update gave (2507.06892).
-
-    Raises InputError unless step is a whole number, at least 0.
-    """
-    check_number("reset_at: step", step, least=0, whole=True)
-
-    def update(reference: Params, params: Params, updates: jax.Array) -> Params:
-        return jax.tree.map(lambda old, new: jnp.where(updates == step, new, old), reference, params)
 
     return ReferenceRule(update=update)
 

@@ -16,7 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxrl_llm.core.hyperparameters import TYPE_NAMES, Hyperparameter, Range, hyperparameters_of
+from jaxrl_llm.core.hyperparameters import TYPE_NAMES, Hyperparameter, hyperparameters_of
+from jaxrl_llm.core.ranges import Range
 from jaxrl_llm.utils.errors import InputError, unknown
 from jaxrl_llm.utils.peer_names import COMMANDS
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.choices import Source
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.log_ratios import absolute, needed
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Refresh, Transform, control, counted
-from jaxrl_llm.objectives.ratios import Ratio, log_ratio_to
+from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
 from jaxrl_llm.selection.noise import token_noise
 from jaxrl_llm.selection.tokens import share_down
@@ -76,39 +74,5 @@ def clip_and_detach(low: float, high: float | None = None) -> Surrogate:
         value, metrics = clipped(ratio, outputs, batch)
         detached = batch.need("detached")
         return jnp.where(detached, 0.0, value), {**metrics, "detached": detached.astype(jnp.float32)}
-
-    return surrogate
-
-
-@part
-def mark_covariant(share: Number) -> Refresh:
-    """Mark the max(1, floor(share n)) of n tokens with the highest covariance; ties are broken at random.
-
-    Writes info["covariant"] bool[N, L].
-    """
-    check_number("covariance share", share, least=0, most=1)
-
-    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
-        counts = batch.loss_weights != 0
-        order = (-token_covariances(outputs, batch), token_noise(batch, 0))
-        return batch.with_info(covariant=first_k(order, counts, jnp.maximum(1.0, share_down(jnp.sum(counts), share))))
-
-    return refresh
-
-
-@part
-def penalise_covariant(coefficient: Number, against: Source = "old") -> Surrogate:
-    """rho A, minus coefficient |logp - logp_against| on the tokens of info["covariant"].
-
-    Against "old", at the first update of a batch the penalty is 0 and has no gradient: it needs `old_logp`.
-
-    Raises InputError for another name than those of `against`.
-    """
-    needed(against)
-
-    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
-        marked = batch.need("covariant").astype(jnp.float32)
-        penalty = marked * absolute(log_ratio_to(outputs, batch, against))
-        return ratio * batch.need("advantages") - coefficient * penalty, {"covariant": marked}
 
     return surrogate

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.log_ratios import LARGEST
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, weighted
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics
-from jaxrl_llm.objectives.averaging.averages import Average
 from jaxrl_llm.objectives.surrogates import Surrogate
 
 
@@ -54,10 +53,3 @@ def guided(sampled: Surrogate, constant: float = 0.1) -> Surrogate:
         return jnp.where(here, shaped, value), {**others, "guided/share": here.astype(jnp.float32)}
 
     return surrogate
-
-
-@part
-def scaled_sum(length: float) -> Average:
-    """Sum over all tokens of the batch / length: grows with the batch size. length > 0, else InputError."""
-    check_number("length", length, above=0)
-    return Average(lambda values, batch: jnp.sum(weighted(values, batch)) / length)

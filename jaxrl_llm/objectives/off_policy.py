@@ -83,11 +83,6 @@ def mismatch(batch: Trajectories) -> jax.Array:
     return log_ratio(source(batch, "old"), source(batch, "behaviour"), batch.loss_weights != 0)
 
 
-def mismatch_ratio(batch: Trajectories) -> jax.Array:
-    """pi_old / pi_behaviour of each token, f32[N, L]."""
-    return jnp.exp(mismatch(batch))
-
-
 @part
 def importance_correction(
     level: Literal["token", "sequence", "geometric"] = "token",
@@ -159,19 +154,6 @@ def _mean(w: jax.Array, counts: jax.Array, over: str) -> jax.Array:
         rows = jnp.sum(w * counts, axis=1) / jnp.where(length > 0, length, 1.0)
         total, number = jnp.sum(rows), jnp.sum(length > 0)
     return jnp.maximum(total / jnp.maximum(number, 1e-9), 1e-8)
-
-
-def sequence_factor(
-    batch: Trajectories, mode: Literal["truncate", "mask"] = "truncate", high: Number = 2.0, low: Number = 0.0
-) -> jax.Array:
-    """prod_t u_t of each row on each of its tokens, f32[N, L], u_t the token's `importance_weight`, at least 1e-8.
-
-    A single rejected token therefore almost removes its sequence. Clipped to exp(+-LARGEST).
-    """
-    counts = batch.loss_weights != 0
-    u = jnp.log(jnp.maximum(importance_weight(mismatch(batch), counts, "token", mode, low, high), 1e-8))
-    total = jnp.sum(jnp.where(counts, u, 0.0), axis=1, keepdims=True)
-    return jnp.broadcast_to(jnp.exp(jnp.clip(total, -LARGEST, LARGEST)), counts.shape)
 
 
 @part

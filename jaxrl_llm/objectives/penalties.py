@@ -12,7 +12,7 @@ from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.log_ratios import ESTIMATORS, beyond_rounding, log_ratio, needed, source
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Coefficient, Metrics, Objective, control
+from jaxrl_llm.core.transform import Metrics, Objective, control
 from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to, over_span, span_needs
 from jaxrl_llm.utils.errors import require_choice, unknown
@@ -117,20 +117,6 @@ def entropy_corridor(
 def entropy_target(target: Number | str, average: Average | Mean | None = None) -> Objective:
     """Mean distance of token entropies from a target, |H - target|."""
     return entropy_corridor(target, target, average, "entropy/distance")
-
-
-@part
-def hinged(penalty: Objective, limit: Number, strength: Number, name: str = "hinge") -> Objective:
-    """sg(strength max(penalty - limit, 0)) * penalty: 0 up to the limit, then growing with the excess (2510.04474).
-
-    The factor is computed over the whole batch at the current parameters and written as the control `name`.
-    """
-
-    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
-        value, _ = penalty.function(outputs, batch)
-        return batch.with_controls(**{name: strength * jax.nn.relu(value - limit)})
-
-    return Coefficient(lambda batch: control(batch, name), refresh=refresh) * penalty
 
 
 GATES = ("turn", "sequence", "token")

@@ -47,23 +47,6 @@ def pinball(quantile: Number = 0.5) -> Error:
     return lambda x: jnp.where(x < 0, -quantile * x, (1 - quantile) * x)
 
 
-@part
-def soft_minimum(temperature: Number = 0.3) -> Callable[[jax.Array], jax.Array]:
-    """-a log mean_h exp(-v_h / a) over the heads [N, L, H]: the minimum as a -> 0, the mean as a -> inf.
-
-    Values of a single head, [N, L], are returned unchanged.
-    """
-    check_number("soft minimum temperature", temperature, above=0)
-
-    def combine(values: jax.Array) -> jax.Array:
-        if values.ndim == 2:
-            return values
-        total = jax.nn.logsumexp(-values / temperature, axis=-1)
-        return -temperature * (total - jnp.log(values.shape[-1]))
-
-    return combine
-
-
 def clipped_error(
     values: jax.Array,
     before: jax.Array,

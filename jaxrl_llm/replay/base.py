@@ -8,15 +8,14 @@ Replays that change rows within groups are in `replay.into_groups`.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.checks import Count, Share
 from jaxrl_llm.core.coefficients import check_moments, check_number
+from jaxrl_llm.core.ranges import Count, Fraction
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.replay import buffers
@@ -74,7 +73,7 @@ def times_as_many(ratio: float) -> dict[str, Any]:
 
 @part
 def whole_groups(
-    share: Share = 1.0,
+    share: Fraction = 1.0,
     draw: Draw | None = None,
     groups: int = 1024,
     max_age: int | None = None,
@@ -113,118 +112,6 @@ def whole_groups(
         return mixed(scored, fresh, past, group, numbers), store
 
     return Replay(dict, mix, frozenset({"replayed"}), buffers.metrics, lambda rows: rows + round(share * rows), True)
-
-
-@part
-def recent_and_reservoir(
-    share: float = 1.0, recent: int = 512, reservoir: int = 512, ddof: int = 1, epsilon: float = 1e-6
-) -> Replay:
-    """Add single rows, round(share N) to the N of a step: half of the newest, half of a uniform sample of all so far.
-
-    The one store has the `recent` newest rows, the other `reservoir` rows that are a uniform sample of all rows ever
-    added. Rows of groups with equal rewards are not added. info["replay_advantage"] f32[N] is the row's reward relative
-    to its own group, (r - mean_g)/(std_g + epsilon); each replayed row is a group of its own.
-    """
-    check_number("share", share, least=0)
-    check_number("recent", recent, least=0, whole=True)
-    check_number("reservoir", reservoir, least=0, whole=True)
-    check_moments(ddof, epsilon)
-
-    def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
-        random, fresh, group = np.random.default_rng(seed), to_rows(scored), np.asarray(scored.batch.group)
-        of_recent, of_all = buffers.part_of(state, "recent"), buffers.part_of(state, "reservoir")
-        wanted = round(share * len(group))
-        first, second = (
-            take(store, random.permutation(count(store))[:number]) if count(store) else {}
-            for store, number in ((of_recent, wanted - wanted // 2), (of_all, wanted // 2))
-        )
-        past = join(first, second)
-        mean, deviation = group_moments(scored, ddof)
-        advantage = (np.asarray(scored.batch.need("reward")) - mean) / (deviation + epsilon)
-        rows = marked(fresh, item=np.arange(len(group)), step=step, advantage=advantage.astype(np.float32))
-        rows = keep(marked(rows, key=random.random(len(group))), deviation > TOLERANCE)
-        new = {
-            "recent": marked_in_order(join(of_recent, rows), recent),
-            "reservoir": buffers.reservoir(join(of_all, rows), reservoir),
-        }
-        numbers = group.max() + 1 + np.arange(count(past))
-        return mixed(scored, fresh, past, group, numbers, with_advantage=True), buffers.together(new)
-
-    provides = frozenset({"replayed", "replay_advantage"})
-    return Replay(
-        dict, mix, provides, lambda state: buffers.parts_metrics(state, ("recent", "reservoir")),
-        lambda rows: rows + min(round(share * rows), recent + reservoir), True,
-    )  # fmt: skip
-
-
-@part
-def own_good_rows(size: int = 2048, baselines: int = 10240, max_age: int = 10, surplus: float = 1.5) -> Replay:
-    """Collect rows better than their group, and replay them all at once against a running median.
-
-    The median P is that of the mean rewards of the last `baselines` groups. Once more than `surplus * size` stored rows
-    have r > P, a random subset of them joins the batch, of the smaller of `size` and the largest power of two that is
-    at most their number, with info["replay_advantage"] = r - P; then the store is emptied. Rows leave it after
-    `max_age` steps. Each replayed row is a group of its own.
-    """
-    check_number("size", size, least=0, whole=True)
-    check_number("baselines", baselines, least=1, whole=True)
-    check_number("max_age", max_age, least=0, whole=True)
-    check_number("surplus", surplus, least=0)
-
-    def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
-        fresh, group = to_rows(scored), np.asarray(scored.batch.group)
-        store, past = buffers.younger(buffers.part_of(state, "rows"), step, max_age), dict[str, np.ndarray]()
-        means = state.get("means", np.zeros(0, np.float32))
-        if count(store) and size:
-            above = store["row:reward"] - np.median(means)
-            good = np.flatnonzero(above > 0)
-            if len(good) > surplus * size:
-                number = min(size, 2 ** (len(good).bit_length() - 1))
-                chosen = np.sort(np.random.default_rng(seed).permutation(good)[:number])
-                past = marked(take(store, chosen), advantage=above[chosen].astype(np.float32))
-                store = {}
-        mean, _ = group_moments(scored)
-        better = np.asarray(scored.batch.need("reward")) - mean > TOLERANCE
-        rows = keep(marked(fresh, item=np.arange(len(group)), step=step), better)
-        _, first = np.unique(group, return_index=True)
-        known = mean[first][~np.isnan(mean[first])]
-        new = buffers.together({"rows": join(store, rows) if size else {}})
-        new["means"] = np.concatenate([means, known.astype(np.float32)])[-baselines:]
-        numbers = group.max() + 1 + np.arange(count(past))
-        return mixed(scored, fresh, past, group, numbers, with_advantage=True), new
-
-    provides = frozenset({"replayed", "replay_advantage"})
-    return Replay(
-        dict, mix, provides, lambda state: buffers.parts_metrics(state, ("rows",)), lambda rows: rows + size, True
-    )  # fmt: skip
-
-
-@part
-def with_call_reward(replay: Replay, each: float = 0.1, steps: float = 200.0) -> Replay:
-    """The replay after each row's reward is raised by `call_reward` of its episode's calls of tools, which fades.
-
-    Rows that are stored keep the reward that they had. A batch without info["calls"] stays as it is.
-    """
-    check_number("each", each, least=0)
-    check_number("steps", steps, above=0)
-
-    def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
-        if (calls := (scored.batch.info or {}).get("calls")) is not None:
-            more = call_reward(np.asarray(calls), step, each, steps).astype(np.float32)
-            scored = scored._replace(batch=scored.batch.replace(reward=np.asarray(scored.batch.need("reward")) + more))
-        return replay.mix(state, scored, step, seed)
-
-    return dataclasses.replace(replay, mix=mix)
-
-
-def call_reward(calls: np.ndarray, step: int, each: float = 0.1, steps: float = 200.0) -> np.ndarray:
-    """mu min(each n, 1) for n calls of tools, with mu = (cos(pi step / steps) + 1)/2, and 0 after `steps` steps.
-
-    >>> call_reward(np.array([0, 3, 20]), 0).round(2), call_reward(np.array([0, 3, 20]), 100).round(2)
-    (array([0. , 0.3, 1. ]), array([0.  , 0.15, 0.5 ]))
-    """
-    fading = 0.5 * (1 + np.cos(np.pi * step / steps)) if step <= steps else 0.0
-    return np.asarray(fading * np.minimum(each * np.asarray(calls, np.float64), 1.0))
 
 
 @part

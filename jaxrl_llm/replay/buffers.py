@@ -106,14 +106,6 @@ def join(first: Store, second: Store, like_first: bool = False) -> Store:
     return out
 
 
-def with_tokens(store: Store, index: np.ndarray, name: str, values: np.ndarray) -> Store:
-    """The store with other values of token:NAME in the rows of an index int[m]; values: of one row after another."""
-    key = f"token:{name}"
-    changed = store[key].copy()
-    changed[token_places(store["length"], np.asarray(index, np.int64))] = values
-    return store | {key: changed}
-
-
 def keep(store: Store, kept: np.ndarray) -> Store:
     """The rows where `kept` bool[n] is true."""
     return store if kept.all() else take(store, np.flatnonzero(kept))

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.core.checks import Count
+from jaxrl_llm.core.ranges import Count
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
@@ -50,23 +50,6 @@ def with_greedy_baseline(rollout: Rollout) -> Rollout:
     return replace(
         rollout, program=program, name=f"{rollout.name}, greedy", provides=rollout.provides | {"greedy_reward"}
     )
-
-
-@part
-def with_start_value(rollout: Rollout, column: str) -> Rollout:
-    """A rollout whose episodes know what their prompt's completions earned before the run.
-
-    column: of the data set, with that mean reward. Provides info["start_value"].
-    """
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        value = float(task.row[column])
-        return [episode.with_info(start_value=value) for episode in await rollout.program(tools, task)]
-
-    return replace(
-        rollout, program=program, name=f"{rollout.name}, start value", columns=(*rollout.columns, column),
-        provides=rollout.provides | {"start_value"},
-    )  # fmt: skip
 
 
 @part

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hooks import Context, Hook, State
-from jaxrl_llm.core.reference import ReferenceRule, periodic_reset
+from jaxrl_llm.core.reference import ReferenceRule
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.sampling.filters import Filters, keep, support_floor
+from jaxrl_llm.sampling.filters import support_floor
 
 Array = jax.Array
 
@@ -46,24 +46,6 @@ def support(kept: Callable[[Array], Array], name: str, other: ReferenceRule | No
         return jnp.where(allowed, logits, -jnp.inf)
 
     return Hook(apply, name, remember=remember, other=other, truncates=True)
-
-
-@part
-def lagged_nucleus(top_p: float = 0.9, min_keep: int = 1, every: int = 5) -> Hook:
-    """The policy on the nucleus of its own lagged copy psi (NLPO, 2210.01241): the most probable tokens under psi.
-
-    These are the fewest whose mass under psi is at least top_p, and at least min_keep. psi is the initial policy, and
-    is replaced by the current one after every `every` updates. Tokens that tie with the last of them are allowed, too.
-    Raises InputError unless top_p is above 0 and at most 1, and min_keep and every are whole numbers, at least 1.
-    """
-    check_number("lagged_nucleus: top_p", top_p, above=0, most=1)
-    check_number("lagged_nucleus: min_keep", min_keep, least=1, whole=True)
-
-    def kept(logits: Array) -> Array:
-        nucleus = keep(logits, Filters(top_p=top_p))
-        return nucleus | keep(logits, Filters(top_k=min_keep)) if min_keep > 1 else nucleus
-
-    return support(kept, "lagged_nucleus", periodic_reset(every))
 
 
 @part

@@ -11,14 +11,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.choices import Scheme
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, counted
-from jaxrl_llm.utils.errors import require_choice
-
-RANK_SCHEMES = ("best_random", "best_worst", "best", "uniform")
-SCORE_SCHEMES = ("power", "max_min", "max_random")
 
 
 @part
@@ -76,57 +71,6 @@ def max_variance_subset(values: jax.Array, valid: jax.Array, keep: jax.Array | f
     return valid & ((position < n - k) | (position >= M - k))
 
 
-def rank_weights(rank: jax.Array, count: jax.Array, scheme: Scheme) -> jax.Array:
-    """Sampling probability f32[N] by rank (0 is the best) among `count`: the filters of PF-PPO (2409.06957).
-
-    best_random: 1/2 for the best, 1/2 shared by the others; best_worst: 1/2 each; best: only the best; uniform: 1 / n.
-    """
-    require_choice("scheme", scheme, RANK_SCHEMES)
-    first, last = ((rank == position).astype(jnp.float32) for position in (0, count - 1))
-    if scheme == "best_random":
-        return jnp.where(count > 1, jnp.where(rank == 0, 0.5, 0.5 / jnp.maximum(count - 1, 1)), first)
-    by_scheme = {"best_worst": 0.5 * (first + last), "best": first, "uniform": 1.0 / jnp.maximum(count, 1)}
-    return by_scheme[scheme]
-
-
-def score_weights(
-    score: jax.Array,
-    valid: jax.Array,
-    scheme: Scheme,
-    power: jax.Array | float = 2.0,
-) -> jax.Array:
-    """Sampling probability f32[N] of each valid row by its score in the whole batch (verl's resampling for PF-PPO).
-
-    Proportional to, power: |score|^power; max_min: 1 for the batch's maximum and minimum, else 0; max_random: 0.4 for
-    the maximum, else 0.1; plus 1e-8, so that all-zero weights become uniform.
-
-    >>> print(score_weights(jnp.array([1.0, -1.0, 1.0, 0.5]), jnp.array([True, True, True, False]), "max_min") > 0)
-    [ True  True  True False]
-    """
-    require_choice("scheme", scheme, SCORE_SCHEMES)
-    score = jnp.where(valid, score, 0.0)
-    top = score == jnp.max(jnp.where(valid, score, -jnp.inf))
-    bottom = score == jnp.min(jnp.where(valid, score, jnp.inf))
-    by_scheme = {
-        "power": jnp.abs(score) ** power,
-        "max_min": (top | bottom).astype(jnp.float32),
-        "max_random": jnp.where(top, 0.4, 0.1),
-    }
-    weight = jnp.where(valid, by_scheme[scheme] + 1e-8, 0.0)
-    return weight / jnp.maximum(jnp.sum(weight), 1e-30)
-
-
-def key_noise(noise: jax.Array, keys: jax.Array, valid: jax.Array) -> jax.Array:
-    """Noise f32[N] in [0, 1) that valid rows with the same key share, computed from per-row noise f32[N].
-
-    The sum is over integers, which is exact, so that the order of rows does not matter.
-    """
-    _, index = jnp.unique(keys, return_inverse=True, size=keys.shape[0])
-    bits = jnp.where(valid, (noise * 2**24).astype(jnp.uint32), 0)
-    total = jax.ops.segment_sum(bits, index, num_segments=keys.shape[0])[index]
-    return (total & 0xFFFFFF).astype(jnp.float32) * 2**-24
-
-
 def resampled_counts(
     weights: jax.Array, keys: jax.Array, draws: jax.Array | float, uniform: jax.Array, order: jax.Array
 ) -> jax.Array:
@@ -152,22 +96,3 @@ def resampled_counts(
     before = jnp.where(jnp.concatenate([jnp.ones(1, bool), group[1:] != group[:-1]]), 0.0, jnp.roll(sums - start, 1))
     counts = jnp.maximum(passed(sums - start) - passed(before), 0.0)
     return jnp.zeros(N).at[sorting].set(jnp.where(w > 0, counts, 0.0))
-
-
-def random_member(group: jax.Array, valid: jax.Array, noise: jax.Array) -> jax.Array:
-    """bool[N]: one valid row of each group, the one with the largest noise."""
-    return valid & (ranks_within(group, noise, noise, valid) == 0)
-
-
-def against_reference(score: jax.Array, group: jax.Array, reference: jax.Array) -> jax.Array:
-    """f32[N]: +1 where a row's score exceeds that of its group's reference, else -1; 0 for the reference itself.
-
-    reference bool[N] marks one row of each group. Unscored rows (NaN), and groups without a reference, get 0
-    (BRPO, 2506.00103).
-    """
-    N = group.shape[0]
-    _, index = jnp.unique(group, return_inverse=True, size=N)
-    opponent = jax.ops.segment_sum(jnp.where(reference, score, 0.0), index, num_segments=N)[index]
-    present = jax.ops.segment_sum(reference.astype(jnp.float32), index, num_segments=N)[index]
-    verdict = jnp.where(score > opponent, 1.0, -1.0)
-    return jnp.where(reference | jnp.isnan(score) | (present == 0), 0.0, verdict)

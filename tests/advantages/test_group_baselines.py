@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.advantages.group import (  # fmt: skip
+from jaxrl_llm.advantages.group import (
     BASELINES,
     above_baseline,
     bucket_best,
@@ -15,10 +15,10 @@ from jaxrl_llm.advantages.group import (  # fmt: skip
     drop_rows,
     drop_small_advantages,
     group_advantage,
-    margin_over_second,
     masked_quantile,
     standardised,
 )
+from jaxrl_llm.algorithms.score_function.passk_grpo import margin_over_second
 from jaxrl_llm.utils.errors import InputError
 
 KEYS = np.array([5, 2, 5, 2, 5, 9, 2, 5, 7])

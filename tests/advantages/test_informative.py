@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.advantages.zero_variance_groups import superfluous_parts
+from jaxrl_llm.algorithms.guidance.zppo import superfluous_parts
 from jaxrl_llm.core.trajectory import Trajectories
 
 

@@ -5,20 +5,13 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.multipliers import (
-    capped_bonus,
-    entropy_scaled,
-    length_weighted_advantage,
-    mixture_share,
-    novelty,
-    position_keys,
-    regulated,
-    relative_confidence,
-    softmax_shares,
-    standard_scores,
-    token_moments,
-)
-from jaxrl_llm.core.entropy_levels import entropy_level, log_entropy_scale
+from jaxrl_llm.advantages.multipliers import capped_bonus, entropy_scaled, standard_scores, token_moments
+from jaxrl_llm.algorithms.credit.dgpo_distribution_guided import softmax_shares
+from jaxrl_llm.algorithms.credit.erpo_entropy_regulated import position_keys, regulated
+from jaxrl_llm.algorithms.credit.hapo_heterogeneous import entropy_level, length_weighted_advantage, log_entropy_scale
+from jaxrl_llm.algorithms.exploration.ettrl import relative_confidence
+from jaxrl_llm.algorithms.exploration.xrpo import novelty
+from jaxrl_llm.algorithms.regularisation.dcpo_distribution_centric import mixture_share
 
 close = np.testing.assert_allclose
 MASK = jnp.array([[1, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], bool)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.advantages.returns import terminal_rewards
-from jaxrl_llm.advantages.tokens.rewards import whiten_rewards
+from jaxrl_llm.algorithms.guidance.drpo_dataset_reset import whiten_rewards
 from jaxrl_llm.core.trajectory import Trajectories
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from batches import advantages, batch_of, finite_differences, gradient_of, loss_of, prepared
 
-from jaxrl_llm.advantages.turns.retries import amplified_advantages
 from jaxrl_llm.algorithms import get
+from jaxrl_llm.algorithms.agents.r3l import amplified_advantages
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.utils.errors import InputError
 

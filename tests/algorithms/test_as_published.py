@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from batches import advantages, batch_of, outputs_of, prepared, random_batch
 
-from jaxrl_llm.advantages.bins import bin_of
-from jaxrl_llm.advantages.zero_variance_groups import at_most_parts
 from jaxrl_llm.algorithms import get
+from jaxrl_llm.algorithms.guidance.zppo import at_most_parts
+from jaxrl_llm.algorithms.prompts.gdro import bin_of
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.core.transform import RunFacts
 from jaxrl_llm.plan import shapes

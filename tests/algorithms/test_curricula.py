@@ -13,24 +13,21 @@ import pytest
 from batches import advantages, batch_of, prepared, random_batch
 from token_loops import agrees, group_scores
 
-from jaxrl_llm.advantages.bins import bin_of, bin_weights, mixed_shares, smoothed_losses
+from jaxrl_llm.advantages.bins import mixed_shares
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.prompts.craft_gui import craft_gui
-from jaxrl_llm.algorithms.prompts.dars import dars
+from jaxrl_llm.algorithms.prompts.dars import dars, extra_samples
 from jaxrl_llm.algorithms.prompts.drive_pre_grpo import drive_pre_grpo, parse_phases
-from jaxrl_llm.algorithms.prompts.gdro import gdro
-from jaxrl_llm.algorithms.prompts.sgpo import sgpo
-from jaxrl_llm.algorithms.prompts.v0_value import v0_value
+from jaxrl_llm.algorithms.prompts.gdro import best_arms, bin_of, bin_weights, gdro, smoothed_losses
+from jaxrl_llm.algorithms.prompts.sgpo import profile_class, sgpo
+from jaxrl_llm.algorithms.prompts.v0_value import kernel_average, v0_value
 from jaxrl_llm.algorithms.prompts.vade import vade
 from jaxrl_llm.algorithms.regularisation.brorl import brorl
 from jaxrl_llm.algorithms.score_function.spo_single_stream import spo_single_stream
 from jaxrl_llm.core.transform import RunFacts
-from jaxrl_llm.curriculum.bandit_budgets import best_arms
-from jaxrl_llm.curriculum.neighbours import kernel_average, text_features
-from jaxrl_llm.curriculum.stages import profile_class
+from jaxrl_llm.curriculum.neighbours import text_features
 from jaxrl_llm.rollouts.runtime.admission import Rule
-from jaxrl_llm.rollouts.second_stage import extra_samples
 from jaxrl_llm.utils.errors import InputError
 
 TESTS = Path(__file__).resolve().parents[1]

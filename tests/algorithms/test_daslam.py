@@ -10,7 +10,7 @@ import pytest
 from batches import gradient_of, loss_of, prepared, random_batch
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.rewards.decomposition import Terms, of_vectors, operators_of, step_gain, terms_of
+from jaxrl_llm.algorithms.guidance.daslam import Terms, of_vectors, operators_of, step_gain, terms_of
 
 
 def test_daslam_is_ppo_of_its_reward() -> None:

@@ -11,16 +11,17 @@ import pytest
 from batches import batch_of, finite_differences, gradient_of, loss_of, outputs_of, prepared, random_batch
 from token_loops import agrees, clipped_loss, doubles, group_scores
 
-from jaxrl_llm.advantages.multipliers import (
-    length_weighted_advantage,
-    mixture_share,
-)
 from jaxrl_llm.algorithms.agents.aepo_agentic import aepo_agentic
 from jaxrl_llm.algorithms.credit.erpo_entropy_regulated import erpo_entropy_regulated
-from jaxrl_llm.algorithms.credit.hapo_heterogeneous import hapo_heterogeneous
+from jaxrl_llm.algorithms.credit.hapo_heterogeneous import (
+    entropy_level,
+    hapo_heterogeneous,
+    length_weighted_advantage,
+    level_temperature,
+    log_entropy_scale,
+)
 from jaxrl_llm.algorithms.regularisation.aepo_arbitrary_entropy import aepo_arbitrary_entropy
-from jaxrl_llm.algorithms.regularisation.dcpo_distribution_centric import dcpo_distribution_centric
-from jaxrl_llm.core.entropy_levels import entropy_level, level_temperature, log_entropy_scale
+from jaxrl_llm.algorithms.regularisation.dcpo_distribution_centric import dcpo_distribution_centric, mixture_share
 from jaxrl_llm.utils.errors import InputError
 
 pytestmark = pytest.mark.heavy

@@ -11,8 +11,7 @@ from batches import random_batch
 from method_step import arrays, assert_matches_loop, learn
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.guidance.adhint import adhint
-from jaxrl_llm.objectives.hint_tokens import failure_weights
+from jaxrl_llm.algorithms.guidance.adhint import adhint, failure_weights
 from jaxrl_llm.utils.errors import InputError
 
 BATCH, LOGP = random_batch(3, (5, 4, 4), length=7)

@@ -17,22 +17,20 @@ from method_step import Learned, assert_matches_loop, learn
 from stored_rows import all_facts, run, scored_of, some_steps
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.advantages.replayed import best_answers, varied_groups, warm_up_replay
 from jaxrl_llm.algorithms.policy_loss.r2vpo import r2vpo
 from jaxrl_llm.algorithms.policy_loss.remix import remix
 from jaxrl_llm.algorithms.prompts.dots_rr import dots_rr
-from jaxrl_llm.algorithms.replay.a2pr import a2pr
+from jaxrl_llm.algorithms.replay.a2pr import a2pr, best_answers
 from jaxrl_llm.algorithms.replay.arpo_replay import arpo_replay
-from jaxrl_llm.algorithms.replay.rapo_reward_aware import rapo_reward_aware
+from jaxrl_llm.algorithms.replay.rapo_reward_aware import epochs_without_solved, rapo_reward_aware
 from jaxrl_llm.algorithms.replay.sapo_swarm import sapo_swarm
-from jaxrl_llm.algorithms.replay.spear import spear
+from jaxrl_llm.algorithms.replay.spear import spear, varied_groups, warm_up_replay
 from jaxrl_llm.algorithms.replay.symphony_fading_replay import symphony_fading_replay
 from jaxrl_llm.algorithms.replay.vspo_prs import vspo_prs
 from jaxrl_llm.algorithms.replay.wmar_reservoir_replay import wmar_reservoir_replay
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import PolicyOutputs
-from jaxrl_llm.curriculum.pruning import epochs_without_solved
 from jaxrl_llm.objectives.off_policy import importance_correction
 from jaxrl_llm.plan.shapes import full_batch
 from jaxrl_llm.rewards.scoring import Scored

@@ -11,9 +11,9 @@ import pytest
 from batches import batch_of, finite_differences, gradient_of, loss_of, outputs_of, prepared, random_batch
 from token_loops import agrees, clipped_loss, doubles, group_scores
 
-from jaxrl_llm.advantages.multipliers import capped_bonus, hellinger, softmax_shares
+from jaxrl_llm.advantages.multipliers import capped_bonus
 from jaxrl_llm.algorithms.credit.bupo import bupo
-from jaxrl_llm.algorithms.credit.dgpo_distribution_guided import dgpo_distribution_guided
+from jaxrl_llm.algorithms.credit.dgpo_distribution_guided import dgpo_distribution_guided, hellinger, softmax_shares
 from jaxrl_llm.algorithms.credit.rlvr_temporal_schedule import rlvr_temporal_schedule
 from jaxrl_llm.algorithms.credit.verl_velocity_rank import verl_velocity_rank
 from jaxrl_llm.selection.tokens import late_tokens, top_tokens

@@ -11,10 +11,9 @@ from batches import batch_of, gradient_of, loss_of, prepared, random_batch
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.advantages.trees.credit import shared_once
-from jaxrl_llm.advantages.trees.values import best_of
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.credit.branchgrpo import branchgrpo
-from jaxrl_llm.algorithms.credit.pav import pav
+from jaxrl_llm.algorithms.credit.pav import best_of, pav
 from jaxrl_llm.algorithms.credit.spo_segment import spo_segment
 from jaxrl_llm.algorithms.credit.treepo import treepo
 from jaxrl_llm.algorithms.exploration.latr import latr

@@ -13,8 +13,8 @@ from batches import finite_differences, outputs_of, prepared
 from turn_episodes import assert_close, episodes, of_turns
 
 from jaxrl_llm.algorithms import get
+from jaxrl_llm.algorithms.turn_credit.istar import implicit_preference
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.objectives.preference.implicit import implicit_preference
 from jaxrl_llm.utils.errors import InputError
 
 # The card's example: sums of log-ratios of turns.

@@ -10,8 +10,8 @@ import pytest
 from batches import loss_of, prepared
 from turn_episodes import episodes, of_turns
 
-from jaxrl_llm.advantages.turns.plans import plan_credit
 from jaxrl_llm.algorithms import get
+from jaxrl_llm.algorithms.turn_credit.hiper import plan_credit
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.utils.errors import InputError
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from batches import advantages, batch_of, loss_of, prepared, random_batch
 
-from jaxrl_llm.advantages.turns.rounds import broken_returns
 from jaxrl_llm.algorithms import get
+from jaxrl_llm.algorithms.agents.ui_s1 import broken_returns
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.utils.errors import InputError
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.core.reference import periodic_reset, reset_at
+from jaxrl_llm.algorithms.policy_loss.remix import reset_at
+from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.in_jax.tasks import sequence_lock
 from jaxrl_llm.in_jax.train import LabSettings, make_train
 from jaxrl_llm.utils.errors import InputError

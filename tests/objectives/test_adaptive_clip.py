@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.objectives.clips.adaptive_clip import contributions, search_bounds
+from jaxrl_llm.algorithms.policy_loss.bapo_adaptive_clip import contributions, search_bounds
 from jaxrl_llm.utils.errors import InputError
 
 RHO, A, ONES = jnp.array([1.5, 0.9, 0.5, 0.75, 1.1]), jnp.array([1.0, 1, -1, -1, -1]), jnp.ones(5)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.objectives.anchors import linear_step, stepwise_decay
+from jaxrl_llm.algorithms.policy_loss.mdpo_mirror_descent import linear_step
+from jaxrl_llm.algorithms.policy_loss.remix import stepwise_decay
 
 
 def test_the_share_of_the_first_anchor_goes_down_in_steps() -> None:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.algorithms.policy_loss.vespo import sequence_factor
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.objectives.averaging.averages import token_mean
 from jaxrl_llm.objectives.off_policy import (
@@ -17,7 +18,6 @@ from jaxrl_llm.objectives.off_policy import (
     importance_correction,
     importance_weight,
     scale_by_info,
-    sequence_factor,
 )
 from jaxrl_llm.utils.errors import InputError
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.objectives.curvature import gradient_step_effect
+from jaxrl_llm.algorithms.policy_loss.capo_curvature import gradient_step_effect
 
 H, PI, ACTION = jnp.array([0.5, -1.0]), jnp.array([0.7, 0.2, 0.1]), 1
 

@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parent.parent / "algorithms"))
 
 from batches import batch_of, finite_differences
 
-from jaxrl_llm.objectives.distillation import (
+from jaxrl_llm.algorithms.guidance.srpo_sample_routing import (
     confidence_weights,
     jensen_shannon,
     route_failures,

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.algorithms.regularisation.epo import History, phase_weight, turn_mean, with_last
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.objectives.entropy_history import History, phase_weight, turn_mean, with_last
 
 
 def batch_of(turn: list[list[int]], **fields: object) -> Trajectories:

@@ -12,6 +12,8 @@ import pytest
 from heavy import few
 from jaxrl_kernels import ratio_clip
 
+from jaxrl_llm.algorithms.policy_loss.bapo_adaptive_clip import controlled_clip
+from jaxrl_llm.algorithms.regularisation.epo import turn_mean
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, map_rows, with_totals
 from jaxrl_llm.objectives import (
     clip,
@@ -24,8 +26,6 @@ from jaxrl_llm.objectives import (
     token_ratio,
 )
 from jaxrl_llm.objectives.averaging.averages import AVERAGES, average_by_name
-from jaxrl_llm.objectives.clips.adaptive_clip import controlled_clip
-from jaxrl_llm.objectives.entropy_history import turn_mean
 from jaxrl_llm.objectives.fused import token_weights
 from jaxrl_llm.objectives.ratios import Ratio, span_ratio
 from jaxrl_llm.utils.errors import InputError

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.algorithms.preferences.drpo_decoupled_reward import hinged
 from jaxrl_llm.core.log_ratios import ESTIMATORS
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.objectives import entropy, kl, sequence_mean
@@ -17,7 +18,6 @@ from jaxrl_llm.objectives.penalties import (
     entropy_corridor,
     entropy_target,
     exact_kl,
-    hinged,
     imitation,
     likelihood_drop,
     likelihood_preserving,

@@ -7,16 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.objectives.regression import (
-    bellman_target,
-    bounded_ratio,
-    clip_mask,
-    expected_one_token_loss,
-    next_action_value,
-    one_token_loss,
-    score_weight,
-    signed_ratio_distance,
-)
+from jaxrl_llm.algorithms.policy_loss.gbpo import bounded_ratio, signed_ratio_distance
+from jaxrl_llm.algorithms.score_function.rec_off_policy_reinforce import clip_mask, score_weight
+from jaxrl_llm.algorithms.score_function.rover import bellman_target, next_action_value
+from jaxrl_llm.objectives.regression import expected_one_token_loss, one_token_loss
 
 RHO, A = jnp.array([1.349859, 1.349859, 0.301194, 0.301194]), jnp.array([0.5, -0.5, -0.5, 0.5])
 

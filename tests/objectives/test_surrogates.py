@@ -13,12 +13,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm import objectives
+from jaxrl_llm.algorithms.policy_loss.remix import centred_clip
+from jaxrl_llm.algorithms.score_function.rec_off_policy_reinforce import masked_score
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.objectives import clip, geometric_clip, gradient_preserving_clip
-from jaxrl_llm.objectives.anchors import centred_clip
 from jaxrl_llm.objectives.covariance import clip_and_detach
 from jaxrl_llm.objectives.functional import clipped_value
-from jaxrl_llm.objectives.regression import masked_score
 from jaxrl_llm.utils.errors import InputError
 
 LOGP = np.array([[-0.9, -0.8, -1.5], [-0.6, -1.6, 0], [-0.25, 0, 0], [-1.2, -0.15, -1.4]])

@@ -7,19 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.core.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
-from jaxrl_llm.objectives import entropy
-from jaxrl_llm.objectives.averaging.subset import count_tokens, mean_by
-from jaxrl_llm.objectives.penalties import imitation
-from jaxrl_llm.objectives.thresholds import (
+from jaxrl_llm.algorithms.policy_loss.safe_entropy_aware import (
     ControllerState,
-    distance,
     excess_penalty,
     kl_threshold,
     next_threshold,
     phase_factor,
     threshold_penalty,
 )
+from jaxrl_llm.core.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
+from jaxrl_llm.objectives import entropy
+from jaxrl_llm.objectives.averaging.subset import count_tokens, mean_by
+from jaxrl_llm.objectives.penalties import imitation
+from jaxrl_llm.objectives.thresholds import distance
 
 GAINS = (0.3, 0.01, 0.05)
 N, L = 3, 4

@@ -9,17 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.algorithms.policy_loss.safe_entropy_aware import soft_minimum
 from jaxrl_llm.core.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
 from jaxrl_llm.objectives import sequence_mean
-from jaxrl_llm.objectives.values import (
-    clipped_error,
-    half_square,
-    huber,
-    last_action_mean,
-    pinball,
-    soft_minimum,
-    value_loss,
-)
+from jaxrl_llm.objectives.values import clipped_error, half_square, huber, last_action_mean, pinball, value_loss
 from jaxrl_llm.utils.errors import InputError
 
 N, L = 4, 5

@@ -6,17 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.algorithms.rewards.dgrpo_vital import useful_range
+from jaxrl_llm.algorithms.rewards.fapo import flawed_rows, graded
+from jaxrl_llm.algorithms.rewards.hbpo import budget_reward
+from jaxrl_llm.algorithms.rewards.unlikeliness_reward import likelihood_rank, rank_penalty
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.rewards.transforms import (
-    budget_reward,
-    flawed_rows,
-    graded,
-    leave_out,
-    likelihood_rank,
-    rank_penalty,
-    rescore,
-    useful_range,
-)
+from jaxrl_llm.rewards.transforms import leave_out, rescore
 
 
 def batch_of(reward: list[float]) -> Trajectories:

@@ -9,10 +9,10 @@ import pytest
 from choosing import rows_of, step_of
 from stored_rows import all_facts, facts, scored_of
 
+from jaxrl_llm.algorithms.prompts.dots_rr import near_predicted
 from jaxrl_llm.core.source import Curriculum, Step
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.reference_groups import without_groups
-from jaxrl_llm.curriculum.targets import near_predicted
 from jaxrl_llm.utils.errors import InputError
 
 N = 40

@@ -17,9 +17,9 @@ from choosing import rows_of
 from fake_engine import Ran, begin
 
 from jaxrl_llm.advantages.trackers import tracked_baseline
+from jaxrl_llm.algorithms.score_function.spo_single_stream import tracked_uncertainty, with_start_value
 from jaxrl_llm.curriculum.compose import choose_prompts
-from jaxrl_llm.curriculum.trackers import tracked_uncertainty
-from jaxrl_llm.rollouts.programs import group, with_start_value
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.utils.errors import InputError
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
+from jaxrl_llm.algorithms.guidance.daslam import decomposing, terms_of
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.rewards.decomposition import terms_of
-from jaxrl_llm.rollouts.decomposed import decomposing
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.sampling.requests import SamplingConfig

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl_llm.curriculum import difficulty
-from jaxrl_llm.curriculum.difficulty import cross_entropy, fitted, predict, start_predictor
+from jaxrl_llm.algorithms.prompts import dots_rr
+from jaxrl_llm.algorithms.prompts.dots_rr import cross_entropy, fitted, predict, start_predictor
 
 OTHER = np.array([0.7, 0.3, -0.5, 0.4, 0.2, 0.6, -0.3])
 
@@ -52,7 +52,7 @@ def test_at_the_start_it_is_plain_attention() -> None:
 
 def test_its_slopes_are_differences() -> None:
     queries, keys, labels = some(3)
-    found = difficulty._forward(OTHER, queries, keys, labels)[1]
+    found = dots_rr._forward(OTHER, queries, keys, labels)[1]
 
     def logits(predictor: Any) -> Any:
         p = predict(predictor, queries, keys, labels)

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
+from jaxrl_llm.algorithms.turn_credit.igpo_information_gain import with_answers
+from jaxrl_llm.algorithms.turn_credit.infopo import with_blanks
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rollouts.agents.program import agent
-from jaxrl_llm.rollouts.runtime.answer_likelihood import content_of, with_answers, with_blanks
+from jaxrl_llm.rollouts.runtime.answer_likelihood import content_of
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.sampling.requests import SamplingConfig
 from jaxrl_llm.utils.errors import InputError

@@ -13,12 +13,17 @@ from choosing import Ran, rows_of, step_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxrl_llm.algorithms.prompts.craft_gui import staged
+from jaxrl_llm.algorithms.prompts.dots_rr import near_predicted
+from jaxrl_llm.algorithms.prompts.drive_pre_grpo import hardest_in_phases
+from jaxrl_llm.algorithms.prompts.gdro import samples_by_bin
+from jaxrl_llm.algorithms.prompts.sgpo import sorted_by_profile
+from jaxrl_llm.algorithms.prompts.v0_value import samples_by_neighbours
+from jaxrl_llm.algorithms.score_function.spo_single_stream import tracked_uncertainty
 from jaxrl_llm.core.source import MakeCurriculum
-from jaxrl_llm.curriculum.bandit_budgets import samples_by_bin
 from jaxrl_llm.curriculum.budgets import apportion, samples_by
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.excluded import Why
-from jaxrl_llm.curriculum.neighbours import samples_by_neighbours
 from jaxrl_llm.curriculum.scores import (
     adversarial_sets,
     least_tried,
@@ -29,9 +34,7 @@ from jaxrl_llm.curriculum.scores import (
     uncertain,
     with_entropy,
 )
-from jaxrl_llm.curriculum.stages import drop_solved, hardest_in_phases, sorted_by_profile, staged
-from jaxrl_llm.curriculum.targets import near_predicted
-from jaxrl_llm.curriculum.trackers import tracked_uncertainty
+from jaxrl_llm.curriculum.stages import drop_solved
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.utils.errors import InputError

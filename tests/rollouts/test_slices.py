@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
+from jaxrl_llm.algorithms.rewards.baichuan_m2 import sliced
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.patient import UNKNOWN, Patient
 from jaxrl_llm.rollouts.agents.compaction import keep_last
 from jaxrl_llm.rollouts.agents.program import agent
-from jaxrl_llm.rollouts.agents.single_turns import sliced
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.sampling.requests import SamplingConfig

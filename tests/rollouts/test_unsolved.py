@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxrl_llm.algorithms.guidance.nurl import solved_prompts, without_solved
 from jaxrl_llm.core.source import Curriculum, Step
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.curriculum.unsolved import solved_prompts, without_solved
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.utils.errors import InputError

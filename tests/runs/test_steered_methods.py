@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tiny_runs import Taken, lines_of, small_config, train, watched
 
-from jaxrl_llm.core.entropy_levels import ENTRIES
+from jaxrl_llm.algorithms.credit.hapo_heterogeneous import ENTRIES
 from jaxrl_llm.utils.errors import InputError
 
 

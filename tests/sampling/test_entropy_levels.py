@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.core.entropy_levels import BY_LEVEL, ENTRIES, Levels, temperature_factor
+from jaxrl_llm.algorithms.credit.hapo_heterogeneous import BY_LEVEL, ENTRIES, Levels, temperature_factor
 from jaxrl_llm.core.hooks import state_in
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models import ModelConfig, Policy, init_params

@@ -12,6 +12,7 @@ import pytest
 from conftest import count_programs, quick_compiles
 
 from jaxrl_llm import sample
+from jaxrl_llm.algorithms.policy_loss.nlpo import lagged_nucleus
 from jaxrl_llm.core.hooks import Context, Hook, State, first_state
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.learner.inputs import provide
@@ -24,7 +25,7 @@ from jaxrl_llm.sampling import Completion, Request, Stats, completion_ids, strea
 from jaxrl_llm.sampling.decode import DrawSettings, begin, decode, draw
 from jaxrl_llm.sampling.sampler import settings_of
 from jaxrl_llm.sampling.speculative.drafts import Drafts
-from jaxrl_llm.sampling.token_support import lagged_nucleus, top_nsigma
+from jaxrl_llm.sampling.token_support import top_nsigma
 from jaxrl_llm.utils.errors import InputError
 
 KEY = jax.random.key(3)

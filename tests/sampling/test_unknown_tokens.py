@@ -16,10 +16,10 @@ from jaxrl_kernels import fused_logprob
 from safetensors.numpy import load_file, save_file
 
 from jaxrl_llm import load_policy, sample
+from jaxrl_llm.algorithms.policy_loss.nlpo import lagged_nucleus
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
 from jaxrl_llm.models.vocabulary import Distribution, logp_of_tokens, most_probable, vocabulary_sum
 from jaxrl_llm.sampling import completion_ids
-from jaxrl_llm.sampling.token_support import lagged_nucleus
 
 KEY = jax.random.key(0)
 KNOWN = 40  # of 257 tokens, so that most of the mass is elsewhere

@@ -174,20 +174,3 @@ def gains(before: Array, after: Array) -> Array:
     [ 0.125 -0.375  0.75 ]
     """
     return jnp.where(jnp.isnan(before) | jnp.isnan(after), 0.0, after - before)
-
-
-def best_of(values: Array, k: int) -> Array:
-    """The chance that one of k independent attempts is right, 1 - (1 - V)^k, V in [0, 1] that of each; elementwise.
-
-    >>> print(best_of(jnp.array([0.2, 0.35]), 4).round(6))
-    [0.5904   0.821494]
-    """
-    return 1 - (1 - jnp.clip(values, 0.0, 1.0)) ** k
-
-
-def segment_sums(tree: Tree, values: Array) -> Array:
-    """f32[N, L]: the sum of values over the segment of each action."""
-    N, L = values.shape
-    own = (jnp.arange(N)[:, None] * L + jnp.maximum(tree.depth, 0)).reshape(-1)
-    found = jnp.where(tree.mask, values, 0.0).reshape(-1)
-    return jax.ops.segment_sum(found, own, num_segments=N * L)[own].reshape(N, L)

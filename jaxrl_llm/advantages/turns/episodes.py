@@ -29,11 +29,6 @@ def episode_keys(batch: Trajectories) -> Array:
     return joint_key(batch.group, episode)
 
 
-def episode_lengths(batch: Trajectories) -> Array:
-    """f32[N]: number of actions of each row's episode, in all of its rows."""
-    return bucket_sums(episode_keys(batch), batch.lengths)[0]
-
-
 def turns_before(batch: Trajectories) -> Array:
     """int32[N]: turns of the row's episode before the row."""
     first = _of_rows(batch, "first_turn")

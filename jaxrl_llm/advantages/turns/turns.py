@@ -19,7 +19,6 @@ from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, joint_key
 from jaxrl_llm.core.transform import Transform, stateless
-from jaxrl_llm.selection.noise import mix, row_noise
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 Array = jax.Array
@@ -90,12 +89,6 @@ def returns_of_turns(rewards: Array, mask: Array, gamma: float | Array = 1.0) ->
     return jax.lax.scan(back, jnp.zeros(rewards.shape[0]), turns, reverse=True)[1].T
 
 
-def sums_of_turns(values: Array, batch: Trajectories) -> Array:
-    """f32[N, K]: the sum of values f32[N, L] over the actions of each turn; 0 where there is none."""
-    own = jax.nn.one_hot(turn_numbers(batch), turn_count(batch))
-    return jnp.einsum("nl,nlk->nk", jnp.where(batch.action_mask, values, 0.0), own)
-
-
 def on_tokens(values: Array, batch: Trajectories) -> Array:
     """f32[N, L]: the value of its turn, values f32[N, K], on each action; 0 elsewhere."""
     turns, number = values.shape[1], turn_numbers(batch)
@@ -154,43 +147,6 @@ def same_state(last: int = 1) -> OfTurns:
 
 
 @part
-def same_turn() -> OfTurns:
-    """Keys: turns of a group with the same index."""
-
-    def keys(batch: Trajectories) -> Array:
-        turns = turn_count(batch)
-        group = group_keys(batch, turns)
-        return joint_key(group, jnp.broadcast_to(jnp.arange(turns), group.shape))
-
-    return keys
-
-
-@part
-def same_group() -> OfTurns:
-    """Keys: all turns of a group."""
-    return lambda batch: group_keys(batch, turn_count(batch))
-
-
-@part
-def random_groups(size: int = 16) -> OfTurns:
-    """Keys: random groups of `size` turns of the batch, the last one smaller; size 0: one group of all.
-
-    The permutation follows from the rows' tokens and turns, so that it is the same whatever the order of the rows.
-    """
-    check_number("size", size, least=0, whole=True)
-
-    def keys(batch: Trajectories) -> Array:
-        mask = turn_mask(batch)
-        if size == 0:
-            return jnp.zeros(mask.shape, jnp.int32)
-        noise = jax.vmap(lambda turn: row_noise(batch, turn), out_axes=1)(jnp.arange(mask.shape[1]))
-        place = jnp.argsort(jnp.argsort(jnp.where(mask, noise, 1.0).reshape(-1), stable=True), stable=True)
-        return (place // size).astype(jnp.int32).reshape(mask.shape)
-
-    return keys
-
-
-@part
 def turn_returns(gamma: float = 1.0) -> OfTurns:
     """Values: the discounted return from each turn on."""
     check_number("gamma", gamma, least=0, most=1)
@@ -222,71 +178,6 @@ def compared(
         return above_buckets(values(batch), keys(batch), turn_mask(batch), scale, baseline, ddof, epsilon, alone)
 
     return advantage
-
-
-@part
-def nested_states(
-    values: OfTurns,
-    depth: int = 2,
-    alpha: float = 1.0,
-    scale: Literal["none", "std"] = "none",
-    epsilon: float = 1e-6,
-    outermost: OfTurns | None = None,
-) -> OfTurns:
-    """Advantages of turns against those with the same last k states, averaged over k = 1 ... depth + 1 (HGPO).
-
-    Weights are (k + 1)^alpha over the k whose bucket has another turn and an advantage other than 0, as in the released
-    code; 0 where there is none. outermost: advantages for k = 0. scale "std": the population's standard deviation.
-    """
-    check_number("depth", depth, least=0, whole=True)
-    check_number("alpha", alpha)
-
-    def advantage(batch: Trajectories) -> Array:
-        mask, total, mass = turn_mask(batch), jnp.zeros(()), jnp.zeros(())
-        returns = values(batch)
-        if outermost is not None:
-            total = outermost(batch)
-            mass = jnp.where(total != 0, 1.0, 0.0)
-        for k in range(1, depth + 2):
-            # The first k turns have fewer states before them than k.
-            enough = mask & (jnp.arange(mask.shape[1]) >= k - 1)
-            one = above_buckets(returns, same_state(k)(batch), enough, scale, ddof=0, epsilon=epsilon)
-            weight = jnp.where(one != 0, (k + 1.0) ** alpha, 0.0)
-            total, mass = total + weight * one, mass + weight
-        return jnp.where(mask, total / (mass + epsilon), 0.0)
-
-    return advantage
-
-
-@part
-def mean_over_equal(advantage: OfTurns, history: int = 0) -> OfTurns:
-    """Advantages of turns: the mean over the turns of the group with the same transition (SALT).
-
-    A transition is the state before the turn with the `history` states before that, the tokens of the turn, and the
-    state after it; the last turn of a row has none after it. Needs `state_key`.
-    """
-    check_number("history", history, least=0, whole=True)
-
-    def mean(batch: Trajectories) -> Array:
-        mask, keys = turn_mask(batch), same_state(history + 1)(batch)
-        after = jnp.pad(batch.need("state_key").astype(jnp.uint32), ((0, 0), (0, 1)))[:, 1:]
-        followed = jnp.pad(mask, ((0, 0), (0, 1)))[:, 1:]
-        own = jnp.where(followed, jax.lax.bitcast_convert_type(after, jnp.int32), 0)
-        keys = joint_key(keys, _of_tokens(batch, mask.shape[1]), own, followed.astype(jnp.int32))
-        flat = jnp.where(mask, advantage(batch), jnp.nan).reshape(-1)
-        return jnp.where(mask, bucket_moments(keys.reshape(-1), flat)[1].reshape(mask.shape), 0.0)
-
-    return mean
-
-
-def _of_tokens(batch: Trajectories, turns: int) -> Array:
-    """int32[N, K]: a hash of the tokens of each turn, in their order."""
-    own = turn_numbers(batch)[:, :, None] == jnp.arange(turns)
-    start = jnp.min(jnp.where(own, batch.action_index[:, :, None], 2**30), axis=1)
-    place = batch.action_index - jnp.take_along_axis(start, jnp.clip(turn_numbers(batch), 0, turns - 1), axis=1)
-    word = mix(mix(batch.tokens.astype(jnp.uint32)) + place.astype(jnp.uint32))
-    total = jnp.sum(jnp.where(own, word[:, :, None], 0), axis=1, dtype=jnp.uint32)
-    return jax.lax.bitcast_convert_type(total, jnp.int32)
 
 
 @part

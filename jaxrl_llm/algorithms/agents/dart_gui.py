@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import jax
+import jax.numpy as jnp
+
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.turns.episodes import EPISODES
-from jaxrl_llm.advantages.turns.rounds import keep_uncertain_turns
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.advantages.turns.turns import TURNS, on_tokens, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, RECALLED, NonNegative, NonNegativeInt
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS, RECALLED
+from jaxrl_llm.core.ranges import NonNegative, NonNegativeInt
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
+from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.objectives.averaging.averages import sequence_mean
 from jaxrl_llm.objectives.off_policy import importance_correction
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import span_ratio
 from jaxrl_llm.objectives.surrogates import clip
 from jaxrl_llm.replay.into_groups import none_above, swapped_successes
+from jaxrl_llm.selection.rows import ranks_within
 
 
 @method(
@@ -82,3 +90,27 @@ def dart_gui(
         regularised(objective, sequence_mean(), kl_coefficient=kl_coefficient),
         replay=swapped_successes(none_above(success), success, stored, "added"),
     )
+
+
+@part
+def keep_uncertain_turns(share: float = 0.8) -> Transform:
+    """Keep the turns of the highest mean entropy, ceil(share n) of the n turns of a group; others get weight 0.
+
+    The entropy is that of the weights before the update. Of equal turns the first are kept. Needs `turns` and
+    `state_key`.
+    """
+    check_number("share", share, least=0, most=1)
+
+    def apply(batch: Trajectories) -> Trajectories:
+        mask = turn_mask(batch)
+        here = jax.nn.one_hot(turn_numbers(batch), mask.shape[1])  # 0 where no action is
+        mean = jnp.einsum("nl,nlk->nk", batch.need("entropy"), here) / jnp.maximum(here.sum(axis=1), 1.0)
+        keys = jnp.broadcast_to(batch.group[:, None], mask.shape).reshape(-1)
+        first = jnp.arange(mask.size, dtype=jnp.float32)
+        rank = ranks_within(keys, mean.reshape(-1), first, mask.reshape(-1)).reshape(mask.shape)
+        (count,) = bucket_sums(keys, mask.reshape(-1).astype(jnp.float32))
+        gone = mask & (rank >= jnp.ceil(share * count.reshape(mask.shape) - 1e-4))
+        before = jnp.ones(batch.tokens.shape, jnp.float32) if batch.weights is None else batch.weights
+        return batch.replace(weights=before * (1.0 - on_tokens(gone.astype(jnp.float32), batch)))
+
+    return stateless(apply, TURNS | {"state_key"})

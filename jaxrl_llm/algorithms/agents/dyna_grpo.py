@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from asyncio import gather
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.turns.simulations import policy_or_simulation
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.advantages.group import group_advantage
+from jaxrl_llm.advantages.turns.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.coefficients import check_moments, check_number
+from jaxrl_llm.core.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_moments, bucket_sums
+from jaxrl_llm.core.transform import Transform, chain, stateless
+from jaxrl_llm.data.chat.calls import Message
+from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.rollouts.agents.lookahead import simulating
+from jaxrl_llm.rollouts.agents.conversation import finished, merged, state_of
+from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
+from jaxrl_llm.rollouts.agents.lookahead import logger, simulated
+from jaxrl_llm.rollouts.agents.program import AgentSettings, Path, begun, closed, converse, ends_of, hear, settings_of
+from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.episode import Episode, Segment, given
+from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.utils.errors import InputError, require_choice
 
 
 @method(
@@ -68,3 +89,221 @@ def dyna_grpo(
         regularised(objective, sequence_mean(), kl_coefficient=kl_coefficient),
         rollout=simulating(depth, policy_steps, simulation_steps, revealed),
     )
+
+
+def refined_successes(scores: Array, group: Array, refined: Array, counted: Array, success: float = 0.0) -> Array:
+    """A = 1 for refined episodes with R > success and R > max(mean of the others, mean of the refined), else 0, f32[N]
+    (Dyna-GRPO, 2510.09577).
+
+    Means are over the group's scores, f32[N], that are counted, bool[N], where there are any. NaN means not scored.
+
+    >>> R, refined = jnp.array([10.0, 0, 0, 10, 10, 9.5, 0, 10]), jnp.arange(8) > 3
+    >>> refined_successes(R, jnp.zeros(8, int), refined, jnp.ones(8, bool))[4:].tolist()
+    [1.0, 1.0, 0.0, 1.0]
+    """
+    known = [bucket_moments(group, jnp.where(counted & kind, scores, jnp.nan)) for kind in (refined, ~refined)]
+    lowest = [jnp.where(count > 0, mean, -jnp.inf) for count, mean, _ in known]
+    return (refined & (scores > success) & (scores > jnp.maximum(*lowest))).astype(jnp.float32)
+
+
+@part
+def policy_or_simulation(success: float = 0.0, epsilon: float = 1e-6) -> Transform:
+    """Groups with refined episodes, info["refined"] 1: `refined_successes` on these, whose others are not trained on.
+    All other groups: (R - mean) / (std + epsilon) over their rows, as GRPO has it.
+
+    An episode of several rows counts once in the means of groups with refined episodes.
+    """
+    check_number("success", success)
+    check_moments(1, epsilon)
+
+    def apply(batch: Trajectories) -> Trajectories:
+        A = group_advantage(batch.scores, batch.group, epsilon=epsilon)
+        marks = (batch.info or {}).get("refined")
+        if marks is None:
+            return batch.replace(advantages=A[:, None] * batch.action_mask)
+        refined = jnp.nan_to_num(marks) > 0
+        simulated = bucket_sums(batch.group, refined.astype(jnp.float32))[0] > 0
+        own = refined_successes(batch.scores, batch.group, refined, one_row_each(batch), success)
+        weights = jnp.ones(batch.tokens.shape, jnp.float32) if batch.weights is None else batch.weights
+        return batch.replace(
+            advantages=jnp.where(simulated, own, A)[:, None] * batch.action_mask,
+            weights=jnp.where((simulated & ~refined)[:, None], 0.0, weights),
+        )
+
+    return stateless(apply, {"refined", *EPISODES})
+
+
+REFINED = "refined"
+
+
+REFINE = """This is not said in the task. Your reply, and the actions that you plan, were tried out in a copy of the \
+environment:
+
+{states}
+
+Write the reply again with this knowledge, as if you had foreseen it, and do not mention that it was tried out."""
+
+
+Revealed = Literal["removed", "kept"]
+
+
+@dataclass
+class Refined:
+    """An episode of refined replies, and each of these under the prompt that it was sampled under."""
+
+    path: Path
+    replies: list[Episode] = field(default_factory=list)
+    told: bool = False
+    """Whether one of them was sampled with what a simulation saw."""
+
+
+def states_text(seen: Sequence[Observation]) -> str:
+    """What a simulation saw, as a text: the messages after each action, and whether it was over then."""
+    lines = list[str]()
+    for number, one in enumerate(seen, start=1):
+        said = "\n".join(str(message.get("content", "")) for message in one.messages)
+        over = " The episode is over." if one.done or one.truncated else ""
+        lines.append(f"After action {number}: {said}{over}")
+    return "\n".join(lines)
+
+
+async def refine(
+    tools: Tools, task: Task, path: Path, settings: AgentSettings, depth: int, ask: str, numbers: tuple[int, int]
+) -> tuple[Episode, bool]:
+    """The episode's last row with its next reply, which is the refined one, and was sampled after the other and `ask`.
+
+    numbers: of the two samples. The first reply stays where it cannot be simulated, or there is no room for another.
+    Also returns whether it is a refined one.
+    """
+    one, chat = path.one, path.chat
+    assert chat is not None
+    row, room = one.rows[-1], one.room(task, settings.limits)
+    draft = await tools.sample(row, number=numbers[0], limit=room)
+    name = f"{path.number}/{path.turn}/simulated"
+    try:
+        seen = await simulated(tools, path, tools.decode(draft.last), depth, name)
+    except EnvironmentFailed as error:
+        logger.warning("prompt %d: %s; a reply of sample %d is not refined", task.prompt_id, error, path.number)
+        seen = []
+    told: list[Message] = [{"role": "user", "content": ask.format(states=states_text(seen))}]
+    if not seen or draft.truncated:
+        return draft, False
+    delta = chat.bridge(told, draft.last[-1] if draft.last else None)
+    if delta is None:
+        messages = merged([*one.messages, chat.reading(draft.last).message, *told])
+        longer = Episode(tuple(chat.begin(messages)), row.prompt_id, numbers[1])
+    else:
+        longer = draft + given(delta)
+    if not tools.fits(longer.tokens):
+        return draft, False
+    return await tools.sample(longer, number=numbers[1], limit=room), True
+
+
+def with_reply(row: Episode, asked: Episode) -> Episode:
+    """The row with the last reply of another, as if it had been sampled there."""
+    tokens = asked.segments[-1].tokens
+    unknown = tokens._replace(floor=np.full_like(tokens.floor, -np.inf), experts=None)
+    longer = row + Segment(unknown, sampled=True)
+    return replace(longer, ended=asked.ended, truncated=asked.truncated)
+
+
+def under_its_prompt(asked: Episode, number: int) -> Episode:
+    """The last reply of a row as a row of its own, whose prompt is all that came before it."""
+    last = asked.segments[-1]
+    prompt = asked.tokens[: len(asked.tokens) - last.tokens.size]
+    tokens = last._replace(before=None, tokens=last.tokens._replace(experts=None))
+    return replace(asked, prompt=prompt, segments=(tokens,), sample=number)
+
+
+async def refined_episode(
+    tools: Tools, task: Task, number: int, settings: AgentSettings, depth: int, ask: str
+) -> Refined:
+    """One episode, each of whose replies is refined. Its samples have numbers of their own."""
+    path = await begun(tools, task, number, settings)
+    out = Refined(path)
+    while not path.over:
+        assert path.chat is not None
+        path.one.states.append(state_of(path.seen))
+        first = task.samples // 2 + number + 2 * path.turn * task.samples  # see `simulating`
+        asked, told = await refine(tools, task, path, settings, depth, ask, (first, first + task.samples))
+        out.told |= told
+        out.replies.append(under_its_prompt(asked, first))
+        path.reply = path.one.take(path.chat, with_reply(path.one.rows[-1], asked))
+        await hear(tools, task, path, settings)
+    await closed(tools, task, path)
+    return out
+
+
+def rows_of(refined: Refined, end: Episode, settings: AgentSettings, revealed: Revealed) -> list[Episode]:
+    """The rows of a refined episode that are trained on, with its reward."""
+    rows = finished(refined.path.one, end, settings.turn_rewards)
+    if revealed == "removed" or not refined.replies:
+        return [row.with_info(off_prompt=float(refined.told), refined=1.0) for row in rows]
+    first = rows[0]
+    return [
+        replace(reply, state_keys=(), turn_rewards=())
+        .scored(first.reward or 0.0, first.rewards, first.entries)
+        .with_info(**{**first.info, "first_turn": float(turn), "off_prompt": 0.0, REFINED: 1.0})
+        for turn, reply in enumerate(refined.replies)
+    ]
+
+
+@part
+def simulating(
+    depth: int = 5, policy_steps: int = 1, simulation_steps: int = 1, revealed: Revealed = "removed", ask: str = REFINE
+) -> Rollout:
+    """The episodes of the run's agents, and in some steps as many whose replies are refined (Dyna-GRPO, 2510.09577).
+
+    After each `policy_steps` training steps with ordinary groups there are `simulation_steps` with both kinds. In an
+    episode of the second kind the policy replies; the reply, and then the lines between its <plan> and </plan>, each as
+    a reply, `depth` actions in all, are tried out in a copy of the environment; the policy is told what followed
+    (`ask`, with {states}), and replies again. The episode goes on with that reply in place of the first.
+
+    revealed: refined replies are trained on in the episode as it went on, without the first replies and the states
+    ("removed"), or each under the prompt that it was sampled under, as a row of its own ("kept").
+
+    Provides refined, 1 for rows of refined replies, 0 for others. It goes around the run's agents; InputError around
+    another rollout. Alone it is a group without refined replies.
+    """
+    check_number("depth", depth, least=1, whole=True)
+    check_number("policy_steps", policy_steps, least=0, whole=True)
+    check_number("simulation_steps", simulation_steps, least=0, whole=True)
+    if policy_steps + simulation_steps == 0:
+        raise InputError("policy_steps and simulation_steps are 0: one of the phases needs a step")
+    require_choice("revealed", revealed, ("removed", "kept"))
+
+    async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
+        G = task.samples
+        wide = replace(task, samples=4 * G)  # rows have numbers below 2 G, those of refined replies the others, mod 4 G
+        plain = [one for (one,) in await gather(*(converse(tools, wide, n, settings) for n in range(G)))]
+        refined = list[Refined]()
+        if tools.first_step % (policy_steps + simulation_steps) >= policy_steps:
+            refined = list(await gather(*(refined_episode(tools, wide, G + n, settings, depth, ask) for n in range(G))))
+        ends = await ends_of(tools, [*plain, *(one.path.one for one in refined)], settings.turn_rewards)
+        out = [
+            row.with_info(off_prompt=0.0, refined=0.0)
+            for one, end in zip(plain, ends[:G], strict=True)
+            for row in finished(one, end, settings.turn_rewards)
+        ]
+        for one, end in zip(refined, ends[G:], strict=True):
+            out += rows_of(one, end, settings, revealed)
+        return out
+
+    def around(inner: Rollout) -> Rollout:
+        settings = settings_of(inner, "the replies of agents are simulated")
+
+        async def program(tools: Tools, task: Task) -> list[Episode]:
+            return await play(tools, task, settings)
+
+        turns = settings.limits.turns if revealed == "kept" else 1
+        return replace(
+            inner, program=program, name=f"{inner.name}, simulating", provides=inner.provides | {REFINED},
+            around=around, ragged=True, most=lambda samples: inner.rows(samples) + turns * inner.rows(samples),
+        )  # fmt: skip
+
+    alone = group()
+
+    async def without(tools: Tools, task: Task) -> list[Episode]:
+        return [one.with_info(refined=0.0) for one in await alone.program(tools, task)]
+
+    return replace(alone, program=without, around=around, provides=frozenset({REFINED}))

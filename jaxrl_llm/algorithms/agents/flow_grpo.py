@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import jax
+import jax.numpy as jnp
+
 from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.turns.rounds import EPISODES, episode_shares
+from jaxrl_llm.advantages.turns.episodes import EPISODES, episode_keys
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.advantages.turns.turns import of_episode, turn_advantages
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, PAPER, NonNegative
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.hyperparameters import CODE, PAPER
+from jaxrl_llm.core.objective import control
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_sums, weighted
+from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.averaging.episode_averages import episode_mean
+from jaxrl_llm.objectives.averaging.averages import Average
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.utils.errors import require_choice
 
@@ -69,3 +76,38 @@ def flow_grpo(
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean)
     steps = (needs_turns(fresh=True), credit, *((episode_shares(),) if average == "episode" else ()))
     return Algorithm(chain(*steps), regularised(objective, mean, kl_coefficient=kl_coefficient))
+
+
+@part
+def episode_shares() -> Transform:
+    """Write what `objectives.averaging.episode_averages.episode_mean` reads: info["token_share"] f32[N, L], 1 / (tokens
+    of the turn times
+    turns of the episode) on actions, and the control "episodes", their number in the batch."""
+
+    def apply(batch: Trajectories) -> Trajectories:
+        N, L = batch.tokens.shape
+        acted = batch.action_mask & (batch.turn >= 0)
+        key = jnp.where(acted, jnp.arange(N)[:, None] * L + jnp.clip(batch.turn, 0, L - 1), N * L).reshape(-1)
+        tokens = jax.ops.segment_sum(acted.reshape(-1).astype(jnp.float32), key, num_segments=N * L + 1)[key]
+        own = jnp.where(acted, 1 / jnp.maximum(tokens.reshape(N, L), 1), 0.0)
+        keys, some = episode_keys(batch), jnp.any(acted, axis=1)
+        (turns,) = bucket_sums(keys, jnp.sum(own, axis=1))
+        (rows,) = bucket_sums(keys, some.astype(jnp.float32))
+        count = jnp.sum(jnp.where(some, 1 / jnp.maximum(rows, 1), 0.0))
+        return batch.with_info(token_share=own / jnp.maximum(turns, 1)[:, None]).with_controls(episodes=count)
+
+    return stateless(apply, EPISODES)
+
+
+@part
+def episode_mean() -> Average:
+    """Mean over the tokens of each turn, then over the turns of each episode, then over episodes.
+
+    Reads what `advantages.turns.rounds.episode_shares` writes; chain it before. Dropped tokens count as 0.
+    """
+
+    def average(values: jax.Array, batch: Trajectories) -> jax.Array:
+        share = jnp.sum(weighted(values, batch) * batch.need("token_share"))
+        return share / jnp.maximum(control(batch, "episodes"), 1)
+
+    return Average(average)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.turns.turn_rewards import gated_rewards, needs_turns
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.advantages.turns.turns import of_episode, turn_advantages
 from jaxrl_llm.algorithms.credit.branchgrpo import numbers_in
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS, NonNegative
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.hyperparameters import OURS
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.utils.errors import InputError
 
@@ -53,3 +58,28 @@ def g_ra(
         chain(needs_turns(), gated_rewards(gates, levels), turn_advantages(of_episode(scale, epsilon=epsilon))),
         policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
     )
+
+
+@part
+def gated_rewards(thresholds: tuple[float, ...], levels: tuple[str, ...] = ()) -> Transform:
+    """Count a reward only where all of higher priority are above their thresholds (G-RA).
+
+    levels: components of the reward, the highest first, whose gated sum replaces the score; () for the score alone. The
+    rewards of turns are below them all. InputError for a level that is no component.
+    """
+
+    def gate(batch: Trajectories) -> Trajectories:
+        if unknown := [name for name in levels if name not in (batch.rewards or {})]:
+            raise InputError(f"the reward has no component {unknown[0]!r}: name those of the run's reward functions")
+        parts = [(batch.rewards or {})[name] for name in levels] or [batch.scores]
+        values = [jnp.nan_to_num(one) for one in parts]
+        passed, total = jnp.ones(batch.scores.shape, bool), jnp.zeros(batch.scores.shape)
+        for value, threshold in zip(values, thresholds, strict=True):
+            total = total + jnp.where(passed, value, 0.0)
+            passed = passed & (value > threshold)
+        batch = batch.replace(reward=jnp.where(jnp.isnan(batch.scores), jnp.nan, total))
+        if batch.turn_rewards is None:
+            return batch
+        return batch.replace(turn_rewards=jnp.where(passed[:, None], batch.turn_rewards, 0.0))
+
+    return stateless(gate, {"turn_rewards"})

@@ -8,13 +8,14 @@ from typing import Annotated
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.turns.episodes import episode_lengths, turns_before
+from jaxrl_llm.advantages.turns.episodes import episode_keys, turns_before
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, NonNegative
+from jaxrl_llm.core.hyperparameters import CODE
+from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_sums
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
@@ -67,3 +68,8 @@ def grpo_tcr(
         chain(*steps, group_relative(epsilon=epsilon)),
         policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
     )
+
+
+def episode_lengths(batch: Trajectories) -> Array:
+    """f32[N]: number of actions of each row's episode, in all of its rows."""
+    return bucket_sums(episode_keys(batch), batch.lengths)[0]

@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+import logging
+from asyncio import gather
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal, NamedTuple
 
-from jaxrl_llm.advantages.turns.retries import amplified, from_pivot
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import bucket_best
+from jaxrl_llm.advantages.turns.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, NonNegative, Positive
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative, Positive
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_moments, bucket_sums
+from jaxrl_llm.core.transform import Transform, chain, stateless
+from jaxrl_llm.core.turnwise_updates import turn_in_episode
 from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.rollouts.agents.reflect import reflecting
-from jaxrl_llm.utils.errors import is_off
+from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
+from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, copied
+from jaxrl_llm.rollouts.agents.fork import numbered, parted
+from jaxrl_llm.rollouts.agents.metrics import COUNTS
+from jaxrl_llm.rollouts.agents.program import (
+    AgentSettings,
+    Path,
+    begun,
+    closed,
+    draw_reply,
+    ends_of,
+    hear,
+    settings_of,
+    take_turn,
+)
+from jaxrl_llm.rollouts.agents.reflect import Guided
+from jaxrl_llm.rollouts.auxiliary_prompts import graded
+from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.utils.errors import is_off, require_choice
 
 
 @method(
@@ -65,3 +98,309 @@ def r3l(
         objective,
         rollout=reflecting(full_reward, reflection_tokens),
     )
+
+
+@part
+def from_pivot() -> Transform:
+    """Train on the turns of an episode from info["pivot"] f32[N] on alone: the weights of those before become 0."""
+
+    def apply(batch: Trajectories) -> Trajectories:
+        pivot = (batch.info or {}).get("pivot")
+        if pivot is None:
+            return batch
+        before = turn_in_episode(batch) < jnp.nan_to_num(pivot)[:, None]
+        weights = jnp.ones(batch.tokens.shape, jnp.float32) if batch.weights is None else batch.weights
+        return batch.replace(weights=jnp.where(before & batch.action_mask, 0.0, weights))
+
+    return stateless(apply, {"pivot", *EPISODES})
+
+
+def amplified_advantages(
+    scores: Array,
+    group: Array,
+    counted: Array,
+    alpha: float | Array = 3.0,
+    full_reward: float | Array = 1.0,
+    temperature: float | Array | None = None,
+) -> Array:
+    """Advantages in which good samples weigh more, f32[N] (R3L, arXiv 2601.03715).
+
+        A_i = 1 if r_i >= full_reward,    alpha (r_i - b) if r_i >= b,    r_i - b otherwise
+
+    b is the mean of the group's scores that are counted, bool[N], or with a temperature tau log mean exp(r / tau); 0 in
+    a group of one. NaN means not scored, and gets 0.
+
+    >>> amplified_advantages(jnp.array([1.0, 0.0, 0.0, 0.0]), jnp.zeros(4, int), jnp.ones(4, bool)).tolist()
+    [1.0, -0.25, -0.25, -0.25]
+    """
+    known = jnp.where(counted, scores, jnp.nan)
+    count, b, _ = bucket_moments(group, known)
+    if temperature is not None:
+        top = bucket_best(group, known)
+        inner = jnp.where(jnp.isnan(known), 0.0, jnp.exp((known - top) / temperature))
+        (total,) = bucket_sums(group, inner)
+        b = top + temperature * jnp.log(jnp.maximum(total, 1e-30) / jnp.maximum(count, 1))
+    above = scores - jnp.where(count > 1, b, 0.0)
+    A = jnp.where(scores >= full_reward, 1.0, jnp.where(above >= 0, alpha * above, above))
+    return jnp.where(jnp.isnan(scores), 0.0, A)
+
+
+@part
+def amplified(
+    alpha: float = 3.0,
+    full_reward: float = 1.0,
+    baseline: Literal["mean", "log_mean_exp"] = "mean",
+    temperature: float = 1.0,
+) -> Transform:
+    """Write `amplified_advantages` on all actions of a row. An episode of several rows counts once in its group.
+
+    temperature: of the baseline "log_mean_exp". InputError for another baseline.
+    """
+    require_choice("baseline", baseline, ("mean", "log_mean_exp"))
+    check_number("alpha", alpha, least=0)
+    check_number("full_reward", full_reward)
+    check_number("temperature", temperature, above=0)
+    tau = temperature if baseline == "log_mean_exp" else None
+
+    def apply(batch: Trajectories) -> Trajectories:
+        A = amplified_advantages(batch.scores, batch.group, one_row_each(batch), alpha, full_reward, tau)
+        return batch.replace(advantages=A[:, None] * batch.action_mask)
+
+    return stateless(apply, EPISODES)
+
+
+logger = logging.getLogger("jaxrl_llm.rollouts")
+
+
+PIVOT = "pivot"
+
+
+REFLECT = """Below is an attempt at a task, step by step. Judge it. If it could have gone better, find the first step \
+that should have been another one, and say in a few sentences what to do differently from there on.
+
+{attempt}
+
+Answer with a JSON object and nothing else:
+{{"outcome": "perfect", "improvable" or "failed", "step": NUMBER OF THAT STEP, "suggestion": "WHAT TO DO INSTEAD"}}"""
+
+
+GUIDANCE = "An earlier attempt did not go well from here on. Advice for this one: {suggestion}"
+
+
+OUTCOMES = ("perfect", "improvable", "failed")
+
+
+class Reflection(NamedTuple):
+    """What the policy says of an episode."""
+
+    perfect: bool
+    step: int = 0
+    """Of the environment, from which to try again."""
+    suggestion: str = ""
+
+
+@dataclass
+class Attempt:
+    """An episode, and how it was before each of its replies to the environment."""
+
+    path: Path
+    before: list[Path] = field(default_factory=list)
+    replies: list[str] = field(default_factory=list)
+    pivot: int = 0
+    """Turns that are not trained on."""
+    guided: Guided | None = None
+    """Of a retry."""
+    reflected: bool | None = None
+    """Whether a reflection on it could be read; None: there should be none."""
+
+    @property
+    def one(self) -> Conversation:
+        """The conversation."""
+        return self.path.one
+
+
+def reflection_in(text: str, steps: int) -> Reflection | None:
+    """What a reflection on `steps` steps says, from its first { to its last }; None if that cannot be read.
+
+    >>> reflection_in('So: {"outcome": "failed", "step": 1, "suggestion": "Look left."}', 3)
+    Reflection(perfect=False, step=1, suggestion='Look left.')
+    """
+    try:
+        found = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or found.get("outcome") not in OUTCOMES:
+        return None
+    if found["outcome"] == "perfect":
+        return Reflection(True)
+    step, suggestion = found.get("step"), found.get("suggestion")
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < steps:
+        return None
+    return Reflection(False, step, suggestion.strip()) if isinstance(suggestion, str) and suggestion.strip() else None
+
+
+def transcript(attempt: Attempt, reward: float) -> str:
+    """An episode as text: what each step saw and replied, and the reward."""
+    lines = list[str]()
+    for step, (path, reply) in enumerate(zip(attempt.before, attempt.replies, strict=True)):
+        seen = path.seen.messages if step else path.one.asked
+        lines += [f"Step {step}", *(f"{one['role']}: {one.get('content', '')}" for one in seen), f"reply: {reply}"]
+    lines += [f"{one['role']}: {one.get('content', '')}" for one in attempt.path.seen.messages]
+    return "\n".join([*lines, f"Reward: {reward:g}"])
+
+
+async def attempted(tools: Tools, task: Task, number: int, settings: AgentSettings) -> Attempt:
+    """One episode of the task's group."""
+    attempt = Attempt(await begun(tools, task, number, settings))
+    path = attempt.path
+    while not path.over:
+        attempt.before.append(parted(path))
+        await draw_reply(tools, task, path, settings)
+        attempt.replies.append(tools.decode(path.one.rows[-1].last))
+        await hear(tools, task, path, settings)
+    await closed(tools, task, path)
+    return attempt
+
+
+async def retried_from(
+    tools: Tools, task: Task, number: int, first: Attempt, step: int, text: str, settings: AgentSettings
+) -> Attempt | None:
+    """The episode again from a step on, in an environment that is told the same replies before, and with a guidance.
+
+    None if the environment cannot be copied, or there is no room for the guidance.
+    """
+    path = numbered(first.before[step], number)
+    one, chat = path.one, path.chat
+    assert first.path.world is not None
+    assert chat is not None
+    last = one.rows[-1]
+    if not one.guide(tools, chat, path.seen.messages, text, task, settings.limits):
+        return None
+    place, plain = (len(last.segments) - 1, tuple(last.segments[-1].tokens.token.tolist())) if last.size else (None, ())
+    attempt = Attempt(path, pivot=len(one.states), guided=Guided(len(one.rows) - 1, place, plain))
+    try:
+        path.world = one.world = await copied(tools, first.path.world, name=f"{number}/from {step}", turns=step)
+    except EnvironmentFailed as error:
+        logger.warning("prompt %d: %s; sample %d is an episode of its own", task.prompt_id, error, number)
+        return None
+    while not path.over:
+        await take_turn(tools, task, path, settings)
+    await closed(tools, task, path)
+    return attempt
+
+
+def rows_of(attempt: Attempt, end: Episode, settings: AgentSettings, told: bool = False) -> list[Episode]:
+    """The rows of an episode that are trained on, with its reward. told: with the guidance of a retry, not without."""
+    rows, at = finished(attempt.one, end, settings.turn_rewards), attempt.guided
+    if at is not None:
+        first, *others = rows[at.row :]
+        if at.place is not None and not told:
+            first = first.with_given(at.place, at.plain)
+        rows = [first, *others]
+    if told:
+        rows = [replace(row, trained_prompt=None).with_info(off_prompt=0.0) for row in rows]
+    marks = {PIVOT: float(attempt.pivot), "guided": float(at is not None)}
+    if attempt.reflected is not None:
+        marks["reflected"] = float(attempt.reflected)
+    return [row.with_info(**{"off_prompt": 0.0, **row.info, **marks}) for row in rows]
+
+
+@part
+def reflecting(
+    full_reward: float = 1.0,
+    reflection_tokens: int | None = 4096,
+    reflect: str = REFLECT,
+    guidance: str = GUIDANCE,
+    read: Callable[[str, int], Reflection | None] = reflection_in,
+) -> Rollout:
+    """The episodes of the run's agents, of which half are the others again, from where these went wrong (R3L).
+
+    On each episode of the first half the policy reflects, in at most `reflection_tokens` tokens (None: as many as a
+    completion has): it answers `reflect`, with the episode in place of {attempt}, and `read` finds in its answer,
+    knowing the number of steps, whether it was perfect, or from which step to go on otherwise and how. Then the episode
+    begins with the same replies, and goes on from that step with `guidance`, with {suggestion}, in its context. It is
+    trained on without the guidance. Where there is nothing to read, the episode was perfect, or its environment cannot
+    be copied, an episode of its own takes its place.
+
+    A retry with at least `full_reward`, and more reward or fewer replies than before, adds the reflection and the retry
+    with the guidance, each a group of its own with the reward `full_reward`; so does a reflection that rightly says
+    perfect.
+
+    Provides pivot, the turns of an episode before its retry begins, also for the episode that was retried. The
+    metrics rollout/guided and rollout/reflected are the shares of retries, and of reflections that could be read. It
+    goes around the run's agents; InputError around another rollout. Alone it is a group without retries.
+    """
+    check_number("full_reward", full_reward)
+    check_number("reflection_tokens", reflection_tokens, least=1, whole=True, or_none=True)
+
+    async def reflected(tools: Tools, task: Task, number: int, first: Attempt, end: Episode) -> Episode | None:
+        if not first.replies or end.reward is None or end.reward != end.reward:
+            return None
+        prompt = tools.prompt(reflect.format(attempt=transcript(first, end.reward)))
+        if not tools.fits(prompt):
+            return None
+        return await tools.sample(prompt, number=number, limit=reflection_tokens)
+
+    async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
+        G, half = task.samples, task.samples // 2
+        wide = replace(task, samples=2 * G)  # numbers from G on are those of reflections
+        firsts = await gather(*(attempted(tools, wide, number, settings) for number in range(G - half)))
+        ends = await ends_of(tools, [one.one for one in firsts], settings.turn_rewards)
+        said = await gather(*(reflected(tools, task, G + n, firsts[n], ends[n]) for n in range(half)))
+        found = [
+            None if one is None else read(tools.decode(one.last), len(firsts[n].replies)) for n, one in enumerate(said)
+        ]
+
+        async def second(number: int) -> Attempt:
+            reflection = found[number]
+            firsts[number].reflected = reflection is not None
+            if reflection is not None and not reflection.perfect:
+                text = guidance.format(suggestion=reflection.suggestion)
+                again = await retried_from(
+                    tools, wide, G - half + number, firsts[number], reflection.step, text, settings
+                )
+                if again is not None:
+                    firsts[number].pivot = again.pivot
+                    return again
+            return await attempted(tools, wide, G - half + number, settings)
+
+        seconds = await gather(*map(second, range(half)))
+        later = await ends_of(tools, [one.one for one in seconds], settings.turn_rewards)
+        rows = [row for one, end in zip([*firsts, *seconds], [*ends, *later], strict=True)
+                for row in rows_of(one, end, settings)]  # fmt: skip
+        out = [row.in_part(0) for row in rows]
+
+        def add(number: int, more: Sequence[Episode]) -> None:
+            known = {"off_prompt": 0.0, "guided": 0.0, PIVOT: 0.0, **dict.fromkeys(COUNTS, 0.0)}
+            out.extend(
+                graded(row.with_info(**{**known, **row.info}), full_reward, rows[0]).in_part(number) for row in more
+            )
+
+        for n, (reflection, answer) in enumerate(zip(found, said, strict=True)):
+            r1, r2 = ends[n].reward or 0.0, later[n].reward or 0.0
+            fewer = seconds[n].one.replies < firsts[n].one.replies
+            better = seconds[n].guided is not None and r2 >= full_reward and (r2 > r1 or fewer)
+            right = reflection is not None and reflection.perfect and r1 >= full_reward
+            if answer is not None and (better or right):
+                add(2 * n + 1, [answer])
+            if better:
+                add(2 * n + 2, rows_of(seconds[n], later[n], settings, told=True))
+        return out
+
+    def around(inner: Rollout) -> Rollout:
+        settings = settings_of(inner, "the episodes of agents are retried from a turn")
+
+        async def program(tools: Tools, task: Task) -> list[Episode]:
+            return await play(tools, task, settings)
+
+        return replace(
+            inner, program=program, name=f"{inner.name}, retried", provides=inner.provides | {PIVOT}, around=around,
+            ragged=True, most=lambda samples: inner.rows(2 * samples),
+        )  # fmt: skip
+
+    alone = group()
+
+    async def without(tools: Tools, task: Task) -> list[Episode]:
+        return [one.with_info(pivot=0.0) for one in await alone.program(tools, task)]
+
+    return replace(alone, program=without, around=around, provides=frozenset({PIVOT}))

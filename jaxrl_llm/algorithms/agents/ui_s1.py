@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
+import jax.numpy as jnp
+
 from jaxrl_llm.advantages.group import drop_rows
-from jaxrl_llm.advantages.turns.rounds import EPISODES, broken_returns, same_turn_of_episode, varies_little
-from jaxrl_llm.advantages.turns.turns import compared, of_episode, turn_advantages
+from jaxrl_llm.advantages.turns.episodes import EPISODES, turns_before
+from jaxrl_llm.advantages.turns.rounds import episode_backwards
+from jaxrl_llm.advantages.turns.turns import OfTurns, compared, of_episode, rewards_of_turns, turn_advantages, turn_mask
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import one_reward_of, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, NonNegative
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_moments, joint_key
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
@@ -59,3 +67,49 @@ def ui_s1(
         regularised(objective, token_mean(), kl_coefficient=kl_coefficient),
         rollout=semi_online(column, patches, turns),
     )
+
+
+@part
+def same_turn_of_episode() -> OfTurns:
+    """Keys: turns of a group with the same number in their episodes, also where these are several rows."""
+
+    def keys(batch: Trajectories) -> Array:
+        turns = turn_mask(batch).shape[1]
+        number = turns_before(batch)[:, None] + jnp.arange(turns)
+        return joint_key(jnp.broadcast_to(batch.group[:, None], number.shape), number)
+
+    return keys
+
+
+@part
+def broken_returns(gamma: float = 0.5, matched: float = 0.8) -> OfTurns:
+    """Values: returns of turns that end where a turn does not match (UI-S1, 2509.11543). Backwards over an episode,
+
+        R <- r_t + gamma R,    G_t = R    if the turn matches, r_t > matched
+        G_t = r_t,             R <- 0     if not
+
+    with r the environment's rewards of turns, also over the rows of an episode; without these the score is that of its
+    last turn.
+    """
+    check_number("gamma", gamma, least=0, most=1)
+    check_number("matched", matched)
+
+    def values(batch: Trajectories) -> Array:
+        r = rewards_of_turns(batch) if batch.turn_rewards is None else jnp.nan_to_num(batch.turn_rewards)
+        return episode_backwards(batch, r, gamma, r > matched)
+
+    return values
+
+
+@part
+def varies_little(values: OfTurns, least: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> bool[N]`: rows of groups whose turns' values have a deviation (n - 1) of at most `least`."""
+    check_number("least", least, least=0)
+
+    def rows(batch: Trajectories) -> Array:
+        mask = turn_mask(batch)
+        key = jnp.broadcast_to(batch.group[:, None], mask.shape).reshape(-1)
+        deviation = bucket_moments(key, jnp.where(mask, values(batch), jnp.nan).reshape(-1))[2]
+        return jnp.max(deviation.reshape(mask.shape), axis=1) <= least
+
+    return rows

@@ -10,7 +10,8 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import AverageName
-from jaxrl_llm.core.hyperparameters import CODE, PAPER, NonNegative, ZeroOrOne
+from jaxrl_llm.core.hyperparameters import CODE, PAPER
+from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
 
 
 @method(paper="arXiv 2601.05242", year=2026, test="test_multi_reward.py::test_gdpo_against_a_loop")

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, get_args
 
+import jax
+import jax.numpy as jnp
+
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Routing
-from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative
+from jaxrl_llm.core.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.objectives.averaging.averages import sequence_sum
-from jaxrl_llm.objectives.off_policy import mismatch_ratio
+from jaxrl_llm.objectives.off_policy import mismatch
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import log_probability
@@ -43,3 +48,8 @@ def minirl(
     weight = product(within(clip_low, clip_high), of_scaled_ratio(capped(cap), mismatch_ratio))
     objective = policy_gradient(token_ratio("old"), log_probability(weight), sequence_sum())
     return Algorithm(group_relative("none"), objective, routing=routing)
+
+
+def mismatch_ratio(batch: Trajectories) -> jax.Array:
+    """pi_old / pi_behaviour of each token, f32[N, L]."""
+    return jnp.exp(mismatch(batch))

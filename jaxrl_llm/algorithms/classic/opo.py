@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.group import group_relative, row_lengths
+import jax
+
+from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import AverageName
 from jaxrl_llm.core.hyperparameters import PAPER
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.objectives import log_probability
 
 
@@ -28,3 +31,8 @@ def opo(average: Annotated[AverageName, PAPER] = "sum") -> Algorithm:
     """
     transform = group_relative(scale="none", baseline="weighted", weights=row_lengths)
     return Algorithm(transform, averaged_gradient(log_probability(), average))
+
+
+def row_lengths(batch: Trajectories) -> jax.Array:
+    """f32[N]: number of actions of each sample."""
+    return batch.lengths

@@ -10,7 +10,8 @@ from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantag
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Estimator
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, NonNegative, Positive
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative, Positive
 from jaxrl_llm.core.transform import Objective, Transform, chain
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.values import value_loss

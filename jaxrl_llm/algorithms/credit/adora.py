@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.difficulty import EDGES, RULES, weigh_advantages
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.difficulty import weigh_advantages
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.reward_rules import weight_of_promise
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import AverageName, Rule
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN, AtLeastOne, NonNegative
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
+from jaxrl_llm.core.ranges import AtLeastOne, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_moments
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.utils.errors import require_choice
 
@@ -57,3 +63,77 @@ def adora(
         transform,
         grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average).objective,
     )
+
+
+EDGES = ("strict", "lenient")
+
+
+RULES = ("length", "difficulty", "or", "and")
+
+
+def length_gain(
+    correct: jax.Array,
+    wrong: jax.Array,
+    lengths: jax.Array,
+    group: jax.Array,
+    *,
+    edges: Literal["strict", "lenient"] = "strict",
+) -> jax.Array:
+    """bool[N]: in the row's group the longest correct sample is longer than the mean of the wrong ones (2602.10019).
+
+    correct, wrong bool[N] (a row may be neither), lengths f32[N]. edges, for groups without a correct or without a
+    wrong sample: "strict" is false without a correct one, else true; "lenient" is true without a correct one, else
+    false.
+    """
+    require_choice("edges", edges, EDGES)
+    _, index = jnp.unique(group, return_inverse=True, size=group.shape[0])
+    longest = jax.ops.segment_max(jnp.where(correct, lengths, -jnp.inf), index, num_segments=group.shape[0])[index]
+    wrongs, mean, _ = bucket_moments(group, jnp.where(wrong, lengths, jnp.nan))
+    some = longest > -jnp.inf
+    if edges == "strict":
+        return some & ((wrongs == 0) | (longest > mean))
+    return ~some | ((wrongs > 0) & (longest > mean))
+
+
+def promising(
+    reward: jax.Array,
+    lengths: jax.Array,
+    cut_off: jax.Array,
+    group: jax.Array,
+    *,
+    rule: Rule = "length",
+    success: float | jax.Array = 0.5,
+    hard: float | jax.Array = 0.5,
+    edges: Literal["strict", "lenient"] = "strict",
+) -> jax.Array:
+    """bool[N]: whether a row's prompt gets a higher weight now (ADORA, 2602.10019).
+
+    rule "length": `length_gain`, where a truncated sample (cut_off bool[N]) that is not correct does not count as
+    wrong; "difficulty": the share of samples with reward > success is at most `hard`; "or", "and": both combined.
+    """
+    require_choice("rule", rule, RULES)
+    correct, known = reward > success, ~jnp.isnan(reward)
+    gain = length_gain(correct, known & ~correct & ~cut_off, lengths, group, edges=edges)
+    _, rate, _ = bucket_moments(group, jnp.where(known, correct.astype(jnp.float32), jnp.nan))
+    difficult = rate <= hard
+    return {"length": gain, "difficulty": difficult, "or": gain | difficult, "and": gain & difficult}[rule]
+
+
+@part
+def weight_of_promise(
+    rule: Rule,
+    weight: float,
+    other_weight: float,
+    success: float,
+    hard: float,
+    edges: Literal["strict", "lenient"],
+    longest: float,
+) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the weight of a prompt that satisfies a rule of `adora`, or the other."""
+
+    def factor(b: Trajectories) -> Array:
+        cut_off = b.truncated | (b.lengths >= longest)
+        now = promising(b.scores, b.lengths, cut_off, b.group, rule=rule, success=success, hard=hard, edges=edges)
+        return jnp.where(now, weight, other_weight)
+
+    return factor

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.trees.credit import by_depth, depths_out, last_segments_kept, shared_once, tree_credit
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.trees.credit import EQUAL, NODE, shared_once, tree_credit
+from jaxrl_llm.advantages.trees.values import Tree, node_values, scored_tree, shares, tree_of
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import CODE, OURS, NonNegative
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.hyperparameters import CODE, OURS
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.trees import tree
 from jaxrl_llm.utils.errors import InputError, require_choice, shown
@@ -69,3 +77,80 @@ def branchgrpo(
         policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
         rollout=tree(*(spacing * level for level in range(forks)), branches=branches),
     )
+
+
+def depth_advantages(
+    batch: Trajectories, fusion: Literal["mean", "softmax"] = "mean", alpha: float = 1.0, epsilon: float = 1e-8
+) -> Array:
+    """(R(node) - mean_d) / (std_d + epsilon), moments over the nodes of the group at the node's depth d, f32[N, L].
+
+    fusion: R(node) is the mean of its leaves' rewards, or the mean of its children's R with weights
+    softmax(alpha log-probability of the child's segment, at sampling). 0 where a depth has one node, or equal ones.
+    """
+    tree = scored_tree(batch)
+    shared = None
+    if fusion == "softmax":
+        shared = shares(tree, alpha * segment_sums(tree, batch.behaviour_logp))
+    R = node_values(tree, batch.scores, shared)[tree.key]
+    N, L = R.shape
+    at = ((tree.root - N * L)[:, None] * L + jnp.maximum(tree.depth, 0)).reshape(-1)
+    top = jax.ops.segment_max(jnp.where(tree.single, R, -jnp.inf).reshape(-1), at, num_segments=N * L)
+    below = jnp.where(tree.single, R - top[at].reshape(N, L), 0.0)
+
+    def total(values: Array) -> Array:
+        return jax.ops.segment_sum(jnp.where(tree.single, values, 0.0).reshape(-1), at, num_segments=N * L)
+
+    count = total(jnp.ones((N, L)))
+    mean = (total(below) / jnp.maximum(count, 1.0))[at].reshape(N, L)
+    deviation = jnp.sqrt(total((below - mean) ** 2) / jnp.maximum(count - 1, 1.0))[at].reshape(N, L)
+    level = jnp.where(jnp.isfinite(top), top, 0.0)[at].reshape(N, L)
+    found = (R - level - mean) / (deviation + epsilon)
+    return jnp.where(tree.mask & (deviation > EQUAL * jnp.maximum(jnp.abs(level), 1.0)), found, 0.0)
+
+
+@part
+def by_depth(
+    fusion: Literal["mean", "softmax"] = "mean", alpha: float = 1.0, epsilon: float = 1e-8
+) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N, L]`: `depth_advantages`."""
+    require_choice("fusion", fusion, ("mean", "softmax"))
+    check_number("alpha", alpha, least=0)
+    return lambda batch: depth_advantages(batch, fusion, alpha, epsilon)
+
+
+@part
+def depths_out(depths: tuple[int, ...]) -> Transform:
+    """Drop the actions of segments at these depths; 0 is the first segment of a row."""
+    chosen = jnp.asarray(list(depths) or [-1], jnp.int32)
+
+    def apply(batch: Trajectories) -> Trajectories:
+        return batch.replace(weights=batch.loss_weights * ~jnp.isin(tree_of(batch).depth, chosen))
+
+    return stateless(apply, NODE)
+
+
+@part
+def last_segments_kept(keep: Literal["best", "extremes"]) -> Transform:
+    """Drop the last segments of all rows but some: those of the best leaves of each last fork, or of the group's best
+    and worst leaves ("extremes"). Of equal rewards all are kept."""
+    require_choice("keep", keep, ("best", "extremes"))
+
+    def apply(batch: Trajectories) -> Trajectories:
+        tree, r = scored_tree(batch), batch.scores
+        fork = tree.root if keep == "extremes" else jnp.max(jnp.where(tree.last, tree.parent, -1), axis=1)
+        fork = jnp.where(fork < 0, tree.root, fork)
+        best = jax.ops.segment_max(jnp.where(jnp.isnan(r), -jnp.inf, r), fork, num_segments=tree.bound)[fork]
+        kept = r >= best
+        if keep == "extremes":
+            kept |= r <= jax.ops.segment_min(jnp.where(jnp.isnan(r), jnp.inf, r), fork, num_segments=tree.bound)[fork]
+        return batch.replace(weights=batch.loss_weights * (kept[:, None] | ~tree.last))
+
+    return stateless(apply, NODE)
+
+
+def segment_sums(tree: Tree, values: Array) -> Array:
+    """f32[N, L]: the sum of values over the segment of each action."""
+    N, L = values.shape
+    own = (jnp.arange(N)[:, None] * L + jnp.maximum(tree.depth, 0)).reshape(-1)
+    found = jnp.where(tree.mask, values, 0.0).reshape(-1)
+    return jax.ops.segment_sum(found, own, num_segments=N * L)[own].reshape(N, L)

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.multipliers import hellinger, revised, softmax_shares
+from jaxrl_llm.advantages.multipliers import Number, revised
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import AverageName
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, NonNegative
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain
@@ -69,3 +70,18 @@ def dgpo_distribution_guided(
         ),
         objective=averaged_gradient(clip(clip_low, clip_high), average),
     )
+
+
+def softmax_shares(scores: jax.Array, mask: jax.Array, temperature: Number) -> jax.Array:
+    """T softmax(scores / temperature) over the T masked tokens of a row: weights of mean 1, f32[N, L]; 0 elsewhere."""
+    logits = jnp.where(mask, scores / temperature, -jnp.inf)
+    top = jnp.max(logits, axis=1, keepdims=True, initial=-1e30)
+    exponentials = jnp.where(mask, jnp.exp(logits - top), 0.0)
+    total = jnp.maximum(jnp.sum(exponentials, axis=1, keepdims=True), 1e-30)
+    return jnp.sum(mask, axis=1, keepdims=True) * exponentials / total
+
+
+def hellinger(affinity: jax.Array, squared: bool = True) -> jax.Array:
+    """Distance in [0, 1] of distributions with the affinity sum sqrt(p q): 1 - affinity, or its square root."""
+    distance = jnp.clip(1.0 - affinity, 0.0, 1.0)
+    return distance if squared else jnp.sqrt(distance)

@@ -6,15 +6,17 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
+import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
-from jaxrl_llm.advantages.multipliers import COMPOSITIONS, position_keys, regulated, revised, standard_scores
+from jaxrl_llm.advantages.multipliers import Number, revised, standard_scores
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, NonNegative
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
 from jaxrl_llm.core.log_ratios import log_ratio
+from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain
@@ -76,3 +78,37 @@ def erpo_entropy_regulated(
         ),
         objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
     )
+
+
+COMPOSITIONS = ("additive", "multiplicative")
+
+
+def position_keys(group: jax.Array, action_index: jax.Array, lengths: jax.Array, count: int) -> jax.Array:
+    """int32[N, L]: one key per group and relative position, each row divided into `count` equal parts.
+
+    Action t of T is in part min(floor(count t / T), count - 1). Tokens that are not actions get the key of part 0.
+    """
+    _, index = jnp.unique(group, return_inverse=True, size=group.shape[0])
+    length = jnp.maximum(lengths, 1)[:, None].astype(jnp.int32)
+    part = jnp.clip(count * jnp.maximum(action_index, 0) // length, 0, count - 1)
+    return index[:, None] * count + part
+
+
+def regulated(
+    advantages: jax.Array,
+    gate: jax.Array,
+    signal: jax.Array,
+    mask: jax.Array,
+    eta: Number,
+    compose: Literal["additive", "multiplicative"] = "additive",
+) -> jax.Array:
+    """A + eta W sign(A) s (additive), or T A W / sum W + eta sign(A) s (multiplicative) (ERPO, 2603.28204).
+
+    gate W >= 0 and signal s f32[N, L]; T and the sum are over the masked tokens of a row.
+    """
+    require_choice("compose", compose, COMPOSITIONS)
+    gate = jnp.where(mask, gate, 0.0)
+    if compose == "additive":
+        return advantages + eta * gate * jnp.sign(advantages) * signal
+    total, length = jnp.sum(gate, axis=1, keepdims=True), jnp.sum(mask, axis=1, keepdims=True)
+    return advantages * length * gate / jnp.maximum(total, 1e-30) + eta * jnp.sign(advantages) * signal

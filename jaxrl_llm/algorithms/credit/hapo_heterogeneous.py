@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import drop_rows, mixed_groups, on_actions, uniform_groups
+from jaxrl_llm.advantages.group import drop_rows, group_advantage, mixed_groups, on_actions, uniform_groups
 from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
-from jaxrl_llm.advantages.multipliers import length_weighted_advantage
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.entropy_levels import ENTRIES, entropy_level, log_entropy_scale
-from jaxrl_llm.core.hyperparameters import CODE, OURS, Count, NonNegative
+from jaxrl_llm.core.hooks import Context, Hook, State, entropy_of
+from jaxrl_llm.core.hyperparameters import CODE, OURS
+from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.core.transform import chain, stateless
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.clips.token_clip import Bounds, level_bounds, redistributed, token_clip
-from jaxrl_llm.rollouts.heated import heated
+from jaxrl_llm.objectives.clips.token_clip import Bounds, token_clip
+from jaxrl_llm.rollouts.hooked import hooked
 from jaxrl_llm.rollouts.programs import group
 
 
@@ -116,3 +117,130 @@ def redistributed_by_level(
 ) -> Callable[[jax.Array, jax.Array, Trajectories], jax.Array]:
     """`redistributed` advantages by info["entropy_level"], for `token_clip`."""
     return lambda A, ratio, batch: redistributed(A, ratio, batch.need("entropy_level"), *bounds(batch), strength)
+
+
+def length_weighted_advantage(
+    reward: jax.Array, lengths: jax.Array, group: jax.Array, limit: Number = 5.0, epsilon: float = 1e-6
+) -> jax.Array:
+    """(r - mu) / (sd + epsilon) with mean and population deviation over the group's tokens, f32[N] (HAPO, 2509.16591).
+
+    That is, each row's reward f32[N] is weighted by its length f32[N]. A group in which any |advantage| reaches `limit`
+    uses `group_advantage` instead. NaN: not scored, advantage 0. Equal rewards: 0.
+
+    >>> r, lengths = jnp.array([1.0, 0, 0]), jnp.array([4.0, 2, 2])
+    >>> print(length_weighted_advantage(r, lengths, jnp.zeros(3, jnp.int32)).round(4))
+    [ 1. -1. -1.]
+    """
+    usual = group_advantage(reward, group, epsilon=epsilon)
+    known = ~jnp.isnan(reward)
+    _, centre, deviation = bucket_moments(group, reward)
+    length, centred = jnp.where(known, lengths, 0.0), jnp.where(known, reward - centre, 0.0)
+    tokens, total = bucket_sums(group, length, length * centred)
+    tokens = jnp.maximum(tokens, 1.0)
+    centred = jnp.where(known, centred - total / tokens, 0.0)
+    (squares,) = bucket_sums(group, length * centred**2)
+    differ = known & (deviation > 1e-7 * jnp.maximum(jnp.abs(centre), 1.0))
+    value = jnp.where(differ, centred / (jnp.sqrt(squares / tokens) + epsilon), 0.0)
+    (extreme,) = bucket_sums(group, (jnp.abs(value) >= limit).astype(jnp.float32))
+    return jnp.where(extreme > 0, usual, value)
+
+
+Number = jax.Array | float
+
+
+class Levels(NamedTuple):
+    """The scale of entropy levels, and how much they change the temperature; numbers, or an array each."""
+
+    pivot: Any = 0.0  # log-entropy of level 0
+    deviation: Any = 1.0
+    top: Any = 1.0  # of z = (log H - pivot) / deviation
+    bottom: Any = -1.0
+    tau: Any = 0.0  # 0: the temperature is the same for all tokens
+
+
+ENTRIES = tuple(f"level_{name}" for name in Levels._fields)
+
+
+def temperature_factor(entropy: jax.Array, levels: Levels) -> jax.Array:
+    """What multiplies the temperature of tokens with these entropies f32[...], at the usual temperature, without
+    truncation; under stop-gradient. 1 where a level is NaN, as in groups that failed.
+    """
+    scale = jnp.stack(jnp.broadcast_arrays(*levels[:4]))
+    factor = level_temperature(entropy_level(entropy, scale), 1.0, levels.tau)
+    return jax.lax.stop_gradient(jnp.where(jnp.isnan(factor), 1.0, factor))
+
+
+def _factor(entropy: jax.Array, state: State) -> jax.Array:
+    return temperature_factor(entropy, Levels(*(state[name] for name in ENTRIES)))
+
+
+def log_entropy_scale(entropy: jax.Array, mask: jax.Array, pivot: Number = 0.8) -> jax.Array:
+    """f32[4]: pivot q, RMS deviation from it, and max and min of z = (log H - q) / deviation (HAPO, 2509.16591).
+
+    q is the quantile `pivot` of the log-entropies of the masked tokens, without interpolation.
+    """
+    x = jnp.where(mask, jnp.log(jnp.maximum(jnp.where(mask, entropy, 1.0), 1e-8)), jnp.inf).reshape(-1)
+    n = jnp.sum(mask)
+    index = jnp.clip(jnp.round(pivot * (n - 1)), 0, x.size - 1).astype(jnp.int32)
+    q = jnp.where(n > 0, jnp.sort(x)[index], 0.0)
+    distance = jnp.where(mask.reshape(-1), x - q, 0.0)
+    deviation = jnp.sqrt(jnp.maximum(jnp.sum(distance**2) / jnp.maximum(n, 1), 1e-8))
+    return jnp.stack([q, deviation, jnp.max(distance) / deviation, jnp.min(distance) / deviation])
+
+
+def entropy_level(entropy: jax.Array, scale: jax.Array) -> jax.Array:
+    """h = z / max z where z > 0, z / |min z| elsewhere: in [-1, 1] on the tokens that `scale` f32[4] describes."""
+    q, deviation, top, bottom = scale
+    z = (jnp.log(jnp.maximum(entropy, 1e-8)) - q) / deviation
+    return jnp.where(z > 0, z / jnp.where(top > 0, top, 1.0), z / jnp.where(bottom < 0, -bottom, 1.0))
+
+
+def level_temperature(level: jax.Array, base: Number = 1.0, tau: Number = 0.05) -> jax.Array:
+    """Sampling temperature base (1 + tau clip(h, -1, 1)), h computed with the scale of the last batch (2509.16591)."""
+    return base * (1.0 + tau * jnp.clip(level, -1.0, 1.0))
+
+
+def by_temperature(
+    factor: Callable[[jax.Array, State], jax.Array], name: str, state: tuple[tuple[str, float], ...] = ()
+) -> Hook:
+    """The hook that multiplies the temperature of each place by a factor of the entropy, which is under stop-gradient.
+
+    factor: see `Hook`; the entropy, in nats, is that at the usual temperature.
+    """
+
+    def apply(logits: jax.Array, state: State, context: Context) -> jax.Array:
+        return logits / factor(entropy_of(logits), state)[:, None]
+
+    return Hook(apply, name, state, factor)
+
+
+def level_bounds(level: jax.Array, low: Number, high: Number, slope: Number) -> tuple[jax.Array, jax.Array]:
+    """Clip widths by a level h in [-1, 1]: low (1 - slope h) where h <= 0, high (1 + slope h) where h > 0 (2509.16591).
+
+    Low levels widen the lower side of the range, high levels the upper side.
+    """
+    return low * (1 - slope * jnp.minimum(level, 0.0)), high * (1 + slope * jnp.maximum(level, 0.0))
+
+
+def redistributed(
+    advantages: jax.Array, ratio: jax.Array, level: jax.Array, low: Number, high: Number, strength: Number
+) -> jax.Array:
+    """A (1 + strength h) where h > 0 and the ratio has moved, or h <= 0 and it has not; else A (HAPO, 2509.16591).
+
+    A ratio has moved outside (1 - low / 2, 1 + high / 2). Elementwise.
+    """
+    still = (ratio > 1 - low / 2) & (ratio < 1 + high / 2)
+    return advantages * jnp.where(still == (level <= 0), 1 + strength * level, 1.0)
+
+
+BY_LEVEL = by_temperature(_factor, "heated", tuple(zip(ENTRIES, Levels(), strict=True)))
+
+
+@part
+def heated(rollout: Rollout) -> Rollout:
+    """A rollout whose tokens are drawn at temperatures by entropy, with the levels in the controls of the last update.
+
+    Before the first update all tokens have the run's temperature. Provides the levels of each episode,
+    info["level_tau"] and others (`entropy_levels.ENTRIES`), from which the update computes the same temperatures.
+    """
+    return hooked(rollout, BY_LEVEL, ("level_tau",))

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated
 
+import jax.numpy as jnp
+
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.advantages.trees.credit import tree_credit
-from jaxrl_llm.advantages.trees.values import best_of, gains, state_values
+from jaxrl_llm.advantages.trees.values import gains, state_values
 from jaxrl_llm.algorithms.credit.spo_segment import STATES
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import OURS, PAPER, RECALLED, Count, NonNegative
+from jaxrl_llm.core.hyperparameters import OURS, PAPER, RECALLED
+from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.reference import another
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
@@ -71,3 +74,12 @@ def pav(
         rollout=valued(continuations, "lines", interval, of="reference"),
         reference=None if prover is None else another(prover),
     )
+
+
+def best_of(values: Array, k: int) -> Array:
+    """The chance that one of k independent attempts is right, 1 - (1 - V)^k, V in [0, 1] that of each; elementwise.
+
+    >>> print(best_of(jnp.array([0.2, 0.35]), 4).round(6))
+    [0.5904   0.821494]
+    """
+    return 1 - (1 - jnp.clip(values, 0.0, 1.0)) ** k

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.trees.credit import (
-    edges,
-    probable_tokens_out,
-    shared_once,
-    tree_credit,
-    whiten_counted,
-    zero_edges_out,
-)
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.returns import scored_actions
+from jaxrl_llm.advantages.trees.credit import EQUAL, edges, shared_once, tree_credit
 from jaxrl_llm.advantages.trees.values import gains, state_values
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, NonNegative
+from jaxrl_llm.core.coefficients import check_moments, check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.trees import tree, valued
 from jaxrl_llm.utils.errors import require_choice
@@ -79,3 +76,34 @@ def spo_segment(
         credit = [tree_credit(segment_gains(), STATES)]
     transform = chain(*credit, probable_tokens_out(below), whiten_counted())
     return Algorithm(transform, objective, rollout=rollout)
+
+
+@part
+def probable_tokens_out(below: float) -> Transform:
+    """Drop the actions whose probability at sampling was not less than `below`."""
+    check_number("below", below, least=0, most=1)
+    return stateless(lambda b: b.replace(weights=b.loss_weights * (b.behaviour_logp < jnp.log(below))))
+
+
+@part
+def zero_edges_out() -> Transform:
+    """Drop the actions whose advantage is 0, up to the rounding of means (`EQUAL`)."""
+    return stateless(lambda b: b.replace(weights=b.loss_weights * (jnp.abs(b.need("advantages")) > EQUAL)))
+
+
+@part
+def whiten_counted(epsilon: float = 1e-8) -> Transform:
+    """(A - mean) / sqrt(variance + epsilon), moments over the actions of scored rows by their weights (ddof 0)."""
+    check_moments(0, epsilon)
+
+    def apply(batch: Trajectories) -> Trajectories:
+        A, mask = batch.need("advantages"), scored_actions(batch)
+        w = jnp.where(mask, batch.loss_weights, 0.0)
+        mass = jnp.maximum(jnp.sum(w), 1e-9)
+        top = jnp.max(jnp.where(w > 0, A, -jnp.inf), initial=-jnp.inf)
+        below = jnp.where(w > 0, A - top, 0.0)  # equal advantages become exactly 0
+        mean = jnp.sum(w * below) / mass
+        variance = jnp.sum(w * (below - mean) ** 2) / mass
+        return batch.replace(advantages=jnp.where(w > 0, (below - mean) / jnp.sqrt(variance + epsilon), 0.0))
+
+    return stateless(apply)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
+
+import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import drop_uniform_groups, mixed_groups
 from jaxrl_llm.advantages.returns import whiten_advantages
-from jaxrl_llm.advantages.trees.credit import over_subtrees, segments_over_subtrees, tree_credit
+from jaxrl_llm.advantages.trees.credit import EQUAL, tree_credit
+from jaxrl_llm.advantages.trees.values import leaves, node_values, scored_tree, shares, sums
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN, Count, NonNegative
+from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
+from jaxrl_llm.core.ranges import Count, NonNegative
+from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rules import DynamicSampling
+from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
@@ -72,3 +79,59 @@ def treepo(
         curriculum=DynamicSampling(mixed_groups, rounds) if dynamic_sampling else None,
         rollout=budgeted_tree(segment, depth, first_least, first_most, branches),
     )
+
+
+def subtree_advantages(
+    batch: Trajectories, weighting: Literal["average", "size"] = "average", drop_equal: bool = False
+) -> Array:
+    """The mean over the ancestors of a leaf of r - mean of the leaves of that ancestor, f32[N].
+
+    Ancestors are the root, always, and the nodes of all segments but the last that have more than one leaf; with
+    drop_equal, and whose leaves' rewards are not all equal. weighting: all alike, or by the number of their leaves.
+    """
+    tree = scored_tree(batch)
+    r = jnp.where(jnp.isnan(batch.scores), 0.0, batch.scores)
+    number, V = leaves(tree), node_values(tree, batch.scores)
+    inner = tree.first & ~tree.last & (number[tree.key] > 1)
+    if drop_equal:
+        spread = sums(tree, (r[:, None] - V[tree.key]) ** 2, tree.first, tree.key)
+        inner &= jnp.sqrt(spread / jnp.maximum(number, 1.0))[tree.key] > EQUAL
+    weight, at_root = (number[tree.key], number[tree.root]) if weighting == "size" else (1.0, 1.0)
+    above = jnp.sum(jnp.where(inner, weight * (r[:, None] - V[tree.key]), 0.0), axis=1) + at_root * (r - V[tree.root])
+    mass = jnp.sum(jnp.where(inner, weight, 0.0), axis=1) + at_root
+    return jnp.where(jnp.any(tree.mask, axis=1), above / jnp.maximum(mass, 1.0), 0.0)
+
+
+def segment_subtree_advantages(batch: Trajectories, eta: float = 0.0) -> Array:
+    """V(node) - decay V(node before it), f32[N, L], where V of a leaf is its size-weighted `subtree_advantages`.
+
+    The leaf itself counts in that mean, as an ancestor of one leaf. V of other nodes is the mean of their children's,
+    V of the root 0. decay: 1 if eta is 0, else eta^(segments to the end of the row + 1).
+    """
+    tree = scored_tree(batch)
+    r = jnp.where(jnp.isnan(batch.scores), 0.0, batch.scores)
+    number, V = leaves(tree), node_values(tree, batch.scores)
+    weight = jnp.where(tree.first, number[tree.key], 0.0)
+    at_root = number[tree.root]
+    above = jnp.sum(weight * (r[:, None] - V[tree.key]), axis=1) + at_root * (r - V[tree.root])
+    u = above / jnp.maximum(jnp.sum(weight, axis=1) + at_root, 1.0)
+    fused = node_values(tree, jnp.where(jnp.isnan(batch.scores), jnp.nan, u), shares(tree))
+    left = jnp.max(tree.depth, axis=1, keepdims=True) - tree.depth
+    decay = 1.0 if eta == 0 else eta ** (left + 1.0)
+    return jnp.where(tree.mask, fused[tree.key] - decay * jnp.where(tree.before < 0, 0.0, fused[tree.parent]), 0.0)
+
+
+@part
+def over_subtrees(
+    weighting: Literal["average", "size"] = "average", drop_equal: bool = False
+) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: `subtree_advantages`."""
+    require_choice("weighting", weighting, ("average", "size"))
+    return lambda batch: subtree_advantages(batch, weighting, drop_equal)
+
+
+@part
+def segments_over_subtrees(eta: float = 0.0) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N, L]`: `segment_subtree_advantages`."""
+    check_number("eta", eta, least=0)
+    return lambda batch: segment_subtree_advantages(batch, eta)

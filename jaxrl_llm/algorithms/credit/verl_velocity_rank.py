@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.rank import rank_bonus
+from jaxrl_llm.advantages.multipliers import capped_bonus
+from jaxrl_llm.advantages.returns import last_actions
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import AverageName
-from jaxrl_llm.core.hyperparameters import CODE, PAPER, Fraction, NonNegative
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.hyperparameters import CODE, PAPER
+from jaxrl_llm.core.ranges import Fraction, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Transform, chain
+from jaxrl_llm.utils.errors import require_choice
 
 
 @method(paper="arXiv 2509.23808", year=2025, test="test_token_credit.py::test_verl_against_a_loop")
@@ -50,3 +58,58 @@ def verl_velocity_rank(
         average=average,
     ).objective
     return Algorithm(chain(group_relative(), rank_bonus(gain, coefficient, rate, kappa, place, start)), objective)
+
+
+PLACES = ("all", "last")
+
+
+STARTS = ("zero", "first")
+
+
+def rank_potential(measures: jax.Array, centre: jax.Array, gain: jax.Array | float) -> jax.Array:
+    """b phi_ER + (1 - b) phi_ERV, f32[N]: weigh rank (explore) against velocity (exploit) by acceleration (2509.23808).
+
+    measures f32[N, 3] (rank, velocity, acceleration), centre mu f32[3]; d = clip((x - mu) / (|mu| + 1e-8), -5, 5),
+    phi = tanh(d), b = sigmoid(gain d_ERA).
+
+    >>> x, mu = jnp.array([[10.0, 1.5, 0.02]]), jnp.array([8.0, 1.0, 0.01])
+    >>> print(rank_potential(x, mu, 2.0).round(5))
+    [0.27081]
+    """
+    d = jnp.clip((measures - centre) / (jnp.abs(centre) + 1e-8), -5.0, 5.0)
+    explore = jax.nn.sigmoid(gain * d[:, 2])
+    return explore * jnp.tanh(d[:, 0]) + (1.0 - explore) * jnp.tanh(d[:, 1])
+
+
+@part
+def rank_bonus(
+    gain: float = 2.0,
+    coefficient: float = 1.0,
+    rate: float = 0.3,
+    kappa: float = 2.0,
+    place: Literal["all", "last"] = "all",
+    start: Literal["zero", "first"] = "zero",
+) -> Transform:
+    """A + min(relu(coefficient * `rank_potential`), |A| / kappa), centred on running means mu of the measures.
+
+    mu <- (1 - rate) mu + rate * batch mean, updated after the bonus of the step; no bonus at the first step. start: mu
+    starts at "zero", or at the mean of the "first" batch. place: bonus on "all" tokens of a row, or on the "last".
+    Reads info["effective_rank"] f32[N, 3]. State: mu f32[3] and the number of batches seen.
+    """
+    require_choice("place", place, PLACES)
+    require_choice("start", start, STARTS)
+
+    def apply(state: Any, batch: Trajectories) -> tuple[Any, Trajectories]:
+        centre, seen = state
+        valid = ~jnp.isnan(batch.scores)[:, None]
+        measures = jnp.where(valid, batch.need("effective_rank"), 0.0)
+        here = last_actions(batch) if place == "last" else batch.action_mask
+        bonus = jnp.where(seen > 0, coefficient * rank_potential(measures, centre, gain), 0.0)[:, None]
+        A = batch.need("advantages")
+        batch = batch.replace(advantages=jnp.where(here, capped_bonus(A, bonus, 1.0 / kappa), A))
+        count = jnp.sum(valid)
+        mean = jnp.where(count > 0, jnp.sum(measures, axis=0) / jnp.maximum(count, 1), centre)
+        share = jnp.where(seen > 0, rate, 1.0) if start == "first" else rate
+        return (centre + share * (mean - centre), seen + (count > 0)), batch
+
+    return Transform(lambda: (jnp.zeros(3), jnp.int32(0)), apply, frozenset({"effective_rank"}))

@@ -9,14 +9,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.multipliers import relative_confidence, revised, row_mean
+from jaxrl_llm.advantages.multipliers import revised, row_mean
 from jaxrl_llm.advantages.votes import vote
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative
+from jaxrl_llm.core.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.rollouts.trees import entropy_forks
@@ -74,3 +75,17 @@ def ettrl(
         objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean()),
         rollout=entropy_forks(trees, forks, branches),
     )
+
+
+def relative_confidence(entropy: jax.Array, group: jax.Array, clamp: bool = False) -> jax.Array:
+    """Y = 2 - H / (mean H of the group), f32[N]: above 1 for the more confident rows of a group (ETTRL, 2508.11356).
+
+    entropy f32[N], NaN for rows to ignore (Y = 1, also where the group's mean is 0). clamp: clamp Y at 0.
+
+    >>> print(relative_confidence(jnp.array([0.5, 1.0, 1.5]), jnp.zeros(3, jnp.int32)))
+    [1.5 1.  0.5]
+    """
+    _, mean, _ = bucket_moments(group, entropy)
+    known = ~jnp.isnan(entropy) & (mean > 1e-12)
+    value = jnp.where(known, 2.0 - entropy / jnp.where(known, mean, 1.0), 1.0)
+    return jnp.maximum(value, 0.0) if clamp else value

@@ -10,7 +10,8 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import AverageName
-from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative
+from jaxrl_llm.core.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.rollouts.lookahead import near_ties
 
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Literal
 
+import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.difficulty import solved_without
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Scale
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN, AtLeastOne, NonNegative
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
+from jaxrl_llm.core.ranges import AtLeastOne, NonNegative
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_sums, weighted
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, sequence_mean, token_mean, token_ratio
+from jaxrl_llm.objectives.averaging.averages import Average
 from jaxrl_llm.objectives.averaging.row_averages import by_rows
-from jaxrl_llm.objectives.guidance import guided, guided_rows, scaled_sum
+from jaxrl_llm.objectives.guidance import guided, guided_rows
 from jaxrl_llm.rewards.transforms import leave_out, rescore
 from jaxrl_llm.rollouts.guidance.prompted import taught
 from jaxrl_llm.rollouts.guidance.repair import succeeds
@@ -120,3 +123,18 @@ def ampo_multi_guidance(
         objective,
         rollout=taught(succeeds(success), column, teachers, replaced),
     )
+
+
+def solved_without(
+    reward: jax.Array, helped: jax.Array, group: jax.Array, success: float | jax.Array = 0.5
+) -> jax.Array:
+    """bool[N]: whether some sample of the row's group with helped[i] False has a reward above `success`."""
+    (solved,) = bucket_sums(group, ((reward > success) & ~helped).astype(jnp.float32))
+    return solved > 0
+
+
+@part
+def scaled_sum(length: float) -> Average:
+    """Sum over all tokens of the batch / length: grows with the batch size. length > 0, else InputError."""
+    check_number("length", length, above=0)
+    return Average(lambda values, batch: jnp.sum(weighted(values, batch)) / length)

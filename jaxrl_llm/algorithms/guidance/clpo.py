@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
-from jaxrl_llm.advantages.group import drop_rows, group_relative
-from jaxrl_llm.advantages.subgroup_baselines import lower_where, uniform_among_others, within_kinds
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import drop_rows, group_relative, uniform_groups
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import AverageName, Rewrite
-from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN, Count, NonNegative
+from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
+from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.trajectory import Array, Trajectories, joint_key
+from jaxrl_llm.core.transform import Transform, chain
 from jaxrl_llm.objectives.averaging.averages import Average, average_by_name
 from jaxrl_llm.objectives.penalties import kl
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
@@ -74,3 +77,39 @@ def clpo(
         objective,
         rollout=rewritten(succeeds(success, accuracy), hard, medium, rewrite, column, limit),
     )
+
+
+@part
+def within_kinds(name: str, credit: Transform) -> Transform:
+    """A transform for which rows of a group with different info[name] f32[N] are different groups.
+
+    Rows without the entry (NaN) count as 0; a batch without it has its own groups. Needs `name`.
+    """
+
+    def apply(state: Any, batch: Trajectories) -> tuple[Any, Trajectories]:
+        kind = (batch.info or {}).get(name)
+        if kind is None:
+            return credit.apply(state, batch)
+        groups = joint_key(batch.group, jnp.nan_to_num(kind))
+        state, out = credit.apply(state, batch.replace(group=groups))
+        return state, out.replace(group=batch.group)
+
+    return Transform(credit.init, apply, credit.needs | {name})
+
+
+def uniform_among_others(batch: Trajectories) -> jax.Array:
+    """bool[N]: rows of groups whose rewards are all equal; none of them if there is no other group."""
+    uniform = uniform_groups(batch)
+    informative = ~uniform & ~jnp.isnan(batch.scores)
+    return uniform & jnp.any(informative)
+
+
+@part
+def lower_where(name: str, factor: float) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: the factor where info[name] is 1, else 1."""
+
+    def weight(batch: Trajectories) -> jax.Array:
+        marked = (batch.info or {}).get(name)
+        return jnp.ones(batch.group.shape) if marked is None else jnp.where(marked == 1, factor, 1.0)
+
+    return weight

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import re
+from asyncio import gather
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN, NonNegative, Positive
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
+from jaxrl_llm.core.ranges import NonNegative, Positive
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
+from jaxrl_llm.rewards.decomposition import coverage
 from jaxrl_llm.rewards.transforms import rescore
-from jaxrl_llm.rollouts.decomposed import decomposing
+from jaxrl_llm.rewards.workers.loading import load_function
+from jaxrl_llm.rollouts.agents.plans import items_in
+from jaxrl_llm.rollouts.auxiliary_prompts import problem_of, second_prompt
+from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.episode import Episode, Segment
+from jaxrl_llm.utils.errors import InputError, shown
 
 
 @part
@@ -84,3 +97,232 @@ def daslam(
         transform=chain(shaped, base.transform),
         rollout=decomposing(solver, column, questions, solver_tokens, nouns, embed),
     )
+
+
+Similarity = Callable[[str, str], float]
+
+
+Nouns = Callable[[str], Collection[str]]
+
+
+_FUNCTION_WORDS = (
+    "a about after all also am an and any are as at be been before but by can could did do does each few for from had "
+    "has have he her him his how i if in into is it its many may more most much must my no not of on one or our out "
+    "per she should so some such than that the their them then there these they this those to up was we were what when "
+    "where which who whose why will with would you your"
+)
+
+
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
+
+
+class Terms(NamedTuple):
+    """The shaped terms of a decomposition, beside whether the last answer is right."""
+
+    coverage: float
+    relevance: float
+    steps: float
+    operators: float
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case, without numbers.
+
+    >>> words_of("Tom's 3 red Apples")
+    ['tom', 's', 'red', 'apples']
+    """
+    return re.findall(r"[^\W\d_]+", text.lower())
+
+
+def content_words(text: str) -> set[str]:
+    """The words of a text with a meaning of their own.
+
+    >>> sorted(content_words("How many apples has Tom?"))
+    ['apples', 'tom']
+    """
+    return {word for word in words_of(text) if len(word) > 1 and word not in FUNCTION_WORDS}
+
+
+def of_word_counts(one: str, other: str) -> float:
+    """The cosine of the texts' counts of words; 0 for a text without words.
+
+    >>> round(of_word_counts("red apple", "red pear"), 6)
+    0.5
+    """
+    a, b = Counter(words_of(one)), Counter(words_of(other))
+    size = math.sqrt(sum(n * n for n in a.values()) * sum(n * n for n in b.values()))
+    return sum(n * b[word] for word, n in a.items()) / size if size else 0.0
+
+
+def of_vectors(embed: Callable[[str], Sequence[float]]) -> Similarity:
+    """The cosine of the vectors that a function gives of two texts; 0 where one is 0."""
+
+    def similarity(one: str, other: str) -> float:
+        a, b = (list(map(float, embed(text))) for text in (one, other))
+        size = math.sqrt(sum(x * x for x in a) * sum(x * x for x in b))
+        return sum(x * y for x, y in zip(a, b, strict=True)) / size if size else 0.0
+
+    return similarity
+
+
+def relevance(questions: Sequence[str], answers: Sequence[str], similarity: Similarity = of_word_counts) -> float:
+    """0.25 sum_i cos(question i, its answer)."""
+    return 0.25 * math.fsum(similarity(one, other) for one, other in zip(questions, answers, strict=True))
+
+
+def step_gain(
+    gold: Sequence[str], before: Sequence[str], after: Sequence[str], similarity: Similarity = of_word_counts
+) -> float:
+    """The sum over i of 0.5 c1 if c2 > c1, else -1 - 0.5 c1, over the steps that all three have.
+
+    c1 is the similarity of the i-th step of a solution to that of the first attempt, c2 to that of the second.
+    """
+    total = 0.0
+    for step, one, other in zip(gold, before, after, strict=False):
+        c1, c2 = similarity(step, one), similarity(step, other)
+        total += 0.5 * c1 if c2 > c1 else -1.0 - 0.5 * c1
+    return total
+
+
+def operators_of(text: str) -> list[str]:
+    """The operators between numbers or brackets.
+
+    >>> operators_of("3 + 4*(2-1), well-known")
+    ['+', '*', '-']
+    """
+    return re.findall(r"(?<=[\d)])\s*([-+*/\u00d7\u00f7])\s*(?=[\d(])", text)
+
+
+def operator_agreement(gold: Sequence[str], said: Sequence[str]) -> float:
+    """The sum of 0.5 for each operator that is that of the solution at its place, and -0.5 for others.
+
+    >>> operator_agreement(["+", "*", "-"], ["+", "/"])
+    0.0
+    """
+    return math.fsum(0.5 if one == other else -0.5 for one, other in zip(gold, said, strict=False))
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a text that are not blank."""
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def terms_of(
+    question: str, asked: Sequence[str], answers: Sequence[str], solution: str, before: str, after: str,
+    nouns: Nouns = content_words, similarity: Similarity = of_word_counts,
+) -> Terms:  # fmt: skip
+    """The four terms of sub-questions and their answers.
+
+    solution: the reference's, a step on each line; "" for none, whose two terms are 0. before, after: the solver's
+    answers to the question without and with the sub-questions.
+    """
+    own = {word for one in asked for word in nouns(one)}
+    return Terms(
+        coverage(nouns(question), own),
+        relevance(asked, answers, similarity),
+        step_gain(lines_of(solution), lines_of(before), lines_of(after), similarity),
+        operator_agreement(operators_of(solution), operators_of(after)),
+    )
+
+
+DECOMPOSE = """{problem}
+
+A first attempt at this problem:
+{attempt}
+
+Do not solve the problem. Write the questions whose answers would help to solve it, one on a line, and nothing else."""
+
+
+QUESTION = """{problem}
+
+{known}Answer this question about the problem, and nothing else: {question}"""
+
+
+AGAIN = """{problem}
+
+{known}Solve the problem with the help of these answers."""
+
+
+def known_text(questions: Sequence[str], answers: Sequence[str]) -> str:
+    """Questions with their answers; "" for none."""
+    told = "\n".join(f"{one}\n{other}" for one, other in zip(questions, answers, strict=True))
+    return f"{told}\n\n" if told else ""
+
+
+@part
+def decomposing(
+    solver: str | None = None,
+    column: str = "solution",
+    questions: int = 8,
+    solver_tokens: int | None = None,
+    nouns: str | None = None,
+    embed: str | None = None,
+) -> Rollout:
+    """Groups of decompositions of a problem, each judged by what a solver that does not learn makes of it (DaSLaM).
+
+    The solver answers the problem; the policy sees both, and writes at most `questions` sub-questions, one on a line,
+    the only tokens that are trained on; the solver answers them one after the other, and then the problem again with
+    these answers. That last answer is what the run's reward functions score.
+
+    solver: FILE.py:FUNCTION of a prompt's text that returns the answer; None: the run's reference policy, whose most
+    probable tokens are taken, at most `solver_tokens` in an answer (None: as many as a completion has). column: of the
+    data set, with a solution, a step on a line; "" for none. nouns, embed: FILE.py:FUNCTION of a text that returns its
+    nouns, and its vector; see `rewards.decomposition`.
+
+    Provides decomposition, the four terms of `rewards.decomposition.Terms`. InputError for a function that cannot be
+    loaded, and for a solution that is no text.
+    """
+    check_number("questions", questions, least=1, most=1024, whole=True)
+    check_number("solver_tokens", solver_tokens, least=1, whole=True, or_none=True)
+    function = None if solver is None else load_function(solver, "the solver").function
+    named: Callable[[str], Any] = content_words if nouns is None else load_function(nouns, "nouns").function
+    alike = of_word_counts if embed is None else of_vectors(load_function(embed, "embed").function)
+
+    async def solved(tools: Tools, task: Task, prompt: Sequence[int], text: str, number: int) -> Episode:
+        """The solver's answer to a prompt; blank where the prompt fills the context. number: of the sample."""
+        blank = Episode(tuple(task.prompt), task.prompt_id, number)
+        if function is not None:
+            said = str(await tools.call(function, text, name=f"solver {number}"))
+            return blank + tools.given(said)._replace(sampled=True)
+        if not tools.fits(prompt):
+            return blank + tools.given("")._replace(sampled=True)
+        answer = await tools.sample(prompt, number=number, limit=solver_tokens, greedy=True, reference=True)
+        return blank + Segment(answer.segments[-1].tokens, sampled=True)
+
+    async def one(tools: Tools, task: Task, number: int, attempt: str) -> tuple[Episode, Episode, list[str], list[str]]:
+        problem = problem_of(tools, task)
+        prompt = second_prompt(tools, task, DECOMPOSE.format(problem=problem, attempt=attempt))
+        if not tools.fits(prompt):
+            raise InputError(
+                f"the problem of prompt {task.prompt_id} and an attempt at it have {len(prompt)} tokens, which fill "
+                "the model's context: lower solver_tokens"
+            )
+        episode = await tools.sample(prompt, number=number)
+        asked, answers = items_in(tools.decode(episode.last))[:questions], list[str]()
+        first = task.samples + 1 + number * (questions + 1)
+        for place, question in enumerate(asked):
+            known = known_text(asked[:place], answers)
+            text = QUESTION.format(problem=problem, known=known, question=question)
+            found = await solved(tools, task, second_prompt(tools, task, text), text, first + place)
+            answers.append(tools.decode(found.last))
+        text = AGAIN.format(problem=problem, known=known_text(asked, answers)) if asked else problem
+        again = await solved(tools, task, second_prompt(tools, task, text), text, first + questions)
+        return episode, again, asked, answers
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        problem, solution = problem_of(tools, task), task.row.get(column) or ""
+        if not isinstance(solution, str):
+            raise InputError(f"the solution of a prompt is a text, but the column {column!r} has {shown(solution)}")
+        attempt = tools.decode((await solved(tools, task, task.prompt, problem, task.samples)).last)
+        found = await gather(*(one(tools, task, number, attempt) for number in range(task.samples)))
+        scored = await tools.score([again for _, again, _, _ in found])
+        out = []
+        for number, ((episode, again, asked, answers), score) in enumerate(zip(found, scored, strict=True)):
+            after = tools.decode(again.last)
+            texts = (problem, asked, answers, solution, attempt, after)
+            terms = Terms(*await tools.call(terms_of, *texts, named, alike, name=f"terms {number}"))
+            judged = replace(episode, reward=score.reward, rewards=score.rewards, entries=score.entries)
+            out.append(judged.with_info(decomposition=list(terms)))
+        return out
+
+    return Rollout(program, "decomposing", frozenset({"decomposition"}), (column,), reference=function is None)

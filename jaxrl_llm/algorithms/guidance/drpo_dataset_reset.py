@@ -9,14 +9,22 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.kl_rewards import kl_reward
-from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
-from jaxrl_llm.advantages.tokens.rewards import whiten_rewards
+from jaxrl_llm.advantages.normalisation import whiten
+from jaxrl_llm.advantages.returns import (
+    generalised_advantages,
+    last_actions,
+    scored_actions,
+    terminal_rewards,
+    whiten_advantages,
+)
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, NonNegative
+from jaxrl_llm.core.coefficients import check_moments
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.rewards.transforms import rescore
@@ -70,3 +78,23 @@ def drpo_dataset_reset(
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
     objective += value_coefficient * value_loss(value_clip)
     return Algorithm(chain(*transforms), objective, rollout=reset_to_data(column, share))
+
+
+@part
+def whiten_rewards(ddof: int = 1, epsilon: float = 1e-8) -> Transform:
+    """Divide the rewards of the actions, `terminal_rewards`, by their standard deviation about their mean, which stays:
+
+        r <- (r - mean) / sqrt(var + epsilon) + mean
+
+    over the actions of scored rows. The scores stay as they are: `token_rewards` becomes what they lack, and
+    includes what `turn_rewards` had. Chain this
+    after what adds token rewards, and before what turns them into advantages.
+    """
+    check_moments(ddof, epsilon)
+
+    def apply(batch: Trajectories) -> Trajectories:
+        new = whiten(terminal_rewards(batch), scored_actions(batch), ddof, epsilon, shift=False)
+        score = jnp.where(last_actions(batch), jnp.nan_to_num(batch.scores)[:, None], 0.0)
+        return batch.replace(token_rewards=new - score, turn_rewards=None)
+
+    return stateless(apply)

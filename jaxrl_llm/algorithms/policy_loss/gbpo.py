@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import jax
+import jax.numpy as jnp
+
 from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import CODE, NonNegative, Positive, ZeroOrOne
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.hyperparameters import CODE
+from jaxrl_llm.core.log_ratios import absolute
+from jaxrl_llm.core.ranges import NonNegative, Positive, ZeroOrOne
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, bucket_moments
+from jaxrl_llm.core.transform import Metrics, Transform, chain, stateless
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.regression import aim_at_bounds, toward_ratio
+from jaxrl_llm.objectives.regression import Number
+from jaxrl_llm.objectives.surrogates import Surrogate
 
 
 @method(paper="arXiv 2604.18578", year=2026, test="test_trust_region.py::test_gbpo_by_loop")
@@ -40,3 +49,41 @@ def gbpo(
     objective = policy_gradient(token_ratio("old"), toward_ratio("ratio_target"), token_mean())
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), aim_at_bounds(low, high, temperature, ddof, epsilon))
     return Algorithm(transform, objective)
+
+
+def signed_ratio_distance(ratio: jax.Array, target: jax.Array, advantages: jax.Array) -> jax.Array:
+    """|(rho - target) A|: a weighted L1 regression of the ratio, with gradient 0 at the target; elementwise.
+
+    At the target means within `log_ratios.ROUNDING` of it.
+    """
+    return absolute(ratio - target) * jnp.abs(advantages)
+
+
+def bounded_ratio(z: jax.Array, low: Number, high: Number) -> jax.Array:
+    """1 - low + (low + high) sigmoid(z): the target ratio, in [1 - low, 1 + high] (2604.18578); elementwise."""
+    return 1 - low + (low + high) * jax.nn.sigmoid(z)
+
+
+@part
+def aim_at_bounds(low: Number, high: Number, temperature: Number, ddof: int = 1, epsilon: Number = 1e-6) -> Transform:
+    """Write info["ratio_target"] f32[N], `bounded_ratio` of z = (r - median_g) / (std_g + epsilon) / temperature."""
+    check_number("low", low, least=0, most=1)
+    check_number("high", high, least=0)
+
+    def aim(batch: Trajectories) -> Trajectories:
+        deviation = bucket_moments(batch.group, batch.scores, ddof)[2]
+        z = above_baseline(batch.scores, batch.group, "median") / (deviation + epsilon) / temperature
+        return batch.with_info(ratio_target=bounded_ratio(z, low, high))
+
+    return stateless(aim)
+
+
+@part
+def toward_ratio(name: str = "ratio_target") -> Surrogate:
+    """The negative `signed_ratio_distance` to the targets info[name] f32[N]."""
+
+    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        target = jnp.broadcast_to(batch.need(name)[:, None], ratio.shape)
+        return -signed_ratio_distance(ratio, target, batch.need("advantages")), {"ratio/target": target}
+
+    return surrogate

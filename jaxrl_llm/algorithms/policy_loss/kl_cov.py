@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import jax
+import jax.numpy as jnp
+
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, NonNegative, ZeroOrOne
+from jaxrl_llm.core.choices import Source
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE
+from jaxrl_llm.core.log_ratios import absolute, needed
+from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.transform import Metrics, Refresh
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.covariance import mark_covariant, penalise_covariant
+from jaxrl_llm.objectives.covariance import Number, first_k, token_covariances
+from jaxrl_llm.objectives.ratios import log_ratio_to
+from jaxrl_llm.objectives.surrogates import Surrogate
+from jaxrl_llm.selection.noise import token_noise
+from jaxrl_llm.selection.tokens import share_down
 
 
 @method(paper="arXiv 2505.22617", year=2025, test="test_trust_region.py::test_kl_cov_by_loop")
@@ -34,3 +48,37 @@ def kl_cov(
         needs={"old_logp"},
     )
     return Algorithm(group_relative(ddof=ddof, epsilon=epsilon), objective)
+
+
+@part
+def mark_covariant(share: Number) -> Refresh:
+    """Mark the max(1, floor(share n)) of n tokens with the highest covariance; ties are broken at random.
+
+    Writes info["covariant"] bool[N, L].
+    """
+    check_number("covariance share", share, least=0, most=1)
+
+    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        counts = batch.loss_weights != 0
+        order = (-token_covariances(outputs, batch), token_noise(batch, 0))
+        return batch.with_info(covariant=first_k(order, counts, jnp.maximum(1.0, share_down(jnp.sum(counts), share))))
+
+    return refresh
+
+
+@part
+def penalise_covariant(coefficient: Number, against: Source = "old") -> Surrogate:
+    """rho A, minus coefficient |logp - logp_against| on the tokens of info["covariant"].
+
+    Against "old", at the first update of a batch the penalty is 0 and has no gradient: it needs `old_logp`.
+
+    Raises InputError for another name than those of `against`.
+    """
+    needed(against)
+
+    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        marked = batch.need("covariant").astype(jnp.float32)
+        penalty = marked * absolute(log_ratio_to(outputs, batch, against))
+        return ratio * batch.need("advantages") - coefficient * penalty, {"covariant": marked}
+
+    return surrogate

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import jax
+import jax.numpy as jnp
+
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.returns import whiten_advantages
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Estimator
-from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN, AtLeastOne, NonNegative
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives import kl, policy_gradient, token_mean, token_ratio, unclipped
-from jaxrl_llm.objectives.anchors import mirror_step
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
+from jaxrl_llm.core.ranges import AtLeastOne, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.transform import Transform, chain, counted
+from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio, unclipped
+from jaxrl_llm.objectives.anchors import Number
+from jaxrl_llm.objectives.penalties import kl
 
 
 @method(
@@ -44,3 +51,16 @@ def mdpo_mirror_descent(
     proximity = "proximity" * kl("behaviour", estimator, sampled="behaviour")
     transform = chain(group_relative("none"), whiten_advantages(epsilon=epsilon), mirror_step(total_steps, step_size))
     return Algorithm(transform, policy_gradient(token_ratio(), unclipped(), token_mean()) + proximity)
+
+
+def linear_step(k: Number, total: Number | None, first: Number = 1.0) -> jax.Array:
+    """first (1 - k / total) for iteration k = 0, 1, ..., at least first / total; `first` if total is None."""
+    return jnp.asarray(first if total is None else first * (1 - jnp.minimum(k, total - 1) / total), jnp.float32)
+
+
+@part
+def mirror_step(total: Number | None, first: Number = 1.0) -> Transform:
+    """Write the control "proximity", 1 / `linear_step`: the coefficient of the divergence from the last policy."""
+    check_number("total_steps", total, least=1, or_none=True)
+    check_number("step_size", first, above=0)
+    return counted(lambda k, batch: batch.with_controls(proximity=1 / linear_step(k.astype(jnp.float32), total, first)))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import jax
+import jax.numpy as jnp
 
-from jaxrl_llm.advantages.demonstrations import demonstrated_rows, demonstrations_apart
+from jaxrl_llm.advantages.demonstrations import demonstrated_rows
 from jaxrl_llm.advantages.kl_rewards import kl_reward
 from jaxrl_llm.advantages.normalisation import running_reward_scaling
 from jaxrl_llm.advantages.returns import clip_advantages, generalised_advantages, whiten_advantages
@@ -14,14 +17,21 @@ from jaxrl_llm.algorithms.classic.ppo import chain_present
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, NonNegative
+from jaxrl_llm.core.hyperparameters import CODE, OURS
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Transform, stateless
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.averaging.subset import count_tokens, mean_by, mean_over
+from jaxrl_llm.objectives.averaging.averages import Average
+from jaxrl_llm.objectives.averaging.subset import count_tokens, mean_by
 from jaxrl_llm.objectives.penalties import imitation
 from jaxrl_llm.objectives.thresholds import distance
 from jaxrl_llm.objectives.values import value_loss
-from jaxrl_llm.rollouts.guidance.demonstrated import with_demonstration
+from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.guidance.demonstrated import NEED, demonstration
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import is_off, require_choice
 
@@ -107,3 +117,45 @@ def ppo_max(
         return Algorithm(transform, objective)
     objective += pretraining_coefficient * imitation(demonstrated_rows, mean_by("text_tokens"), "pretraining")
     return Algorithm(transform, objective, rollout=with_demonstration(group(), column))
+
+
+@part
+def demonstrations_apart() -> Transform:
+    """Demonstrations have no score, so that they count in no baseline and have no advantage, and old_logp as behaviour.
+
+    Needs "demonstrated" and "old_logp".
+    """
+
+    def apply(batch: Trajectories) -> Trajectories:
+        rows = demonstrated_rows(batch)
+        return batch.replace(
+            reward=jnp.where(rows, jnp.nan, batch.scores),
+            behaviour_logp=jnp.where(rows[:, None], batch.need("old_logp"), batch.behaviour_logp),
+        )
+
+    return stateless(apply, {"demonstrated", "old_logp"})
+
+
+@part
+def mean_over(rows: Callable[[Trajectories], jax.Array], name: str) -> Average:
+    """Sum over the tokens of the rows where rows(batch) bool[N] / the control `name`, of `count_tokens`; 0 if that is
+    0."""
+    mean = mean_by(name)
+    return Average(lambda values, batch: mean(jnp.where(rows(batch)[:, None], values, 0.0), batch))
+
+
+@part
+def with_demonstration(rollout: Rollout, column: str = "answer") -> Rollout:
+    """A rollout's episodes and, as one more row of the group, the prompt's demonstration.
+
+    Provides info["demonstrated"], 1 for the demonstration and 0 for others, beside what the rollout provides.
+    """
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        shown_one = demonstration(tools, task, column)
+        return [*(one.with_info(demonstrated=0.0) for one in await rollout.program(tools, task)), shown_one]
+
+    return replace(
+        rollout, program=program, name=f"{rollout.name}, demonstrated({column})", provides=rollout.provides | {NEED},
+        columns=(*rollout.columns, column), ragged=True, most=lambda G: rollout.rows(G) + 1,
+    )  # fmt: skip

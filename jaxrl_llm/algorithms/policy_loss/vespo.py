@@ -6,16 +6,19 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
+import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Scale
-from jaxrl_llm.core.hyperparameters import CODE, NonNegative, ZeroOrOne
+from jaxrl_llm.core.hyperparameters import CODE
+from jaxrl_llm.core.log_ratios import LARGEST
+from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.objectives.averaging.averages import token_mean
-from jaxrl_llm.objectives.off_policy import sequence_factor
+from jaxrl_llm.objectives.off_policy import Number, importance_weight, mismatch
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import sequence_ratio
 from jaxrl_llm.objectives.surrogates import log_probability
@@ -61,3 +64,16 @@ def vespo(
 def mismatch_of_sequence(correction: Literal["truncate", "mask"], cap: float) -> Callable[[Trajectories], jax.Array]:
     """A function `batch -> f32[N, L]`: `sequence_factor` of the batch."""
     return lambda batch: sequence_factor(batch, correction, cap)
+
+
+def sequence_factor(
+    batch: Trajectories, mode: Literal["truncate", "mask"] = "truncate", high: Number = 2.0, low: Number = 0.0
+) -> jax.Array:
+    """prod_t u_t of each row on each of its tokens, f32[N, L], u_t the token's `importance_weight`, at least 1e-8.
+
+    A single rejected token therefore almost removes its sequence. Clipped to exp(+-LARGEST).
+    """
+    counts = batch.loss_weights != 0
+    u = jnp.log(jnp.maximum(importance_weight(mismatch(batch), counts, "token", mode, low, high), 1e-8))
+    total = jnp.sum(jnp.where(counts, u, 0.0), axis=1, keepdims=True)
+    return jnp.broadcast_to(jnp.exp(jnp.clip(total, -LARGEST, LARGEST)), counts.shape)

@@ -11,13 +11,14 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative
+from jaxrl_llm.core.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.core.transform import counted
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.selection.noise import row_noise
-from jaxrl_llm.selection.rows import against_reference, random_member
+from jaxrl_llm.selection.rows import ranks_within
 
 
 @part
@@ -66,3 +67,22 @@ def brpo(
         counted(against_random_member(outlier, count_reference)),
         policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
     )
+
+
+def random_member(group: jax.Array, valid: jax.Array, noise: jax.Array) -> jax.Array:
+    """bool[N]: one valid row of each group, the one with the largest noise."""
+    return valid & (ranks_within(group, noise, noise, valid) == 0)
+
+
+def against_reference(score: jax.Array, group: jax.Array, reference: jax.Array) -> jax.Array:
+    """f32[N]: +1 where a row's score exceeds that of its group's reference, else -1; 0 for the reference itself.
+
+    reference bool[N] marks one row of each group. Unscored rows (NaN), and groups without a reference, get 0
+    (BRPO, 2506.00103).
+    """
+    N = group.shape[0]
+    _, index = jnp.unique(group, return_inverse=True, size=N)
+    opponent = jax.ops.segment_sum(jnp.where(reference, score, 0.0), index, num_segments=N)[index]
+    present = jax.ops.segment_sum(reference.astype(jnp.float32), index, num_segments=N)[index]
+    verdict = jnp.where(score > opponent, 1.0, -1.0)
+    return jnp.where(reference | jnp.isnan(score) | (present == 0), 0.0, verdict)

@@ -11,11 +11,12 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Estimator
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN, AtLeastOne, NonNegative, Positive
+from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
+from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Positive
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.penalties import hinged, kl
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.transform import Coefficient, Objective, chain, control
+from jaxrl_llm.objectives.penalties import Number, kl
 from jaxrl_llm.objectives.preference.pairs import discriminative
 from jaxrl_llm.utils.errors import is_off, require_choice
 
@@ -63,3 +64,17 @@ def drpo_decoupled_reward(
         estimator: Estimator = "k1" if kl_estimator == "kl" else "k3"
         objective += hinged(kl("behaviour", estimator, reverse=True), kl_limit, kl_coefficient, "kl_guard")
     return Algorithm(chain(), objective)
+
+
+@part
+def hinged(penalty: Objective, limit: Number, strength: Number, name: str = "hinge") -> Objective:
+    """sg(strength max(penalty - limit, 0)) * penalty: 0 up to the limit, then growing with the excess (2510.04474).
+
+    The factor is computed over the whole batch at the current parameters and written as the control `name`.
+    """
+
+    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        value, _ = penalty.function(outputs, batch)
+        return batch.with_controls(**{name: strength * jax.nn.relu(value - limit)})
+
+    return Coefficient(lambda batch: control(batch, name), refresh=refresh) * penalty

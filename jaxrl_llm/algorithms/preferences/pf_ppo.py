@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,23 +11,14 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Scheme
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, NonNegative, Positive
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.selection.noise import row_noise
-from jaxrl_llm.selection.rows import (
-    RANK_SCHEMES,
-    SCORE_SCHEMES,
-    keep_weighted,
-    key_noise,
-    rank_weights,
-    ranks_within,
-    resampled_counts,
-    score_weights,
-)
+from jaxrl_llm.selection.rows import keep_weighted, ranks_within, resampled_counts
 from jaxrl_llm.utils.errors import require_choice
 
 
@@ -87,3 +78,63 @@ def pf_ppo(
 
     base = ppo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient)
     return Algorithm(chain(base.transform, keep_weighted(drawn_by_score(scheme, draws, power))), base.objective)
+
+
+Scheme = Literal["best_random", "best_worst", "best", "uniform", "power", "max_min", "max_random"]  # of drawing rows
+
+
+RANK_SCHEMES = ("best_random", "best_worst", "best", "uniform")
+
+
+SCORE_SCHEMES = ("power", "max_min", "max_random")
+
+
+def rank_weights(rank: jax.Array, count: jax.Array, scheme: Scheme) -> jax.Array:
+    """Sampling probability f32[N] by rank (0 is the best) among `count`: the filters of PF-PPO (2409.06957).
+
+    best_random: 1/2 for the best, 1/2 shared by the others; best_worst: 1/2 each; best: only the best; uniform: 1 / n.
+    """
+    require_choice("scheme", scheme, RANK_SCHEMES)
+    first, last = ((rank == position).astype(jnp.float32) for position in (0, count - 1))
+    if scheme == "best_random":
+        return jnp.where(count > 1, jnp.where(rank == 0, 0.5, 0.5 / jnp.maximum(count - 1, 1)), first)
+    by_scheme = {"best_worst": 0.5 * (first + last), "best": first, "uniform": 1.0 / jnp.maximum(count, 1)}
+    return by_scheme[scheme]
+
+
+def score_weights(
+    score: jax.Array,
+    valid: jax.Array,
+    scheme: Scheme,
+    power: jax.Array | float = 2.0,
+) -> jax.Array:
+    """Sampling probability f32[N] of each valid row by its score in the whole batch (verl's resampling for PF-PPO).
+
+    Proportional to, power: |score|^power; max_min: 1 for the batch's maximum and minimum, else 0; max_random: 0.4 for
+    the maximum, else 0.1; plus 1e-8, so that all-zero weights become uniform.
+
+    >>> print(score_weights(jnp.array([1.0, -1.0, 1.0, 0.5]), jnp.array([True, True, True, False]), "max_min") > 0)
+    [ True  True  True False]
+    """
+    require_choice("scheme", scheme, SCORE_SCHEMES)
+    score = jnp.where(valid, score, 0.0)
+    top = score == jnp.max(jnp.where(valid, score, -jnp.inf))
+    bottom = score == jnp.min(jnp.where(valid, score, jnp.inf))
+    by_scheme = {
+        "power": jnp.abs(score) ** power,
+        "max_min": (top | bottom).astype(jnp.float32),
+        "max_random": jnp.where(top, 0.4, 0.1),
+    }
+    weight = jnp.where(valid, by_scheme[scheme] + 1e-8, 0.0)
+    return weight / jnp.maximum(jnp.sum(weight), 1e-30)
+
+
+def key_noise(noise: jax.Array, keys: jax.Array, valid: jax.Array) -> jax.Array:
+    """Noise f32[N] in [0, 1) that valid rows with the same key share, computed from per-row noise f32[N].
+
+    The sum is over integers, which is exact, so that the order of rows does not matter.
+    """
+    _, index = jnp.unique(keys, return_inverse=True, size=keys.shape[0])
+    bits = jnp.where(valid, (noise * 2**24).astype(jnp.uint32), 0)
+    total = jax.ops.segment_sum(bits, index, num_segments=keys.shape[0])[index]
+    return (total & 0xFFFFFF).astype(jnp.float32) * 2**-24

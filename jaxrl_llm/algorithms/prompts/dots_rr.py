@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
+
+import numpy as np
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import OURS, PAPER, Count, NonNegative, NonNegativeInt, Positive, ZeroOrOne
+from jaxrl_llm.core.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.log_ratios import LARGEST
+from jaxrl_llm.core.ranges import Count, NonNegative, NonNegativeInt, Positive, ZeroOrOne
+from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.transform import chain
-from jaxrl_llm.curriculum.compose import choose_prompts
-from jaxrl_llm.curriculum.targets import near_predicted
+from jaxrl_llm.curriculum.compose import Machine, RuleOf, choose_prompts
+from jaxrl_llm.curriculum.excluded import Why, where
+from jaxrl_llm.curriculum.neighbours import WIDTH, features_of
+from jaxrl_llm.curriculum.records import PromptFacts, Prompts, State
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.off_policy import importance_correction
 from jaxrl_llm.replay.base import times_as_many, whole_groups
+from jaxrl_llm.rollouts.runtime.group_results import Results
+from jaxrl_llm.utils.errors import InputError, shown
 
 
 @method(
@@ -76,3 +84,184 @@ def dots_rr(
         chain(group_relative(ddof=ddof, epsilon=epsilon), weighted), objective, curriculum=choose_prompts(rule),
         replay=whole_groups(**times_as_many((1 - fresh_share) / fresh_share), groups=replay_groups),
     )  # fmt: skip
+
+
+Array = np.ndarray[Any, Any]
+
+
+EDGE = 1e-4
+
+
+def start_predictor(width: float = 0.2) -> Array:
+    """f64[7]: log 1/width, then u and v, with which p is p0."""
+    return np.array([-np.log(width), np.log(np.e - 1), 0.0, 0.0, 0.0, 0.0, 0.0])
+
+
+def predict(predictor: Array, queries: Array, keys: Array, labels: Array) -> Array:
+    """f64[n]: the predicted success rates of prompts with embeddings `queries` f32[n, D], see above.
+
+    keys f32[K, D], labels f64[K]: embeddings and mean rewards of the references.
+
+    >>> keys = np.array([[1.0, 0], [0, 1], [1, 1]])
+    >>> predict(start_predictor(2**0.5), keys[:1], keys, np.array([0.2, 0.8, 0.5])).round(6).tolist()
+    [0.438999]
+    """
+    return _forward(predictor, queries, keys, labels)[0]
+
+
+def _forward(predictor: Array, queries: Array, keys: Array, labels: Array) -> tuple[Array, Array]:
+    """Predictions f64[n], and the derivatives f64[n, 7] of their logits."""
+    a = np.exp(predictor[0])
+    similar = (queries @ keys.T).astype(np.float64)
+    weight = np.exp(a * (similar - similar.max(axis=1, keepdims=True)))
+    weight /= weight.sum(axis=1, keepdims=True)
+    plain = weight @ labels
+    p0 = np.clip(plain, EDGE, 1 - EDGE)
+    facts = np.array([1.0, labels.mean(), labels.std()])
+    u, v = predictor[1:4] @ facts, predictor[4:7] @ facts
+    soft = np.logaddexp(0.0, u)
+    flat, logit = np.clip(soft, 1e-2, 10.0), np.log(p0) - np.log1p(-p0)
+    p = 1 / (1 + np.exp(-(logit / flat + np.tanh(v))))
+    # d p0 / d log a is a times the covariance of similarity and label under the weights.
+    moved = a * (((weight * similar) @ labels) - (weight * similar).sum(axis=1) * plain) * (p0 == plain)
+    by_u = -logit / flat**2 * (flat == soft) / (1 + np.exp(-u))
+    by_v = np.full(len(p), 1 - np.tanh(v) ** 2)
+    slopes = [(moved / (p0 * (1 - p0)) / flat)[:, None], by_u[:, None] * facts, by_v[:, None] * facts]
+    return p, np.concatenate(slopes, axis=1)
+
+
+def cross_entropy(predicted: Array, measured: Array) -> float:
+    """The mean of -(d log p + (1 - d) log(1 - p)), with p kept off 0 and 1."""
+    p = np.clip(predicted, 1e-12, 1 - 1e-12)
+    return float(-np.mean(measured * np.log(p) + (1 - measured) * np.log1p(-p)))
+
+
+def fitted(
+    predictor: Array, queries: Array, measured: Array, keys: Array, labels: Array, steps: int = 20, rate: float = 0.05
+) -> Array:
+    """The predictor after `steps` steps of Adam on the cross-entropy of measured rates f64[n]; the best of them all.
+
+    The step size is `rate`. Nothing is learnt where there is nothing to predict.
+    """
+    if not len(measured) or not len(labels):
+        return predictor
+    first, second, now, best = np.zeros(7), np.zeros(7), predictor, (np.inf, predictor)
+    for step in range(1, steps + 2):
+        p, slopes = _forward(now, queries, keys, labels)
+        best = min(best, (cross_entropy(p, measured), now), key=lambda one: one[0])
+        gradient = ((p - measured)[:, None] * slopes).mean(axis=0)
+        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        now = now - rate * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
+    return best[1]
+
+
+_FIRST = 1e12  # a score above those of all others
+
+
+@part
+def near_predicted(
+    target: float = 0.5,
+    temperature: float = 1e-3,
+    references: int = 256,
+    every: int = 2,
+    width: float = 0.2,
+    column: str | None = None,
+) -> RuleOf:
+    """Weights exp(-|p - target| / temperature), with p predicted from reference prompts; see `curriculum.difficulty`.
+
+    In every `every`-th step, from the first on, `references` more prompts are sampled than the step has, chosen
+    uniformly: their groups measure difficulties and are not trained on. Until the next such step all other prompts are
+    predicted from them, and none is drawn twice. The first draws are uniform. There are at most half as many references
+    as prompts. column: of the data set, with the embedding of each prompt, a list of numbers; None: counts of its words
+    and pairs of words, hashed. The metric curriculum/prediction_error is the mean squared error on the last references.
+    """
+    check_number("near_predicted: target", target, least=0, most=1)
+    check_number("near_predicted: temperature", temperature, above=0)
+    check_number("near_predicted: references", references, least=1, whole=True)
+    check_number("near_predicted: every", every, least=1, whole=True)
+    check_number("near_predicted: width", width, above=0)
+
+    def make(facts: PromptFacts) -> Machine:
+        K = min(references, facts.size // 2)
+        embedded = _embeddings(facts, column)
+
+        def chosen(state: State) -> Array:
+            """The references of this step; none in most."""
+            if not K or state["step"] % every:
+                return np.zeros(0, np.int64)
+            random = np.random.default_rng([facts.seed, 3, state["step"]])
+            return facts.order[random.choice(facts.size, K, replace=False)]
+
+        def left_out(state: State, prompts: Prompts) -> Array:
+            drawn = np.isin(prompts.ids, state["drawn"]) & ~np.isin(prompts.ids, chosen(state))
+            return where(Why.RECENT, drawn)
+
+        def score(state: State, prompts: Prompts, random: np.random.Generator) -> Array:
+            near = np.zeros(len(prompts.ids))
+            if len(state["references"]):
+                keys = embedded(state["references"])
+                p = predict(state["predictor"], embedded(prompts.ids), keys, state["rates"])
+                near = -np.abs(p - target) / temperature
+            return np.where(np.isin(prompts.ids, chosen(state)), _FIRST, near)
+
+        def observe(state: State, results: Results, before: Prompts, everything: Any) -> State:
+            asked = chosen(state)
+            new, step = np.isin(results.ids, asked), state["step"] + 1
+            others = results.ids[~new].astype(np.int32)
+            drawn = np.zeros(0, np.int32) if step % every == 0 else np.concatenate([state["drawn"], others])
+            after = {**state, "step": step, "drawn": drawn}
+            if not new.any():
+                return after
+            order = np.argsort(rank[results.ids[new]])
+            ids, rates = results.ids[new][order], results.mean[new][order]
+            if len(state["references"]):
+                known = embedded(ids), rates, embedded(state["references"]), state["rates"]
+                error = float(np.mean((predict(state["predictor"], known[0], *known[2:]) - rates) ** 2))
+                after |= {"predictor": fitted(state["predictor"], *known), "error": error}
+            return {**after, "references": ids.astype(np.int32), "rates": rates}
+
+        def only_measured(state: State, ids: Array) -> Array:
+            return np.isin(ids, chosen(state))
+
+        rank = np.empty(facts.size, np.int64)
+        rank[facts.order] = np.arange(facts.size)
+        start = {
+            "step": 0, "drawn": np.zeros(0, np.int32), "references": np.zeros(0, np.int32), "rates": np.zeros(0),
+            "predictor": start_predictor(width), "error": 0.0,
+        }  # fmt: skip
+        return Machine(
+            start, score, left_out, lambda state, count: count + len(chosen(state)), observe=observe,
+            metrics=lambda state: {"prediction_error": state["error"]}, reasons=(Why.RECENT,),
+            only_measured=only_measured,
+        )  # fmt: skip
+
+    return make
+
+
+def _embeddings(facts: PromptFacts, column: str | None) -> Any:
+    """A function of ids int[n] that gives the embeddings f32[n, D], of norm 1. Those of words are made when needed."""
+    if column is not None:
+        return _given(facts, column).__getitem__
+    table, made = np.zeros((facts.size, WIDTH), np.float32), np.zeros(facts.size, bool)
+
+    def of_words(ids: Array) -> Array:
+        for i in np.unique(ids[~made[ids]]).tolist():
+            table[i], made[i] = features_of(facts.rows[i]), True
+        return table[ids]
+
+    return of_words
+
+
+def _given(facts: PromptFacts, column: str) -> Array:
+    """f32[P, D]: the column's embeddings divided by their norms; InputError for what is no list of D numbers."""
+    values, size = facts.column(column), 0
+    for number, value in enumerate(values, start=1):
+        right = isinstance(value, list | tuple) and value and all(isinstance(x, int | float) for x in value)
+        size = size or (len(value) if right else 0)
+        if not right or len(value) != size or not np.isfinite(value).all():
+            raise InputError(
+                f"the column {column!r} of prompt {number} is {shown(value)}, but must be an embedding: a list of "
+                f"{size or 'finite'} numbers{', as that of the first prompt' if size else ''}"
+            )
+    table = np.asarray(values, np.float32)
+    return table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-9)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated
+
+import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative
-from jaxrl_llm.curriculum.compose import choose_prompts
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.curriculum.budgets import apportion
+from jaxrl_llm.curriculum.compose import Machine, RuleOf, choose_prompts
+from jaxrl_llm.curriculum.excluded import Why, where
+from jaxrl_llm.curriculum.records import PromptFacts, Prompts, State
 from jaxrl_llm.curriculum.scores import least_tried
-from jaxrl_llm.curriculum.stages import hardest_in_phases
+from jaxrl_llm.rollouts.runtime.group_results import Results
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -59,3 +68,48 @@ def parse_phases(text: str) -> tuple[tuple[int, int], ...]:
     if not found or not all(len(one) == 2 and all(x.isdigit() and int(x) for x in one) for one in found):
         raise InputError(f"drive_pre_grpo: phases is {text!r}, but must be PROMPTSxSTEPS,... such as 72x64,50x32")
     return tuple((int(n), int(steps)) for n, steps in found)
+
+
+@part
+def hardest_in_phases(first_steps: int, phases: Sequence[tuple[int, int]], times: int = 1) -> RuleOf:
+    """All prompts for `first_steps` steps, then phases with the hardest ones only, each with `times` as many samples.
+
+    phases: (n, steps) of each. A phase has those n prompts of the one before whose last group had the lowest mean
+    reward; ties are broken at random, and prompts without a group come last. The last phase lasts to the end of the
+    run. In phases a step has fewer prompts, so that the number of its samples stays.
+    """
+    check_number("hardest_in_phases: first_steps", first_steps, least=1, whole=True)
+    check_number("hardest_in_phases: times", times, least=1, whole=True)
+    for n, steps in phases:
+        check_number("hardest_in_phases: the prompts of a phase", n, least=1, whole=True)
+        check_number("hardest_in_phases: the steps of a phase", steps, least=1, whole=True)
+    starts = np.cumsum([first_steps, *(steps for _, steps in phases)])[:-1] if phases else np.zeros(0, np.int64)
+
+    def make(facts: PromptFacts) -> Machine:
+        def observe(state: State, results: Results, before: Prompts, everything: Callable[[], Prompts]) -> State:
+            phase = int(np.sum(before.step + 1 >= starts))
+            if phase == state["phase"]:
+                return {}
+            every = everything()
+            rate = np.where(np.isnan(every.rate), np.inf, every.rate)
+            rate[~state["members"][every.ids]] = np.nan  # sorted behind all others
+            ties = np.random.default_rng([facts.seed, 3, phase]).random(len(rate))
+            hardest = every.ids[np.lexsort((ties, rate))][: phases[phase - 1][0]]
+            members = np.zeros(facts.size, bool)
+            members[hardest] = state["members"][hardest]
+            return {"phase": phase, "members": members}
+
+        def size(state: State, count: int) -> int:
+            return count if state["phase"] == 0 else -(-count // times)
+
+        return Machine(
+            {"phase": 0, "members": np.ones(facts.size, bool)},
+            left_out=lambda state, prompts: where(Why.EASIER, ~state["members"][prompts.ids]),
+            size=size,
+            counts=lambda state, prompts, total, random: apportion(np.ones(len(prompts.ids)), total),
+            observe=observe,
+            metrics=lambda state: {"phase": float(state["phase"]), "members": float(np.sum(state["members"]))},
+            reasons=(Why.EASIER,),
+        )
+
+    return make

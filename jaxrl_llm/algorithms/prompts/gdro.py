@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from jaxrl_llm.advantages.bins import weigh_by_bin
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.advantages.group import bucket_best
+from jaxrl_llm.advantages.trackers import DEFAULT_PROMPTS
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN, Count, NonNegative
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.curriculum.bandit_budgets import samples_by_bin
-from jaxrl_llm.curriculum.compose import choose_prompts
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
+from jaxrl_llm.core.ranges import Count, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
+from jaxrl_llm.core.transform import RunFacts, Transform, chain
+from jaxrl_llm.curriculum.budgets import apportion, check_budget
+from jaxrl_llm.curriculum.compose import Machine, RuleOf, choose_prompts
+from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State, changed
 from jaxrl_llm.curriculum.scores import least_tried
+from jaxrl_llm.rollouts.runtime.group_results import Results
 from jaxrl_llm.utils.errors import require_choice
 
 
@@ -65,3 +76,181 @@ def gdro(
         return replace(base, curriculum=choose_prompts(least_tried(), budget))
     weights = weigh_by_bin(bins, bandit_rate, smoothing, loss_limit, most_weight, hysteresis, prompts=prompts)
     return replace(base, transform=chain(base.transform, weights))
+
+
+class Bins(NamedTuple):
+    """How P prompts did, and the smoothed losses of K bins."""
+
+    tries: jax.Array  # f32[P] groups
+    solved: jax.Array  # f32[P] groups with a success
+    bin: jax.Array  # int32[P]
+    loss: jax.Array  # f32[K], NaN before the first prompt of a bin
+
+
+def bin_of(accuracy: jax.Array, old: jax.Array, count: int, hysteresis: jax.Array | float = 0.0) -> jax.Array:
+    """int32[n]: the bin floor(count * accuracy) of n accuracies, the last one closed.
+
+    A bin above the `old` one needs an accuracy of at least its lower edge + hysteresis, one below at most its upper
+    edge - hysteresis.
+    """
+
+    def at(x: jax.Array) -> jax.Array:
+        return jnp.clip(jnp.floor(count * x + 1e-6), 0, count - 1).astype(jnp.int32)
+
+    target = at(accuracy)
+    # An upper edge belongs to the bin below it here, unlike in `at`.
+    below = jnp.ceil(count * (accuracy + hysteresis) - 1e-6) - 1
+    lower = jnp.maximum(target, jnp.clip(below, 0, count - 1).astype(jnp.int32))
+    up, down = jnp.maximum(old, at(accuracy - hysteresis)), jnp.minimum(old, lower)
+    return jnp.where(target > old, up, jnp.where(target < old, down, old))
+
+
+def smoothed_losses(before: jax.Array, losses: jax.Array, rate: jax.Array | float) -> jax.Array:
+    """S <- (1 - rate) S + rate l, f32[K]; the first l as it is; S stays where l is NaN."""
+    after = jnp.where(jnp.isnan(before), losses, (1 - rate) * before + rate * losses)
+    return jnp.where(jnp.isnan(losses), before, after)
+
+
+def bin_weights(losses: jax.Array, strength: jax.Array | float, limit: jax.Array | float) -> jax.Array:
+    """exp(strength clip(S, -limit, limit)), f32[K]; 1 where S is NaN."""
+    return jnp.exp(strength * jnp.clip(jnp.nan_to_num(losses), -limit, limit))
+
+
+@part
+def weigh_by_bin(
+    bins: int = 10,
+    strength: float = 0.1,
+    smoothing: float = 0.1,
+    limit: float = 3.0,
+    most: float = 10.0,
+    hysteresis: float = 0.0,
+    success: float = 0.5,
+    prompts: int | None = None,
+) -> Transform:
+    """Multiply advantages by a weight of the prompt's bin, larger for bins in which the policy fails more.
+
+    The bin of a prompt is that of the share of its groups, this one included, in which a score is above `success`. With
+    l the mean over the batch's prompts in a bin of the share of failures, 1 - mean score,
+
+        S <- (1 - smoothing) S + smoothing l,    A <- A min(exp(strength clip(S, -limit, limit)), most)
+
+    The state has an entry for each prompt of the run (`RunFacts`), or `prompts` entries if given, or 4096 if neither is
+    known; a prompt's entry is prompt_id modulo their number.
+    """
+    check_number("weigh_by_bin: bins", bins, least=1, whole=True)
+    check_number("weigh_by_bin: prompts", prompts, least=1, most=2**31 - 1, whole=True, or_none=True)
+    for name, number in {"strength": strength, "limit": limit, "hysteresis": hysteresis, "most": most}.items():
+        check_number(f"weigh_by_bin: {name}", number, least=0)
+    check_number("weigh_by_bin: smoothing", smoothing, least=0, most=1)
+
+    def start(facts: RunFacts) -> Bins:
+        P = prompts or facts.prompts or DEFAULT_PROMPTS
+        return Bins(jnp.zeros(P), jnp.zeros(P), jnp.zeros(P, jnp.int32), jnp.full(bins, jnp.nan))
+
+    def apply(state: Bins, batch: Trajectories) -> tuple[Bins, Trajectories]:
+        P = state.tries.shape[0]
+        index, r = jnp.mod(batch.prompt_id, P), batch.scores
+        known = ~jnp.isnan(r)
+        hit = bucket_best(index, jnp.where(known, (r > success).astype(jnp.float32), jnp.nan))
+        tries, solved = state.tries[index] + 1, state.solved[index] + hit
+        accuracy = solved / tries
+        seen = state.tries[index] > 0
+        at = jnp.where(seen, bin_of(accuracy, state.bin[index], bins, hysteresis), bin_of(accuracy, 0 * index, bins))
+        _, mean, _ = bucket_moments(index, r)
+        (n,) = bucket_sums(index, known.astype(jnp.float32))
+        share = jnp.where(known, 1 / jnp.maximum(n, 1), 0.0)  # so that each prompt counts once
+        mass = jax.ops.segment_sum(share, at, bins)
+        total = jax.ops.segment_sum(share * (1 - mean), at, bins)
+        loss = smoothed_losses(state.loss, jnp.where(mass > 0, total / jnp.maximum(mass, 1e-9), jnp.nan), smoothing)
+        weight = jnp.minimum(bin_weights(loss, strength, limit), most)[at]
+        place = jnp.where(known, index, P)  # rows of a prompt write the same values; unscored ones are dropped
+        after = Bins(
+            state.tries.at[place].set(tries, mode="drop"), state.solved.at[place].set(solved, mode="drop"),
+            state.bin.at[place].set(at, mode="drop"), loss,
+        )  # fmt: skip
+        return after, batch.replace(advantages=batch.need("advantages") * weight[:, None])
+
+    return Transform(start, apply)
+
+
+def best_arms(log_p: Array, count: Array, arms: Array, total: int) -> Array:
+    """int64[B]: the arm of each bin that maximises sum log p, such that sum count arm is as near to `total` as can be.
+
+    log_p f64[B, A], count int[B] prompts in each bin, arms int[A] samples of each. Of two totals as near, the one with
+    the larger sum of log p. Dynamic programming over the bins, on the running total.
+
+    >>> p = np.array([[0.6, 0.3, 0.1], [0.2, 0.3, 0.5]])
+    >>> best_arms(np.log(p), np.array([3, 1]), np.array([2, 4, 8]), 16).tolist()
+    [4, 4]
+    """
+    B, size = len(count), int(count.sum() * arms.max()) + 1
+    value, choice = np.full(size, -np.inf), np.zeros((B, size), np.int64)
+    value[0] = 0.0
+    for b in range(B):
+        new = np.full(size, -np.inf)
+        for number, arm in enumerate(arms):
+            step = int(count[b] * arm)
+            moved = np.full(size, -np.inf)
+            moved[step:] = value[: size - step] + log_p[b, number]
+            better = moved > new
+            new[better], choice[b, better] = moved[better], number
+        value = new
+    reached = np.flatnonzero(value > -np.inf)
+    gap = np.abs(reached - total)
+    near = reached[gap == gap.min()]
+    at, out = int(near[np.argmax(value[near])]), np.zeros(B, np.int64)
+    for b in reversed(range(B)):
+        out[b] = arms[choice[b, at]]
+        at -= int(count[b] * out[b])
+    return out
+
+
+@part
+def samples_by_bin(
+    bins: int = 10, least: int = 2, most: int = 8, strength: float = 0.1, uniform: float = 0.15, success: float = 0.5
+) -> RuleOf:
+    """Bins of prompts by difficulty, each of which gets the number of samples that a bandit prefers for it.
+
+    The bin of a prompt is that of the share of its steps in which a reward is above `success` (0 before the first). For
+    bin b and the numbers n from `least` to `most`, score_b[n] -= mean over the step's prompts in b of 1 - mean reward,
+    for the n that was used, and
+
+        p_b = (1 - uniform) softmax(strength score_b) + uniform / (number of n)
+
+    The numbers maximise sum_b log p_b(n_b) with the step's total, see `best_arms`; where no choice has the exact total,
+    single prompts get a sample more or less. InputError where `least` to `most` samples of each do not allow the total.
+    """
+    for name, number in {"bins": bins, "least": least, "most": most}.items():
+        check_number(f"samples_by_bin: {name}", number, least=1, most=4096, whole=True)
+    check_number("samples_by_bin: least", least, most=most)
+    check_number("samples_by_bin: strength", strength, least=0)
+    check_number("samples_by_bin: uniform", uniform, above=0, most=1)
+    arms = np.arange(least, most + 1)
+
+    def bin_of(state: State, prompts: Prompts) -> Array:
+        accuracy = state["solved"][prompts.ids] / np.maximum(prompts.tries, 1)
+        return np.clip(np.floor(bins * accuracy + 1e-6), 0, bins - 1).astype(np.int64)
+
+    def counts(state: State, prompts: Prompts, total: int, random: np.random.Generator) -> Array:
+        check_budget("samples_by_bin", len(prompts.ids), total, least, most)
+        found, place = np.unique(bin_of(state, prompts), return_inverse=True)
+        score = strength * state["score"][found]
+        p = np.exp(score - score.max(axis=1, keepdims=True))
+        p = (1 - uniform) * p / p.sum(axis=1, keepdims=True) + uniform / len(arms)
+        wanted = best_arms(np.log(p), np.bincount(place), arms, total)[place]
+        return apportion(wanted.astype(np.float64), total) if wanted.sum() != total else wanted
+
+    def observe(state: State, results: Results, before: Prompts, everything: Any) -> State:
+        score, at = state["score"].copy(), bin_of(state, before)
+        for b in np.unique(at):
+            inside = at == b
+            arm = int(np.clip(np.rint(np.median(results.samples[inside])), least, most)) - least
+            score[b, arm] -= np.mean(1 - results.mean[inside])
+        hit = state["solved"][results.ids] + (results.best > success)
+        return {"score": score, "solved": changed(state["solved"], results.ids, hit)}
+
+    def make(facts: PromptFacts) -> Machine:
+        start = {"score": np.zeros((bins, len(arms))), "solved": np.zeros(facts.size, np.int32)}
+        return Machine(start, counts=counts, observe=observe)
+
+    return make

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.multipliers import last_entropy, mixture_share, revised
+from jaxrl_llm.advantages.multipliers import Number, last_entropy, revised
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.score_function.otr import static_number
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import CODE, NonNegative, Positive
+from jaxrl_llm.core.hyperparameters import CODE
 from jaxrl_llm.core.log_ratios import log_ratio
+from jaxrl_llm.core.ranges import NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain
@@ -80,3 +81,13 @@ def dcpo_distribution_centric(
         ),
         objective=policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean()),
     )
+
+
+def mixture_share(gap: jax.Array, cap: Number, fraction: jax.Array) -> jax.Array:
+    """alpha / (1 + alpha) with alpha = min(|gap|, cap) / fraction, f32[]; 0 where the fraction is 0 (DCPO, 2601.12730).
+
+    >>> print(round(float(mixture_share(jnp.array(0.1), 0.1, jnp.array(0.5))), 4))
+    0.1667
+    """
+    alpha = jnp.minimum(jnp.abs(gap), cap) / jnp.where(fraction > 0, fraction, 1.0)
+    return jnp.where(fraction > 0, alpha / (1.0 + alpha), 0.0)

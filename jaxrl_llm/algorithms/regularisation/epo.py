@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
+
+import jax
+import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import AverageName
-from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN, AtLeastOne, NonNegative
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.entropy_history import corridor_of_history, smoothed_entropy
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
+from jaxrl_llm.core.ranges import AtLeastOne, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, totals_of, weighted
+from jaxrl_llm.core.transform import Objective, State, Transform, chain
+from jaxrl_llm.objectives.averaging.averages import Average
+from jaxrl_llm.objectives.penalties import entropy, entropy_corridor
+from jaxrl_llm.objectives.ratios import over_span
 
 
 @method(
@@ -50,3 +59,69 @@ def epo(
     total = 150 if total_steps is None else total_steps
     corridor = corridor_of_history(corridor_low, corridor_high, smoothing, total, decay)
     return Algorithm(chain(base.transform, corridor), base.objective - entropy_coefficient * smoothed_entropy())
+
+
+Number = float | jax.Array
+
+
+@part
+def turn_mean() -> Average:
+    """Mean over sequences of the mean over turns of the mean over a turn's tokens."""
+
+    def average(values: jax.Array, batch: Trajectories) -> jax.Array:
+        weights = batch.loss_weights
+        size = over_span(jnp.abs(weights), batch, "turn", mean=False)
+        of_turn = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1.0), 0.0)
+        turns = jnp.sum(of_turn * weights, axis=1)
+        rows = jnp.sum(weighted(values, batch) * of_turn, axis=1) / jnp.where(turns > 0, turns, 1.0)
+        return jnp.sum(rows) / totals_of(batch)["sequences"]
+
+    return Average(average, frozenset({"turns"}))
+
+
+class History(NamedTuple):
+    """The sum of a metric over past updates, and their number."""
+
+    total: jax.Array  # f32[]
+    updates: jax.Array  # f32[]
+
+
+def with_last(history: History, batch: Trajectories, metric: str) -> History:
+    """Add the metric of the last update, if there was one."""
+    if batch.feedback is None or metric not in batch.feedback:
+        return history
+    known = batch.feedback["updates"] > 0
+    total = history.total + jnp.where(known, batch.feedback[metric], 0.0)
+    return History(total, history.updates + known.astype(jnp.float32))
+
+
+def phase_weight(k: Number, total: Number, decay: Number) -> jax.Array:
+    """1 + exp(-decay k / floor(total / 2)): from 2 at the start of the run towards 1 (2509.22576)."""
+    return 1 + jnp.exp(-decay * k / jnp.maximum(jnp.floor(jnp.asarray(total, jnp.float32) / 2), 1))
+
+
+@part
+def corridor_of_history(low: Number, high: Number, strength: Number, total: Number, decay: Number) -> Transform:
+    """Write a corridor around the mean token entropy H of past updates as controls.
+
+    "entropy_low" = low H, "entropy_high" = high H, and "corridor" = strength * `phase_weight`, 0 before the first
+    update.
+    """
+    check_number("corridor_low", low, least=0)
+    check_number("corridor_high", high, least=0)
+    check_number("total_steps", total, least=1)
+
+    def apply(history: History, batch: Trajectories) -> tuple[State, Trajectories]:
+        history = with_last(history, batch, "entropy")
+        mean = history.total / jnp.maximum(history.updates, 1)
+        weight = jnp.where(history.updates > 0, strength * phase_weight(history.updates, total, decay), 0.0)
+        return history, batch.with_controls(entropy_low=low * mean, entropy_high=high * mean, corridor=weight)
+
+    return Transform(lambda: History(jnp.float32(0), jnp.float32(0)), apply, frozenset({"feedback"}))
+
+
+@part
+def smoothed_entropy() -> Objective:
+    """Entropy minus the control "corridor" times its distance from the corridor, both averaged by `turn_mean`."""
+    average = turn_mean()
+    return entropy(average, "entropy/turns") - "corridor" * entropy_corridor("entropy_low", "entropy_high", average)

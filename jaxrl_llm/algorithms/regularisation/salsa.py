@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
+
+import jax
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, RECALLED, RUN, NonNegative
-from jaxrl_llm.core.reference import soup
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, RECALLED, RUN
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.reference import Params, ReferenceRule, model_names, weighted_mean
+from jaxrl_llm.core.repr import part
 
 
 def names_of(models: str | None) -> list[str]:
@@ -54,3 +60,18 @@ def salsa(
         lam=lam, whiten=whiten, kl_coefficient=kl_coefficient,
     )  # fmt: skip
     return replace(base, reference=soup(*names_of(other), share=share, option="other"))
+
+
+@part
+def soup(*models: str, share: float = 0.5, option: str | None = None) -> ReferenceRule:
+    """The average of weights: `share` of the initial policy, and equal parts of the other models.
+
+    option: see `ReferenceRule`. Raises InputError unless share is within [0, 1].
+    """
+    check_number("soup: share", share, least=0, most=1)
+
+    def init(initial: Params, others: Sequence[Params]) -> Params:
+        rest = (1 - share) / max(len(others), 1)
+        return jax.jit(lambda *trees: weighted_mean(trees, [share, *[rest] * len(others)]))(initial, *others)
+
+    return ReferenceRule(init, models=model_names(models), option=option)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import jax
@@ -14,8 +14,9 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.regularisation.salsa import names_of
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN, NonNegative
-from jaxrl_llm.core.reference import mixture
+from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.reference import Mixture, Params, ReferenceRule, model_names
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain
@@ -77,3 +78,16 @@ def tscac(
         transform, objective + value_coefficient * value_loss(None),
         reference=mixture(*names_of(policies), option="policies"),
     )  # fmt: skip
+
+
+@part
+def mixture(*models: str, option: str | None = None) -> ReferenceRule:
+    """The geometric mixture of other models in equal parts: log p = mean_i log p_i, without its normaliser.
+
+    The initial policy is not part of it. option: see `ReferenceRule`.
+    """
+
+    def init(initial: Params, others: Sequence[Params]) -> Mixture:
+        return Mixture(tuple(others), tuple(1 / len(others) for _ in others))
+
+    return ReferenceRule(init, models=model_names(models), option=option)

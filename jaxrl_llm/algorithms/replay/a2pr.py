@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.replayed import cloned_rows, relative_to_own
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.advantages.group import bucket_best, group_advantage
+from jaxrl_llm.advantages.replayed import replayed_rows
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.source import Replay
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
+from jaxrl_llm.core.transform import Transform, stateless
 from jaxrl_llm.objectives import by_rows, clip, imitation, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.replay.into_groups import best_of_prompt
+from jaxrl_llm.replay import buffers
+from jaxrl_llm.replay.base import TOLERANCE, mixed
+from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows
+from jaxrl_llm.rewards.scoring import Scored
 
 
 @method(
@@ -46,3 +59,78 @@ def a2pr(
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), fresh, needs={"replayed"})
     objective += imitation(cloned_rows, cloned) / alpha
     return Algorithm(relative_to_own(ddof, epsilon), objective, replay=best_of_prompt(replay_prompts))
+
+
+def best_answers(scores: jax.Array, group: jax.Array, stored: jax.Array) -> jax.Array:
+    """f32[N]: the weight of each group's best answer if it is better than the mean of the group's own, else 0.
+
+    scores f32[N], NaN where not scored; stored bool[N]: answers that are not the group's own, which count only where
+    they are better than all of these. Equal answers share the weight of 1.
+
+    >>> print(best_answers(jnp.array([0.0, 1.0, 0.5]), jnp.zeros(3, jnp.int32), jnp.array([False, False, True])))
+    [0. 1. 0.]
+    """
+    own = jnp.where(stored, jnp.nan, scores)
+    count, mean, _ = bucket_moments(group, own)
+    better = ~stored | (scores > bucket_best(group, own))
+    best = bucket_best(group, jnp.where(better, scores, jnp.nan))
+    chosen = better & (scores == best) & (scores - mean > TOLERANCE) & (count > 0)
+    (ties,) = bucket_sums(group, chosen.astype(jnp.float32))
+    return jnp.where(chosen, 1.0 / jnp.maximum(ties, 1.0), 0.0)
+
+
+@part
+def relative_to_own(ddof: int = 1, epsilon: float = 1e-6) -> Transform:
+    """Group-relative advantages of the rows that are not replayed, among these; 0 for the others.
+
+    Writes info["cloned"] f32[N], the weights of `best_answers`.
+    """
+
+    def apply(batch: Trajectories) -> Trajectories:
+        stored = replayed_rows(batch)
+        own = jnp.where(stored, jnp.nan, batch.scores)
+        advantage = group_advantage(own, batch.group, ddof=ddof, epsilon=epsilon)
+        cloned = best_answers(batch.scores, batch.group, stored)
+        return batch.replace(advantages=advantage[:, None] * batch.action_mask).with_info(cloned=cloned)
+
+    return stateless(apply, {"replayed"})
+
+
+def cloned_rows(batch: Trajectories) -> jax.Array:
+    """f32[N]: the weights that `relative_to_own` wrote."""
+    return batch.need("cloned")
+
+
+@part
+def best_of_prompt(prompts: int = 4096) -> Replay:
+    """Add to each group the best earlier answer to its prompt, where there is one.
+
+    The store has one row of each prompt, that of the highest reward and the newest among equals, of the `prompts`
+    prompts whose best answer is the newest. The row is in the group of its prompt, so a transform must leave it out of
+    the group's statistics where it should not count.
+    """
+    check_number("prompts", prompts, least=0, whole=True)
+
+    def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
+        fresh, group = to_rows(scored), np.asarray(scored.batch.group)
+        numbers, first = np.unique(group, return_index=True)
+        asked, past, places = np.asarray(scored.batch.prompt_id)[first], dict[str, np.ndarray](), np.zeros(0, int)
+        if count(state):
+            order = np.argsort(state["row:prompt_id"])
+            at = np.searchsorted(state["row:prompt_id"][order], asked)
+            at = order[np.minimum(at, len(order) - 1)]
+            known = state["row:prompt_id"][at] == asked
+            past, places = take(state, at[known]), numbers[known]
+        known = ~np.isnan(np.asarray(scored.batch.need("reward")))
+        rows = keep(marked(fresh, item=buffers.next_item(state) + np.arange(len(group)), step=step), known)
+        everything = join(state, rows)
+        best = np.zeros(count(everything), bool)
+        if len(best):
+            order = np.lexsort((np.arange(len(best)), everything["row:reward"], everything["row:prompt_id"]))
+            ids = everything["row:prompt_id"][order]
+            best[order[np.append(ids[1:] != ids[:-1], True)]] = True
+            everything = keep(everything, best)
+        store = buffers.newest(everything, prompts) if prompts else {}
+        return mixed(scored, fresh, past, group, places), store
+
+    return Replay(dict, mix, frozenset({"replayed"}), buffers.metrics, lambda rows: 2 * rows, True)  # groups of one

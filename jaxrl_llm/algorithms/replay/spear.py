@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
-from jaxrl_llm.advantages.group import group_relative, truncated_rows
-from jaxrl_llm.advantages.replayed import drop_least_varied, keep_stored_advantages, warm_up_replay
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.advantages.group import drop_rows, group_relative, truncated_rows
+from jaxrl_llm.advantages.replayed import keep_stored_advantages, replayed_rows
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import (
-    CODE,
-    PAPER,
-    RUN,
-    AtLeastOne,
-    Count,
-    Fraction,
-    NonNegative,
-    NonNegativeInt,
-    Positive,
-)
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
+from jaxrl_llm.core.ranges import AtLeastOne, Count, Fraction, NonNegative, NonNegativeInt, Positive
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.source import Replay
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
+from jaxrl_llm.core.transform import Transform, chain, counted
 from jaxrl_llm.objectives import by_rows, policy_gradient, sequence_sum, token_ratio
 from jaxrl_llm.objectives.covariance import clip_and_detach, count_batches, draw_covariant
-from jaxrl_llm.replay.base import own_good_rows, with_call_reward
+from jaxrl_llm.replay import buffers
+from jaxrl_llm.replay.base import TOLERANCE, group_moments, mixed
+from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows
+from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rewards.transforms import leave_out
 
 
@@ -92,3 +95,112 @@ def spear(
     )
     replay = with_call_reward(own_good_rows(replay_rows, baselines, replay_age, surplus), call_reward, call_steps)
     return Algorithm(transform, objective, replay=replay)
+
+
+def varied_groups(scores: jax.Array, group: jax.Array, share: float) -> jax.Array:
+    """bool[N]: rows of the ceil(share n) of n groups whose scores vary most; groups that vary equally go together.
+
+    NaN: not scored. Groups without a scored row are none.
+    """
+    N = group.shape[0]
+    _, index = jnp.unique(group, return_inverse=True, size=N)
+    known = ~jnp.isnan(scores)
+    first = jax.ops.segment_min(jnp.where(known, jnp.arange(N), N), index, num_segments=N)[index] == jnp.arange(N)
+    _, _, deviation = bucket_moments(group, scores, ddof=0)
+    above = jnp.sum(first & (deviation > deviation[:, None] + TOLERANCE), axis=1)
+    return known & (above < jnp.ceil(share * jnp.sum(first) - 1e-4))
+
+
+@part
+def drop_least_varied(share: float = 0.75) -> Transform:
+    """Keep the share of groups whose rewards vary most, and all replayed rows: see `varied_groups`."""
+    check_number("share", share, least=0, most=1)
+
+    def dropped(batch: Trajectories) -> jax.Array:
+        stored = replayed_rows(batch)
+        return ~stored & ~varied_groups(jnp.where(stored, jnp.nan, batch.scores), batch.group, share)
+
+    return drop_rows(dropped)
+
+
+@part
+def warm_up_replay(steps: float = 200.0, weight: float = 1.0) -> Transform:
+    """Write the control "replay_weight", weight (1 - cos(pi min(t, steps)/steps))/2 in step t = 0, 1, ..."""
+    check_number("steps", steps, above=0)
+    check_number("weight", weight, least=0)
+
+    def apply(t: jax.Array, batch: Trajectories) -> Trajectories:
+        done = jnp.minimum(t.astype(jnp.float32) / steps, 1.0)
+        return batch.with_controls(replay_weight=0.5 * weight * (1 - jnp.cos(jnp.pi * done)))
+
+    return counted(apply)
+
+
+@part
+def own_good_rows(size: int = 2048, baselines: int = 10240, max_age: int = 10, surplus: float = 1.5) -> Replay:
+    """Collect rows better than their group, and replay them all at once against a running median.
+
+    The median P is that of the mean rewards of the last `baselines` groups. Once more than `surplus * size` stored rows
+    have r > P, a random subset of them joins the batch, of the smaller of `size` and the largest power of two that is
+    at most their number, with info["replay_advantage"] = r - P; then the store is emptied. Rows leave it after
+    `max_age` steps. Each replayed row is a group of its own.
+    """
+    check_number("size", size, least=0, whole=True)
+    check_number("baselines", baselines, least=1, whole=True)
+    check_number("max_age", max_age, least=0, whole=True)
+    check_number("surplus", surplus, least=0)
+
+    def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
+        fresh, group = to_rows(scored), np.asarray(scored.batch.group)
+        store, past = buffers.younger(buffers.part_of(state, "rows"), step, max_age), dict[str, np.ndarray]()
+        means = state.get("means", np.zeros(0, np.float32))
+        if count(store) and size:
+            above = store["row:reward"] - np.median(means)
+            good = np.flatnonzero(above > 0)
+            if len(good) > surplus * size:
+                number = min(size, 2 ** (len(good).bit_length() - 1))
+                chosen = np.sort(np.random.default_rng(seed).permutation(good)[:number])
+                past = marked(take(store, chosen), advantage=above[chosen].astype(np.float32))
+                store = {}
+        mean, _ = group_moments(scored)
+        better = np.asarray(scored.batch.need("reward")) - mean > TOLERANCE
+        rows = keep(marked(fresh, item=np.arange(len(group)), step=step), better)
+        _, first = np.unique(group, return_index=True)
+        known = mean[first][~np.isnan(mean[first])]
+        new = buffers.together({"rows": join(store, rows) if size else {}})
+        new["means"] = np.concatenate([means, known.astype(np.float32)])[-baselines:]
+        numbers = group.max() + 1 + np.arange(count(past))
+        return mixed(scored, fresh, past, group, numbers, with_advantage=True), new
+
+    provides = frozenset({"replayed", "replay_advantage"})
+    return Replay(
+        dict, mix, provides, lambda state: buffers.parts_metrics(state, ("rows",)), lambda rows: rows + size, True
+    )  # fmt: skip
+
+
+@part
+def with_call_reward(replay: Replay, each: float = 0.1, steps: float = 200.0) -> Replay:
+    """The replay after each row's reward is raised by `call_reward` of its episode's calls of tools, which fades.
+
+    Rows that are stored keep the reward that they had. A batch without info["calls"] stays as it is.
+    """
+    check_number("each", each, least=0)
+    check_number("steps", steps, above=0)
+
+    def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
+        if (calls := (scored.batch.info or {}).get("calls")) is not None:
+            more = call_reward(np.asarray(calls), step, each, steps).astype(np.float32)
+            scored = scored._replace(batch=scored.batch.replace(reward=np.asarray(scored.batch.need("reward")) + more))
+        return replay.mix(state, scored, step, seed)
+
+    return dataclasses.replace(replay, mix=mix)
+
+
+def call_reward(calls: np.ndarray, step: int, each: float = 0.1, steps: float = 200.0) -> np.ndarray:
+    """mu min(each n, 1) for n calls of tools, with mu = (cos(pi step / steps) + 1)/2, and 0 after `steps` steps.
+
+    >>> call_reward(np.array([0, 3, 20]), 0).round(2), call_reward(np.array([0, 3, 20]), 100).round(2)
+    (array([0. , 0.3, 1. ]), array([0.  , 0.15, 0.5 ]))
+    """
+    fading = 0.5 * (1 + np.cos(np.pi * step / steps)) if step <= steps else 0.0
+    return np.asarray(fading * np.minimum(each * np.asarray(calls, np.float64), 1.0))

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import numpy as np
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.multi_reward import parse_weights
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative, ZeroOrOne
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.source import Replay
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, kl, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.off_policy import scale_by_info
-from jaxrl_llm.replay.into_groups import valued_groups, with_staged_reward
+from jaxrl_llm.replay.base import TOLERANCE, group_moments, mixed
+from jaxrl_llm.replay.buffers import Store, keep, take, to_rows
+from jaxrl_llm.replay.into_groups import outcomes
+from jaxrl_llm.rewards.scoring import Scored
 
 
 @method(
@@ -50,3 +61,77 @@ def vspo_prs(
     replay, stages = valued_groups(copies, highest), parse_weights(weights)
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), scale_by_info("copy_weight"))
     return Algorithm(transform, objective, replay=with_staged_reward(replay, stages) if stages else replay)
+
+
+@part
+def valued_groups(copies: float = 2.0, highest: float = 1.0) -> Replay:
+    """Replace groups of equal rewards by copies of other groups of the batch, drawn by their value.
+
+    The value of a group is `group_value`, its draws are independent. A group that is there n times has the factor
+    info["copy_weight"] = min(n, copies)/n on each row, so that one prompt counts as `copies` at most. Copies have
+    info["replayed"]. The batch stays as it is if no group has different rewards. Nothing is stored.
+    """
+    check_number("copies", copies, least=1)
+    check_number("highest", highest)
+
+    def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
+        fresh, group = to_rows(scored), np.asarray(scored.batch.group)
+        mean, deviation = group_moments(scored)
+        numbers, first = np.unique(group, return_index=True)
+        value = group_value(mean[first], deviation[first], highest)
+        free = numbers[~(deviation[first] > TOLERANCE)]
+        if len(free) == len(numbers) or not len(free):
+            weight: Any = np.ones(len(group), np.float32)
+            found = mixed(scored, fresh, {}, group, numbers[:0])
+            return found._replace(batch=found.batch.with_info(copy_weight=weight)), state
+        weights = (
+            value / value.sum() if value.sum() > 0 else (deviation[first] > TOLERANCE) / (len(numbers) - len(free))
+        )
+        drawn = np.random.default_rng(seed).choice(numbers, len(free), p=weights)
+        times = {int(number): 1 + int((drawn == number).sum()) for number in numbers}
+        left = ~np.isin(group, free)
+        members = [np.flatnonzero(group == number) for number in drawn]
+        index = np.concatenate(members)
+        factor = np.asarray([min(times[int(number)], copies) / times[int(number)] for number in group], np.float32)
+        fresh = fresh | {"row:info:copy_weight": factor}
+        places = np.repeat(free, [len(rows) for rows in members])
+        return mixed(scored, keep(fresh, left), take(fresh, index), group[left], places), state
+
+    return Replay(dict, mix, frozenset({"replayed", "copy_weight"}))
+
+
+def group_value(mean: np.ndarray, deviation: np.ndarray, highest: float = 1.0) -> np.ndarray:
+    """(highest - mean) * deviation, at least 0: difficulty times uncertainty of a group; 0 where nothing is scored.
+
+    >>> group_value(np.array([0.2, 0.8]), np.array([0.4, 0.4])).round(2)
+    array([0.32, 0.08])
+    """
+    value = np.maximum(highest - mean, 0.0) * deviation
+    return np.where(deviation > TOLERANCE, np.nan_to_num(value), 0.0)
+
+
+@part
+def with_staged_reward(replay: Replay, weights: Mapping[str, float]) -> Replay:
+    """The replay after the rewards are combined in stages: see `staged_reward`."""
+
+    def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
+        parts = {name: outcomes(scored, name) for name in weights}
+        total = staged_reward(parts, weights)
+        reward = np.where(np.isnan(np.asarray(scored.batch.need("reward"))), np.nan, total).astype(np.float32)
+        return replay.mix(state, scored._replace(batch=scored.batch.replace(reward=reward)), step, seed)
+
+    return dataclasses.replace(replay, mix=mix)
+
+
+def staged_reward(parts: Mapping[str, np.ndarray], weights: Mapping[str, float]) -> np.ndarray:
+    """sum_k w_k s_k prod_{j < k} 1[s_j > 0.5], f64[N]: a component counts only where all before it are met.
+
+    >>> parts = {"form": np.array([0, 1, 1]), "answer": np.array([1, 0.2, 1])}
+    >>> staged_reward(parts, {"form": 0.1, "answer": 1.0})
+    array([0. , 0.3, 1.1])
+    """
+    met, total = np.asarray(True), np.asarray(0.0)
+    for name, weight in weights.items():
+        total = total + weight * np.where(met, parts[name], 0.0)
+        met = met & (np.asarray(parts[name]) > 0.5)
+    return total

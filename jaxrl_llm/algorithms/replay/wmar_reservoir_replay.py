@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import numpy as np
+
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.replayed import keep_stored_advantages
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS, Fraction, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.coefficients import check_moments, check_number
+from jaxrl_llm.core.hyperparameters import OURS
+from jaxrl_llm.core.ranges import Fraction, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.source import Replay
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.replay.base import recent_and_reservoir
+from jaxrl_llm.replay import buffers
+from jaxrl_llm.replay.base import TOLERANCE, group_moments, marked_in_order, mixed
+from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows
+from jaxrl_llm.rewards.scoring import Scored
 
 
 @method(
@@ -44,3 +53,45 @@ def wmar_reservoir_replay(
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), keep_stored_advantages())
     return Algorithm(transform, objective, replay=recent_and_reservoir(replay_share, recent, reservoir, ddof, epsilon))
+
+
+@part
+def recent_and_reservoir(
+    share: float = 1.0, recent: int = 512, reservoir: int = 512, ddof: int = 1, epsilon: float = 1e-6
+) -> Replay:
+    """Add single rows, round(share N) to the N of a step: half of the newest, half of a uniform sample of all so far.
+
+    The one store has the `recent` newest rows, the other `reservoir` rows that are a uniform sample of all rows ever
+    added. Rows of groups with equal rewards are not added. info["replay_advantage"] f32[N] is the row's reward relative
+    to its own group, (r - mean_g)/(std_g + epsilon); each replayed row is a group of its own.
+    """
+    check_number("share", share, least=0)
+    check_number("recent", recent, least=0, whole=True)
+    check_number("reservoir", reservoir, least=0, whole=True)
+    check_moments(ddof, epsilon)
+
+    def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
+        random, fresh, group = np.random.default_rng(seed), to_rows(scored), np.asarray(scored.batch.group)
+        of_recent, of_all = buffers.part_of(state, "recent"), buffers.part_of(state, "reservoir")
+        wanted = round(share * len(group))
+        first, second = (
+            take(store, random.permutation(count(store))[:number]) if count(store) else {}
+            for store, number in ((of_recent, wanted - wanted // 2), (of_all, wanted // 2))
+        )
+        past = join(first, second)
+        mean, deviation = group_moments(scored, ddof)
+        advantage = (np.asarray(scored.batch.need("reward")) - mean) / (deviation + epsilon)
+        rows = marked(fresh, item=np.arange(len(group)), step=step, advantage=advantage.astype(np.float32))
+        rows = keep(marked(rows, key=random.random(len(group))), deviation > TOLERANCE)
+        new = {
+            "recent": marked_in_order(join(of_recent, rows), recent),
+            "reservoir": buffers.reservoir(join(of_all, rows), reservoir),
+        }
+        numbers = group.max() + 1 + np.arange(count(past))
+        return mixed(scored, fresh, past, group, numbers, with_advantage=True), buffers.together(new)
+
+    provides = frozenset({"replayed", "replay_advantage"})
+    return Replay(
+        dict, mix, provides, lambda state: buffers.parts_metrics(state, ("recent", "reservoir")),
+        lambda rows: rows + min(round(share * rows), recent + reservoir), True,
+    )  # fmt: skip

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import jax
+import jax.numpy as jnp
+
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.preference.listwise import tilted_targets
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
+from jaxrl_llm.core.transform import Objective, chain
+from jaxrl_llm.objectives.preference.listwise import Number, log_ratio_sum, scored_rows, sequence_log_ratios
+from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled
 
 
 @method(paper="arXiv 2402.02479", year=2024, test="test_reward_composed.py::test_brain_worked_example_and_loop")
@@ -27,3 +34,41 @@ def brain(reward_temperature: Annotated[float, OURS] = 1.0, scale: Annotated[flo
     beta = scale. A prompt with one sample teaches nothing.
     """
     return Algorithm(chain(), tilted_targets(reward_temperature, scale))
+
+
+def target_shares(
+    score: jax.Array, target: jax.Array, known: jax.Array, group: jax.Array, scale: Number = 1.0
+) -> jax.Array:
+    """Each row's share f32[N] of the mean over prompts of -sum_i a_i log b_i.
+
+    a = softmax(target) and b = softmax(scale score) over the known rows bool[N] of a prompt. The derivative with
+    respect to the scores is scale (b - a) / prompts.
+
+    >>> logp, log_p, r = jnp.array([-10.2, -10.8, -9.6]), jnp.array([-10.0, -11, -9.5]), jnp.array([1.0, 2, -1])
+    >>> shares = target_shares(logp - log_p, r, r < 9, jnp.zeros(3, jnp.int32))
+    >>> print(f"{jnp.sum(shares):.6f}")
+    0.994433
+    """
+    a = jnp.where(known, jnp.exp(jnp.where(known, target - bucket_log_sum_exp(group, target, known), 0.0)), 0.0)
+    log_b = scale * score - bucket_log_sum_exp(group, scale * score, known)
+    (size,) = bucket_sums(group, known.astype(jnp.float32))
+    prompts = jnp.maximum(jnp.sum(known / jnp.maximum(size, 1)), 1.0)
+    return jnp.where(known, -a * log_b, 0.0) / prompts
+
+
+@part
+def tilted_targets(temperature: Number = 1.0, scale: Number = 1.0) -> Objective:
+    """Cross-entropy of the policy's weights b with those a of the reward-tilted reference, over a prompt's samples.
+
+    a = softmax(log p(y)/q(y) + r / temperature), b = softmax(scale log pi(y)/q(y)), with p the reference and q the
+    behaviour policy, probabilities of whole sequences; see `target_shares`.
+    """
+    check_number("temperature", temperature, above=0)
+    check_number("scale", scale, above=0)
+
+    def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
+        known = scored_rows(batch)
+        target = sequence_log_ratios(batch.need("reference_logp"), batch) + jnp.nan_to_num(batch.scores) / temperature
+        return target_shares(s, target, known, batch.group, scale)
+
+    return coupled(log_ratio_sum, shares, "listwise", frozenset({"reference_logp"}))

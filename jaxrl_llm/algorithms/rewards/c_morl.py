@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import AverageName
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import CODE, OURS, NonNegative
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.hyperparameters import CODE, OURS
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means
+from jaxrl_llm.core.transform import Objective, Transform, chain
 from jaxrl_llm.objectives.averaging.averages import average_by_name
-from jaxrl_llm.objectives.constraints import log_barrier, starting_means
+from jaxrl_llm.objectives.constraints import Number, barrier, constrained
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
+from jaxrl_llm.objectives.preference.pairs import coupled
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
-from jaxrl_llm.rewards.compositions import reward_component
+from jaxrl_llm.rewards.compositions import component_of
 from jaxrl_llm.rewards.transforms import rescore
+from jaxrl_llm.utils.errors import InputError
 
 
 @method(
@@ -65,3 +74,78 @@ def c_morl(
     return Algorithm(
         chain(starting_means(component), rescore(reward_component(component)), group_relative()), objective
     )
+
+
+_MOST = 16  # components
+
+
+def _mean(values: jax.Array) -> jax.Array:
+    """The mean of what is not NaN; 0 of nothing."""
+    known = ~jnp.isnan(values)
+    return jnp.sum(jnp.where(known, values, 0.0)) / jnp.maximum(jnp.sum(known), 1)
+
+
+@part
+def starting_means(objective: str | None = None) -> Transform:
+    """Write each component's mean in the first batch, but the objective's, into controls["start/NAME"].
+
+    For `log_barrier`. Components that are not scored in the first batch start at 0. Raises InputError for more than 16.
+    """
+
+    def init() -> Any:
+        return {"means": jnp.zeros(_MOST), "seen": jnp.zeros((), bool)}
+
+    def apply(state: Any, batch: Trajectories) -> tuple[Any, Trajectories]:
+        components = constrained(batch, objective)
+        if len(components) > _MOST:
+            raise InputError(f"the reward has {len(components)} components to constrain, but at most {_MOST} can be")
+        now = jnp.zeros(_MOST).at[: len(components)].set(jnp.asarray([_mean(x) for x in components.values()]))
+        means = jnp.where(state["seen"], state["means"], now)
+        seen = state["seen"] | jnp.any(~jnp.isnan(batch.scores))
+        start = {f"start/{name}": means[i] for i, name in enumerate(components)}
+        return {"means": jnp.where(seen, means, 0.0), "seen": seen}, batch.with_controls(**start)
+
+    return Transform(init, apply)
+
+
+@part
+def log_barrier(
+    objective: str | None = None,
+    share: Number = 0.9,
+    clip_low: Number = 0.2,
+    clip_high: Number = 0.2,
+    floor: Number = 1e-3,
+) -> Objective:
+    """-mean_i `barrier`(c_i) over the components i but the objective, c_i = G_i(pi) - share G_i(pi_start).
+
+    G_i(pi) = mean_n [s_n (r_ni - mean r_i)] + mean r_i, with s_n the mean of row n's clipped ratios to the behaviour
+    policy: the component's mean under the policy, to first order, with its mean as baseline. G_i(pi_start):
+    controls["start/NAME"], or the batch's own mean where there is none; see `starting_means`.
+    """
+    check_number("share", share, least=0)
+    check_number("floor", floor, above=0)
+    ratio_of = token_ratio()
+
+    def score(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+        rho = ratio_of(outputs, batch)
+        return row_means(jnp.clip(rho, 1 - clip_low, 1 + clip_high), batch)
+
+    def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
+        acts, terms = jnp.any(batch.loss_weights != 0, axis=1), []
+        for name, component in constrained(batch, objective).items():
+            r = jnp.where(acts, component, jnp.nan)
+            mean, known = _mean(r), ~jnp.isnan(r)
+            above = jnp.where(known, r - mean, 0.0)
+            value = jnp.sum(s * above) / jnp.maximum(jnp.sum(known), 1) + mean
+            start = (batch.controls or {}).get(f"start/{name}", mean)
+            terms.append(barrier(value - share * start, floor))
+        total = -sum(terms, jnp.zeros(())) / max(len(terms), 1)
+        return jnp.full(s.shape, total / s.shape[0])
+
+    return coupled(score, shares, "barrier")
+
+
+@part
+def reward_component(name: str | None) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: one component of the reward, or the combined one for None."""
+    return lambda batch: batch.scores if name is None else component_of(batch, name)

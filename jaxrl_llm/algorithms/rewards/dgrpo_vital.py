@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
+
+import jax
+import jax.numpy as jnp
 
 from jaxrl_llm.advantages.difficulty import weigh_advantages
 from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages.multi_reward import component as component_of
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.reward_rules import (
-    times_weight_of_difficulty,
-    weight_of_difficulty,
-    with_tool_bonus,
-    with_useful_range,
-)
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import AverageName, Scale
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import OURS, PAPER, Fraction, NonNegative
+from jaxrl_llm.core.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.ranges import Fraction, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_moments
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.rewards import transforms as rewards
 from jaxrl_llm.utils.errors import require_choice
@@ -77,3 +79,65 @@ def dgrpo_vital(
         chain(*steps),
         grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average).objective,
     )
+
+
+def easiness_weight(
+    reward: jax.Array,
+    group: jax.Array,
+    *,
+    start: float | jax.Array = 1.0,
+    end: float | jax.Array = 2.0,
+    least: float | jax.Array = 0.5,
+) -> jax.Array:
+    """f32[N]: 1 up to a mean group reward of `start`, then falling linearly to `least` at `end` (2508.04416).
+
+    >>> easiness_weight(jnp.array([1.0, 2.0, 0.5]), jnp.array([0, 0, 1])).tolist()
+    [0.75, 0.75, 1.0]
+    """
+    _, mean, _ = bucket_moments(group, reward)
+    return least + (1 - least) * jnp.clip((end - mean) / (end - start), 0.0, 1.0)
+
+
+@part
+def with_useful_range(component: str, low: float, high: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the score with one component rescaled from its useful range."""
+
+    def rescaled(b: Trajectories) -> Array:
+        part = component_of(b, component)
+        return b.scores + jnp.where(jnp.isnan(part), 0.0, useful_range(part, low, high) - part)
+
+    return rescaled
+
+
+@part
+def weight_of_difficulty(least: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: `easiness_weight` of the scores."""
+
+    def weight(b: Trajectories) -> Array:
+        return easiness_weight(b.scores, b.group, least=least)
+
+    return weight
+
+
+@part
+def times_weight_of_difficulty(least: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the scores times `weight_of_difficulty`."""
+    return lambda b: b.scores * weight_of_difficulty(least)(b)
+
+
+@part
+def with_tool_bonus(bonus: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the scores, plus the bonus where a call of a tool worked; 0 without such calls."""
+
+    def score(b: Trajectories) -> Array:
+        calls, failed = ((b.info or {}).get(name) for name in ("calls", "failed_calls"))
+        if calls is None or failed is None:
+            return b.scores
+        return b.scores + bonus * (jnp.nan_to_num(calls) > jnp.nan_to_num(failed))
+
+    return score
+
+
+def useful_range(value: jax.Array, low: float | jax.Array, high: float | jax.Array) -> jax.Array:
+    """clip((value - low)/(high - low), 0, 1): a score rescaled to the range in which it distinguishes samples."""
+    return jnp.clip((value - low) / (high - low), 0.0, 1.0)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.reward_rules import graded_by_soundness, with_overlong_penalty
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN, AtLeastOne, NonNegative
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
+from jaxrl_llm.core.ranges import AtLeastOne, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards import transforms as rewards
+from jaxrl_llm.rewards.shaping import overlong_penalty
 from jaxrl_llm.utils.errors import is_off
 
 
@@ -53,3 +60,29 @@ def fapo(
         steps.append(rewards.rescore(with_overlong_penalty(longest, overlong_share)))
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
     return Algorithm(chain(*steps, group_relative(epsilon=epsilon)), objective)
+
+
+@part
+def graded_by_soundness(success: float, penalty: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the rewards of `fapo` before its length penalty."""
+    return lambda b: graded(b.scores > success, flawed_rows(b), penalty)
+
+
+@part
+def with_overlong_penalty(longest: Any, share: Any) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the scores plus `overlong_penalty` over the last share of the longest row."""
+    buffer: Any = jnp.maximum(share * longest, 1e-6)
+    return lambda b: b.scores + overlong_penalty(b.lengths, longest, buffer)
+
+
+def graded(correct: jax.Array, flawed: jax.Array, penalty: float | jax.Array = 1.0) -> jax.Array:
+    """+1 for correct, 1 - penalty for correct with a flawed derivation, -1 for wrong; f32[N] (FAPO, 2510.22543)."""
+    return jnp.where(correct, 1.0 - penalty * flawed, -1.0)
+
+
+def flawed_rows(batch: Trajectories) -> jax.Array:
+    """bool[N]: info "flawed" if present, else component "sound" <= 0.5 if present (NaN counts as sound), else False."""
+    if (flawed := (batch.info or {}).get("flawed")) is not None:
+        return flawed.astype(bool)
+    sound = (batch.rewards or {}).get("sound")
+    return jnp.zeros(batch.group.shape, bool) if sound is None else sound <= 0.5

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated
+
+import jax
+import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, NonNegative
+from jaxrl_llm.core.hyperparameters import CODE, OURS
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain
-from jaxrl_llm.rewards.compositions import weighted_components
+from jaxrl_llm.rewards.compositions import component_of
 from jaxrl_llm.rewards.transforms import rescore
 
 
@@ -49,3 +56,18 @@ def gui_r1(
 def by_rewards(weights: dict[str, float], base: Algorithm) -> Algorithm:
     """The method with the weighted sum of these components as its reward, which it then needs."""
     return replace(base, transform=chain(rescore(weighted_components(weights), weights), base.transform))
+
+
+@part
+def weighted_components(weights: Mapping[str, float]) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: the weighted sum of these components, whatever weights the run gives them.
+
+    The combined reward where the batch lacks one of them, as in a run that goes without it.
+    """
+
+    def reward(batch: Trajectories) -> jax.Array:
+        if not set(weights) <= set(batch.rewards or {}):
+            return batch.scores
+        return sum((w * component_of(batch, name) for name, w in weights.items()), jnp.zeros(batch.group.shape))
+
+    return reward

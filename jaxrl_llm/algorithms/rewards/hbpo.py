@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
-from jaxrl_llm.advantages.group import on_actions
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import group_advantage, on_actions
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.algorithms.reward_rules import advantage_within_budget, given_budgets, reward_within_budget
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN, AtLeastOne, Fraction, NonNegative
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
+from jaxrl_llm.core.ranges import AtLeastOne, Fraction, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_moments, joint_key
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards import transforms as rewards
@@ -76,3 +82,85 @@ def budgets_of(shares: str, longest: float) -> list[int]:
     if not numbers or not all(0 < one < 1 for one in numbers):
         raise InputError(f"hbpo: shares is {shown(shares)}, but must be numbers between 0 and 1, such as '0.25 0.5'")
     return [max(round(one * longest), 1) for one in numbers]
+
+
+def subgroup_advantage(
+    reward: jax.Array,
+    target: jax.Array,
+    group: jax.Array,
+    subgroup: jax.Array,
+    *,
+    coefficient: float | jax.Array = 1.0,
+    epsilon: float = 1e-6,
+) -> jax.Array:
+    """A_i = coefficient (mean of the subgroup - target_i) + (r_i - mean_g)/(std_g + epsilon), f32[N] (2507.15844).
+
+    reward f32[N], NaN where not scored (ignored, advantage 0); target f32[N], the highest reward that the subgroup can
+    reach; subgroup [N] partitions the groups. All samples of a subgroup with one target share the first term. A group
+    of one has advantage 0.
+    """
+    count, _, _ = bucket_moments(group, reward)
+    _, mean, _ = bucket_moments(joint_key(group, subgroup), reward)
+    within = jnp.where(jnp.isnan(reward) | (count < 2), 0.0, mean - target)
+    return coefficient * within + group_advantage(reward, group, epsilon=epsilon)
+
+
+@part
+def given_budgets(otherwise: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: info["budget"], or another budget where there is none."""
+
+    def budgets(b: Trajectories) -> Array:
+        given = (b.info or {}).get("budget", jnp.full(b.group.shape, jnp.nan))
+        return jnp.where(jnp.isnan(given), otherwise, given).astype(jnp.float32)
+
+    return budgets
+
+
+@part
+def reward_within_budget(
+    budgets: Callable[[Trajectories], Array], success: float, longest: float, scale: float, slope: float, flat: bool
+) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the rewards of `hbpo`."""
+
+    def reward(b: Trajectories) -> Array:
+        held = budget_reward(b.lengths, budgets(b), longest, scale, slope, flat)
+        return jnp.where(b.scores > success, held, 0.0)
+
+    return reward
+
+
+@part
+def advantage_within_budget(
+    budgets: Callable[[Trajectories], Array], longest: float, scale: float, coefficient: float, epsilon: float
+) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the advantages of `hbpo`."""
+
+    def advantage(b: Trajectories) -> Array:
+        level = budget_level(budgets(b), longest, scale)
+        return subgroup_advantage(b.scores, level, b.group, budgets(b), coefficient=coefficient, epsilon=epsilon)
+
+    return advantage
+
+
+def budget_level(tokens: jax.Array, max_length: float | jax.Array, scale: float | jax.Array = 4.0) -> jax.Array:
+    """scale cos(pi tokens / (2 max_length)): `scale` for 0 tokens, 0 for max_length tokens."""
+    return scale * jnp.cos(jnp.pi * tokens / (2 * max_length))
+
+
+def budget_reward(
+    lengths: jax.Array,
+    budget: jax.Array,
+    max_length: float | jax.Array,
+    scale: float | jax.Array = 4.0,
+    slope: float | jax.Array = 0.0,
+    flat: bool = True,
+) -> jax.Array:
+    """Reward of a correct completion of n tokens whose prompt stated a budget b, f32[N] (HBPO, 2507.15844).
+
+    With c = `budget_level`: c(n) - slope |n - b| for b < n <= max_length, c(b) for n <= b, and 0 above max_length.
+    flat=False: min(c(n) - slope |n - b|, c(b)) on both sides, which penalises completions shorter than the budget too.
+    """
+    level = budget_level(budget, max_length, scale)
+    over = budget_level(lengths, max_length, scale) - slope * jnp.abs(lengths - budget)
+    held = jnp.where(lengths > budget, over, level) if flat else jnp.minimum(over, level)
+    return jnp.where(lengths <= max_length, held, 0.0)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
+
+import jax
+import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN, AtLeastOne, NonNegative
+from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
+from jaxrl_llm.core.ranges import AtLeastOne, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.averaging.averages import sequence_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
-from jaxrl_llm.rewards.compositions import length_graded
+from jaxrl_llm.rewards.compositions import Number, component_of, other_components
 from jaxrl_llm.rewards.transforms import rescore
 
 
@@ -53,3 +60,36 @@ def open_rs(
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean())
     objective = regularised(objective, sequence_mean(), kl_coefficient=kl_coefficient)
     return Algorithm(chain(rescore(composed), group_relative()), objective)
+
+
+def cosine_length(
+    correct: jax.Array, share: jax.Array, best: Number = 1.0, right: Number = 0.5, worst: Number = -0.5
+) -> jax.Array:
+    """A reward that falls along a cosine with the length, f32[N]: from `best` to `right`, if wrong from 0 to `worst`.
+
+    correct: bool[N]. share: f32[N], length / longest length, of which more than 1 counts as 1.
+
+    >>> share = jnp.array([0.0, 0.5, 1.0])
+    >>> cosine_length(share >= 0, share).tolist(), cosine_length(share < 0, share).tolist()
+    ([1.0, 0.75, 0.5], [0.0, -0.25, -0.5])
+    """
+    fall = 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip(share, 0.0, 1.0)))
+    return jnp.where(correct, right + fall * (best - right), worst + fall * (0.0 - worst))
+
+
+@part
+def length_graded(
+    accuracy: str | None, success: float, weight: float, other_weight: float, longest: float, right: float, worst: float
+) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: weight `cosine_length` + other_weight (sum of the other components).
+
+    Right is a component `accuracy`, or the combined reward where it is None, above `success`.
+    """
+
+    def reward(batch: Trajectories) -> jax.Array:
+        score = batch.scores if accuracy is None else component_of(batch, accuracy)
+        graded = cosine_length(score > success, batch.lengths / longest, 1.0, right, worst)
+        rest = [] if accuracy is None else other_components(batch, accuracy)
+        return weight * graded + other_weight * sum((jnp.nan_to_num(x) for x in rest), jnp.zeros(score.shape))
+
+    return reward

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
+
+import jax
+import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.core.choices import AverageName
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import CODE, OURS, Count, NonNegative
+from jaxrl_llm.core.hyperparameters import CODE, OURS
+from jaxrl_llm.core.ranges import Count, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.averaging.averages import average_by_name
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
-from jaxrl_llm.rewards.compositions import failures_by_distance, success_rate
+from jaxrl_llm.rewards.compositions import Number
 from jaxrl_llm.rewards.transforms import leave_out, rescore
 from jaxrl_llm.utils.errors import InputError
 
@@ -66,3 +73,60 @@ def srpo_self_referential(
         objective,
         curriculum=DynamicSampling(informative, rounds),
     )
+
+
+def graded_failures(
+    success: jax.Array, distance: jax.Array, group: jax.Array, most: Number = 0.6, slope: Number = 10.0
+) -> jax.Array:
+    """1 for successes, and for failures most sigmoid(slope (1/2 - d)), f32[N].
+
+    distance f32[N]: of a failure to the successes of its group; NaN: none, reward 0. d is the distance rescaled to
+    [0, 1] over the failures of the group that have one; 1/2 where all are the same.
+
+    >>> d = jnp.array([2.0, 3.0, 5.0, jnp.nan])
+    >>> found = graded_failures(jnp.array([False, False, False, True]), d, jnp.zeros(4, jnp.int32))
+    >>> print([f"{x:.4f}" for x in found])
+    ['0.5960', '0.5047', '0.0040', '1.0000']
+    """
+    known = ~success & ~jnp.isnan(distance)
+    N = group.shape[0]
+    _, index = jnp.unique(group, return_inverse=True, size=N)
+    low = jax.ops.segment_min(jnp.where(known, distance, jnp.inf), index, num_segments=N)[index]
+    high = jax.ops.segment_max(jnp.where(known, distance, -jnp.inf), index, num_segments=N)[index]
+    wide = known & (high - low >= 1e-6)
+    d = jnp.where(wide, (distance - low) / jnp.where(wide, high - low, 1.0), 0.5)
+    (successes,) = bucket_sums(group, success.astype(jnp.float32))
+    grade = jnp.where(known & (successes > 0), most * jax.nn.sigmoid(slope * (0.5 - d)), 0.0)
+    return jnp.where(success, 1.0, grade)
+
+
+@part
+def failures_by_distance(success: float, most: float, slope: float) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: `graded_failures` by info["distance"]; failures get 0 where there is none.
+
+    Distances of rows without a score do not count.
+    """
+
+    def reward(batch: Trajectories) -> jax.Array:
+        nothing = jnp.full(batch.group.shape, jnp.nan)
+        distance = (batch.info or {}).get("distance", nothing).astype(jnp.float32)
+        distance = jnp.where(jnp.isnan(batch.scores), jnp.nan, distance)
+        return graded_failures(batch.scores > success, distance, batch.group, most, slope)
+
+    return reward
+
+
+@part
+def success_rate(least: float, most: float, success: float, within: bool = True) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> bool[N]`: rows of groups whose share of scores above `success` is in [least, most], or not.
+
+    within: False marks the rows of the other groups.
+    """
+
+    def marked(batch: Trajectories) -> jax.Array:
+        known = ~jnp.isnan(batch.scores)
+        good, count = bucket_sums(batch.group, (batch.scores > success) * 1.0, known * 1.0)
+        rate = good / jnp.maximum(count, 1)
+        return ((rate >= least - 1e-6) & (rate <= most + 1e-6)) == within
+
+    return marked

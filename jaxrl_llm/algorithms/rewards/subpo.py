@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.reward_to_go import gains_to_come
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.returns import reward_to_go, scored_actions, terminal_rewards
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import AverageName
 from jaxrl_llm.core.hyperparameters import RECALLED
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Transform, stateless
 from jaxrl_llm.objectives.averaging.averages import average_by_name
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import token_ratio
@@ -37,3 +43,37 @@ def subpo(average: Annotated[AverageName, RECALLED] = "sum") -> Algorithm:
     """
     objective = policy_gradient(token_ratio(), log_probability(), average_by_name(average))
     return Algorithm(gains_to_come(), objective)
+
+
+def above_mates(returns: jax.Array, index: jax.Array, known: jax.Array, group: jax.Array) -> jax.Array:
+    """Returns f32[N, L] minus the mean of the mates' at the same action index int32[N, L]; 0 where index is -1.
+
+    Mates are the other known rows bool[N] of the group. One that has ended has the return 0. A row without mates has
+    the baseline 0.
+
+    >>> returns, index = jnp.array([[3.0, 1.0], [1.0, 0.0]]), jnp.array([[0, 1], [0, -1]])
+    >>> print(above_mates(returns, index, jnp.ones(2, bool), jnp.zeros(2, jnp.int32)).tolist())
+    [[2.0, 1.0], [-2.0, 0.0]]
+    """
+    N, L = returns.shape
+    place = jnp.where(index >= 0, index, L)
+    by_index = jnp.zeros((N, L + 1)).at[jnp.arange(N)[:, None], place].add(jnp.where(index >= 0, returns, 0.0))
+    by_index = jnp.where(known[:, None], by_index, 0.0)
+    _, of_group = jnp.unique(group, return_inverse=True, size=N)
+    total = jax.ops.segment_sum(by_index, of_group, num_segments=N)[of_group] - by_index
+    mates = jax.ops.segment_sum(known.astype(jnp.float32), of_group, num_segments=N)[of_group] - known
+    baseline = jnp.take_along_axis(total / jnp.maximum(mates, 1)[:, None], place, axis=1)
+    return jnp.where(index >= 0, returns - baseline, 0.0)
+
+
+@part
+def gains_to_come() -> Transform:
+    """The undiscounted rewards still to come, those of the score and of spans, `above_mates`."""
+
+    def apply(batch: Trajectories) -> Trajectories:
+        known = ~jnp.isnan(batch.scores)
+        returns = reward_to_go(terminal_rewards(batch), batch.action_mask)
+        index = jnp.where(scored_actions(batch), batch.action_index, -1)
+        return batch.replace(advantages=above_mates(returns, index, known, batch.group))
+
+    return stateless(apply, {"spans"})

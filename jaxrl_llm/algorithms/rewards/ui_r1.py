@@ -2,20 +2,80 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import rewards_up_to, run_settings
+from jaxrl_llm.algorithms.run_settings import Given, RunSetting, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, NonNegative
+from jaxrl_llm.core.hyperparameters import CODE, OURS
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.averaging.averages import sequence_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
-from jaxrl_llm.rewards.compositions import with_length_beside_mates
+from jaxrl_llm.rewards.compositions import Number
 from jaxrl_llm.rewards.transforms import rescore
+
+
+def rewards_up_to(name: str, *rewards: str, why: str) -> RunSetting:
+    """Rewards whose weights add up to the hyper-parameter `name` at least, where each is at most 1."""
+
+    def fits(config: Any, given: Given) -> bool:
+        return any(":" in spec for spec in config.rewards) or sum(map(_weight, config.rewards)) >= given[name] - 1e-9
+
+    return RunSetting("rewards", lambda given: rewards, fits, why)
+
+
+def _weight(spec: str) -> float:
+    try:
+        return max(float(spec.rpartition("*")[2]), 0.0) if "*" in spec and not spec.endswith(")") else 1.0
+    except ValueError:  # the reward's own check says so
+        return 1.0
+
+
+def length_beside_mates(
+    length: jax.Array, right: jax.Array, known: jax.Array, group: jax.Array, slope: Number = -0.5, offset: Number = 0.5
+) -> jax.Array:
+    """What a completion's length adds to its reward, f32[N], measured by a length that suits its prompt.
+
+    With p the share of right rows bool[N] among the known ones of a prompt, the suitable length is p (mean length of
+    the right ones) + (1 - p) (longest), and x the relative excess over it: max(slope x + offset, 0.1) for right rows,
+    min(0.9 x - 0.1, -0.1) for wrong ones. 0 for rows that are not known.
+
+    >>> right, length = jnp.array([True, True, False, False]), jnp.array([100.0, 200, 150, 400])
+    >>> found = length_beside_mates(length, right, length > 0, jnp.zeros(4, jnp.int32))
+    >>> print([f"{x:.3f}" for x in found])
+    ['0.818', '0.636', '-0.509', '-0.100']
+    """
+    right = right & known
+    N = group.shape[0]
+    _, index = jnp.unique(group, return_inverse=True, size=N)
+    longest = jax.ops.segment_max(jnp.where(known, length, 0.0), index, num_segments=N)[index]
+    count, good, tokens = bucket_sums(group, known * 1.0, right * 1.0, jnp.where(right, length, 0.0))
+    p = good / jnp.maximum(count, 1)
+    suitable = p * tokens / jnp.maximum(good, 1) + (1 - p) * longest
+    x = (length - suitable) / jnp.maximum(suitable, 1e-6)
+    added = jnp.where(right, jnp.maximum(slope * x + offset, 0.1), jnp.minimum(0.9 * x - 0.1, -0.1))
+    return jnp.where(known, added, 0.0)
+
+
+@part
+def with_length_beside_mates(right: float, slope: float, offset: float) -> Callable[[Trajectories], jax.Array]:
+    """A function `batch -> f32[N]`: the scores plus `length_beside_mates`; rows are right from the score `right` on."""
+
+    def reward(batch: Trajectories) -> jax.Array:
+        known, score = ~jnp.isnan(batch.scores), batch.scores
+        return score + length_beside_mates(batch.lengths, score >= right, known, batch.group, slope, offset)
+
+    return reward
 
 
 @method(

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
+import jax
+import jax.numpy as jnp
+
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
+from jaxrl_llm.advantages.multipliers import row_mean
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.reward_rules import less_for_likely
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import CODE, PAPER, NonNegative
+from jaxrl_llm.core.hyperparameters import CODE, PAPER
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_sums
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards import transforms as rewards
@@ -51,3 +58,41 @@ def unlikeliness_reward(
         ),
         objective,
     )
+
+
+@part
+def less_for_likely(coefficient: float, offset: float) -> Callable[[Trajectories], Array]:
+    """A function `batch -> f32[N]`: the rewards of `unlikeliness_reward`."""
+
+    def reward(b: Trajectories) -> Array:
+        return rank_penalty(b.scores, row_mean(b.behaviour_logp, b.action_mask), b.group, coefficient, offset)
+
+    return reward
+
+
+def likelihood_rank(likelihood: jax.Array, group: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rank of each sample in its group, 0 for the most likely, and the size of the group, f32[N] each.
+
+    likelihood: f32[N], NaN to exclude a sample. Equal samples share the mean of their ranks.
+    """
+    known = ~jnp.isnan(likelihood)
+    mates = (group[:, None] == group) & known[:, None] & known
+    above = jnp.sum(mates & (likelihood > likelihood[:, None]), axis=1)
+    same = jnp.sum(mates & (likelihood == likelihood[:, None]), axis=1)
+    (size,) = bucket_sums(group, known.astype(jnp.float32))
+    return above + 0.5 * jnp.maximum(same - 1.0, 0.0), size
+
+
+def rank_penalty(
+    reward: jax.Array,
+    likelihood: jax.Array,
+    group: jax.Array,
+    coefficient: float | jax.Array = 0.25,
+    offset: float | jax.Array = 0.0,
+) -> jax.Array:
+    """r_i (1 - coefficient (G - offset - rank_i)/G), f32[N]: lower for more likely samples (2506.02355).
+
+    rank and G: see `likelihood_rank`. offset 0 also penalises the least likely sample, offset 1 does not.
+    """
+    rank, size = likelihood_rank(jnp.where(jnp.isnan(reward), jnp.nan, likelihood), group)
+    return reward * (1 - coefficient * (size - offset - rank) / jnp.maximum(size, 1))

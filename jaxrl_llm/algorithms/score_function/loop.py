@@ -6,13 +6,19 @@ from typing import Annotated, Literal
 
 from jaxrl_llm.advantages.group import drop_small_advantages, group_relative
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import epochs_at_least, run_settings
+from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Scale, Span
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, NonNegative
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, span_ratio
 from jaxrl_llm.utils.errors import require_choice
+
+
+def epochs_at_least(number: int, why: str) -> RunSetting:
+    """So many passes over a batch."""
+    return RunSetting("epochs", lambda given: number, lambda config, given: config.epochs >= number, why)
 
 
 @method(paper="arXiv 2502.01600", year=2025, test="test_critic_free.py::test_loop_is_the_loop")

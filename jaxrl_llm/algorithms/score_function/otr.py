@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated
 
+import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.demonstrations import demonstrated_rows
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import OURS, RECALLED, Positive
+from jaxrl_llm.core.hyperparameters import OURS, RECALLED
+from jaxrl_llm.core.ranges import Positive
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import stateless
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.transform import Metrics, stateless
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.regression import one_token
+from jaxrl_llm.objectives.regression import Number
+from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.rollouts.guidance.demonstrated import demonstrated
 from jaxrl_llm.utils.errors import InputError
 
@@ -80,3 +83,36 @@ def static_number(name: str, value: float) -> float:
         raise InputError(f"{name} must be a plain number, because it is part of the name of a need")
     check_number(name, value, above=0)
     return value
+
+
+def one_token_score(
+    logp: jax.Array, heated_logp: jax.Array, label: jax.Array, penalty: Number = -0.1, temperature: Number = 1.0
+) -> jax.Array:
+    """A function with the gradient of -`expected_one_token_loss`, elementwise, from three log-probabilities.
+
+    logp, heated_logp: of the label under the current policy, at temperature 1 and at `temperature` = k. label: q, the
+    label's probability at k, without gradient. (1 - penalty) q grad log p + penalty sum_a q_a grad log p_a, where
+
+        log p - k log p_k = k log Z_k - log Z_1,    whose gradient is q - p = sum_a q_a grad log p_a
+    """
+    return (1 - penalty) * jax.lax.stop_gradient(label) * logp + penalty * (logp - temperature * heated_logp)
+
+
+@part
+def one_token(penalty: Number = -0.1, temperature: float = 1.0) -> Surrogate:
+    """A * `one_token_score`: the expectation of the score of tokens drawn at a temperature by the old policy.
+
+    At temperature 1 the gradient is (1 - penalty) p grad log p, and that of the second term is 0. Only the gradient of
+    the loss is meaningful, not its value. Needs "heated_logp:T" (`policy_gradient` with `needs`). Metric:
+    "label/probability", of the label at the temperature.
+    """
+
+    def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        counts = batch.loss_weights != 0
+        heated = (outputs.extras or {}).get("heated_logp", outputs.logp)
+        q = jnp.exp(jnp.minimum(jnp.where(counts, batch.need("heated_logp"), 0.0), 0.0))
+        logp, heated = (jnp.where(counts, x, 0.0) for x in (outputs.logp, heated))
+        score = one_token_score(logp, heated, q, penalty, temperature)
+        return batch.need("advantages") * score, {"label/probability": q}
+
+    return surrogate

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import at_last_action, sequence_values
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import more_samples_than, run_settings
+from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative, Positive
+from jaxrl_llm.core.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain, counted
@@ -22,6 +23,16 @@ from jaxrl_llm.objectives.averaging.averages import sequence_sum
 from jaxrl_llm.objectives.values import last_action_mean, value_loss
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
+
+
+def more_samples_than(name: str, why: str) -> RunSetting:
+    """Groups larger than the hyper-parameter `name`; by default the next power of two."""
+    return RunSetting(
+        "group_size",
+        lambda given: 1 << int(given[name]).bit_length(),
+        lambda config, given: config.group_size > given[name],
+        why,
+    )
 
 
 @part

@@ -6,17 +6,20 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
+import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import margin_over_second, on_actions
+from jaxrl_llm.advantages.group import bucket_best, on_actions
 from jaxrl_llm.advantages.sets import best_of_sets_advantage
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import AverageName
-from jaxrl_llm.core.hyperparameters import CODE, PAPER, Count, NonNegative
+from jaxrl_llm.core.hyperparameters import CODE, PAPER
+from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.objectives import clip
+from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.utils.errors import require_choice
 
 
@@ -71,3 +74,15 @@ def passk_grpo(
         on_actions(best_of_sets_credit(k, estimator, scale, epsilon)),
         averaged_gradient(clip(clip_low, clip_high), average),
     )
+
+
+def margin_over_second(values: jax.Array, keys: jax.Array) -> jax.Array:
+    """Maximum minus second largest value for the best sample of each bucket, 0 for the others, f32[N] (2503.19595).
+
+    This is how much the maximum of the bucket would drop without the sample. 0 for ties and in a bucket of one.
+    """
+    known = ~jnp.isnan(values)
+    rank = ranks_within(keys, values, jnp.zeros(values.shape), known)
+    second = bucket_best(keys, jnp.where(rank > 0, values, jnp.nan))
+    (count,) = bucket_sums(keys, known.astype(jnp.float32))
+    return jnp.where(known & (rank == 0) & (count > 1), values - second, 0.0)

@@ -12,7 +12,8 @@ from jaxrl_llm.advantages.sets import DIVERSITIES, diverse_sets_advantage
 from jaxrl_llm.advantages.votes import answer_keys
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, Count, NonNegative
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
+import jax
+import jax.numpy as jnp
+
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.advantages.balance import balanced_relative
+from jaxrl_llm.advantages.balance import balanced
+from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Clipping, Scale
-from jaxrl_llm.core.hyperparameters import CODE, PAPER, NonNegative, Positive
+from jaxrl_llm.core.coefficients import check_bounds, check_number
+from jaxrl_llm.core.hyperparameters import CODE, PAPER
+from jaxrl_llm.core.ranges import NonNegative, Positive
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Transform, counted
 from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.penalties import imitation
-from jaxrl_llm.objectives.regression import masked_score
+from jaxrl_llm.objectives.regression import Number
+from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.utils.errors import is_off, require_choice
 
 
@@ -58,3 +69,89 @@ def rec_off_policy_reinforce(
         objective += coefficient * (imitation() if regulariser == "forward-kl" else 2.0 * kl("behaviour", "k2"))
     advantages = balanced_relative if drop == "balance" else group_relative
     return Algorithm(advantages(scale, ddof=0, epsilon=epsilon), objective)
+
+
+@part
+def balanced_relative(scale: Scale = "none", ddof: int = 0, epsilon: float = 1e-6) -> Transform:
+    """Group-relative advantages among the `balanced` samples; 0 for dropped ones."""
+
+    def apply(step: jax.Array, batch: Trajectories) -> Trajectories:
+        kept = balanced(batch.scores, batch.group, row_noise(batch, step))
+        reward = jnp.where(kept, batch.scores, jnp.nan)
+        A = group_advantage(reward, batch.group, scale=scale, ddof=ddof, epsilon=epsilon)
+        return batch.replace(advantages=A[:, None] * batch.action_mask)
+
+    return counted(apply)
+
+
+CLIPS = ("none", "one-side", "two-side", "ring")
+
+
+WEIGHTS = ("none", "importance", "advantage")
+
+
+def clip_mask(
+    shape: Clipping,
+    ratio: jax.Array,
+    advantages: jax.Array,
+    low: Number,
+    high: Number,
+    far_low: Number,
+    far_high: Number,
+) -> jax.Array:
+    """True where a token's gradient is kept (2509.24203), bool, elementwise.
+
+    "none": everywhere. "one-side": PPO's clip, rho <= 1 + high where A >= 0, rho >= 1 - low where A <= 0.
+    "two-side": 1 - low <= rho <= 1 + high. "ring": as "two-side", and where the step moves a distant ratio back towards
+    1: A >= 0 and rho <= 1 - far_low, or A <= 0 and rho >= 1 + far_high.
+    """
+    require_choice("clip", shape, CLIPS)
+    good, bad = advantages >= 0, advantages <= 0
+    if shape == "none":
+        return jnp.ones(ratio.shape, bool)
+    if shape == "one-side":
+        return (good & (ratio <= 1 + high)) | (bad & (ratio >= 1 - low))
+    inside = (ratio >= 1 - low) & (ratio <= 1 + high)
+    if shape == "two-side":
+        return inside
+    return inside | (good & (ratio <= 1 - far_low)) | (bad & (ratio >= 1 + far_high))
+
+
+def score_weight(
+    shape: Literal["none", "importance", "advantage"],
+    ratio: jax.Array,
+    advantages: jax.Array,
+    temperature: Number = 1.0,
+) -> jax.Array:
+    """Weight of the score function: 1, rho ("importance"), or exp(A / temperature) ("advantage"), elementwise."""
+    require_choice("weight", shape, WEIGHTS)
+    if shape == "importance":
+        return ratio
+    # The exponent is clipped like log-ratios, so that weights and gradients stay finite.
+    return jnp.exp(jnp.clip(advantages / temperature, -20.0, 20.0)) if shape == "advantage" else jnp.ones_like(ratio)
+
+
+@part
+def masked_score(
+    clip: Clipping = "none",
+    weight: Literal["none", "importance", "advantage"] = "none",
+    clip_low: Number = 0.2,
+    clip_high: Number | None = None,
+    far_low: Number = 0.6,
+    far_high: Number = 2.0,
+    temperature: Number = 1.0,
+) -> Callable[[jax.Array, Trajectories], jax.Array]:
+    """A weight for `log_probability`: `clip_mask` times `score_weight`; clip_high defaults to clip_low."""
+    require_choice("clip", clip, CLIPS)
+    require_choice("weight", weight, WEIGHTS)
+    low, high = check_bounds("clip", clip_low, clip_high, most=1)
+    check_number("far_low", far_low, least=0)
+    check_number("far_high", far_high, least=0)
+    check_number("temperature", temperature, above=0)
+
+    def weigh(ratio: jax.Array, batch: Trajectories) -> jax.Array:
+        A = batch.need("advantages")
+        mask = clip_mask(clip, ratio, A, low, high, far_low, far_high)
+        return jnp.where(mask, score_weight(weight, ratio, A, temperature), 0.0)
+
+    return weigh

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import jax
+import jax.numpy as jnp
+
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Scale
+from jaxrl_llm.core.choices import Scale, Source
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import CODE, PAPER, NonNegative
-from jaxrl_llm.objectives.regression import random_policy_regression
+from jaxrl_llm.core.hyperparameters import CODE, PAPER
+from jaxrl_llm.core.log_ratios import log_ratio, needed
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.transform import Metrics, Objective
+from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged
+from jaxrl_llm.objectives.ratios import log_ratio_to
+from jaxrl_llm.objectives.regression import Number
 
 
 @method(
@@ -36,3 +46,41 @@ def rover(
     """
     check_number("ratio_scale", ratio_scale, above=0)
     return Algorithm(group_relative(scale, epsilon=epsilon), random_policy_regression(ratio_scale, next_scale))
+
+
+def next_action_value(values: jax.Array, mask: jax.Array) -> jax.Array:
+    """values f32[N, L] at the next masked position of the row, f32[N, L]; 0 after the last one and outside the mask."""
+    L = values.shape[1]
+    position = jnp.where(mask, jnp.arange(L), L)
+    after = jnp.pad(jax.lax.cummin(position, axis=1, reverse=True)[:, 1:], ((0, 0), (0, 1)), constant_values=L)
+    found = jnp.take_along_axis(jnp.where(mask, values, 0.0), jnp.minimum(after, L - 1), axis=1)
+    return jnp.where(mask & (after < L), found, 0.0)
+
+
+def bellman_target(reward: jax.Array, next_values: jax.Array, scale: Number = 1.0) -> jax.Array:
+    """r + scale V_next under stop-gradient; elementwise."""
+    return jax.lax.stop_gradient(reward + scale * next_values)
+
+
+@part
+def random_policy_regression(
+    scale: Number = 1.0, next_scale: Number = 1.0, against: Source = "behaviour", average: Average | Mean | None = None
+) -> Objective:
+    """Mean of (Q - sg(r + next_scale V_next))^2 with Q = scale (logp - logp_old).
+
+    The log-ratio is interpreted as the Q-value of the uniform policy, whose state value V is the mean of Q over the
+    vocabulary (ROVER, 2509.24981). V_next is the V of the row's next action, 0 after the last. r: the advantages.
+    Needs "mean_logp". Metrics: "q/mean", "q/error".
+    """
+    mean = as_average(average)
+
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        counts = batch.loss_weights != 0
+        Q = scale * log_ratio_to(outputs, batch, against)
+        now = (outputs.extras or {}).get("mean_logp", jnp.zeros_like(outputs.logp))
+        V = scale * log_ratio(now, batch.need("mean_logp"), batch.action_mask)
+        reward = jnp.where(counts, batch.need("advantages"), 0.0)
+        error = mean((Q - bellman_target(reward, next_action_value(V, batch.action_mask), next_scale)) ** 2, batch)
+        return error, {"q/mean": mean(Q, batch), "q/error": error}
+
+    return averaged(objective, mean, needed(against) | {"mean_logp"})

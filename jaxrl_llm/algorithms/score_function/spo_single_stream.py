@@ -2,18 +2,175 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any
+
+import numpy as np
 
 from jaxrl_llm.advantages.trackers import tracked_baseline
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import one_sample, run_settings
+from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN, Count, Fraction, NonNegative, NonNegativeInt
-from jaxrl_llm.curriculum.compose import choose_prompts
-from jaxrl_llm.curriculum.trackers import tracked_uncertainty
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
+from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.source import Replay
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.curriculum.compose import Machine, RuleOf, choose_prompts
+from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State, changed
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.replay.drift_probe import last_responses
-from jaxrl_llm.rollouts.programs import group, with_start_value
+from jaxrl_llm.replay import buffers
+from jaxrl_llm.replay.base import mixed
+from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows, token_places
+from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.utils.errors import InputError, shown
+
+
+def one_sample(why: str) -> RunSetting:
+    """One sample of each prompt."""
+    return RunSetting("group_size", lambda given: 1, lambda config, given: config.group_size == 1, why)
+
+
+@part
+def tracked_uncertainty(
+    floor: float = 0.05,
+    half_life: float = 0.06,
+    least: float = 0.875,
+    most: float = 0.96,
+    column: str | None = None,
+    samples: int = 8,
+) -> RuleOf:
+    """Weights sqrt(v (1 - v)) + floor, with v the estimate of `advantages.trackers.tracked_baseline` for the prompt.
+
+    It is updated after each update of the policy, from the prepared batch and its info["drift"], as that tracker is,
+    and a prompt of which the run's own tracker says v has the same v here. column: of the data set, with the mean
+    reward of `samples` samples of each prompt before the run, from which trackers start; None: at 1/2. The metric
+    curriculum/drift is the mean drift of the last update's prompts that had been answered before, 0 without such.
+    """
+    check_number("tracked_uncertainty: floor", floor, above=0)
+    check_number("tracked_uncertainty: half_life", half_life, above=0)
+    check_number("tracked_uncertainty: least", least, least=0, most=1)
+    check_number("tracked_uncertainty: most", most, least=0, most=1)
+    check_number("tracked_uncertainty: samples", samples, least=1, whole=True)
+
+    def score(state: State, prompts: Prompts, random: np.random.Generator) -> Array:
+        v = np.clip(state["value"][prompts.ids].astype(np.float64), 0.0, 1.0)
+        return np.log(np.sqrt(v * (1 - v)) + floor)
+
+    def learned(state: State, batch: Trajectories) -> State:
+        info = batch.info or {}
+        reward = np.where(np.asarray(batch.action_mask).any(axis=1), np.asarray(batch.need("reward")), np.nan)
+        known = ~np.isnan(reward) & ~(np.asarray(info.get("measured", np.zeros(len(reward)))) > 0)
+        ids, at = np.unique(np.asarray(batch.prompt_id)[known], return_inverse=True)
+        value, memory, seen = (state[name][ids] for name in ("value", "memory", "seen"))
+        kept, moved = np.full(len(at), least), np.zeros(0)
+        if "drift" in info:
+            D = np.where(seen[at], np.asarray(info["drift"])[known], 0.0)
+            moved = D[seen[at] & ~np.isnan(D)]
+            kept = np.where(np.isnan(D), least, np.clip(np.exp2(-D / half_life), least, most))
+        n, total, share = (np.bincount(at, x, len(ids)) for x in (np.ones(len(at)), reward[known], kept))
+        after = share / np.maximum(n, 1) * memory + n
+        new = {"value": value + (total - n * value) / np.maximum(after, 1e-9), "memory": after, "seen": True}
+        arrays = {name: changed(state[name], ids, x) for name, x in new.items()}
+        return {**arrays, "drift": float(moved.mean()) if len(moved) else 0.0}
+
+    def make(facts: PromptFacts) -> Machine:
+        value, memory = np.full(facts.size, 0.5, np.float32), np.ones(facts.size, np.float32)
+        if column is not None:
+            mean = _means(facts, column)
+            value, memory = ((samples * mean + 0.5) / (samples + 1)).astype(np.float32), memory / np.float32(1 - least)
+        start = {"value": value, "memory": memory, "seen": np.zeros(facts.size, bool)}
+        metrics: Any = lambda state: {"drift": state["drift"]}  # noqa: E731
+        return Machine({**start, "drift": 0.0}, score=score, learned=learned, metrics=metrics)
+
+    return make
+
+
+def _means(facts: PromptFacts, column: str) -> Array:
+    """f64[P]: the column's mean rewards; InputError for what is no number from 0 to 1."""
+    values = facts.column(column)
+    for number, value in enumerate(values, start=1):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise InputError(
+                f"the column {column!r} of prompt {number} is {shown(value)}, but must be a mean reward from 0 to 1"
+            )
+    return np.asarray(values, np.float64)
+
+
+def with_tokens(store: Store, index: np.ndarray, name: str, values: np.ndarray) -> Store:
+    """The store with other values of token:NAME in the rows of an index int[m]; values: of one row after another."""
+    key = f"token:{name}"
+    changed = store[key].copy()
+    changed[token_places(store["length"], np.asarray(index, np.int64))] = values
+    return store | {key: changed}
+
+
+_NOT_READ = ("token:entropy", "token:untruncated_logp")  # of a response that is only measured
+
+
+@part
+def last_responses(prompts: int = 16_384) -> Replay:
+    """Bring back the last response to each prompt of the batch, with info["measured"] 1: no update trains on it.
+
+    The store has one response of each prompt, those of the `prompts` prompts that were answered last. Its
+    `behaviour_logp` is what the learner computed before the update on that response, once there was one, and not what
+    the sampler did: the two differ by rounding, which would count as a move of the policy.
+    """
+    check_number("prompts", prompts, least=0, whole=True)
+
+    def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
+        fresh, group = to_rows(scored), np.asarray(scored.batch.group)
+        asked, past = np.asarray(scored.batch.prompt_id), dict[str, np.ndarray]()
+        if count(state):
+            past = take(state, np.flatnonzero(np.isin(state["row:prompt_id"], asked)))
+        found = mixed(scored, fresh, past, group, group.max() + 1 + np.arange(count(past)))
+        # Where each row is in the mixed batch, whose first rows these are, in the order of their groups.
+        place = np.empty(len(group), np.int64)
+        place[np.argsort(group, kind="stable")] = np.arange(len(group))
+        light = {name: x for name, x in fresh.items() if name not in _NOT_READ}
+        new = marked(light, item=buffers.next_item(state) + np.arange(len(group)), step=step, place=place)
+        answered: Any = np.asarray(scored.batch.action_mask).any(axis=1)
+        new = keep(new, answered)
+        old = marked(state, place=-1) if count(state) else {}
+        store = buffers.newest(buffers.newest_of_prompts(join(old, new), 1), prompts) if prompts else {}
+        batch = found.batch
+        return found._replace(batch=batch.with_info(measured=(batch.info or {})["replayed"])), store
+
+    def learned(state: Store, batch: Trajectories) -> Store:
+        if not count(state):
+            return state
+        which = np.flatnonzero(state["of:place"] >= 0)
+        rows = state["of:place"][which]
+        old_logp: Any = np.asarray(batch.need("old_logp"))[rows]
+        told = old_logp[np.asarray(batch.token_mask)[rows]]
+        after = with_tokens(state, which, "behaviour_logp", told)
+        return marked(after, place=-1)
+
+    return Replay(
+        dict, mix, frozenset({"replayed", "measured"}), buffers.metrics, lambda rows: 2 * rows, learned=learned
+    )
+
+
+@part
+def with_start_value(rollout: Rollout, column: str) -> Rollout:
+    """A rollout whose episodes know what their prompt's completions earned before the run.
+
+    column: of the data set, with that mean reward. Provides info["start_value"].
+    """
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        value = float(task.row[column])
+        return [episode.with_info(start_value=value) for episode in await rollout.program(tools, task)]
+
+    return replace(
+        rollout, program=program, name=f"{rollout.name}, start value", columns=(*rollout.columns, column),
+        provides=rollout.provides | {"start_value"},
+    )  # fmt: skip
 
 
 @method(paper="arXiv 2509.13232", year=2025, test="test_critic_free.py::test_spo_is_the_loop_over_updates")

@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from asyncio import gather
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any
 
-from jaxrl_llm.advantages.turns.utterances import HEADS, actor_after, advantages_of_replies
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.advantages.replayed import replayed_rows
+from jaxrl_llm.advantages.returns import needed_values
+from jaxrl_llm.advantages.turns.turns import (
+    TURNS,
+    acted_turns,
+    on_tokens,
+    rewards_of_turns,
+    turn_count,
+    turn_mask,
+    turn_numbers,
+)
+from jaxrl_llm.advantages.turns.utterances import following
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS
+from jaxrl_llm.core.ranges import Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.reference import exponential_average
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.curriculum.stored_states import kept_states, replying_at_stored_states
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.source import Curriculum, MakeCurriculum, State, Step
+from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.transform import Transform, chain, counted, stateless
+from jaxrl_llm.curriculum.stored_states import COLUMN, Where
 from jaxrl_llm.objectives import constant, log_probability, policy_gradient, token_ratio
 from jaxrl_llm.objectives.value_heads import head_value_loss
 from jaxrl_llm.replay.base import whole_groups
+from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.episode import Episode, given
+from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 
 
 @method(
@@ -67,3 +95,195 @@ def archer(
         replay=whole_groups(replay_share, groups=replay_groups, equal=True),
         target=exponential_average(1 - rate),
     )
+
+
+HEADS = 4  # Q_1, Q_2, V_1, V_2
+
+
+def ends_of_turns(batch: Trajectories) -> tuple[Array, Array]:
+    """int32[N, K] each: the places of the first and of the last action of each turn; 0 where there is none."""
+    L = batch.tokens.shape[1]
+    own = turn_numbers(batch)[:, :, None] == jnp.arange(turn_count(batch))
+    place = jnp.arange(L)[None, :, None]
+    first, last = jnp.min(jnp.where(own, place, L), axis=1), jnp.max(jnp.where(own, place, 0), axis=1)
+    return jnp.where(first < L, first, 0).astype(jnp.int32), last.astype(jnp.int32)
+
+
+def targets_of_turns(
+    rewards: Array, mask: Array, target_q: Array, target_v: Array, gamma: float | Array
+) -> tuple[Array, Array]:
+    """(y_Q, y_V), f32[N, K, 2] each: r + gamma Vbar(o'), without what follows for the last turn, and Qbar(o, a).
+
+    rewards f32[N, K]; target_q, target_v f32[N, K, 2]: of the target critic, at each turn.
+    """
+    return rewards[..., None] + gamma * following(target_v, mask), target_q
+
+
+@part
+def advantages_of_replies(gamma: float = 0.95) -> Transform:
+    """A = min(Q_1, Q_2) - min(V_1, V_2) on the tokens of each reply, and the critic's targets (2402.19446).
+
+    Q_i learns r + gamma Vbar_i(o') from transitions, replayed ones too: all turns of scored rows. V_i learns
+    Qbar_i(o, a), and the policy from A, where a is a draw of the policy: in the rows of the step, and in those of
+    replies that were drawn anew at earlier states (info["resampled"]), which are no transitions. Tokens of replayed
+    rows have advantage 0. Qbar and Vbar are of the target critic. r is the reward of the turn, with the score on the
+    last one.
+
+    Writes info["head_returns"] f32[N, L, 4], NaN where a head is not trained, and the controls "head_turns" f32[4], how
+    many turns train each, and "turns", turns that train the policy per row of the batch.
+    """
+    check_number("gamma", gamma, least=0, most=1)
+
+    def apply(batch: Trajectories) -> Trajectories:
+        anew = (batch.info or {}).get("resampled")
+        anew = jnp.zeros(batch.group.shape, bool) if anew is None else jnp.nan_to_num(anew) > 0
+        mask = turn_mask(batch) & ~anew[:, None]
+        own = (mask | (acted_turns(batch) & anew[:, None])) & ~replayed_rows(batch)[:, None]
+        first, last = ends_of_turns(batch)
+
+        def read(values: Array, place: Array) -> Array:
+            return jnp.take_along_axis(values, place[:, :, None], axis=1)
+
+        values, target = batch.need("values"), batch.need("target_values")
+        Q, V = read(values[..., :2], last), read(values[..., 2:], first)
+        rewards = rewards_of_turns(batch)
+        y_q, y_v = targets_of_turns(rewards, mask, read(target[..., :2], last), read(target[..., 2:], first), gamma)
+        A = jnp.where(own, jnp.min(Q, axis=-1) - jnp.min(V, axis=-1), 0.0)
+        returns, acted = [], turn_numbers(batch) >= 0
+        for place, where, y in ((last, mask, y_q), (first, own, y_v)):
+            here = acted & (on_tokens(place.astype(jnp.float32), batch) == jnp.arange(batch.tokens.shape[1]))
+            for head in range(2):
+                told = on_tokens(jnp.where(where, y[..., head], jnp.nan), batch)
+                returns.append(jnp.where(here, told, jnp.nan))
+        count = jnp.sum(own).astype(jnp.float32)
+        rows = jnp.maximum(jnp.sum(jnp.any(batch.action_mask, axis=1)), 1)
+        counts = jnp.stack([jnp.sum(mask).astype(jnp.float32)] * 2 + [count] * 2)
+        return (
+            batch.replace(advantages=on_tokens(A, batch))
+            .with_info(head_returns=jnp.stack(returns, axis=-1))
+            .with_controls(head_turns=counts, turns=jnp.maximum(count, 1) / rows)
+        )
+
+    needs = {f"target_values:{HEADS}", "replayed", "resampled", "turn_rewards"}
+    return stateless(apply, TURNS | needed_values(HEADS) | needs)
+
+
+@part
+def actor_after(updates: int) -> Transform:
+    """Write the control "actor": 0 in the first so many updates, in which only the critic learns, and then 1."""
+    check_number("updates", updates, least=0, whole=True)
+    return counted(lambda t, batch: batch.with_controls(actor=jnp.where(t < updates, 0.0, 1.0)))
+
+
+RESAMPLED = "resampled"
+
+
+FIRST_NUMBER = 2**19  # of samples, above those of a group's own
+
+
+@part
+def kept_states(samples: int, episodes: int = 1024, column: str = COLUMN) -> MakeCurriculum:
+    """Shuffled epochs, with `samples` states of the episodes of earlier steps in a column of each row.
+
+    States are drawn uniformly, of any prompt, from those before the turns of the newest `episodes` rows that had a
+    score; fewer than `samples` until there are as many. The metric curriculum/states counts them.
+    """
+    check_number("samples", samples, least=0, whole=True)
+    check_number("episodes", episodes, least=0, whole=True)
+
+    def make(rows: Sequence[dict[str, Any]], seed: int) -> Curriculum:
+        stream = shuffled_epochs(rows, seed)
+
+        def init() -> State:
+            none: dict[str, np.ndarray] = {
+                "tokens": np.zeros(0, np.int32), "lengths": np.zeros(0, np.int64), "places": np.zeros((0, 3), np.int64),
+            }  # fmt: skip
+            return {"stream": stream.init(), "steps": 0, **none}
+
+        def select(state: State, count: int) -> tuple[np.ndarray, State]:
+            ids, at = stream.select(state["stream"], count)
+            return ids, {**state, "stream": at}
+
+        def observe(state: State, step: Step) -> State:
+            found = [found for found in _rows_of(step) if found[1]]
+            own = [one[: at[-1][1]] for one, at in found]  # after the last state nothing is needed
+            old = len(state["lengths"])
+            places = [(old + number, start, place) for number, (_, at) in enumerate(found) for start, place in at]
+            lengths = np.concatenate([state["lengths"], np.asarray([len(one) for one in own], np.int64)])
+            tokens = np.concatenate([state["tokens"], *own]).astype(np.int32)
+            table = np.concatenate([state["places"], np.asarray(places, np.int64).reshape(-1, 3)])
+            if gone := max(len(lengths) - episodes, 0):
+                tokens, lengths = tokens[lengths[:gone].sum() :], lengths[gone:]
+                table = table[table[:, 0] >= gone] - np.asarray([gone, 0, 0])
+            return {**state, "steps": state["steps"] + 1, "tokens": tokens, "lengths": lengths, "places": table}
+
+        def columns(state: State, ids: np.ndarray) -> list[dict[str, Any]]:
+            table, begins = state["places"], np.cumsum(state["lengths"]) - state["lengths"]
+            random = np.random.default_rng([seed, state["steps"]])
+            chosen = random.permutation(len(table))[: samples * len(ids)]
+
+            def of(number: int) -> Where:
+                row, start, place = table[number]
+                own = state["tokens"][begins[row] : begins[row] + place].tolist()
+                return own[:start], own[start:]
+
+            return [{column: [of(int(n)) for n in chosen[i :: len(ids)]]} for i in range(len(ids))]
+
+        def metrics(state: State) -> dict[str, float]:
+            return {"curriculum/states": float(len(state["places"]))}
+
+        return Curriculum(init, select, observe, metrics=metrics, columns=columns)
+
+    return make
+
+
+def _rows_of(step: Step) -> list[tuple[np.ndarray, list[tuple[int, int]]]]:
+    """Of each scored row of a step, that was not drawn at a stored state: its tokens, and for each turn the places of
+    the row's first action and of the turn's."""
+    batch = (step.sampled or step.scored).batch
+    real, turn = np.asarray(batch.token_mask).astype(bool), np.asarray(batch.turn)
+    tokens, known = np.asarray(batch.tokens), ~np.isnan(np.asarray(batch.need("reward"), np.float64))
+    marks = (batch.info or {}).get(RESAMPLED)
+    known &= True if marks is None else ~(np.nan_to_num(np.asarray(marks)) > 0)
+    out = []
+    for row in np.flatnonzero(known & (turn >= 0).any(axis=1)):
+        of_turn = turn[row][real[row]]
+        first = [int(np.argmax(of_turn == number)) for number in np.unique(of_turn[of_turn >= 0])]
+        out.append((tokens[row][real[row]], [(first[0], place) for place in first]))
+    return out
+
+
+@part
+def replying_at_stored_states(states: int, column: str = COLUMN) -> Rollout:
+    """The run's rollout, and beside its episodes one reply at each state in the rows' `column`, as rows of their own.
+
+    The column has pairs of token ids, of a prompt and of what follows it before the reply, at most `states`;
+    `kept_states` fills it, and without it there are no such rows. They have no score, and are in another group than the
+    episodes. Provides resampled.
+    """
+    check_number("states", states, least=0, whole=True)
+
+    def wrapped(inner: Rollout) -> Rollout:
+        limits = getattr(inner.agent, "limits", None)
+
+        async def program(tools: Tools, task: Task) -> list[Episode]:
+            async def reply(number: int, where: Where) -> Episode:
+                start, between = where
+                state = Episode(tuple(start), task.prompt_id, FIRST_NUMBER + number)
+                state = state + given(between) if between else state
+                found = await tools.sample(state, limit=getattr(limits, "turn_tokens", None))
+                return found.scored(math.nan).with_info(**{RESAMPLED: 1.0})
+
+            known = [where for where in task.row.get(column) or () if tools.fits([*where[0], *where[1]])]
+            own, replies = await gather(
+                inner.program(tools, task), gather(*(reply(number, where) for number, where in enumerate(known)))
+            )
+            part = 1 + max(one.part for one in own)
+            return [*(one.with_info(**{RESAMPLED: 0.0}) for one in own), *(replace(one, part=part) for one in replies)]
+
+        return replace(
+            inner, program=program, name=f"{inner.name}, replies at stored states", ragged=True, around=wrapped,
+            provides=inner.provides | {RESAMPLED}, most=lambda samples: inner.rows(samples) + states,
+        )  # fmt: skip
+
+    return wrapped(group())

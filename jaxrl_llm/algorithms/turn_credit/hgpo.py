@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import jax.numpy as jnp
+
 from jaxrl_llm.advantages.turns.turn_rewards import where_given
-from jaxrl_llm.advantages.turns.turns import nested_states, of_episode, turn_advantages, turn_returns
+from jaxrl_llm.advantages.turns.turns import (
+    Array,
+    OfTurns,
+    above_buckets,
+    of_episode,
+    same_state,
+    turn_advantages,
+    turn_mask,
+    turn_returns,
+)
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, NonNegative
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
 
 
 @method(
@@ -47,3 +62,37 @@ def hgpo(
         turn_advantages(where_given("state_key", nested, of_episode(scale, epsilon=epsilon)), needs={"state_key"}),
         clipped(clip_low, clip_high, kl_coefficient),
     )
+
+
+@part
+def nested_states(
+    values: OfTurns,
+    depth: int = 2,
+    alpha: float = 1.0,
+    scale: Literal["none", "std"] = "none",
+    epsilon: float = 1e-6,
+    outermost: OfTurns | None = None,
+) -> OfTurns:
+    """Advantages of turns against those with the same last k states, averaged over k = 1 ... depth + 1 (HGPO).
+
+    Weights are (k + 1)^alpha over the k whose bucket has another turn and an advantage other than 0, as in the released
+    code; 0 where there is none. outermost: advantages for k = 0. scale "std": the population's standard deviation.
+    """
+    check_number("depth", depth, least=0, whole=True)
+    check_number("alpha", alpha)
+
+    def advantage(batch: Trajectories) -> Array:
+        mask, total, mass = turn_mask(batch), jnp.zeros(()), jnp.zeros(())
+        returns = values(batch)
+        if outermost is not None:
+            total = outermost(batch)
+            mass = jnp.where(total != 0, 1.0, 0.0)
+        for k in range(1, depth + 2):
+            # The first k turns have fewer states before them than k.
+            enough = mask & (jnp.arange(mask.shape[1]) >= k - 1)
+            one = above_buckets(returns, same_state(k)(batch), enough, scale, ddof=0, epsilon=epsilon)
+            weight = jnp.where(one != 0, (k + 1.0) ** alpha, 0.0)
+            total, mass = total + weight * one, mass + weight
+        return jnp.where(mask, total / (mass + epsilon), 0.0)
+
+    return advantage

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated
 
-from jaxrl_llm.advantages.turns.information import information_gains
-from jaxrl_llm.advantages.turns.turns import turn_advantages
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.turns.turns import OfTurns, above_buckets, returns_of_turns, turn_advantages, turn_mask
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, NonNegative
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.rollouts.runtime.answer_likelihood import with_answers
+from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.guidance.prompted import texts_of
+from jaxrl_llm.rollouts.runtime.answer_likelihood import around
 
 
 @method(
@@ -53,3 +64,44 @@ def igpo_information_gain(
         regularised(objective, sequence_mean(), kl_coefficient=kl_coefficient),
         rollout=with_answers(column, opening),
     )
+
+
+@part
+def information_gains(gamma: float = 1.0, epsilon: float = 1e-6) -> OfTurns:
+    """Advantages of turns: returns of gains of the answer's probability, and of the score, standardised together.
+
+    The gain of a turn is p_{t+1} - p_t, p_t = exp of info["answer_logp"] before turn t; the last turn has the score
+    instead. Standard scores (n - 1) are over all of these of the group; gains that are not known, without an answer,
+    count as 0 after that and in no moment. Needs answer_logp.
+    """
+    check_number("gamma", gamma, least=0, most=1)
+
+    def advantage(batch: Trajectories) -> Array:
+        mask = turn_mask(batch)
+        number = jnp.where(mask, jnp.arange(mask.shape[1]), -1)
+        last = mask & (number == number.max(axis=1, keepdims=True))
+        p = jnp.exp(batch.need("answer_logp"))
+        gain = jnp.pad(p, ((0, 0), (0, 1)), constant_values=jnp.nan)[:, 1:] - p
+        value = jnp.where(last, jnp.nan_to_num(batch.scores)[:, None], gain)
+        known = mask & ~jnp.isnan(value)
+        group = jnp.broadcast_to(batch.group[:, None], mask.shape)
+        return returns_of_turns(above_buckets(value, group, known, "std", epsilon=epsilon), mask, gamma)
+
+    return advantage
+
+
+@part
+def with_answers(column: str = "answer", opening: str = "<answer>") -> Rollout:
+    """Episodes that know the reference answer of their prompt, so that its probability can be read after each turn.
+
+    column: of the data set, with the answer, of several the first. opening: a text before it that does not count, with
+    which a reply would begin that answers at once. Provides answer_tokens.
+    """
+
+    def change(tools: Tools, task: Task) -> Callable[[Episode], Episode]:
+        texts = texts_of(task.row.get(column), column)
+        own = tuple(tools.encode(texts[0])) if texts else ()
+        answer = (tuple(tools.encode(opening)) if own and opening else (), own)
+        return lambda episode: replace(episode, answer=answer)
+
+    return around(change, "answers", "answer_tokens", column)

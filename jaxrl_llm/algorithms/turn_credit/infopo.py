@@ -5,18 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated
 
-from jaxrl_llm.advantages.multipliers import revised
-from jaxrl_llm.advantages.turns.information import fused_with_feedback
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import above_baseline
+from jaxrl_llm.advantages.multipliers import revised, standard_scores, token_moments
+from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.advantages.turns.turns import on_tokens, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.hyperparameters import CODE, NonNegative
+from jaxrl_llm.core.hyperparameters import CODE
+from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_moments
 from jaxrl_llm.core.transform import chain
+from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.rollouts.runtime.answer_likelihood import with_blanks
+from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.runtime.answer_likelihood import around, blanked
+from jaxrl_llm.utils.errors import InputError, shown
 
 
 @part
@@ -65,3 +76,57 @@ def infopo(
         policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
         rollout=with_blanks(placeholder),
     )
+
+
+def feedback_gains(batch: Trajectories) -> Array:
+    """f32[N, K]: of each turn, by how much its observation raised the mean log-probability of the next turn's tokens.
+
+    It can be negative. 0 for the last turn, and where nothing was blanked. Reads old_logp and info["blanked_logp"].
+    """
+    mask, number = turn_mask(batch), turn_numbers(batch)
+    change = batch.need("old_logp") - batch.need("blanked_logp")
+    own = jax.nn.one_hot(jnp.where(batch.action_mask, number, -1), mask.shape[1])
+    following = jnp.einsum("nl,nlk->nk", jnp.where(batch.action_mask, change, 0.0), own)
+    following = following / jnp.maximum(jnp.sum(own, axis=1), 1)
+    return jnp.where(mask, jnp.pad(following, ((0, 0), (0, 1)))[:, 1:], 0.0)
+
+
+def lengths_of_turns(batch: Trajectories) -> Array:
+    """f32[N, K]: the number of actions of each turn."""
+    number = jnp.where(batch.action_mask, turn_numbers(batch), -1)
+    return jnp.sum(jax.nn.one_hot(number, turn_mask(batch).shape[1]), axis=1)
+
+
+def fused_with_feedback(batch: Trajectories, beta: float, temperature: float, epsilon: float) -> Array:
+    """f32[N, L]: the advantages of `infopo`."""
+    actions = scored_actions(batch)
+    spread = bucket_moments(batch.group, batch.scores)[2]
+    outcome = above_baseline(batch.scores, batch.group) / (spread + epsilon)
+    outcome = jnp.where(actions, outcome[:, None], 0.0)
+    shares = on_tokens(feedback_gains(batch) / jnp.maximum(lengths_of_turns(batch), 1), batch)
+    own = standard_scores(shares, actions & (shares != 0), batch.group, 1, epsilon)
+    one = jnp.zeros_like(batch.group)
+    deviations = [token_moments(x, actions, one, 1)[2].max() for x in (outcome, own)]
+    scale = jnp.where(deviations[1] > 0, jnp.maximum(deviations[0], 1.0) / jnp.maximum(deviations[1], 1e-12), 1.0)
+    gate = jax.nn.sigmoid(-spread / temperature)[:, None]
+    return outcome + beta * gate * jnp.minimum(scale, 1.0) * own
+
+
+@part
+def with_blanks(placeholder: str = "No information found.") -> Rollout:
+    """Episodes that know what stands in for the content of their observations, which gives another context.
+
+    The placeholder's tokens are repeated at the end, or cut, to the length of the content; what the chat template
+    writes around it stays. Without a chat template all tokens between two turns are replaced. Provides blanked.
+    InputError for an empty placeholder.
+    """
+
+    if not isinstance(placeholder, str) or not placeholder:
+        raise InputError(f"the placeholder is {shown(placeholder)}, but must be a text that is not empty")
+
+    def change(tools: Tools, task: Task) -> Callable[[Episode], Episode]:
+        ids = tools.encode(placeholder)
+        chat = ChatTurns(tools.tokenizer) if getattr(tools.tokenizer, "chat_template", None) else None
+        return lambda episode: blanked(episode, ids, chat)
+
+    return around(change, "blanks", "blanked")

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.rounds import EPISODES, episode_turn_returns
+from jaxrl_llm.advantages.turns.episodes import EPISODES, one_row_each
+from jaxrl_llm.advantages.turns.rounds import episode_backwards
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns.turns import episode_returns, on_tokens
+from jaxrl_llm.advantages.turns.turns import OfTurns, episode_returns, on_tokens, rewards_of_turns
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
@@ -118,3 +119,19 @@ def ipa(
         chain(needs_turns(), rescore(failures_at(failure)), returns),
         policy_gradient(ratio, log_probability(truncated_in_failures()), sequence_sum()),
     )
+
+
+@part
+def episode_turn_returns(gamma: float = 1.0) -> OfTurns:
+    """Values: discounted returns from each turn on, G_t = r_t + gamma G_{t+1}, also over the rows of an episode.
+
+    The score comes with the last turn of the episode, beside the environment's rewards of turns.
+    """
+    check_number("gamma", gamma, least=0, most=1)
+
+    def values(batch: Trajectories) -> Array:
+        last = one_row_each(batch)
+        r = rewards_of_turns(batch.replace(reward=jnp.where(last | jnp.isnan(batch.scores), batch.scores, 0.0)))
+        return episode_backwards(batch, r, gamma, jnp.ones(r.shape, bool))
+
+    return values

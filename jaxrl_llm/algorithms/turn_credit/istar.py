@@ -4,15 +4,32 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from jaxrl_llm.advantages.turns.implicit import IMPLICIT, above_first_turns, implicit_rewards
-from jaxrl_llm.advantages.turns.turns import compared, of_episode, same_group, turn_advantages
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.turns.turns import (
+    OfTurns,
+    compared,
+    episode_returns,
+    group_keys,
+    of_episode,
+    turn_advantages,
+    turn_count,
+    turn_mask,
+    turn_numbers,
+)
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative
-from jaxrl_llm.objectives.preference.implicit import implicit_preference
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories, bucket_moments
+from jaxrl_llm.core.transform import Objective
+from jaxrl_llm.objectives.preference.pairs import RowScore, coupled, shares_of_pairs
+from jaxrl_llm.utils.errors import InputError, require_choice
 
 FORMS: dict[str, dict[str, Any]] = {
     "rloo": {"baseline": "leave_one_out"},
@@ -80,3 +97,105 @@ def istar(
     )
     objective = clipped(clip_low, clip_high, kl_coefficient)
     return Algorithm(credit, objective + reward_coefficient * implicit_preference(beta, over, success))
+
+
+IMPLICIT = frozenset({"implicit_logp", "old_logp"})
+
+
+@part
+def implicit_rewards(beta: float = 0.05) -> OfTurns:
+    """Values: beta sum (log pi_phi - log pi_old) over the tokens of each turn (2509.19199).
+
+    pi_phi is the reward model before the update. Needs implicit_logp and old_logp.
+    """
+    check_number("beta", beta, least=0)
+
+    def rewards(batch: Trajectories) -> Array:
+        gain = batch.need("implicit_logp") - batch.need("old_logp")
+        return jnp.where(turn_mask(batch), beta * sums_of_turns(gain, batch), 0.0)
+
+    return rewards
+
+
+@part
+def above_first_turns(
+    values: OfTurns,
+    scale: Literal["none", "std"] = "none",
+    baseline: Literal["mean", "leave_one_out"] = "mean",
+    epsilon: float = 1e-6,
+) -> OfTurns:
+    """Advantages of turns: the values less the mean over the first turns of the group's G episodes.
+
+    baseline "leave_one_out" multiplies the difference by G / (G - 1); scale "std" divides it by the deviation (n - 1)
+    of the first turns + epsilon. A group with one episode gets 0.
+    """
+    require_choice("scale", scale, ("none", "std"))
+    require_choice("baseline", baseline, ("mean", "leave_one_out"))
+
+    def advantage(batch: Trajectories) -> Array:
+        mask, own = turn_mask(batch), values(batch)
+        of_first = jnp.take_along_axis(own, jnp.argmax(mask, axis=1)[:, None], axis=1)[:, 0]
+        first = jnp.where(jnp.any(mask, axis=1), of_first, jnp.nan)
+        count, mean, deviation = (x[:, None] for x in bucket_moments(batch.group, first))
+        above = own - mean
+        if baseline == "leave_one_out":
+            above = above * count / jnp.maximum(count - 1, 1)
+        if scale == "std":
+            above = above / (deviation + epsilon)
+        return jnp.where(mask & (count > 1), above, 0.0)
+
+    return advantage
+
+
+def sums_of_turns(values: Array, batch: Trajectories) -> Array:
+    """f32[N, K]: the sum of values f32[N, L] over the actions of each turn; 0 where there is none."""
+    own = jax.nn.one_hot(turn_numbers(batch), turn_count(batch))
+    return jnp.einsum("nl,nlk->nk", jnp.where(batch.action_mask, values, 0.0), own)
+
+
+@part
+def same_group() -> OfTurns:
+    """Keys: all turns of a group."""
+    return lambda batch: group_keys(batch, turn_count(batch))
+
+
+def implicit_returns(beta: float, over: Literal["sum", "mean"]) -> RowScore:
+    """A function `(outputs, batch) -> f32[N]`: beta times the row's sum of log pi_phi - log pi_old, or that by turn."""
+
+    def returns(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+        if "implicit_logp" not in (outputs.extras or {}):
+            raise InputError(
+                "the loss of an implicit reward model needs outputs.extras['implicit_logp']: give the policy "
+                "Critic('likelihood') (models.critic)"
+            )
+        gain = (outputs.extras or {})["implicit_logp"] - batch.need("old_logp")
+        total = beta * jnp.sum(jnp.where(batch.loss_weights != 0, gain, 0.0), axis=1)
+        return total if over == "sum" else total / jnp.maximum(jnp.sum(turn_mask(batch), axis=1), 1)
+
+    return returns
+
+
+@part
+def implicit_preference(
+    beta: float = 0.05, over: Literal["sum", "mean"] = "sum", success: float | None = None
+) -> Objective:
+    """mean of -log sigmoid(D_i - D_j) over the pairs of a group of which i has the higher return (2509.19199).
+
+    D = beta sum_t (log pi_phi - log pi_old) over the actions of a row: DPO on whole episodes, with the policy before
+    the update as reference. over "mean" divides D by the turns of the row. success: pairs are of returns above it and
+    others, instead of all that differ. Without a pair the loss is 0. Only the reward model has a gradient. Pairs are
+    formed among the rows of a gradient step.
+    """
+    check_number("beta", beta, least=0)
+    check_number("success", success, or_none=True)
+    require_choice("over", over, ("sum", "mean"))
+
+    def shares(D: jax.Array, batch: Trajectories) -> jax.Array:
+        own = episode_returns(batch)
+        better = own[:, None] > own
+        if success is not None:
+            better = (own > success)[:, None] & (own <= success)
+        return shares_of_pairs(D[:, None] - D, better & (batch.group[:, None] == batch.group))
+
+    needs = frozenset({"implicit_logp", "old_logp"})
+    return coupled(implicit_returns(beta, over), shares, "reward_model", needs)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns, shared_turn_rewards, turn_rewards_at_the_end
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.advantages.turns.turns import rewards_of_turns, turn_mask
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, NonNegative
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.utils.errors import require_choice
 
 
@@ -51,3 +58,40 @@ def multi_turn_recipe(
     )  # fmt: skip
     placed = shared_turn_rewards(success, most) if rewards == "dense" else turn_rewards_at_the_end()
     return Algorithm(chain(needs_turns(), placed, base.transform), base.objective)
+
+
+@part
+def shared_turn_rewards(success: float = 0.0, most: int | None = None) -> Transform:
+    """Divide the rewards of an episode's turns by their number: n of them that are positive if the episode is won, else
+    `most`, the most that its task can give.
+
+    An episode is won if the reward of its last turn, the score included, is above `success`. most None: the turns that
+    the batch has room for. A batch without rewards of turns stays as it is.
+    """
+    check_number("most", most, least=1, whole=True, or_none=True)
+
+    def divide(batch: Trajectories) -> Trajectories:
+        if batch.turn_rewards is None:
+            return batch
+        mask, rewards = turn_mask(batch), rewards_of_turns(batch)
+        number = jnp.where(mask, jnp.arange(mask.shape[1]), -1)
+        last = mask & (number == number.max(axis=1, keepdims=True))
+        won = jnp.sum(jnp.where(last, rewards, 0.0), axis=1) > success
+        own = jnp.where(mask, jnp.nan_to_num(batch.turn_rewards), 0.0)
+        count = jnp.where(won, jnp.sum(own > 0, axis=1), mask.shape[1] if most is None else most)
+        return batch.replace(turn_rewards=own / jnp.maximum(count, 1)[:, None])
+
+    return stateless(divide, {"turn_rewards"})
+
+
+@part
+def turn_rewards_at_the_end() -> Transform:
+    """Add the rewards of an episode's turns to its score, which comes with its last turn."""
+
+    def add(batch: Trajectories) -> Trajectories:
+        if batch.turn_rewards is None:
+            return batch
+        own = jnp.sum(jnp.where(turn_mask(batch), jnp.nan_to_num(batch.turn_rewards), 0.0), axis=1)
+        return batch.replace(reward=batch.scores + own, turn_rewards=jnp.zeros_like(batch.turn_rewards))
+
+    return stateless(add)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
-from jaxrl_llm.advantages.turns.turn_rewards import between_turns, needs_turns
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.returns import PerRow, generalised_advantages, whiten_advantages
+from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, NonNegative
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE, OURS
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import entropy
 from jaxrl_llm.objectives.values import huber, value_loss
@@ -53,3 +60,16 @@ def poad(
     return Algorithm(
         chain(credit, whiten_advantages()) if whiten else credit, objective - entropy_coefficient * entropy()
     )
+
+
+@part
+def between_turns(gamma: float) -> PerRow:
+    """A function `batch -> f32[N, L]`: gamma from the last action of a turn to the next turn, else 1 (POAD)."""
+    check_number("gamma", gamma, least=0, most=1)
+
+    def discounts(batch: Trajectories) -> Array:
+        turn = jnp.where(batch.action_mask, batch.turn, 2**30)
+        following = jnp.pad(jax.lax.cummin(turn, axis=1, reverse=True), ((0, 0), (0, 1)), constant_values=2**30)[:, 1:]
+        return jnp.where(batch.action_mask & (following == batch.turn), 1.0, gamma)
+
+    return discounts

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import jax
+import jax.numpy as jnp
+
 from jaxrl_llm.advantages.turns.turn_rewards import where_given
-from jaxrl_llm.advantages.turns.turns import mean_over_equal, of_episode, turn_advantages
+from jaxrl_llm.advantages.turns.turns import (
+    Array,
+    OfTurns,
+    of_episode,
+    same_state,
+    turn_advantages,
+    turn_mask,
+    turn_numbers,
+)
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS, NonNegative
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import OURS
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, joint_key
+from jaxrl_llm.selection.noise import mix
 
 
 @method(
@@ -44,3 +60,34 @@ def salt(
         turn_advantages(credit, needs={"state_key"}),
         clipped(clip_low, clip_high, kl_coefficient),
     )
+
+
+@part
+def mean_over_equal(advantage: OfTurns, history: int = 0) -> OfTurns:
+    """Advantages of turns: the mean over the turns of the group with the same transition (SALT).
+
+    A transition is the state before the turn with the `history` states before that, the tokens of the turn, and the
+    state after it; the last turn of a row has none after it. Needs `state_key`.
+    """
+    check_number("history", history, least=0, whole=True)
+
+    def mean(batch: Trajectories) -> Array:
+        mask, keys = turn_mask(batch), same_state(history + 1)(batch)
+        after = jnp.pad(batch.need("state_key").astype(jnp.uint32), ((0, 0), (0, 1)))[:, 1:]
+        followed = jnp.pad(mask, ((0, 0), (0, 1)))[:, 1:]
+        own = jnp.where(followed, jax.lax.bitcast_convert_type(after, jnp.int32), 0)
+        keys = joint_key(keys, _of_tokens(batch, mask.shape[1]), own, followed.astype(jnp.int32))
+        flat = jnp.where(mask, advantage(batch), jnp.nan).reshape(-1)
+        return jnp.where(mask, bucket_moments(keys.reshape(-1), flat)[1].reshape(mask.shape), 0.0)
+
+    return mean
+
+
+def _of_tokens(batch: Trajectories, turns: int) -> Array:
+    """int32[N, K]: a hash of the tokens of each turn, in their order."""
+    own = turn_numbers(batch)[:, :, None] == jnp.arange(turns)
+    start = jnp.min(jnp.where(own, batch.action_index[:, :, None], 2**30), axis=1)
+    place = batch.action_index - jnp.take_along_axis(start, jnp.clip(turn_numbers(batch), 0, turns - 1), axis=1)
+    word = mix(mix(batch.tokens.astype(jnp.uint32)) + place.astype(jnp.uint32))
+    total = jnp.sum(jnp.where(own, word[:, :, None], 0), axis=1, dtype=jnp.uint32)
+    return jax.lax.bitcast_convert_type(total, jnp.int32)

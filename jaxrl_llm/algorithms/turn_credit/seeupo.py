@@ -8,7 +8,8 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.returns import clip_advantages, whiten_advantages
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, NonNegative, ZeroOrOne
+from jaxrl_llm.core.hyperparameters import CODE
+from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.core.turnwise_updates import TurnPhases
 from jaxrl_llm.objectives.averaging.averages import sequence_mean

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import jax
+import jax.numpy as jnp
+
 from jaxrl_llm.advantages.turns.turn_rewards import where_given
-from jaxrl_llm.advantages.turns.turns import compared, of_episode, random_groups, turn_advantages, turn_rewards
+from jaxrl_llm.advantages.turns.turns import (
+    Array,
+    OfTurns,
+    compared,
+    of_episode,
+    turn_advantages,
+    turn_mask,
+    turn_rewards,
+)
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, NonNegative
+from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.hyperparameters import CODE
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.selection.noise import row_noise
 
 
 @method(
@@ -47,3 +63,22 @@ def srgpo(
         turn_advantages(episode, step, weights=(1.0, step_weight), needs={"turn_rewards"}),
         clipped(clip_low, clip_high, kl_coefficient),
     )
+
+
+@part
+def random_groups(size: int = 16) -> OfTurns:
+    """Keys: random groups of `size` turns of the batch, the last one smaller; size 0: one group of all.
+
+    The permutation follows from the rows' tokens and turns, so that it is the same whatever the order of the rows.
+    """
+    check_number("size", size, least=0, whole=True)
+
+    def keys(batch: Trajectories) -> Array:
+        mask = turn_mask(batch)
+        if size == 0:
+            return jnp.zeros(mask.shape, jnp.int32)
+        noise = jax.vmap(lambda turn: row_noise(batch, turn), out_axes=1)(jnp.arange(mask.shape[1]))
+        place = jnp.argsort(jnp.argsort(jnp.where(mask, noise, 1.0).reshape(-1), stable=True), stable=True)
+        return (place // size).astype(jnp.int32).reshape(mask.shape)
+
+    return keys

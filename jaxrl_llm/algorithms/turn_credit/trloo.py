@@ -8,12 +8,13 @@ from typing import Annotated
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import drop_rows
-from jaxrl_llm.advantages.turns.turns import compared, same_turn, turn_advantages, turn_returns
+from jaxrl_llm.advantages.turns.turns import OfTurns, compared, group_keys, turn_advantages, turn_count, turn_returns
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS, PAPER, NonNegative
+from jaxrl_llm.core.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.trajectory import Array, Trajectories, joint_key
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.off_policy import importance_correction, mismatch
@@ -60,3 +61,15 @@ def trloo(
         near = importance_correction("geometric", "reject", 1 - tolerance, 1 + tolerance, leave_count=True)
         credit = chain(credit, drop_rows(has_unlikely_token(unlikely)), near)
     return Algorithm(credit, policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()))
+
+
+@part
+def same_turn() -> OfTurns:
+    """Keys: turns of a group with the same index."""
+
+    def keys(batch: Trajectories) -> Array:
+        turns = turn_count(batch)
+        group = group_keys(batch, turns)
+        return joint_key(group, jnp.broadcast_to(jnp.arange(turns), group.shape))
+
+    return keys

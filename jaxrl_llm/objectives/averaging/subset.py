@@ -35,11 +35,3 @@ def mean_by(name: str) -> Average:
         return jnp.where(count > 0, jnp.sum(weighted(values, batch)) / jnp.where(count > 0, count, 1.0), 0.0)
 
     return Average(average)
-
-
-@part
-def mean_over(rows: Callable[[Trajectories], jax.Array], name: str) -> Average:
-    """Sum over the tokens of the rows where rows(batch) bool[N] / the control `name`, of `count_tokens`; 0 if that is
-    0."""
-    mean = mean_by(name)
-    return Average(lambda values, batch: mean(jnp.where(rows(batch)[:, None], values, 0.0), batch))

@@ -8,7 +8,6 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, totals_of
 from jaxrl_llm.objectives.averaging.averages import Average, sequence_mean
@@ -16,20 +15,6 @@ from jaxrl_llm.objectives.averaging.subset import mean_by
 from jaxrl_llm.utils.errors import require_choice
 
 Tokens = Callable[[Trajectories], jax.Array]  # batch -> bool[N, L]
-
-
-@part
-def first_actions(count: int = 1) -> Tokens:
-    """A function `batch -> bool[N, L]`: the first so many actions of each row."""
-    check_number("count", count, least=1, whole=True)
-    return lambda batch: (batch.action_index >= 0) & (batch.action_index < count)
-
-
-@part
-def actions_after(count: int = 1) -> Tokens:
-    """A function `batch -> bool[N, L]`: all actions except the first so many of each row."""
-    check_number("count", count, least=1, whole=True)
-    return lambda batch: batch.action_index >= count
 
 
 @part

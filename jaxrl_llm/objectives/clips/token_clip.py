@@ -52,25 +52,6 @@ def gradient_preserving_clip(low: float = 0.2, high: float | None = None, dual: 
     return surrogate
 
 
-def level_bounds(level: jax.Array, low: Number, high: Number, slope: Number) -> tuple[jax.Array, jax.Array]:
-    """Clip widths by a level h in [-1, 1]: low (1 - slope h) where h <= 0, high (1 + slope h) where h > 0 (2509.16591).
-
-    Low levels widen the lower side of the range, high levels the upper side.
-    """
-    return low * (1 - slope * jnp.minimum(level, 0.0)), high * (1 + slope * jnp.maximum(level, 0.0))
-
-
-def redistributed(
-    advantages: jax.Array, ratio: jax.Array, level: jax.Array, low: Number, high: Number, strength: Number
-) -> jax.Array:
-    """A (1 + strength h) where h > 0 and the ratio has moved, or h <= 0 and it has not; else A (HAPO, 2509.16591).
-
-    A ratio has moved outside (1 - low / 2, 1 + high / 2). Elementwise.
-    """
-    still = (ratio > 1 - low / 2) & (ratio < 1 + high / 2)
-    return advantages * jnp.where(still == (level <= 0), 1 + strength * level, 1.0)
-
-
 @part
 def token_clip(bounds: Bounds, dual: float | None = None, revise: Callable[..., jax.Array] | None = None) -> Surrogate:
     """PPO's clip with the per-token range `bounds(batch)`; dual > 1 bounds the loss where A < 0.

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.checks import Count, check_fields
+from jaxrl_llm.core.checks import check_fields
+from jaxrl_llm.core.ranges import Count
 from jaxrl_llm.data.chat.calls import Message, Reply
 from jaxrl_llm.data.chat.encode import is_conversation
 from jaxrl_llm.data.chat.message_forms import lost_thoughts

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jaxrl_llm.core.checks import Count
+from jaxrl_llm.core.ranges import Count
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import AHEAD, OBSERVATION, Program, Rollout
 from jaxrl_llm.data.chat.calls import Reply

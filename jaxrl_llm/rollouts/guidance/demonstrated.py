@@ -7,7 +7,6 @@ its `behaviour_logp` is 0: methods read its log-probabilities as `old_logp`, or 
 from __future__ import annotations
 
 from asyncio import gather
-from dataclasses import replace
 
 import numpy as np
 
@@ -50,23 +49,6 @@ def demonstrated(column: str = "answer") -> Rollout:
         return [demonstration(tools, task, column)]
 
     return Rollout(program, f"demonstrated({column})", frozenset({NEED}), (column,), ragged=True, most=lambda G: 1)
-
-
-@part
-def with_demonstration(rollout: Rollout, column: str = "answer") -> Rollout:
-    """A rollout's episodes and, as one more row of the group, the prompt's demonstration.
-
-    Provides info["demonstrated"], 1 for the demonstration and 0 for others, beside what the rollout provides.
-    """
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        shown_one = demonstration(tools, task, column)
-        return [*(one.with_info(demonstrated=0.0) for one in await rollout.program(tools, task)), shown_one]
-
-    return replace(
-        rollout, program=program, name=f"{rollout.name}, demonstrated({column})", provides=rollout.provides | {NEED},
-        columns=(*rollout.columns, column), ragged=True, most=lambda G: rollout.rows(G) + 1,
-    )  # fmt: skip
 
 
 @part

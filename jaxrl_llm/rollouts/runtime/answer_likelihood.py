@@ -11,15 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.guidance.prompted import texts_of
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.trees import common
-from jaxrl_llm.utils.errors import InputError, shown
 
 
 def around(
@@ -37,43 +34,6 @@ def around(
         )  # fmt: skip
 
     return wrapped(group())
-
-
-@part
-def with_answers(column: str = "answer", opening: str = "<answer>") -> Rollout:
-    """Episodes that know the reference answer of their prompt, so that its probability can be read after each turn.
-
-    column: of the data set, with the answer, of several the first. opening: a text before it that does not count, with
-    which a reply would begin that answers at once. Provides answer_tokens.
-    """
-
-    def change(tools: Tools, task: Task) -> Callable[[Episode], Episode]:
-        texts = texts_of(task.row.get(column), column)
-        own = tuple(tools.encode(texts[0])) if texts else ()
-        answer = (tuple(tools.encode(opening)) if own and opening else (), own)
-        return lambda episode: replace(episode, answer=answer)
-
-    return around(change, "answers", "answer_tokens", column)
-
-
-@part
-def with_blanks(placeholder: str = "No information found.") -> Rollout:
-    """Episodes that know what stands in for the content of their observations, which gives another context.
-
-    The placeholder's tokens are repeated at the end, or cut, to the length of the content; what the chat template
-    writes around it stays. Without a chat template all tokens between two turns are replaced. Provides blanked.
-    InputError for an empty placeholder.
-    """
-
-    if not isinstance(placeholder, str) or not placeholder:
-        raise InputError(f"the placeholder is {shown(placeholder)}, but must be a text that is not empty")
-
-    def change(tools: Tools, task: Task) -> Callable[[Episode], Episode]:
-        ids = tools.encode(placeholder)
-        chat = ChatTurns(tools.tokenizer) if getattr(tools.tokenizer, "chat_template", None) else None
-        return lambda episode: blanked(episode, ids, chat)
-
-    return around(change, "blanks", "blanked")
 
 
 def blanked(episode: Episode, placeholder: Sequence[int], chat: ChatTurns | None) -> Episode:
