@@ -59,7 +59,8 @@ _MOVES = (
         "curriculum", "rollouts",
         "curricula=compose prompt_records=records curricula_counts=budgets "
         "curricula_neighbours=neighbours curricula_scores=scores curricula_stages=stages "
-        "pruning hard_buffer=failed_prompts solved_pool=few_shot_memory left_out=excluded reference_groups stored_states"
+        "pruning hard_buffer=failed_prompts solved_pool=few_shot_memory left_out=excluded "
+        "reference_groups stored_states"
     ),
     ("replay", "rollouts", "replays=base disk stores=buffers swaps=into_groups"),
     (
@@ -119,7 +120,7 @@ _MOVES = (
     ("in_jax.lab", "lab", "config figures grid laboratory outcome results runs statistics tables"),
 )  # fmt: skip
 
-# Modules that one method alone used, whose file has their names now: the old path, and the family and name of the method.
+# Modules that one method alone used, whose file has their names now: old path = family.method.
 _INTO_METHODS = (
     "advantages.gains=rewards.subpo advantages.implicit=turn_credit.istar "
     "advantages.informative=guidance.zppo advantages.rank=credit.verl_velocity_rank "
