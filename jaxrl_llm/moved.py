@@ -34,7 +34,7 @@ _MOVES = (
     ("core", "", "by_value signatures"),
     (
         "rollouts", "rollouts",
-        "tools=context by_name=registry second_prompts=auxiliary_prompts modes=thinking_modes rounds=adaptive"
+        "tools=context by_name=registry second_prompts=auxiliary_prompts rounds=adaptive"
     ),
     (
         "rollouts.guidance", "rollouts",
@@ -42,8 +42,8 @@ _MOVES = (
     ),
     (
         "rollouts.agents", "rollouts",
-        "conversations=conversation compaction environment_calls agent_trees=fork retries=reflect "
-        "simulations=lookahead self_play restarts similar_states=state_clusters semi_online "
+        "conversations=conversation compaction environment_calls agent_trees=fork "
+        "self_play restarts similar_states=state_clusters semi_online "
         "plans agent_metrics=metrics"
     ),
     (
@@ -59,8 +59,8 @@ _MOVES = (
         "curriculum", "rollouts",
         "curricula=compose prompt_records=records curricula_counts=budgets "
         "curricula_neighbours=neighbours curricula_scores=scores curricula_stages=stages "
-        "pruning hard_buffer=failed_prompts solved_pool=few_shot_memory left_out=excluded "
-        "reference_groups stored_states"
+        "hard_buffer=failed_prompts left_out=excluded "
+        "reference_groups "
     ),
     ("replay", "rollouts", "replays=base disk stores=buffers swaps=into_groups"),
     (
@@ -93,7 +93,7 @@ _MOVES = (
     ("models.io", "models", "digest folders gguf gguf_file gguf_tokenizer huggingface load save shards source"),
     (
         "advantages.turns", "advantages",
-        "turn_rewards utterances plans episodes rounds"
+        "turn_rewards plans episodes rounds"
     ),
     ("advantages.trees", "advantages", "tree_credit=credit"),
     ("advantages.tokens", "advantages", "token_baselines=baselines windows"),
@@ -122,18 +122,23 @@ _MOVES = (
 
 # Modules that one method alone used, whose file has their names now: old path = family.method.
 _INTO_METHODS = (
-    "advantages.gains=rewards.subpo advantages.implicit=turn_credit.istar "
-    "advantages.informative=guidance.zppo advantages.rank=credit.verl_velocity_rank "
-    "advantages.retries=agents.r3l advantages.simulations=agents.dyna_grpo advantages.switched=guidance.rlgf "
-    "advantages.token_rewards=guidance.drpo_dataset_reset advantages.within=guidance.clpo "
-    "entropy_levels=credit.hapo_heterogeneous objectives.adaptive_clip=policy_loss.bapo_adaptive_clip "
-    "objectives.curvature=policy_loss.capo_curvature objectives.distillation=guidance.srpo_sample_routing "
-    "objectives.entropy_history=regularisation.epo objectives.episodes=agents.flow_grpo "
+    "advantages.balance=score_function.rec_off_policy_reinforce advantages.gains=rewards.subpo "
+    "advantages.implicit=turn_credit.istar advantages.informative=guidance.zppo "
+    "advantages.rank=credit.verl_velocity_rank advantages.retries=agents.r3l "
+    "advantages.simulations=agents.dyna_grpo advantages.switched=guidance.rlgf "
+    "advantages.token_rewards=guidance.drpo_dataset_reset advantages.utterances=turn_credit.archer "
+    "advantages.within=guidance.clpo entropy_levels=credit.hapo_heterogeneous "
+    "objectives.adaptive_clip=policy_loss.bapo_adaptive_clip objectives.curvature=policy_loss.capo_curvature "
+    "objectives.distillation=guidance.srpo_sample_routing objectives.entropy_history=regularisation.epo "
+    "objectives.episodes=agents.flow_grpo objectives.hint_tokens=guidance.adhint "
     "objectives.implicit=turn_credit.istar rollouts.curricula_arms=prompts.gdro "
     "rollouts.curricula_targets=prompts.dots_rr rollouts.curricula_trackers=score_function.spo_single_stream "
     "rollouts.decomposed=guidance.daslam rollouts.difficulty=prompts.dots_rr "
-    "rollouts.heated=credit.hapo_heterogeneous rollouts.revisits=score_function.spo_single_stream "
-    "rollouts.second_stage=prompts.dars rollouts.slices=rewards.baichuan_m2 "
+    "rollouts.heated=credit.hapo_heterogeneous rollouts.modes=guidance.a2fm_apo "
+    "rollouts.pruning=replay.rapo_reward_aware rollouts.retries=agents.r3l "
+    "rollouts.revisits=score_function.spo_single_stream rollouts.second_stage=prompts.dars "
+    "rollouts.simulations=agents.dyna_grpo rollouts.slices=rewards.baichuan_m2 "
+    "rollouts.solved_pool=exploration.xrpo rollouts.stored_states=turn_credit.archer "
     "rollouts.tempered=regularisation.aepo_arbitrary_entropy rollouts.unsolved=guidance.nurl"
 )  # fmt: skip
 # Modules of several methods, each of which has a file now: all are names of `jaxrl_llm.algorithms`.

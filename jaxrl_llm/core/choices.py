@@ -11,7 +11,6 @@ Gate = Literal["turn", "sequence", "token"]
 Scale = Literal["std", "none", "batch", "sum", "mean"]  # by which group-relative advantages are divided
 Baseline = Literal["mean", "leave_one_out", "weighted", "median", "quantile", "best", "none"]
 AverageName = Literal["sequence", "token", "prompt", "sum", "constant", "slice"]
-Clipping = Literal["none", "one-side", "two-side", "ring"]
 Routing = Literal["rollout", "recompute", "none"]  # whose choice of experts an update replays
 Rewrite = Literal["both", "hard_only", "medium_only"]  # of prompts by their policy
 Rule = Literal["length", "difficulty", "or", "and"]  # by which a prompt is promising

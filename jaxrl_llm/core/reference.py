@@ -67,12 +67,6 @@ def weighted_mean(trees: Sequence[Params], shares: Sequence[float]) -> Params:
 
 
 @part
-def another(model: str, option: str | None = None) -> ReferenceRule:
-    """Another model, which stays as it is. option: see `ReferenceRule`."""
-    return ReferenceRule(lambda initial, others: others[0], models=model_names([model]), option=option)
-
-
-@part
 def exponential_average(decay: float = 0.99) -> ReferenceRule:
     """The moving average of the policy's weights: ref <- decay ref + (1 - decay) weights after each update.
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.utils.errors import unknown
-
 Number = float | jax.Array
 
 
@@ -18,16 +15,3 @@ def barrier(slack: jax.Array, floor: Number = 1e-3) -> jax.Array:
     ['0.000', '-6.908', '-7.908']
     """
     return jnp.log(jnp.maximum(slack, floor)) + jnp.minimum(slack - floor, 0.0) / floor
-
-
-def constrained(batch: Trajectories, objective: str | None) -> dict[str, jax.Array]:
-    """The components f32[N] other than the objective, by name, in alphabetical order; NaN where not scored."""
-    rewards = batch.rewards or {"reward": batch.scores}
-    if objective is not None and objective not in rewards:
-        raise unknown("reward component", objective, rewards)
-    unscored = jnp.isnan(batch.scores)
-    return {
-        name: jnp.where(unscored, jnp.nan, x).astype(jnp.float32)
-        for name, x in sorted(rewards.items())
-        if name != objective
-    }

@@ -149,15 +149,6 @@ def younger(store: Store, step: int, age: int | None) -> Store:
     return store if age is None or not count(store) else keep(store, step - store["of:step"] <= age)
 
 
-def reservoir(store: Store, rows: int) -> Store:
-    """The rows with the largest of:key, at most `rows`: a uniform sample of all rows ever added, for uniform keys."""
-    if count(store) <= rows:
-        return store
-    kept = np.zeros(count(store), bool)
-    kept[np.argsort(-store["of:key"], kind="stable")[:rows]] = True
-    return keep(store, kept)
-
-
 def metrics(store: Store, name: str = "replay") -> dict[str, float]:
     """Metrics of a store: its rows, and its size in megabytes."""
     size = sum(x.nbytes for x in store.values()) / 1e6

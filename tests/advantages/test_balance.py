@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.balance import balanced
+from jaxrl_llm.algorithms.score_function.rec_off_policy_reinforce import balanced
 
 
 def test_bad_samples_are_dropped_until_there_are_no_more_than_good_ones() -> None:

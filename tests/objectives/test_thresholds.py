@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.algorithms.policy_loss.ppo_max import distance
 from jaxrl_llm.algorithms.policy_loss.safe_entropy_aware import (
     ControllerState,
     excess_penalty,
@@ -19,7 +20,6 @@ from jaxrl_llm.core.trajectory import SHARED, PolicyOutputs, Trajectories, map_r
 from jaxrl_llm.objectives import entropy
 from jaxrl_llm.objectives.averaging.subset import count_tokens, mean_by
 from jaxrl_llm.objectives.penalties import imitation
-from jaxrl_llm.objectives.thresholds import distance
 
 GAINS = (0.3, 0.01, 0.05)
 N, L = 3, 4

@@ -13,6 +13,7 @@ from fake_engine import Ran, Words, begin, length_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxrl_llm.algorithms.guidance.icpo_in_context import reaches
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.context import Task
 from jaxrl_llm.rollouts.episode import Episode
@@ -27,7 +28,7 @@ from jaxrl_llm.rollouts.guidance.hints import (
     problem_of,
 )
 from jaxrl_llm.rollouts.guidance.prompted import in_context, taught, with_budgets
-from jaxrl_llm.rollouts.guidance.repair import HARDER, fenced, reaches, rescued, retried, rewritten, succeeds
+from jaxrl_llm.rollouts.guidance.repair import HARDER, fenced, rescued, retried, rewritten, succeeds
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import to_batch

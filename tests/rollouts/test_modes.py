@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
+from jaxrl_llm.algorithms.guidance.a2fm_apo import tagged
 from jaxrl_llm.environments.tools.base import with_tools
 from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.collate import to_batch
-from jaxrl_llm.rollouts.thinking_modes import tagged
 from jaxrl_llm.sampling.requests import SamplingConfig
 from jaxrl_llm.utils.errors import InputError
 

@@ -12,12 +12,12 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from jaxrl_llm.algorithms.guidance.a2fm_apo import adaptive_factors, mode_of, tagged
 from jaxrl_llm.rollouts.guidance.prefixes import prefix_length, prefixed_groups, reset_lengths, reset_to_data
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.registry import rollout_by_name
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import rows_of, to_batch
-from jaxrl_llm.rollouts.thinking_modes import adaptive_factors, mode_of, tagged
 from jaxrl_llm.sampling.requests import SamplingConfig
 from jaxrl_llm.utils.errors import InputError
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl_llm.algorithms.exploration.xrpo import solved_examples, texts_in
-from jaxrl_llm.curriculum.few_shot_memory import nearest
+from jaxrl_llm.algorithms.exploration.xrpo import nearest, solved_examples, texts_in
 from jaxrl_llm.curriculum.neighbours import text_features
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs

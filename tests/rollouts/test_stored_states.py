@@ -11,8 +11,7 @@ import pytest
 from speaking import TEMPLATES, run_agents, tokenizer_of
 from test_probes import Saying
 
-from jaxrl_llm.algorithms.turn_credit.archer import kept_states, replying_at_stored_states
-from jaxrl_llm.curriculum.stored_states import COLUMN
+from jaxrl_llm.algorithms.turn_credit.archer import COLUMN, kept_states, replying_at_stored_states
 from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved

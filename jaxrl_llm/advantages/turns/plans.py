@@ -10,30 +10,9 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.normalisation import moments
-from jaxrl_llm.advantages.turns.turns import turn_count, turn_mask, turn_numbers
-from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.trajectory import Array
 
 KEEP, SWITCH, SUBGOAL, NEW_SUBGOAL, ACTION = 1, 2, 3, 4, 5  # of info["plan"], see `rollouts.agents.plans`
-
-
-def in_turns(mask: Array, batch: Trajectories) -> Array:
-    """bool[N, K]: the turns with a token of the mask bool[N, L]."""
-    return first_places(mask, batch) < batch.tokens.shape[1]
-
-
-def first_places(mask: Array, batch: Trajectories) -> Array:
-    """int32[N, K]: the place of each turn's first token of the mask; L where it has none."""
-    L, turns = batch.tokens.shape[1], turn_count(batch)
-    number = turn_numbers(batch)
-    places = jnp.where(mask & (number >= 0), jnp.arange(L), L)
-    own = number[:, :, None] == jnp.arange(turns)
-    return jnp.min(jnp.where(own, places[:, :, None], L), axis=1).astype(jnp.int32)
-
-
-def said(batch: Trajectories, kind: int) -> Array:
-    """bool[N, K]: the turns with a token of this kind."""
-    known = (batch.info or {}).get("plan")
-    return jnp.zeros(turn_mask(batch).shape, bool) if known is None else in_turns(known == kind, batch)
 
 
 def standardised(values: Array, mask: Array) -> Array:

@@ -40,7 +40,6 @@ from jaxrl_llm.rollouts.agents.program import (
     settings_of,
     take_turn,
 )
-from jaxrl_llm.rollouts.agents.reflect import Guided
 from jaxrl_llm.rollouts.auxiliary_prompts import graded
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
@@ -404,3 +403,14 @@ def reflecting(
         return [one.with_info(pivot=0.0) for one in await alone.program(tools, task)]
 
     return replace(alone, program=without, around=around, provides=frozenset({PIVOT}))
+
+
+class Guided(NamedTuple):
+    """Where an episode has the guidance of its retry."""
+
+    row: int
+    """The row that has it first; those before have nothing that is trained on."""
+    place: int | None
+    """Of its segments, that with the guidance; None: its prompt."""
+    plain: tuple[int, ...]
+    """That segment without it."""

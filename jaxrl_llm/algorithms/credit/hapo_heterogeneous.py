@@ -1,4 +1,9 @@
-"""Heterogeneous Adaptive Policy Optimization (HAPO)."""
+"""Heterogeneous Adaptive Policy Optimization (HAPO).
+
+The level is relative to the entropies of the last batch, of which `Levels` has what is needed. It is array state of the
+sampler, and is in each row of a batch (`ENTRIES` of its info), so that the update computes the distribution that was
+sampled from. `BY_LEVEL` is the sampler's hook.
+"""
 
 from __future__ import annotations
 

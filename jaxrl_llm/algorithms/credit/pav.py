@@ -16,7 +16,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER, RECALLED
 from jaxrl_llm.core.ranges import Count, NonNegative
-from jaxrl_llm.core.reference import another
+from jaxrl_llm.core.reference import ReferenceRule, model_names
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
@@ -83,3 +83,9 @@ def best_of(values: Array, k: int) -> Array:
     [0.5904   0.821494]
     """
     return 1 - (1 - jnp.clip(values, 0.0, 1.0)) ** k
+
+
+@part
+def another(model: str, option: str | None = None) -> ReferenceRule:
+    """Another model, which stays as it is. option: see `ReferenceRule`."""
+    return ReferenceRule(lambda initial, others: others[0], models=model_names([model]), option=option)

@@ -20,7 +20,6 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Curriculum, MakeCurriculum, State, Step
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
 from jaxrl_llm.core.transform import chain
-from jaxrl_llm.curriculum.few_shot_memory import nearest
 from jaxrl_llm.curriculum.neighbours import WIDTH, text_features
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.rollouts.adaptive import by_confidence, in_rounds
@@ -185,3 +184,12 @@ def solutions(step: Step, success: float) -> dict[int, str]:
         if reward[row] > success:
             out.setdefault(prompt, step.scored.texts[row])
     return out
+
+
+def nearest(query: np.ndarray, features: np.ndarray, count: int) -> list[int]:
+    """Indices of the `count` rows of features f32[n, D] with the largest product with query f32[D], the largest first.
+
+    Of equal ones the later row comes first.
+    """
+    order = np.lexsort((-np.arange(len(features)), -(features @ query)))
+    return [int(i) for i in order[:count]]

@@ -1,16 +1,41 @@
-"""Adaptive Policy Optimization over modes (APO, A2FM)."""
+"""Adaptive Policy Optimization over modes (APO, A2FM).
+
+The tag of some samples is given: it is conditioned on and masked out of the loss, but belongs to the reply, so that
+reward functions read it. The others write one.
+"""
 
 from __future__ import annotations
 
+from asyncio import gather
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
+
+import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
 from jaxrl_llm.core.ranges import NonNegative
-from jaxrl_llm.rollouts.thinking_modes import tagged
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
+from jaxrl_llm.rollouts.agents.program import (
+    AgentSettings,
+    begun,
+    closed,
+    draw_reply,
+    ends_of,
+    hear,
+    settings_of,
+    take_turn,
+)
+from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.guidance.prefixes import continued
+from jaxrl_llm.utils.errors import InputError, require_choice, shown
 
 
 @method(
@@ -54,3 +79,160 @@ def a2fm_apo(
     """
     plain = grpo(clip_low, clip_high, kl_coefficient, ddof=0)
     return replace(plain, rollout=tagged(tags, forced, alpha, easy, by, agentic=agentic))
+
+
+Factors = Callable[[Sequence[float | None], Sequence[int], Sequence[bool]], list[float]]
+
+
+def mode_of(text: str, tags: Sequence[str]) -> int:
+    """The index of the tag with which a response begins, white space aside; -1 if there is none, or another follows."""
+    text = text.lstrip()
+    for mode, tag in enumerate(tags):
+        if text.startswith(tag):
+            return -1 if any(other in text[len(tag) :] for other in tags) else mode
+    return -1
+
+
+def adaptive_factors(
+    right: Sequence[float], modes: Sequence[int], forced: Sequence[bool], alpha: float, easy: float, by: str
+) -> list[float]:
+    """1 - p^alpha for free samples that chose another mode than the first (0) on an easy question, else 1.
+
+    p is the mean of `right` over the forced samples, of mode 0 (by "first") or of all modes ("all"), and the question
+    is easy where p >= easy.
+
+    >>> adaptive_factors([1, 0, 1, 1], [0, 0, 1, 0], [True, True, False, False], 2.0, 0.5, "first")
+    [1.0, 1.0, 0.75, 1.0]
+    """
+    places = [i for i, is_so in enumerate(forced) if is_so and (by == "all" or modes[i] == 0)]
+    p = float(np.mean([right[i] for i in places])) if places else 0.0
+    lower = [p >= easy and not is_so and mode > 0 for mode, is_so in zip(modes, forced, strict=True)]
+    return [1.0 - p**alpha if is_lower else 1.0 for is_lower in lower]
+
+
+@part
+def tagged(
+    tags: str = "<instant>,<reasoning>",
+    forced: int = 2,
+    alpha: float = 2.0,
+    easy: float = 0.5,
+    by: Literal["first", "all"] = "first",
+    success: float = 0.5,
+    agentic: str = "<agentic>",
+) -> Rollout:
+    """Groups of `forced` samples for each mode, which begin with its given tag, and free ones, which write a tag.
+
+    tags: of the modes, the cheapest first, separated by commas. The reward of a response is multiplied by 1 if it
+    begins with exactly one tag (`mode_of`), else 0, and by `adaptive_factors` of (reward > success), with alpha, easy
+    and by. Reward functions read the tag too. Adds info "mode" (-1: none), "prefix" (given tokens, above 0 for forced
+    samples) and "adaptive" (the factor). Free samples are those of the group beyond forced x modes; there must be one.
+
+    agentic: the tag of one more mode in runs with tools or an environment, whose episodes the samples then are. An
+    episode has this form if its first reply begins with exactly one tag, and it goes on after that reply in the agentic
+    mode, and in no other.
+
+    Raises InputError for fewer than two tags.
+    """
+    names = [name for tag in tags.split(",") if (name := tag.strip())]
+    if len(set(names)) < 2 or len(set(names)) < len(names):
+        raise InputError(f"tags is {shown(tags)}, but must be at least two different tags, separated by commas")
+    modes = [*names, agentic.strip()]
+    if not modes[-1] or modes[-1] in names:
+        raise InputError(f"agentic is {shown(agentic)}, but must be a tag that is not among {shown(tags)}")
+    check_number("forced", forced, least=0, whole=True)
+    check_number("alpha", alpha, least=0)
+    check_number("easy", easy, least=0, most=1)
+    check_number("success", success)
+    require_choice("by", by, ("first", "all"))
+
+    def factors(scores: Sequence[float | None], found: Sequence[int], is_forced: Sequence[bool]) -> list[float]:
+        right = [float(score is not None and score > success) for score in scores]
+        return adaptive_factors(right, found, is_forced, alpha, easy, by)
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        given = _given(tools, task, names, forced, task.limit)
+        episodes = await continued(tools, task, [[] if ids is None else ids[1] for ids in given])
+        texts = [tools.decode(episode.own.token.tolist()) for episode in episodes]
+        found = [mode_of(text, names) if ids is None else ids[0] for text, ids in zip(texts, given, strict=True)]
+        worth = factors([episode.reward for episode in episodes], found, [ids is not None for ids in given])
+        proper = [mode_of(text, names) == mode >= 0 for text, mode in zip(texts, found, strict=True)]
+        return [
+            replace(e, reward=None if e.reward is None else e.reward * is_proper * factor).with_info(
+                mode=float(mode), adaptive=factor
+            )
+            for e, mode, factor, is_proper in zip(episodes, found, worth, proper, strict=True)
+        ]
+
+    def around(inner: Rollout) -> Rollout:
+        settings = settings_of(inner, "the agentic mode is of agents")
+
+        async def program(tools: Tools, task: Task) -> list[Episode]:
+            given = _given(tools, task, modes, forced, settings.limits.turn_tokens or task.limit)
+            return await _episodes(tools, task, settings, given, modes, factors)
+
+        return replace(
+            inner, program=program, name=f"{inner.name}, tagged({','.join(modes)})", around=around,
+            least=max(inner.least, len(modes) * int(forced) + 1),
+        )  # fmt: skip
+
+    return Rollout(program, f"tagged({tags})", least=len(names) * int(forced) + 1, around=around)
+
+
+def _given(
+    tools: Tools, task: Task, modes: Sequence[str], forced: int, limit: int
+) -> list[tuple[int, list[int]] | None]:
+    """For each sample its mode and the mode's tokens, or None for a free one. InputError for a tag beyond the limit."""
+    ids = [tools.encode(tag) for tag in modes]
+    if (longest := max(map(len, ids))) >= limit:
+        raise InputError(f"a tag has {longest} tokens, but a response only {limit}: raise max_new_tokens")
+    order = [(mode, ids[mode]) for mode in range(len(modes)) for _ in range(forced)][: task.samples]
+    return [*order, *[None] * (task.samples - len(order))]
+
+
+async def _episodes(
+    tools: Tools, task: Task, settings: AgentSettings, given: Sequence[tuple[int, list[int]] | None],
+    modes: Sequence[str], factors: Factors,
+) -> list[Episode]:  # fmt: skip
+    """The rows of a group of episodes, whose first replies begin with the tags that are given."""
+
+    async def one_of(number: int, ids: Sequence[int]) -> Conversation:
+        path = await begun(tools, task, number, settings)
+        if not path.over:
+            await draw_reply(tools, task, path, settings, ids)
+            await hear(tools, task, path, settings)
+        while not path.over:
+            await take_turn(tools, task, path, settings)
+        (one,) = await closed(tools, task, path)
+        return one
+
+    found = await gather(*(one_of(number, ids[1] if ids else ()) for number, ids in enumerate(given)))
+    ends = await ends_of(tools, [_with_tag(one) for one in found], settings.turn_rewards)
+    texts = [tools.decode(_first_reply(one.rows[0])) for one in found]
+    chosen = [ids[0] if ids else mode_of(text, modes) for ids, text in zip(given, texts, strict=True)]
+    worth = factors([end.reward for end in ends], chosen, [ids is not None for ids in given])
+    out = []
+    for one, end, text, mode, factor, ids in zip(found, ends, texts, chosen, worth, given, strict=True):
+        assert end.reward is not None
+        proper = mode_of(text, modes) == mode >= 0 and (one.replies > 1) == (mode == len(modes) - 1)
+        rows = finished(one, replace(end, reward=end.reward * proper * factor), settings.turn_rewards)
+        prefix = float(len(ids[1])) if ids else 0.0
+        out += [
+            row.with_info(mode=float(mode), adaptive=factor, prefix=0.0 if place else prefix)
+            for place, row in enumerate(rows)
+        ]
+    return out
+
+
+def _first_reply(row: Episode) -> list[int]:
+    """The tokens of the first reply of an episode, with those that it was given to begin with."""
+    places = np.flatnonzero(row.turns == 0)
+    return row.own.token[: places[-1] + 1].tolist() if places.size else []
+
+
+def _with_tag(one: Conversation) -> Conversation:
+    """The conversation with what its only row begins with as if it was sampled, so that reward functions see it."""
+    first, *others = one.rows
+    if others or not first.segments or first.segments[0].sampled:
+        return one
+    begin, *rest = first.segments
+    return replace(one, rows=[replace(first, segments=(begin._replace(sampled=True), *rest))])

@@ -17,7 +17,6 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, bucket_moments, joint_key
 from jaxrl_llm.core.transform import Metrics, Transform, chain, stateless
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.hint_tokens import hint_tokens
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.rollouts.guidance.hint_lengths import hinted_by_failures
 from jaxrl_llm.utils.errors import require_choice
@@ -156,3 +155,11 @@ def balanced_kinds(epsilon: float = 1e-6) -> Transform:
         return b.replace(advantages=b.need("advantages") * failure_weights(b, epsilon)[:, None])
 
     return stateless(apply, {"hint_tokens"})
+
+
+def hint_tokens(batch: Trajectories) -> jax.Array:
+    """bool[N, L]: the first info["hint_tokens"] f32[N] actions of each row; none without the entry."""
+    number = (batch.info or {}).get("hint_tokens")
+    if number is None:
+        return jnp.zeros(batch.action_mask.shape, bool)
+    return batch.action_mask & (batch.action_index < jnp.nan_to_num(number)[:, None])

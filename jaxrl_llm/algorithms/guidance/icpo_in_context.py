@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
 from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
@@ -20,7 +21,7 @@ from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ra
 from jaxrl_llm.objectives.guidance import guided, guided_rows
 from jaxrl_llm.rewards.transforms import leave_out
 from jaxrl_llm.rollouts.guidance.prompted import in_context
-from jaxrl_llm.rollouts.guidance.repair import reaches
+from jaxrl_llm.rollouts.guidance.repair import Succeeds
 
 
 @part
@@ -90,3 +91,10 @@ def icpo_in_context(
         objective,
         rollout=in_context(column, guided_samples, reaches(threshold) if reject else None),
     )
+
+
+@part
+def reaches(threshold: float) -> Succeeds:
+    """A function of a scored episode: whether its reward is at least the threshold."""
+    check_number("threshold", threshold)
+    return lambda episode: episode.reward is not None and episode.reward >= threshold

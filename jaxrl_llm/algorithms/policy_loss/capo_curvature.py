@@ -1,4 +1,11 @@
-"""Curvature-Aware Policy Optimization (CAPO)."""
+"""Curvature-Aware Policy Optimization (CAPO).
+
+h is the last hidden state f32[d], pi the next-token distribution f32[V], a the action, A its advantage and
+v = onehot(a) - pi; the gradient of the unembedding is g = A v h^T. A step lr G, with u = G h, changes the objective by
+m_H, at a KL divergence m_F between the policies:
+
+    m_H = lr <g, G> + lr^2/2 A ((v.u)^2 - u^T (diag(pi) - pi pi^T) u),  m_F = lr^2/2 (v.u)^2.
+"""
 
 from __future__ import annotations
 

@@ -21,13 +21,12 @@ from jaxrl_llm.core.hyperparameters import CODE, OURS
 from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, stateless
-from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.averaging.averages import Average
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.transform import Metrics, Objective, Transform, control, stateless
+from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_ratio
+from jaxrl_llm.objectives.averaging.averages import Average, token_mean
 from jaxrl_llm.objectives.averaging.subset import count_tokens, mean_by
 from jaxrl_llm.objectives.penalties import imitation
-from jaxrl_llm.objectives.thresholds import distance
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
@@ -159,3 +158,26 @@ def with_demonstration(rollout: Rollout, column: str = "answer") -> Rollout:
         rollout, program=program, name=f"{rollout.name}, demonstrated({column})", provides=rollout.provides | {NEED},
         columns=(*rollout.columns, column), ragged=True, most=lambda G: rollout.rows(G) + 1,
     )  # fmt: skip
+
+
+Number = jax.Array | float
+
+
+@part
+def distance(penalty: Objective, target: Number, name: str = "above_target") -> Objective:
+    """|penalty - target| of the batch's penalty, not a mean of per-token distances.
+
+    The control `name` is the sign, -1, 0 or 1, of penalty - target over the whole batch at the current parameters.
+    """
+
+    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        batch = penalty.refreshed(outputs, batch)
+        return batch.with_controls(**{name: jnp.sign(penalty.function(outputs, batch)[0] - target)})
+
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        value, metrics = penalty.function(outputs, batch)
+        # The token shares of the slices add up to 1, so their shares of the target add up to the target.
+        share = token_mean()(jnp.ones(outputs.logp.shape), batch)
+        return control(batch, name) * (value - share * target), metrics
+
+    return Objective(objective, penalty.needs, refresh)

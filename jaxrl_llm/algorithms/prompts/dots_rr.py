@@ -1,4 +1,14 @@
-"""Difficulty-targeted Online Data Selection and Rollout Replay (DOTS + RR)."""
+"""Difficulty-targeted Online Data Selection and Rollout Replay (DOTS + RR).
+
+With a prompt's embedding e and references of embeddings e_k and mean rewards d_k, of mean m and standard deviation s:
+
+    w_k = softmax_k(e . e_k / width),    p0 = sum_k w_k d_k
+    p = sigmoid(logit(clip(p0, 1e-4, 1 - 1e-4)) / clip(softplus(u), 1e-2, 10) + tanh(v))
+
+u = u_0 + u_1 m + u_2 s, and v alike. The paper has small networks in place of the embeddings' product and of u and v,
+trained before the run. Here width, u and v are 7 numbers that the run itself learns, by the same cross-entropy, from
+references of one round predicted from those of the round before.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ from jaxrl_llm.core.source import Curriculum, MakeCurriculum, Step
 from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.curriculum.excluded import Why, left_out_metrics, where
-from jaxrl_llm.curriculum.pruning import State
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.replay.into_groups import none_above, outcomes, swapped_successes
 
@@ -139,3 +138,6 @@ def epochs_without_solved(solved: float = 0.9, success: float = 0.0, component: 
         return Curriculum(init, select, observe, metrics=metrics, left_out=left_out)
 
     return make
+
+
+State = dict[str, Any]

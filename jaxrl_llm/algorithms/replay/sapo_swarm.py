@@ -7,10 +7,13 @@ from typing import Annotated
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.core.repr import part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.rollouts.runtime.swarm import swarm
+from jaxrl_llm.rollouts.runtime.sources import unchanged
+from jaxrl_llm.rollouts.runtime.swarm import Swarm
 
 
 @method(
@@ -45,3 +48,16 @@ def sapo_swarm(
     """
     objective = policy_gradient(token_ratio("old"), clip(clip_low, clip_high), token_mean())
     return Algorithm(group_relative(ddof=ddof, epsilon=epsilon), objective, replay=swarm(nodes, own, foreign))
+
+
+@part
+def swarm(nodes: int = 2, own: int = 4, foreign: int = 4) -> Swarm:
+    """Each of `nodes` policies samples its prompts, and trains on `own` of its groups and on `foreign` of the others'.
+
+    See `shared`. Nothing is stored.
+    """
+    check_number("nodes", nodes, least=1, whole=True)
+    check_number("own", own, least=0, whole=True)
+    check_number("foreign", foreign, least=0, whole=True)
+    check_number("own + foreign", own + foreign, least=1)
+    return Swarm(dict, unchanged, frozenset({"replayed"}), nodes=nodes, own=own, foreign=foreign)

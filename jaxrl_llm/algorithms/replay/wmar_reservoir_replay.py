@@ -85,7 +85,7 @@ def recent_and_reservoir(
         rows = keep(marked(rows, key=random.random(len(group))), deviation > TOLERANCE)
         new = {
             "recent": marked_in_order(join(of_recent, rows), recent),
-            "reservoir": buffers.reservoir(join(of_all, rows), reservoir),
+            "reservoir": kept_in_reservoir(join(of_all, rows), reservoir),
         }
         numbers = group.max() + 1 + np.arange(count(past))
         return mixed(scored, fresh, past, group, numbers, with_advantage=True), buffers.together(new)
@@ -95,3 +95,12 @@ def recent_and_reservoir(
         dict, mix, provides, lambda state: buffers.parts_metrics(state, ("recent", "reservoir")),
         lambda rows: rows + min(round(share * rows), recent + reservoir), True,
     )  # fmt: skip
+
+
+def kept_in_reservoir(store: Store, rows: int) -> Store:
+    """The rows with the largest of:key, at most `rows`: a uniform sample of all rows ever added, for uniform keys."""
+    if count(store) <= rows:
+        return store
+    kept = np.zeros(count(store), bool)
+    kept[np.argsort(-store["of:key"], kind="stable")[:rows]] = True
+    return keep(store, kept)

@@ -19,14 +19,14 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means
 from jaxrl_llm.core.transform import Objective, Transform, chain
 from jaxrl_llm.objectives.averaging.averages import average_by_name
-from jaxrl_llm.objectives.constraints import Number, barrier, constrained
+from jaxrl_llm.objectives.constraints import Number, barrier
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.preference.pairs import coupled
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
 from jaxrl_llm.rewards.compositions import component_of
 from jaxrl_llm.rewards.transforms import rescore
-from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.errors import InputError, unknown
 
 
 @method(
@@ -149,3 +149,16 @@ def log_barrier(
 def reward_component(name: str | None) -> Callable[[Trajectories], jax.Array]:
     """A function `batch -> f32[N]`: one component of the reward, or the combined one for None."""
     return lambda batch: batch.scores if name is None else component_of(batch, name)
+
+
+def constrained(batch: Trajectories, objective: str | None) -> dict[str, jax.Array]:
+    """The components f32[N] other than the objective, by name, in alphabetical order; NaN where not scored."""
+    rewards = batch.rewards or {"reward": batch.scores}
+    if objective is not None and objective not in rewards:
+        raise unknown("reward component", objective, rewards)
+    unscored = jnp.isnan(batch.scores)
+    return {
+        name: jnp.where(unscored, jnp.nan, x).astype(jnp.float32)
+        for name, x in sorted(rewards.items())
+        if name != objective
+    }

@@ -9,21 +9,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.advantages.balance import balanced
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Clipping, Scale
+from jaxrl_llm.core.choices import Scale
 from jaxrl_llm.core.coefficients import check_bounds, check_number
 from jaxrl_llm.core.hyperparameters import CODE, PAPER
 from jaxrl_llm.core.ranges import NonNegative, Positive
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.core.transform import Transform, counted
 from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.penalties import imitation
 from jaxrl_llm.objectives.regression import Number
 from jaxrl_llm.selection.noise import row_noise
+from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.utils.errors import is_off, require_choice
 
 
@@ -155,3 +155,20 @@ def masked_score(
         return jnp.where(mask, score_weight(weight, ratio, A, temperature), 0.0)
 
     return weigh
+
+
+def balanced(reward: jax.Array, group: jax.Array, noise: jax.Array) -> jax.Array:
+    """bool[N]: the samples that are kept when random bad ones are dropped until they do not outnumber the good ones.
+
+    Good: reward >= the group's mean. reward f32[N], NaN where not scored (dropped). Samples with the largest noise
+    f32[N] are dropped first.
+    """
+    known = ~jnp.isnan(reward)
+    good = known & (reward >= bucket_moments(group, reward)[1])
+    bad = known & ~good
+    number_good, number_bad = bucket_sums(group, good.astype(jnp.float32), bad.astype(jnp.float32))
+    rank = ranks_within(group, noise, noise, bad)
+    return good | (bad & (rank >= number_bad - number_good))
+
+
+Clipping = Literal["none", "one-side", "two-side", "ring"]

@@ -1,4 +1,13 @@
-"""Actor-Critic Framework with a Hierarchical Structure (ArCHer)."""
+"""Actor-Critic Framework with a Hierarchical Structure (ArCHer).
+
+A turn is one step of a decision process: the state is the conversation before it, the action the whole reply. Heads 0
+and 1 of the critic are Q_1 and Q_2 of a reply, read at its last token; heads 2 and 3 are V_1 and V_2 of the state, read
+at the first token of the reply. A value depends on what comes before its token, so Q sees all of a reply but its last
+token, which in a finished one only says that it ends.
+
+A state is all that the policy sees before a reply. A new reply at a stored state is a draw of the current policy, which
+a critic can judge; the environment does not hear it, so it has no reward and nothing follows.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,7 +32,6 @@ from jaxrl_llm.advantages.turns.turns import (
     turn_mask,
     turn_numbers,
 )
-from jaxrl_llm.advantages.turns.utterances import following
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.coefficients import check_number
@@ -34,7 +43,6 @@ from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.source import Curriculum, MakeCurriculum, State, Step
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import Transform, chain, counted, stateless
-from jaxrl_llm.curriculum.stored_states import COLUMN, Where
 from jaxrl_llm.objectives import constant, log_probability, policy_gradient, token_ratio
 from jaxrl_llm.objectives.value_heads import head_value_loss
 from jaxrl_llm.replay.base import whole_groups
@@ -42,6 +50,27 @@ from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
+
+
+def following(values: Array, mask: Array) -> Array:
+    """f32[N, K, H]: the values of the next turn of the row, 0 for the last; mask bool[N, K]: turns that are there.
+
+    >>> following(jnp.array([[[1.0], [2.0], [3.0]]]), jnp.array([[True, False, True]]))[0, :, 0].tolist()
+    [3.0, 3.0, 0.0]
+    """
+
+    def back(later: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        own, there = now
+        return jnp.where(there[:, None], own, later), later
+
+    turns = (jnp.moveaxis(values, 1, 0), mask.T)
+    return jnp.moveaxis(jax.lax.scan(back, jnp.zeros_like(values[:, 0]), turns, reverse=True)[1], 0, 1)
+
+
+COLUMN = "stored_states"
+
+
+Where = tuple[list[int], list[int]]  # token ids of a prompt, and of what comes between it and a reply
 
 
 @method(

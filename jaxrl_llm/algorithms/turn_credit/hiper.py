@@ -8,18 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import explained_variance, needed_values
-from jaxrl_llm.advantages.turns.plans import (
-    ACTION,
-    KEEP,
-    NEW_SUBGOAL,
-    SUBGOAL,
-    SWITCH,
-    first_places,
-    in_turns,
-    said,
-    standardised,
-)
-from jaxrl_llm.advantages.turns.turns import TURNS, on_tokens, rewards_of_turns, turn_mask, turn_numbers
+from jaxrl_llm.advantages.turns.plans import ACTION, KEEP, NEW_SUBGOAL, SUBGOAL, SWITCH, standardised
+from jaxrl_llm.advantages.turns.turns import TURNS, on_tokens, rewards_of_turns, turn_count, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
@@ -261,3 +251,23 @@ def on_places(values: Array, places: Array, batch: Trajectories) -> Array:
     """f32[N, L]: values f32[N, K] of turns at places int32[N, K]; NaN elsewhere, and nothing where a place is L."""
     empty = jnp.full(batch.tokens.shape, jnp.nan)
     return jax.vmap(lambda row, value, place: row.at[place].set(value, mode="drop"))(empty, values, places)
+
+
+def in_turns(mask: Array, batch: Trajectories) -> Array:
+    """bool[N, K]: the turns with a token of the mask bool[N, L]."""
+    return first_places(mask, batch) < batch.tokens.shape[1]
+
+
+def first_places(mask: Array, batch: Trajectories) -> Array:
+    """int32[N, K]: the place of each turn's first token of the mask; L where it has none."""
+    L, turns = batch.tokens.shape[1], turn_count(batch)
+    number = turn_numbers(batch)
+    places = jnp.where(mask & (number >= 0), jnp.arange(L), L)
+    own = number[:, :, None] == jnp.arange(turns)
+    return jnp.min(jnp.where(own, places[:, :, None], L), axis=1).astype(jnp.int32)
+
+
+def said(batch: Trajectories, kind: int) -> Array:
+    """bool[N, K]: the turns with a token of this kind."""
+    known = (batch.info or {}).get("plan")
+    return jnp.zeros(turn_mask(batch).shape, bool) if known is None else in_turns(known == kind, batch)

@@ -1,4 +1,8 @@
-"""Implicit step rewards (iStar, first posted as OPRL)."""
+"""Implicit step rewards (iStar, first posted as OPRL).
+
+The model is a copy of the policy that learns beside it from preferences between episodes
+(`objectives.preference.implicit`).
+"""
 
 from __future__ import annotations
 

@@ -57,13 +57,6 @@ def succeeds(success: float = 0.0, accuracy: str | None = None) -> Succeeds:
     return test
 
 
-@part
-def reaches(threshold: float) -> Succeeds:
-    """A function of a scored episode: whether its reward is at least the threshold."""
-    check_number("threshold", threshold)
-    return lambda episode: episode.reward is not None and episode.reward >= threshold
-
-
 async def sampled(tools: Tools, prompt: Sequence[int], first: int, count: int) -> list[Episode]:
     """`count` scored samples of a prompt, with numbers from `first` on."""
     if not count:

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.replay.base import TOLERANCE, group_moments, mixed
 from jaxrl_llm.replay.buffers import join, keep, take, to_rows
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.runtime.sources import unchanged
 
 
 @dataclass(frozen=True, repr=False)
@@ -23,19 +20,6 @@ class Swarm(Replay):
     nodes: int = 2
     own: int = 4
     foreign: int = 4
-
-
-@part
-def swarm(nodes: int = 2, own: int = 4, foreign: int = 4) -> Swarm:
-    """Each of `nodes` policies samples its prompts, and trains on `own` of its groups and on `foreign` of the others'.
-
-    See `shared`. Nothing is stored.
-    """
-    check_number("nodes", nodes, least=1, whole=True)
-    check_number("own", own, least=0, whole=True)
-    check_number("foreign", foreign, least=0, whole=True)
-    check_number("own + foreign", own + foreign, least=1)
-    return Swarm(dict, unchanged, frozenset({"replayed"}), nodes=nodes, own=own, foreign=foreign)
 
 
 def shared(scored: Scored, others: Sequence[Scored], own: int, foreign: int, seed: int) -> Scored:
