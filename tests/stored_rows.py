@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.algorithms.replay.a2pr import best_of_prompt
+from jaxrl_llm.algorithms.replay.spear import own_good_rows
+from jaxrl_llm.algorithms.replay.wmar_reservoir_replay import recent_and_reservoir
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.replay import base, into_groups
@@ -15,13 +18,13 @@ REPLAYS = {
     "whole_groups": base.whole_groups(groups=5),
     "faded": base.whole_groups(draw=base.faded(), groups=5, **base.times_as_many(1.5)),
     "young": base.whole_groups(max_age=1),
-    "recent_and_reservoir": base.recent_and_reservoir(0.7, 6, 5),
-    "own_good_rows": base.own_good_rows(2, 8, 2),
+    "recent_and_reservoir": recent_and_reservoir(0.7, 6, 5),
+    "own_good_rows": own_good_rows(2, 8, 2),
     "refilled": base.refilled(9, 3),
     "swapped_successes": into_groups.swapped_successes(each=2),
     "random place": into_groups.swapped_successes(into_groups.none_above(0.5), 0.5, 1, "random"),
     "added": into_groups.swapped_successes(into_groups.none_above(0.5), 0.5, 1, "added"),
-    "best_of_prompt": into_groups.best_of_prompt(4),
+    "best_of_prompt": best_of_prompt(4),
 }
 
 

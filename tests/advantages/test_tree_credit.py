@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.advantages.trees import credit, values
+from jaxrl_llm.algorithms.credit.branchgrpo import depth_advantages
+from jaxrl_llm.algorithms.credit.treepo import segment_subtree_advantages, subtree_advantages
 from jaxrl_llm.core.trajectory import Trajectories
 
 NAN = np.nan
@@ -43,7 +45,7 @@ PATHS, REWARD = [[1, 11], [1, 12], [2, 21], [2, 22], [3, 31]], [1.0, 1, 0, 1, 0]
     ],
 )
 def test_a_leaf_against_the_subtrees_of_its_ancestors(weighting: Any, drop_equal: bool, expected: list[float]) -> None:
-    found = credit.subtree_advantages(batch_of(PATHS, REWARD), weighting, drop_equal)
+    found = subtree_advantages(batch_of(PATHS, REWARD), weighting, drop_equal)
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
@@ -88,7 +90,7 @@ def test_edges_are_differences_of_the_means_of_children() -> None:
 
 def test_depths_are_normalised_each_on_its_own() -> None:
     paths, reward = [[1, 11], [1, 12], [2, 21], [2, 22]], [1.0, 0.6, 0.2, 0.0]
-    found = np.asarray(credit.depth_advantages(batch_of(paths, reward)))
+    found = np.asarray(depth_advantages(batch_of(paths, reward)))
     np.testing.assert_allclose(found[:, 1], [0.707107] * 2 + [-0.707107] * 2, atol=1e-6)
     np.testing.assert_allclose(found[:, 2], [1.240216, 0.338241, -0.563735, -1.014722], atol=1e-6)
 
@@ -107,9 +109,9 @@ def test_a_tree_without_forks_is_a_group() -> None:
     reward = np.array([1.0, 0, 0, 0.5], np.float32)
     lone = batch_of([[1, 1], [2], [3, 3], [4]], reward.tolist())
     centred = reward - reward.mean()
-    np.testing.assert_allclose(credit.subtree_advantages(lone), centred, atol=1e-6)
+    np.testing.assert_allclose(subtree_advantages(lone), centred, atol=1e-6)
     np.testing.assert_allclose(credit.edge_advantages(lone)[:, 1], centred, atol=1e-6)
-    np.testing.assert_allclose(credit.depth_advantages(lone)[:, 1], centred / reward.std(ddof=1), atol=1e-5)
+    np.testing.assert_allclose(depth_advantages(lone)[:, 1], centred / reward.std(ddof=1), atol=1e-5)
 
 
 def test_gains_of_nodes_add_up_to_the_reward_minus_the_value_of_the_root() -> None:
@@ -122,13 +124,13 @@ def test_gains_of_nodes_add_up_to_the_reward_minus_the_value_of_the_root() -> No
 
 def test_segments_against_subtrees() -> None:
     """u by hand: leaves of 1, size-weighted over root (5), node (2 or 1) and the leaf itself (1)."""
-    found = np.asarray(credit.segment_subtree_advantages(batch_of(PATHS, REWARD)))
+    found = np.asarray(segment_subtree_advantages(batch_of(PATHS, REWARD)))
     r, inner, size = np.array(REWARD), np.array([1, 1, 0.5, 0.5, 0]), np.array([2, 2, 2, 2, 1])
     u = (5 * (r - 0.6) + size * (r - inner)) / (5 + size + 1)
     parent = np.array([u[:2].mean(), u[:2].mean(), u[2:4].mean(), u[2:4].mean(), u[4]])
     np.testing.assert_allclose(found[:, 1], parent, atol=1e-6)
     np.testing.assert_allclose(found[:, 2], u - parent, atol=1e-6)
-    decayed = np.asarray(credit.segment_subtree_advantages(batch_of(PATHS, REWARD), 0.5))
+    decayed = np.asarray(segment_subtree_advantages(batch_of(PATHS, REWARD), 0.5))
     np.testing.assert_allclose(decayed[:, 2], u - 0.5 * parent, atol=1e-6)
 
 

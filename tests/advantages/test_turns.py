@@ -14,6 +14,10 @@ from turn_episodes import assert_close, episodes, of_turns
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.turns import turns as t
+from jaxrl_llm.algorithms.turn_credit.hgpo import nested_states
+from jaxrl_llm.algorithms.turn_credit.salt import mean_over_equal
+from jaxrl_llm.algorithms.turn_credit.srgpo import random_groups
+from jaxrl_llm.algorithms.turn_credit.trloo import same_turn
 from jaxrl_llm.utils.errors import InputError
 
 GIGPO = episodes([[7, 8, 9], [7, 8, 8]], [[0, 0, 1], [0, 0, 0]])
@@ -33,7 +37,7 @@ def test_gigpo() -> None:
 def test_hgpo() -> None:
     """Card hgpo: K = 2, so that one, two and three last states are compared."""
     batch = episodes([[1, 2, 3], [1, 2, 4], [1, 5, 3]], [[0, 0, 1], [0, 0, 0], [0, 0, 1]])
-    nested = t.turn_advantages(t.nested_states(t.turn_returns(0.95), depth=2))
+    nested = t.turn_advantages(nested_states(t.turn_returns(0.95), depth=2))
     assert_close(of_turns(batch, nested), [[0.300833, 0.475, 0], [-0.601666, -0.475, 0], [0.300833, 0, 0]])
 
 
@@ -44,7 +48,7 @@ def test_salt() -> None:
         actions=[[1, 5, 7], [1, 5, 8], [1, 6, 9], [1, 7, 9]],
     )  # fmt: skip
     batch = batch.replace(state_key=batch.state_key.at[:2, 2].set(3))
-    merged = t.turn_advantages(t.mean_over_equal(t.of_episode()))
+    merged = t.turn_advantages(mean_over_equal(t.of_episode()))
     found = of_turns(batch, merged)
     assert_close(found, [[0, 0.5, 1.5], [0, 0.5, -0.5], [0, -0.5, -0.5], [0, -0.5, -0.5]])
 
@@ -52,7 +56,7 @@ def test_salt() -> None:
 def test_srgpo() -> None:
     """Card srgpo: one chunk of all steps, weight 0.5; the episode's moments are over steps."""
     batch = episodes([[1, 2], [3, 4]], [[1, 0], [1, 1]], score=[0.0, -2.0])  # returns 1 and 0
-    step = t.compared(t.turn_rewards(), t.random_groups(0), "std")
+    step = t.compared(t.turn_rewards(), random_groups(0), "std")
     both = t.turn_advantages(t.of_episode("std", "turns"), step, weights=(1.0, 0.5))
     assert_close(of_turns(batch, both), [[1.116023, 0.116025], [-0.616024, -0.616024]])
 
@@ -60,7 +64,7 @@ def test_srgpo() -> None:
 def test_turn_leave_one_out() -> None:
     """Card trloo: the mean of the others at the same turn; one row has no second turn."""
     batch = episodes([[1, 2], [1, 2], [1]], [[1, 2], [0, 1], [0]])
-    credit = t.turn_advantages(t.compared(t.turn_returns(), t.same_turn(), baseline="leave_one_out"))
+    credit = t.turn_advantages(t.compared(t.turn_returns(), same_turn(), baseline="leave_one_out"))
     assert_close(of_turns(batch, credit), [[2.5, 1.0], [-0.5, -1.0], [-2.0]])
 
 
@@ -115,14 +119,14 @@ def test_different_states_leave_the_episode_alone() -> None:
 def test_random_groups_do_not_depend_on_the_order_of_rows() -> None:
     states = [[1, 2, 3], [4, 5], [6, 7, 8], [9]]
     batch = episodes(states, [[float(s) for s in path] for path in states])
-    credit = t.turn_advantages(t.compared(t.turn_rewards(), t.random_groups(3)))
+    credit = t.turn_advantages(t.compared(t.turn_rewards(), random_groups(3)))
     order = jnp.asarray([2, 0, 3, 1])
     import jax
 
     _, out = credit.apply((), batch)
     _, again = credit.apply((), jax.tree.map(lambda x: x[order], batch))
     np.testing.assert_array_equal(out.advantages[order], again.advantages)
-    keys = np.asarray(t.random_groups(3)(batch))[np.asarray(t.turn_mask(batch))]
+    keys = np.asarray(random_groups(3)(batch))[np.asarray(t.turn_mask(batch))]
     assert sorted(np.bincount(keys).tolist()) == [3, 3, 3]
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from stored_rows import REPLAYS, all_facts, run, scored_of, some_steps
 
+from jaxrl_llm.algorithms.replay.vspo_prs import with_staged_reward
 from jaxrl_llm.core.source import Replay
-from jaxrl_llm.replay import base, into_groups
+from jaxrl_llm.replay import base
 from jaxrl_llm.replay.disk import is_available, on_disk
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
@@ -19,7 +20,7 @@ from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.utils.errors import InputError
 
 pytest.importorskip("array_record")
-STAGED = into_groups.with_staged_reward(base.whole_groups(groups=4), {"form": 0.1, "right": 1.0})
+STAGED = with_staged_reward(base.whole_groups(groups=4), {"form": 0.1, "right": 1.0})
 EVERY = {**REPLAYS, "staged": STAGED}
 every = pytest.mark.parametrize("replay", EVERY.values(), ids=EVERY)
 

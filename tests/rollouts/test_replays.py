@@ -12,6 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stored_rows import REPLAYS, all_facts, facts, run, scored_of, some_steps
 
+from jaxrl_llm.algorithms.replay.a2pr import best_of_prompt
+from jaxrl_llm.algorithms.replay.spear import call_reward, own_good_rows, with_call_reward
+from jaxrl_llm.algorithms.replay.vspo_prs import group_value, valued_groups
+from jaxrl_llm.algorithms.replay.wmar_reservoir_replay import recent_and_reservoir
 from jaxrl_llm.core.source import Replay, Step
 from jaxrl_llm.replay import base, buffers, into_groups
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
@@ -19,15 +23,15 @@ from jaxrl_llm.rollouts.runtime.sources import replayed
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.utils.errors import InputError
 
-EVERY = {**REPLAYS, "valued_groups": into_groups.valued_groups()}
+EVERY = {**REPLAYS, "valued_groups": valued_groups()}
 EMPTY = {
     "whole_groups": base.whole_groups(groups=0),
     "no share": base.whole_groups(0.0),
-    "recent_and_reservoir": base.recent_and_reservoir(1.0, 0, 0),
-    "own_good_rows": base.own_good_rows(0),
+    "recent_and_reservoir": recent_and_reservoir(1.0, 0, 0),
+    "own_good_rows": own_good_rows(0),
     "refilled": base.refilled(0),
     "swapped_successes": into_groups.swapped_successes(each=0),
-    "best_of_prompt": into_groups.best_of_prompt(0),
+    "best_of_prompt": best_of_prompt(0),
 }
 every = pytest.mark.parametrize("replay", EVERY.values(), ids=EVERY)
 
@@ -98,7 +102,7 @@ def test_windows_are_refused() -> None:
     scored = scored_of([[1, 0]], [0], 0)
     windowed = scored._replace(batch=scored.batch.with_info(window=scored.batch.action_mask))
     with pytest.raises(InputError, match="trains on unfinished ones"):
-        into_groups.best_of_prompt().mix({}, windowed, 0, 0)
+        best_of_prompt().mix({}, windowed, 0, 0)
 
 
 def test_fading_weights_of_the_worked_example() -> None:
@@ -156,7 +160,7 @@ def test_groups_of_equal_rewards_are_kept_where_asked_but_none_without_a_score()
 def test_the_reservoir_is_a_uniform_sample() -> None:
     """Of 20 rows in 4 steps, each is kept with probability 5/20."""
     steps = [scored_of([[1.0, 0.0, 1.0, 0.0, 1.0]], [step], step) for step in range(4)]
-    replay, counts = base.recent_and_reservoir(1.0, 3, 5), dict[str, int]()
+    replay, counts = recent_and_reservoir(1.0, 3, 5), dict[str, int]()
     for seed in range(800):
         state: Any = {}
         for step, scored in enumerate(steps):
@@ -173,7 +177,7 @@ def test_the_reservoir_is_a_uniform_sample() -> None:
 
 def test_halves_of_single_rows_with_their_groups_advantages() -> None:
     steps = [scored_of([[1.0, 0.0, 0.0, 0.0]], [7], 0), scored_of([[1.0, 1.0, 1.0, 1.0]], [8], 1)]
-    (_, mixed), _ = run(base.recent_and_reservoir(1.0, 2, 4), steps)
+    (_, mixed), _ = run(recent_and_reservoir(1.0, 2, 4), steps)
     b: Any = mixed.batch
     past = b.info["replayed"] > 0
     assert past.tolist() == [False] * 4 + [True] * 4
@@ -247,10 +251,10 @@ def test_calls_of_tools_are_rewarded_less_and_less() -> None:
     """The card's mu at steps 0, 50 and 100 of 100, and the bound of ten calls."""
     calls = np.array([0.0, 1, 10, 30])
     for step, mu in ((0, 1.0), (50, 0.5), (100, 0.0), (101, 0.0)):
-        np.testing.assert_allclose(base.call_reward(calls, step, 0.1, 100), mu * np.array([0, 0.1, 1, 1]), atol=1e-12)
+        np.testing.assert_allclose(call_reward(calls, step, 0.1, 100), mu * np.array([0, 0.1, 1, 1]), atol=1e-12)
     scored = scored_of([[1.0, 0.0, 0.0]], [3], 0)
     called = scored._replace(batch=scored.batch.with_info(calls=np.array([2.0, 0, 3], np.float32)))
-    replay = base.with_call_reward(base.own_good_rows(4), 0.1, 100)
+    replay = with_call_reward(own_good_rows(4), 0.1, 100)
     mixed, state = replay.mix({}, called, 50, 0)
     np.testing.assert_allclose(mixed.batch.reward, [1.1, 0.0, 0.15], rtol=1e-6)
     np.testing.assert_allclose(buffers.part_of(state, "rows")["row:reward"], [1.1], rtol=1e-6)
@@ -262,7 +266,7 @@ def test_the_best_earlier_answer_joins_its_group() -> None:
         scored_of([[0.2, 0.7, 0.7]], [5], 0), scored_of([[0.1], [0.9]], [4, 5], 1),
         scored_of([[0.3], [0.0]], [5, 4], 2), scored_of([[0.3]], [4], 3),
     ]  # fmt: skip
-    found, _ = run(into_groups.best_of_prompt(), steps)
+    found, _ = run(best_of_prompt(), steps)
     past = [[(x.texts[i], int(x.batch.group[i])) for i in np.flatnonzero(x.batch.info["replayed"])] for x in found]
     assert past == [
         [], [(steps[0].texts[2], 1)], [(steps[1].texts[1], 0), (steps[1].texts[0], 1)], [(steps[1].texts[0], 0)]
@@ -312,7 +316,7 @@ def test_hosts_that_see_the_same_batch_mix_alike() -> None:
 def test_own_good_rows_fire_above_the_running_median() -> None:
     """Group means 0.25, 0.75, 0.5, 0.6 have the median 0.55: r = 1 has 0.45, and r = 0.5 is not replayed."""
     first = scored_of([[0.5, 0.0, 0.25, 0.25], [1.0, 0.5], [1.0, 0.0], [1.0, 0.2]], [0, 1, 2, 3], 0)
-    replay = base.own_good_rows(size=2, baselines=4, surplus=1.0)
+    replay = own_good_rows(size=2, baselines=4, surplus=1.0)
     (_, mixed), state = run(replay, [first, scored_of([[0.0, 0.0]], [9], 1)])
     b: Any = mixed.batch
     past = b.info["replayed"] > 0
@@ -325,7 +329,7 @@ def test_own_good_rows_fire_above_the_running_median() -> None:
 
 def test_values_of_groups_in_the_worked_example() -> None:
     rewards = [[1.0, 0, 0, 0, 0], [1.0, 1, 1, 1, 0], [1.0, 1, 0, 0, 0], [1.0] * 5]
-    value = [float(into_groups.group_value(np.mean([r], 1), np.std([r], 1))[0]) for r in rewards]
+    value = [float(group_value(np.mean([r], 1), np.std([r], 1))[0]) for r in rewards]
     np.testing.assert_allclose(value, [0.32, 0.08, 0.293939, 0.0], atol=1e-6)
 
 
@@ -333,7 +337,7 @@ def test_values_of_groups_in_the_worked_example() -> None:
 @given(seed=st.integers(0, 10**6))
 def test_copies_replace_groups_without_a_signal(seed: int) -> None:
     (scored,) = some_steps(1, seed, groups=4, size=4)
-    (mixed,), _ = run(into_groups.valued_groups(2.0), [scored])
+    (mixed,), _ = run(valued_groups(2.0), [scored])
     own, b = scored.batch, mixed.batch
     spread = [float(np.ptp(own.reward[own.group == g])) for g in range(4)]
     if not any(spread):
