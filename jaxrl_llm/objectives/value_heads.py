@@ -19,7 +19,7 @@ def head_value_loss(heads: int, clip: float | None = 0.2) -> Objective:
     """sum_h mean over the tokens that train head h of 1/2 (V_h - R_h)^2, or its clipped form (`clipped_error`).
 
     R: info["head_returns"] f32[N, L, H], NaN where a head is not trained. The control "head_turns" f32[H] is how many
-    there are in the whole batch, such as `advantages.turns.plans.hierarchical_advantages` writes. Metrics:
+    there are in the whole batch, such as `algorithms.turn_credit.hiper.hierarchical_advantages` writes. Metrics:
     "value/loss", "value/error" (mean |V - R| over all heads), and "value/explained_variance" from before the update.
     """
     check_number("value clip", clip, above=0, or_none=True)

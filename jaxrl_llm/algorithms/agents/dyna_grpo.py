@@ -71,7 +71,7 @@ def dyna_grpo(
     each group has as many refined episodes beside its G ordinary ones: the policy replies with an action and, between
     <plan> and </plan>, those that it plans after it; the first `depth` of them are tried out in a copy of the
     environment; it sees what followed, replies again, and the episode goes on with that
-    (`rollouts.agents.lookahead.simulating`). Refined replies alone are trained on, with
+    (`simulating`). Refined replies alone are trained on, with
 
         A_i = 1 if R_i > success and R_i > max(mean R of the ordinary, mean R of the refined episodes), else 0
 

@@ -80,7 +80,7 @@ def flow_grpo(
 
 @part
 def episode_shares() -> Transform:
-    """Write what `objectives.averaging.episode_averages.episode_mean` reads: info["token_share"] f32[N, L], 1 / (tokens
+    """Write what `episode_mean` reads: info["token_share"] f32[N, L], 1 / (tokens
     of the turn times
     turns of the episode) on actions, and the control "episodes", their number in the batch."""
 
@@ -103,7 +103,7 @@ def episode_shares() -> Transform:
 def episode_mean() -> Average:
     """Mean over the tokens of each turn, then over the turns of each episode, then over episodes.
 
-    Reads what `advantages.turns.rounds.episode_shares` writes; chain it before. Dropped tokens count as 0.
+    Reads what `episode_shares` writes; chain it before. Dropped tokens count as 0.
     """
 
     def average(values: jax.Array, batch: Trajectories) -> jax.Array:

@@ -74,7 +74,7 @@ def r3l(
     Of a group's episodes with an environment half are ordinary. The policy reflects on each of these, in at most
     reflection_tokens tokens, names the step p that should have been another one, and makes a suggestion; then the
     episode is replayed up to p, in a fresh environment, and goes on with the suggestion in its context
-    (`rollouts.agents.reflect.reflecting`). It is trained on without the suggestion. Both the episode and its retry are
+    (`reflecting`). It is trained on without the suggestion. Both the episode and its retry are
     trained on from p on alone, where they differ. With b the mean of the group's rewards (0 in a group of one; baseline
     "log_mean_exp": temperature log mean exp(r / temperature))
 

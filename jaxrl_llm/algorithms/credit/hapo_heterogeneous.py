@@ -86,7 +86,7 @@ def hapo_heterogeneous(
     the sampling policy (code: of the current one, per mini-batch).
 
     Rollout: each token is drawn at T = T0 (1 + tau clip(h, -1, 1)), T0 the run's temperature, h of its entropy at T0
-    on the scale of the last batch (`rollouts.heated`); T0 before the first update. Ratios are of the policies at these
+    on the scale of the last batch (`heated`); T0 before the first update. Ratios are of the policies at these
     temperatures, each policy with its own entropy.
     """
     check_number("pivot", pivot, least=0, most=1)

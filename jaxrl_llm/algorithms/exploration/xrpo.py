@@ -74,7 +74,7 @@ def xrpo(
     on GRPO's A, then its loss with clip_low and clip_high and ratios to pi_old. A re-implementation adds the bonus to
     wrong responses too. The paper compares problems by embeddings of another model, here by the words of the problems
     (`neighbours.text_features`), and its pool may also hold solutions of the same step. Rollout:
-    `rollouts.adaptive.in_rounds`, and curriculum: `curriculum.few_shot_memory.solved_examples`.
+    `rollouts.adaptive.in_rounds`, and curriculum: `solved_examples`.
     """
     check_number("kappa", kappa, least=0)
 

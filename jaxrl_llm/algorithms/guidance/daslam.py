@@ -83,7 +83,7 @@ def daslam(
 
     solver: FILE.py:FUNCTION of a prompt that returns an answer, such as a larger model's; None: the run's reference,
     the initial policy, whose answers have at most solver_tokens. questions: most of them. nouns, embed: see
-    `rollouts.decomposed.decomposing`; by default words with a meaning of their own, and counts of words, where the code
+    `decomposing`; by default words with a meaning of their own, and counts of words, where the code
     has a tagger and vectors of words. clip_low, clip_high, value_clip, value_coefficient, gamma and lam as in `ppo`.
     The words of the prompts are ours. The paper first trains the policy on known sub-questions.
     """
@@ -269,7 +269,7 @@ def decomposing(
     data set, with a solution, a step on a line; "" for none. nouns, embed: FILE.py:FUNCTION of a text that returns its
     nouns, and its vector; see `rewards.decomposition`.
 
-    Provides decomposition, the four terms of `rewards.decomposition.Terms`. InputError for a function that cannot be
+    Provides decomposition, the four terms of `Terms`. InputError for a function that cannot be
     loaded, and for a solution that is no text.
     """
     check_number("questions", questions, least=1, most=1024, whole=True)

@@ -56,7 +56,7 @@ def capo_curvature(
     policy too much. A token is kept where |m_H| < change_limit (symmetric; else 0 <= m_H < change_limit) and
     m_F < kl_limit, with
 
-        m_H = lr <g, G> + lr^2/2 H,  m_F = lr^2/2 (v.u)^2;  see `objectives.curvature`
+        m_H = lr <g, G> + lr^2/2 H,  m_F = lr^2/2 (v.u)^2
 
     A limit of 0 is off. The rest is GRPO with A = r - mean_g (scale "std" divides by the deviation), clip_low,
     clip_high and no KL. average "sequence": mean over all sequences of the mean over their kept tokens; "constant":

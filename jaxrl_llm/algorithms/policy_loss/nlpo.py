@@ -57,7 +57,7 @@ def nlpo(
         p(v) = 1[v in S] pi(v) / sum_{u in S} pi(u),    S = nucleus of psi
         rho = p / p_old;   r_t = r 1[t last] - kl_coefficient (log pi - log pi_ref)_t
 
-    The sampler draws from p (`sampling.token_support.lagged_nucleus`), ratios and the entropy are those of p, on the
+    The sampler draws from p (`lagged_nucleus`), ratios and the entropy are those of p, on the
     set S of the rollout. The divergence in the reward is of the policies without the mask, of the sampling and the
     initial policy. kl_target: the coefficient moves after each batch, with KL the mean of these log-ratios over its
     tokens, by

@@ -58,7 +58,7 @@ def safe_entropy_aware(
 
     with kl a moving average of log pi_old - log pi_ref, H the mean entropy at sampling, and thr = threshold adjusted by
     a PID controller on the growth of the reward (proportional, integral, derivative) and scaled by the phase of
-    training that the last two windows of `window` batches show; see `objectives.thresholds`. The controller runs once
+    training that the last two windows of `window` batches show. The controller runs once
     per batch (released code: once per epoch over it).
 
     In the released code kl is a constant in pen, so that pen cannot move the policy. Here the value of the loss is the

@@ -83,7 +83,7 @@ def dots_rr(
     The paper embeds prompts with a language model, maps them by two networks, and computes s and b by a third from the
     mean and deviation of d, all trained before the run on measured rates. Here e are the normalised numbers in the
     column `embedding` of the data set, or, without one, counts of words and pairs of words; the width, s and b are 7
-    numbers fitted during the run by the same cross-entropy (`curriculum.difficulty`). The paper measures the references
+    numbers fitted during the run by the same cross-entropy (`predict`). The paper measures the references
     before it draws the same step's prompts; here they are sampled beside these, and serve the draws after that step.
     """
     check_number("fresh_share", fresh_share, above=0, most=1)
@@ -177,7 +177,7 @@ def near_predicted(
     width: float = 0.2,
     column: str | None = None,
 ) -> RuleOf:
-    """Weights exp(-|p - target| / temperature), with p predicted from reference prompts; see `curriculum.difficulty`.
+    """Weights exp(-|p - target| / temperature), with p predicted from reference prompts; see `predict`.
 
     In every `every`-th step, from the first on, `references` more prompts are sampled than the step has, chosen
     uniformly: their groups measure difficulties and are not trained on. Until the next such step all other prompts are

@@ -98,7 +98,7 @@ def aepo_arbitrary_entropy(
     (where A < 0), token mean, no KL.
 
     Rollout: prompts chosen at random, a quarter of them (`tempered_share`), are sampled a second time at that
-    temperature (`rollouts.tempered`; released code: the first quarter of the batch), without top-p. Where no tempered
+    temperature (`with_tempered`; released code: the first quarter of the batch), without top-p. Where no tempered
     row is right in a mixed group, the step is one of GRPO.
     """
     check_number("most", most, least=0)

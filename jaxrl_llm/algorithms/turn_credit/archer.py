@@ -109,7 +109,7 @@ def archer(
     Q learns from the step's transitions and from replayed ones: round(replay_share n) groups to the n of the step,
     drawn uniformly from the newest replay_groups, as whole episodes. V and the policy learn where a is a draw of the
     policy: at the step's own states, and at `states` stored ones for each prompt, drawn uniformly, where the policy
-    replies anew (`curriculum.stored_states`). The paper has all of them from one buffer of 100,000 transitions. Its
+    replies anew (`replying_at_stored_states`). The paper has all of them from one buffer of 100,000 transitions. Its
     critic takes 50 epochs and then its policy 3, with new replies in each; here both are updated together, as often as
     --epochs says, with the targets and advantages of the step's beginning. The critic is a copy of the model, or shares
     its states (--critic); the paper's is a smaller encoder. A baseline by token, an option of the code, is not here.

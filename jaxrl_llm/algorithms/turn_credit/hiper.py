@@ -57,7 +57,7 @@ def hiper(
     tags (`rollouts.agents.plans.planned`). The turns of one subgoal are a segment. Generalised advantages of turns
     within segments credit the tokens of actions, those of segments the tokens of subgoals that begin one, and the
     return of the segment the tokens of decisions, each against a head of the critic
-    (`advantages.turns.plans.plan_credit`; gamma, lam_turn, lam_segment). Other tokens get 0. whiten: each kind is
+    (`plan_credit`; gamma, lam_turn, lam_segment). Other tokens get 0. whiten: each kind is
     standardised over turns. bootstrap_truncated: an episode that was cut off ends with the value of its last turn.
 
     A turn that keeps the subgoal gets keep_penalty (keep_penalties "shared", as for WebShop with -3.5: together its

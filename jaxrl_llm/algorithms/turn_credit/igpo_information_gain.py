@@ -55,7 +55,7 @@ def igpo_information_gain(
 
     The answer is read before the update, by one forward pass for each turn. The released code subtracts means over the
     same token index, without a deviation; this is the paper's form. Rollout:
-    `rollouts.runtime.answer_likelihood.with_answers`, around the run's agents.
+    `with_answers`, around the run's agents.
     """
     gains = information_gains(gamma, epsilon)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean())

@@ -66,7 +66,7 @@ def infopo(
     tokens. The released code can let beta decay with the epochs, which it does not by default, and is left out here.
 
     Each turn but the first costs a forward pass before the update. Rollout:
-    `rollouts.runtime.answer_likelihood.with_blanks`, around the run's agents.
+    `with_blanks`, around the run's agents.
     """
     check_number("gate_temperature", gate_temperature, above=0)
     check_number("epsilon", epsilon, above=0)

@@ -1,7 +1,6 @@
 """Implicit step rewards (iStar, first posted as OPRL).
 
-The model is a copy of the policy that learns beside it from preferences between episodes
-(`objectives.preference.implicit`).
+The model is a copy of the policy that learns beside it from preferences between episodes.
 """
 
 from __future__ import annotations

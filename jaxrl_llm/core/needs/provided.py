@@ -94,11 +94,11 @@ PROVIDED = (
     ),
     Need(
         "level_tau", "info['level_tau']", "[N]", "how much the temperature of a token followed its entropy",
-        StandIn("one temperature", uniform(0, 0.1, rows=True)), provider="a rollout in rollouts.heated",
+        StandIn("one temperature", uniform(0, 0.1, rows=True)), provider="the rollout of hapo_heterogeneous",
     ),
     Need(
         "tempered", "info['tempered']", "[N]", "1 where the row was sampled at controls['temperature']",
-        StandIn("no row is tempered", whole(2)), provider="a rollout of rollouts.tempered",
+        StandIn("no row is tempered", whole(2)), provider="the rollout of its methods",
     ),
     Need(
         "start_value", "info['start_value']", "[N]", "mean reward of the prompt's completions before the run",
@@ -106,7 +106,7 @@ PROVIDED = (
     ),
     Need(
         "measured", "info['measured']", "[N]", "1 where the row is there to be measured only, and is not trained on",
-        StandIn("all rows are trained on", whole(2)), provider="replay.drift_probe.last_responses: Algorithm.replay",
+        StandIn("all rows are trained on", whole(2)), provider="the method's own replay",
     ),
     Need(
         "replayed", "info['replayed']", "[N]", "1 where the row comes from a store, or is a copy of another",
@@ -115,7 +115,7 @@ PROVIDED = (
     Need(
         "resampled", "info['resampled']", "[N]", "1 where the row is a reply that was drawn anew at an earlier state",
         StandIn("no row is", whole(2), none_of_rows),
-        provider="the method's own rollout, curriculum.stored_states.replying_at_stored_states",
+        provider="the method's own rollout",
     ),
     Need(
         "replay_advantage", "info['replay_advantage']", "[N]", "advantage that a store gives a replayed row",
@@ -179,18 +179,18 @@ PROVIDED = (
     Need(
         "pivot", "info['pivot']", "[N]", "turns of the row's episode before that from which it was tried again; else 0",
         StandIn("no episode is tried again", whole(2), none_of_rows),
-        provider="the method's own rollout, rollouts.agents.reflect.reflecting",
+        provider="the method's own rollout",
     ),
     Need(
         "refined", "info['refined']", "[N]", "1 where the row's replies were refined by what a simulation saw",
         StandIn("no reply is refined", whole(2), none_of_rows),
-        provider="the method's own rollout, rollouts.agents.lookahead.simulating",
+        provider="the method's own rollout",
     ),
     Need(
         "decomposition", "info['decomposition']", "[N, 4]",
         "coverage, relevance, gain of steps and agreement of operators of the row's sub-questions",
         StandIn("0", uniform(-1, 1, 4, rows=True)),
-        provider="the method's own rollout, rollouts.decomposed.decomposing",
+        provider="the method's own rollout",
     ),
     Need(
         "calls", "info['calls']", "[N]", "calls of tools in the row's episode",
