@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from jaxrl_llm.utils import process
 from jaxrl_llm.utils.process import compiles, compiling, count_compiles, default_cache_folder, use_compile_cache
@@ -97,6 +98,7 @@ def cache_setting() -> Iterator[None]:
     yield
     for name, value in before.items():
         jax.config.update(name, value)
+    compilation_cache.reset_cache()  # whether there is one is found out once
 
 
 def test_the_folder_follows_the_cache_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -130,8 +132,12 @@ def test_small_programs_are_kept_too_unless_configured(before: float, after: flo
     assert jax.config.jax_persistent_cache_min_compile_time_secs == 1.0, "a folder that is configured is left as it is"
 
 
-def test_it_is_known_when_a_program_is_compiled() -> None:
+@pytest.mark.usefixtures("cache_setting")
+def test_it_is_known_when_a_program_is_compiled(tmp_path: Path) -> None:
+    """With a cache, which the shell may have turned off."""
     seen, hear = list[bool](), jax.monitoring.register_event_listener
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    compilation_cache.reset_cache()
 
     def heard(event: str, **_: str | int) -> None:
         if event in ("/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cache_misses"):
