@@ -1,5 +1,6 @@
 # make demo   train a real 135M-parameter model with reinforcement learning and show that it learned
 # make agent-demo   teach the same model to solve word problems with a calculator
+# make quick   run the tests of the algebra alone, in under two minutes: no model, no run
 # make test   run the tests of all main behaviour; make test FILE=tests/data: those of a file or folder
 # make test-all   run the slow tests: every method, kills and damaged files, ahead-of-time compilation for TPUs
 # make notebooks   run the notebooks of colab/ and store their outputs
@@ -16,7 +17,12 @@ FILE   ?=
 OUTPUT ?= runs/demo-seed$(SEED)
 AGENT_OUTPUT ?= runs/agent-demo-seed$(SEED)
 
-.PHONY: demo agent-demo test test-all test-lowest lint notebooks docs clean
+# What imports no model and starts no run.
+QUICK  := $(addprefix tests/,advantages objectives selection test_trajectory.py test_trajectory_buckets.py test_transform.py \
+  test_expressions.py test_functional.py test_choices.py test_coefficients.py test_references.py test_errors.py \
+  test_keywords.py test_json_text.py test_signatures.py)
+
+.PHONY: demo agent-demo quick test test-all test-lowest lint notebooks docs clean
 
 demo: $(VENV)/.demo
 	@echo "Training SmolLM2-135M-Instruct on sums and differences; results go to $(OUTPUT)."
@@ -25,6 +31,10 @@ demo: $(VENV)/.demo
 agent-demo: $(VENV)/.demo
 	@echo "Training SmolLM2-135M-Instruct on word problems with a calculator; results go to $(AGENT_OUTPUT)."
 	$(VENV)/bin/jaxrl agent-demo --seed $(SEED) --output $(AGENT_OUTPUT)
+
+quick: $(VENV)/.dev
+	@echo "Running the tests of the algebra."
+	$(RUN) -m pytest -n 2 --dist worksteal -m "not heavy" $(QUICK)
 
 test: $(VENV)/.dev
 	@echo "Running the tests."
