@@ -111,6 +111,7 @@ def test_a_decoy_is_worth_a_half(harness: SimpleNamespace) -> None:
         assert (sorted(found)[-3:], found[int(best)], found[int(decoy)]) == ([0.0, 0.5, 1.0], 1.0, 0.5)
 
 
+@pytest.mark.heavy
 def test_a_comparison_runs_from_end_to_end(harness: SimpleNamespace) -> None:
     """Two steps of GRPO and of a method that tries failed groups again: all of its tokens count."""
     task = replace(

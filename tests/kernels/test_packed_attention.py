@@ -117,6 +117,7 @@ def test_many_tokens_take_larger_blocks() -> None:
         block_sizes(2**20, 2**20)
 
 
+@pytest.mark.heavy
 def test_many_models_at_once() -> None:
     """vmap over queries, as over seeds of a run, with the same tokens."""
     tokens = causal([100, 128], 128)

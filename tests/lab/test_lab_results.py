@@ -162,6 +162,7 @@ def test_measures_of_runs_by_hand() -> None:
     assert all(low <= mean <= high for low, mean, high in zip(curve["low"], curve["mean"], curve["high"], strict=True))
 
 
+@pytest.mark.heavy
 def test_a_laboratory_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     (found,) = run_lab(CONFIG, tmp_path, said.append, jax.devices()[:1])

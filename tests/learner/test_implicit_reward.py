@@ -52,6 +52,7 @@ def test_its_log_probabilities_are_those_of_a_policy_with_its_weights() -> None:
         policy_outputs(JUDGED, params, prepared(), wanted=Wanted(("values",)))
 
 
+@pytest.mark.heavy
 def test_its_loss_moves_it_alone_by_finite_differences() -> None:
     params = judged_params(0.3)
     batch = batch_with_values(params)
@@ -73,6 +74,7 @@ def test_its_loss_moves_it_alone_by_finite_differences() -> None:
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_it_learns_which_rows_are_better_beside_a_policy_that_learns_as_without_it() -> None:
     method, params = get("istar", beta=2.0), judged_params()
     batch = method.transform.apply(method.transform.init(), batch_with_values(params))[1]

@@ -67,6 +67,7 @@ def of(folder: Path, *names: str) -> tuple[str, ...]:
     return tuple(f"{folder / 'agent_rewards.py'}:{name}" for name in names)
 
 
+@pytest.mark.heavy
 def test_rewards_of_agents_see_the_conversation(
     tmp_path: Path, calling: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,6 +74,7 @@ def of_experience(extra: int = 2) -> Algorithm:
     )  # fmt: skip
 
 
+@pytest.mark.heavy
 def test_a_run_takes_them_and_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     config = runs.small_config(
         tmp_path, steps=3, eval_size=0, minibatches=1, checkpoint_every=1, keep_checkpoints=3, top_p=1.0

@@ -76,6 +76,7 @@ def write_solved(path: str) -> None:
     Path(path).write_text("".join(rows))
 
 
+@pytest.mark.heavy
 def test_all_prompts_dropped_is_said_or_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = config_of(tmp_path, algorithm="rapo_reward_aware")
     write_solved(config.prompts)

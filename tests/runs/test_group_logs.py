@@ -56,6 +56,7 @@ def test_a_line_counts_each_group_that_was_sampled() -> None:
     assert group_line(Step(second, [], {}))["samples"] == [2, 1], "without second prompts"
 
 
+@pytest.mark.heavy
 def test_a_run_logs_what_it_sampled_and_why_prompts_are_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_run_and_its_resumption_are_those_of_a_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("few_listed")
+@pytest.mark.heavy
 def test_a_run_drops_long_prompts_as_it_draws_them_and_takes_any_source_of_grain(tmp_path: Path) -> None:
     rows = [{**row, "prompt": row["prompt"] + "x" * 20 * (i % 3 == 1)} for i, row in enumerate(rows_of(tmp_path))]
     reads: list[int] = []

@@ -31,6 +31,7 @@ def config_of(folder: Path, **changes: Any) -> TrainConfig:
     return dataclasses.replace(runs.small_config(folder), model=str(folder / "model"), **changes)
 
 
+@pytest.mark.heavy
 def test_a_run_keeps_the_day_on_which_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     sets = inputs.prompt_sets

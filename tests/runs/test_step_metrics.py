@@ -95,6 +95,7 @@ def test_failed_environments_are_in_the_line() -> None:
     assert accuracy_line({**figures, "failed_environments": 1}).endswith(", 1 not scored, 1 environment failed")
 
 
+@pytest.mark.heavy
 def test_dynamic_sampling_counts_all_that_it_draws(tmp_path: Path) -> None:
     """A reward that is always 1 makes all groups uniform: every round is sampled, and said."""
     config = runs.small_config(tmp_path, algorithm="dapo", steps=1, rewards=("format_match((?s).*)",), eval_size=0)

@@ -118,6 +118,7 @@ def test_the_folder_says_what_was_trained(by_name: Path, by_value: Path, by_file
     assert file["hyperparameters"] == {"clip_high": 0.2, "temper": 1.0}
 
 
+@pytest.mark.heavy
 def test_what_reads_a_trained_model_does_not_need_the_algorithm(
     by_value: Path, by_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

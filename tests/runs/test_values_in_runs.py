@@ -114,6 +114,7 @@ def test_a_run_with_functions_goes_on_with_the_same_ones(tmp_path: Path, capsys:
     runs.assert_equal_trees(runs.final_params(tmp_path / "run"), runs.final_params(by_file / "run"))
 
 
+@pytest.mark.heavy
 def test_environments_and_tools_are_values_too(
     tmp_path: Path, calling: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

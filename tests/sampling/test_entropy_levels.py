@@ -93,6 +93,7 @@ def test_filters_apply_to_the_heated_distribution() -> None:
     np.testing.assert_allclose(found.logp, chosen - np.log(np.exp(top).sum(axis=1)), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_the_trainer_computes_what_was_drawn_from() -> None:
     random = np.random.default_rng(3)
     place, start, end = np.arange(9), np.array([3, 3, 4, 4])[:, None], np.array([8, 6, 9, 5])[:, None]

@@ -135,6 +135,7 @@ def sampled(model: Any, hook: Hook | None, other: Any = None, **how: Any) -> Any
 
 
 @pytest.mark.parametrize("family", ["llama_tied", "gemma2"])
+@pytest.mark.heavy
 def test_with_the_policy_itself_as_its_copy_it_is_top_p(vectors: Any, family: str) -> None:
     model = vectors(family)
     expected = sampled(model, None, top_p=0.8)
@@ -180,6 +181,7 @@ def test_lagged_nucleus_in_the_engine_and_in_the_update(vectors: Any, monkeypatc
     np.testing.assert_allclose(plain.reference_logp, batch.untruncated_logp, atol=2e-5)
 
 
+@pytest.mark.heavy
 def test_its_gradient_is_that_of_the_masked_policy(vectors: Any) -> None:
     """Against the plain formula on [N, L, V] logits; the second policy is constant."""
     model = vectors("llama")
@@ -205,6 +207,7 @@ def test_its_gradient_is_that_of_the_masked_policy(vectors: Any) -> None:
     assert not any(np.asarray(x).any() for x in jax.tree.leaves(of_other))
 
 
+@pytest.mark.heavy
 def test_hooks_of_one_policy_in_the_update(vectors: Any) -> None:
     """A mask of its own, and a bias with a number of the rows, with filters after it."""
     model = vectors("llama")
@@ -238,6 +241,7 @@ def same(found: Completion, expected: Completion) -> None:
         np.testing.assert_allclose(getattr(found.tokens, name), getattr(expected.tokens, name), atol=2e-4)
 
 
+@pytest.mark.heavy
 def test_the_engine_does_for_both_what_it_does_for_one(vectors: Any) -> None:
     """Rows that take free slots, go on from a pause, are requeued, restored, and decode by speculation."""
     model = vectors("gemma2")  # whose layers have windows
@@ -258,6 +262,7 @@ def test_the_engine_does_for_both_what_it_does_for_one(vectors: Any) -> None:
     same(completed(policy, params, begun)[0], expected[3])
 
 
+@pytest.mark.heavy
 def test_one_program_for_all_steps(vectors: Any) -> None:
     """Neither other weights, of either policy, nor other numbers of a hook compile again."""
     model = vectors("llama")
@@ -286,6 +291,7 @@ def test_one_program_for_all_steps(vectors: Any) -> None:
     assert programs() == [1, 1]
 
 
+@pytest.mark.heavy
 def test_what_cannot_be_is_refused(vectors: Any) -> None:
     model = vectors("llama")
     with pytest.raises(InputError, match="forbids tokens itself: leave out top_k, top_p and min_p"):

@@ -56,6 +56,7 @@ def test_a_dense_model_records_nothing(vectors: Any) -> None:
     )
 
 
+@pytest.mark.heavy
 def test_speculation_records_them_too(vectors: Any) -> None:
     model = vectors("mixtral")
     batch = sample(
@@ -95,6 +96,7 @@ def batch_of(*completions: Completion) -> Trajectories:
 
 
 @pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.heavy
 def test_given_tokens_of_a_conversation(fresh: bool, vectors: Any) -> None:
     """Its second turn, in an engine that still has the first in its cache, and in one that computes it again. A third
     request is longer than there is room for, so that the engine grows while the second decodes."""

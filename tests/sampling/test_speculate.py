@@ -99,6 +99,7 @@ def test_a_thousand_completions(vectors: Any, family: str) -> None:
 
 
 @pytest.mark.parametrize("cache_dtype", ["int8", "bfloat16"])
+@pytest.mark.heavy
 def test_caches_of_other_dtypes(vectors: Any, cache_dtype: str) -> None:
     """Keys and values are rounded when they are written, as in the decode loop."""
     model, known = vectors("gemma2"), Drafts()
@@ -108,6 +109,7 @@ def test_caches_of_other_dtypes(vectors: Any, cache_dtype: str) -> None:
         check_same(found, expected, 1e-2)
 
 
+@pytest.mark.heavy
 def test_useless_drafts_are_soon_given_up(vectors: Any) -> None:
     """Texts that agree with no continuation: after a few passes only longer matches would be tried."""
     model = vectors("llama")
@@ -139,6 +141,7 @@ def test_stop_tokens_and_strings_end_a_completion_within_a_draft(vectors: Any) -
     assert found[5].tokens.token.tolist() == plain[5].tokens.token[:ends].tolist()
 
 
+@pytest.mark.heavy
 def test_requests_that_come_during_speculation(vectors: Any) -> None:
     """The rows leave the tail with their tokens, for a request that fits and for one for which the engine grows."""
     model = vectors("gemma2")
