@@ -36,10 +36,10 @@ FEW = 20
 
 def functions_of_a_step(algorithm: str) -> dict[Path, set[int]]:
     """The functions of the library that one step calls: file -> first lines of their code."""
-    from jaxrl_llm.training import loop
+    from jaxrl_llm.training import begin, journal, loop, running
     from jaxrl_llm.training.config import TrainConfig
 
-    make_source, codes = loop.source_of, {loop._run.__code__}
+    make_source, codes = begin.source_of, {loop._run.__code__, running.steps.__code__, running.next_batch.__code__}
 
     def profile(on: bool) -> None:
         hook: Any = (lambda frame, *_: codes.add(frame.f_code)) if on else None
@@ -50,14 +50,14 @@ def functions_of_a_step(algorithm: str) -> dict[Path, set[int]]:
         source = make_source(*arguments)
         return source._replace(next=lambda *rest: (profile(True), source.next(*rest))[1])
 
-    class Progress(loop.Progress):
+    class Progress(journal.Progress):
         def update(self, *arguments: Any) -> None:
             profile(False)
 
     with tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder) / "prompts.jsonl"
         prompts.write_text("".join(json.dumps({"prompt": f"{i} + 1 =", "answer": str(i + 1)}) + "\n" for i in range(8)))
-        loop.__dict__.update(source_of=source_of, Progress=Progress)
+        begin.__dict__["source_of"], journal.__dict__["Progress"] = source_of, Progress
         loop.train(TrainConfig(
             model=str(ROOT / "tests" / "vectors" / "llama_tied"), prompts=str(prompts), output=f"{folder}/run",
             rewards=("exact_match",), algorithm=algorithm, steps=1, prompts_per_step=2, group_size=2, max_new_tokens=4,

@@ -82,6 +82,7 @@ class Tools:
 
         made = (adapters, calculator, chips, files, grid, lab_config, laboratory, mcp, mesh, python)
         return {
+            **_parts(algorithms),
             **_parts(rollouts),
             **_parts(curriculum),
             **_parts(replay),

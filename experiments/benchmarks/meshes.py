@@ -52,18 +52,18 @@ def train(folder: Path, mesh: str, steps: int, options: dict[str, Any]) -> None:
     """One run into folder/NAME; its parameters and bytes go beside it. In a process with the devices of the mesh."""
     import jax
 
-    from jaxrl_llm.training import loop
+    from jaxrl_llm.training import loop, step
     from jaxrl_llm.training.config import TrainConfig
 
     kept: dict[str, Any] = {}
-    learn = loop.learn
+    learn = step.learn
 
     def learn_and_keep(parts: Any, config: Any, state: Any, *rest: Any) -> Any:
         state, learned = learn(parts, config, state, *rest)
         kept["state"] = state.train
         return state, learned
 
-    loop.__dict__["learn"] = learn_and_keep
+    step.__dict__["learn"] = learn_and_keep
     name = mesh or "one"
     settings = {
         "model": str(folder / "model"), "prompts": str(folder / "prompts.jsonl"), "output": str(folder / name),

@@ -1,14 +1,15 @@
-"""The learning half of a step of the host loop, with the metrics of the last update and the critic's first steps."""
+"""The learning half of a step of the host loop: the update, its metrics, and the way back from a loss spike."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxrl_llm.core import needs
+from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed.on_hosts import to_numpy
 from jaxrl_llm.learner.microbatches import filled
@@ -17,11 +18,15 @@ from jaxrl_llm.learner.step import Learner, fill_up, learn_batch
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.health.rollback import Judged, undo_spike
 from jaxrl_llm.training.method import needs_values
-from jaxrl_llm.training.metrics import Learned
+from jaxrl_llm.training.metrics import Learned, step_metrics
 from jaxrl_llm.training.reference import moved, reference_now, with_second_policy
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.training.state import RunState
+
+if TYPE_CHECKING:
+    from jaxrl_llm.training.running import Running
 
 WARM_UP = value_loss()
 
@@ -69,6 +74,34 @@ def learn(
     policies = {"reference": reference, "previous": previous, "other": other, "target": target}
     state = state._replace(train=train, memory=memory, **policies)
     return state, Learned(batch, metrics, filled(steps))
+
+
+def learn_from(run: Running, found: Step, step: int) -> Learned:
+    """Learn from a batch, and tell its source."""
+    config, loop, source = run.config, run.loop, run.source
+    with run.clock("update"):
+        run.state, learned = learn(run.parts, config, run.state, found.scored.batch, step, loop.feedback)
+    if controls := scalars(learned.batch.controls):
+        run.state = run.state._replace(source=source.told(run.state.source, controls))
+    run.state = run.state._replace(source=source.learned(run.state.source, learned.batch))
+    return learned
+
+
+def measured(run: Running, found: Step, learned: Learned) -> dict[str, float]:
+    """The metrics of the step at hand; those of its update are the next one's feedback."""
+    metrics = step_metrics(run.config, run.parts, found, learned, run.lap, run.clock.seconds, run.taken)
+    run.stop_if_told(finish=True)  # after SIGTERM the step is finished from here on
+    run.loop.feedback = {**learned.metrics, "updates": run.loop.feedback.get("updates", 0.0) + 1}
+    return metrics
+
+
+def without_spike(run: Running) -> Judged:
+    """Go back to the last checkpoint if the step was a loss spike; see `rollback`."""
+    judged = Judged(run.state)
+    if run.config.spike_factor:
+        judged = undo_spike(run.config, run.parts, run.state, run.loop, run.checkpoints, run.clock)
+    run.state = judged.state
+    return judged
 
 
 def at_full_size(batch: Trajectories, usual: int, group_size: int) -> Trajectories:

@@ -115,7 +115,7 @@ def test_the_report_shows_curves_and_completions() -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (loop.InputError("writing the report needs the package 'matplotlib'"), "the package 'matplotlib'"),
+        (InputError("writing the report needs the package 'matplotlib'"), "the package 'matplotlib'"),
         (KeyError("a fault of the report"), "a fault of the report"),
     ],
     ids=["package", "fault"],

@@ -19,6 +19,7 @@ from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.core.needs import NEEDS, value_of
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.folder.checkpoints import Checkpoints
 from jaxrl_llm.training.folder.load_run import load_run
 from jaxrl_llm.training.method import check_groups, make_algorithm
 from jaxrl_llm.training.setup import set_up
@@ -107,7 +108,7 @@ def test_a_critic_may_learn_first_and_alone(tmp_path: Path) -> None:
     before = jax.tree.map(np.array, before.params)
     assert parts.policy.critic.kind == "shared"
     runs.train(config)
-    after = loop.Checkpoints(Path(config.output) / "checkpoints").latest(before)
+    after = Checkpoints(Path(config.output) / "checkpoints").latest(before)
     assert after is not None
     for name, was in before.items():
         same = all(

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from jaxrl_llm.cli.program import main
 from jaxrl_llm.data.load import load_prompts
-from jaxrl_llm.training import loop
+from jaxrl_llm.training import begin, loop
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.folder.load_run import load_run
 from jaxrl_llm.training.folder.remote_folder import COMPLETE, Mirror
@@ -129,7 +129,7 @@ def test_a_run_in_a_bucket_is_resumed_and_read_on_other_machines(
     runs.write_prompts(tmp_path / "prompts.jsonl")
     fsspec.filesystem("memory").put_file(str(tmp_path / "prompts.jsonl"), "/bucket/prompts.jsonl")
     config = runs.small_config(tmp_path, output=URL, prompts="memory://bucket/prompts.jsonl")
-    inner = loop.source_of
+    inner = begin.source_of
 
     def source_of(*arguments: Any) -> Any:
         source = inner(*arguments)
@@ -142,7 +142,7 @@ def test_a_run_in_a_bucket_is_resumed_and_read_on_other_machines(
         return source._replace(next=following)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "source_of", source_of)
+        patch.setattr(begin, "source_of", source_of)
         with pytest.raises(Preempted):
             runs.train(config)
     assert f"checkpoints/3/{COMPLETE}" in there()

@@ -17,7 +17,7 @@ from heavy import few
 from experiments.benchmarks import hosts
 from jaxrl_llm.cli.program import main
 from jaxrl_llm.learner import step as learner
-from jaxrl_llm.training import loop
+from jaxrl_llm.training import begin, loop
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.files import RunFolder, has_begun
 from jaxrl_llm.utils.errors import InputError
@@ -28,7 +28,7 @@ PATIENCE = 300.0  # seconds until something must have happened
 
 def preempt_in_rollout(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """SIGTERM while step `at`, counted from 0, is being sampled."""
-    inner = loop.source_of
+    inner = begin.source_of
 
     def source_of(*arguments: Any) -> Any:
         source = inner(*arguments)
@@ -40,7 +40,7 @@ def preempt_in_rollout(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
 
         return source._replace(next=following)
 
-    monkeypatch.setattr(loop, "source_of", source_of)
+    monkeypatch.setattr(begin, "source_of", source_of)
 
 
 def preempt_in_update(monkeypatch: pytest.MonkeyPatch, at: int) -> None:

@@ -14,7 +14,7 @@ import tiny_runs as runs
 
 from jaxrl_llm.learner import step as learner
 from jaxrl_llm.sampling import engine, prefill
-from jaxrl_llm.training import loop
+from jaxrl_llm.training import step as training_step
 from jaxrl_llm.training.health.profiling import profiled
 
 
@@ -23,7 +23,7 @@ def test_a_signal_or_a_file_profiles_the_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = runs.small_config(tmp_path, eval_size=0, steps=5)
-    run, inner = Path(config.output), loop.learn
+    run, inner = Path(config.output), training_step.learn
 
     def learn(*arguments: Any) -> Any:
         step = arguments[4]
@@ -34,7 +34,7 @@ def test_a_signal_or_a_file_profiles_the_next_step(
         return inner(*arguments)
 
     before = signal.getsignal(signal.SIGUSR1)
-    monkeypatch.setattr(loop, "learn", learn)
+    monkeypatch.setattr(training_step, "learn", learn)
     runs.train(config)
     assert signal.getsignal(signal.SIGUSR1) is before
     assert sorted(path.name for path in (run / "profiles").iterdir()) == ["step-2", "step-4"]

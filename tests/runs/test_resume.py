@@ -21,7 +21,7 @@ from heavy import few
 
 from jaxrl_llm.learner import step as learner
 from jaxrl_llm.reporting.logging.files import read_json
-from jaxrl_llm.training import loop
+from jaxrl_llm.training import journal, loop
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.load_run import load_run
 from jaxrl_llm.training.folder.lock import locked
@@ -335,11 +335,11 @@ def test_ctrl_c_after_the_last_step_spares_the_report(tmp_path: Path, monkeypatc
         return summed(*arguments)
 
     monkeypatch.setattr(loop, "write_report", reported.append)
-    monkeypatch.setattr(loop, "closing_summary", interrupted)
+    monkeypatch.setattr(journal, "closing_summary", interrupted)
     with pytest.raises(KeyboardInterrupt):
         loop.train(config)
     assert reported == []
-    monkeypatch.setattr(loop, "closing_summary", summed)
+    monkeypatch.setattr(journal, "closing_summary", summed)
     summary = loop.resume(config.output)
     assert (summary["steps"], reported) == (config.steps, [Path(config.output)])
 

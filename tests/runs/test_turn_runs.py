@@ -20,6 +20,7 @@ from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.critic import critic_of
 from jaxrl_llm.training import loop
+from jaxrl_llm.training import step as training_step
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import InputError
 
@@ -167,7 +168,7 @@ def test_a_target_critic_follows_the_critic_and_transitions_are_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[Any, Any, Any]] = []
-    learn = loop.learn
+    learn = training_step.learn
 
     def watched(parts: Any, config: Any, state: Any, batch: Any, *more: Any) -> Any:
         before = jax.tree.map(np.array, state.target)
@@ -175,7 +176,7 @@ def test_a_target_critic_follows_the_critic_and_transitions_are_replayed(
         seen.append((before, *jax.tree.map(np.array, (after.train.params["critic"], after.target))))
         return after, learned
 
-    monkeypatch.setattr(loop, "learn", watched)
+    monkeypatch.setattr(training_step, "learn", watched)
     runs.train(config_of(tmp_path, "archer"))
     for before, critic, after in seen:
         wanted = jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, before, critic)

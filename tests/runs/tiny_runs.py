@@ -24,7 +24,7 @@ from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.runtime.replay_log import Answer, Pool
-from jaxrl_llm.training import loop
+from jaxrl_llm.training import begin, loop
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config_json import to_dict
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
@@ -153,7 +153,7 @@ class Taken(NamedTuple):
 @contextlib.contextmanager
 def watched(taken: list[Taken]) -> Iterator[None]:
     """Context manager that records what the sources of runs inside it return."""
-    inner = loop.source_of
+    inner = begin.source_of
 
     def source_of(*arguments: Any) -> Source:
         source = inner(*arguments)
@@ -166,11 +166,11 @@ def watched(taken: list[Taken]) -> Iterator[None]:
 
         return source._replace(next=following)
 
-    loop.source_of = source_of
+    begin.source_of = source_of
     try:
         yield
     finally:
-        loop.source_of = inner
+        begin.source_of = inner
 
 
 def train(config: TrainConfig, **options: Any) -> dict[str, Any]:
