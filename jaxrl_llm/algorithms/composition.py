@@ -14,7 +14,7 @@ import jaxrl_llm.advantages.functional
 import jaxrl_llm.objectives.functional
 import jaxrl_llm.selection.functional  # noqa: F401  (imported, so that all doors are)
 from jaxrl_llm.algorithms import families
-from jaxrl_llm.core import hyperparameters
+from jaxrl_llm.core import ranges
 
 PACKAGES = ("advantages", "objectives", "selection")
 # Modules whose names stay, from which a composition imports.
@@ -88,7 +88,7 @@ class _Plain(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        kind = getattr(hyperparameters, node.id, None)
+        kind = getattr(ranges, node.id, None)
         plain = get_args(kind)[0].__name__ if get_origin(kind) is Annotated else node.id
         return ast.copy_location(ast.Name(plain, ast.Load()), node)
 
@@ -136,7 +136,7 @@ def _door(module: str, name: str) -> str:
 
 
 def _source(node: ast.stmt, lines: list[str], of_method: bool) -> str:
-    """A statement's source; without its docstring for the method itself, because the page shows it separately."""
+    """A statement's source without docstrings: the page shows the method's separately."""
     lines = list(lines)
     if of_method and isinstance(node, ast.FunctionDef):
         for one in reversed((*node.args.args, *node.args.kwonlyargs)):  # from the right: several may be on a line
@@ -146,12 +146,16 @@ def _source(node: ast.stmt, lines: list[str], of_method: bool) -> str:
     decorators = getattr(node, "decorator_list", [])
     first = min([node.lineno, *(one.lineno for one in decorators)]) - 1
     kept = list(range(first, node.end_lineno or node.lineno))
-    if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
-        docstring = node.body[0]
-        if of_method or len(node.body) > 1:
-            kept = [i for i in kept if not docstring.lineno - 1 <= i < (docstring.end_lineno or docstring.lineno)]
-        while kept and not lines[kept[-1]].strip():
-            kept.pop()
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            texts = [one for one in inner.body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)]
+            if len(texts) == len(inner.body) and not (of_method and inner is node):
+                lines[texts[0].lineno - 1] = " " * texts[0].col_offset + "pass"
+                texts[0].end_lineno, texts[0].lineno = texts[0].end_lineno, texts[0].lineno + 1
+            for one in texts:
+                kept = [i for i in kept if not one.lineno - 1 <= i < (one.end_lineno or one.lineno)]
+    while kept and not lines[kept[-1]].strip():
+        kept.pop()
     text = [lines[i] for i in kept]
     # Remove the empty line after the docstring too.
     return "\n".join(line for i, line in enumerate(text) if line.strip() or not text[i - 1].rstrip().endswith(":"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import inspect
@@ -69,7 +70,9 @@ def test_its_page_and_line_are_printed(name: str) -> None:
     said = page(name)
     assert said.startswith(name)
     assert f"def {name}(" in said
-    assert '"""' not in said
+    program = ast.parse(said.partition("Composition:")[2].partition("Tested by")[0])
+    of_code = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    assert not [node.name for node in ast.walk(program) if isinstance(node, of_code) and ast.get_docstring(node)]
     for parameter in defaults(name):
         assert f"  {parameter} = " in said
     (line,) = (line for line in listing().splitlines() if re.match(rf"  {name} [ *]+\d{{4}} ", line))
