@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from rollout_ours import load
 
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, given
@@ -98,9 +98,11 @@ def rollout(case: Case, slots: int, environments: bool, ahead: int | None, threa
     rows: list[dict[str, Any]] = [{"prompt": ""}] * prompts
     longest = case.turns * (3 * (case.tokens // 2) + case.observation)
     made = Rollout(
-        program_of(case, environments, threads), "conversations", frozenset({"turns"}), turns=case.turns,
-        longest=longest, ahead=ahead,
-    )  # fmt: skip
+        program_of(case, environments, threads),
+        "conversations",
+        frozenset({"turns"}),
+        demands=Demands(turns=case.turns, longest=longest, max_wait_steps=ahead),
+    )
     stats = list[Stats]()
     setup = Experience(
         case.ours.policy, PromptSet(rows, ids), [], shuffled_epochs(rows, 0),

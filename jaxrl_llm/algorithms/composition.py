@@ -152,8 +152,8 @@ def _source(node: ast.stmt, lines: list[str], of_method: bool) -> str:
             if len(texts) == len(inner.body) and not (of_method and inner is node):
                 lines[texts[0].lineno - 1] = " " * texts[0].col_offset + "pass"
                 texts[0].end_lineno, texts[0].lineno = texts[0].end_lineno, texts[0].lineno + 1
-            for one in texts:
-                kept = [i for i in kept if not one.lineno - 1 <= i < (one.end_lineno or one.lineno)]
+            for said in texts:
+                kept = [i for i in kept if not said.lineno - 1 <= i < (said.end_lineno or said.lineno)]
     while kept and not lines[kept[-1]].strip():
         kept.pop()
     text = [lines[i] for i in kept]

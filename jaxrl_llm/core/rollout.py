@@ -20,46 +20,48 @@ OBSERVATION = 32  # tokens per observation that the engine initially has room fo
 Program = Callable[["Tools", "Task"], Awaitable[Sequence["Episode"]]]
 
 
-@dataclass(frozen=True, repr=False)
-class Rollout:
-    """A program, and its properties that a run needs before the first group."""
+@dataclass(frozen=True)
+class Demands:
+    """What a program demands of the engine, and of a plan of its memory, before the first group."""
 
-    program: Program
-    name: str = "program"
-    provides: frozenset[str] = field(default_factory=frozenset)
-    """Names of `jaxrl_llm.core.needs` that its episodes provide."""
-    columns: tuple[str, ...] = ()
-    """Columns of the data set that it reads."""
     turns: int = 1
     """Most completions of an episode, for which the engine initially has room."""
-    least: int = 1
+    longest: int | None = None
+    """Most tokens of an episode after its prompt, for which the engine has room; None: by `turns`."""
+    min_samples: int = 1
     """Fewest samples of a group that it needs."""
-    ragged: bool = False
+    variable_size: bool = False
     """The program may return any number of episodes, at least one, and not as many as the task has samples."""
-    most: Callable[[int], int] | None = None
-    """Of a group's samples, the most episodes that a ragged program returns, so that `jaxrl plan` knows the memory."""
-
+    max_episodes: Callable[[int], int] | None = None
+    """Of a group's samples, the most episodes that a program of variable size returns, for `jaxrl plan`."""
     at_once: bool = False
     """The program asks for all of its samples at the beginning. Otherwise the driver looks more often whether one has
     what it waits for, so that what it asks for next is decoded while long completions of other groups go on."""
     forks: tuple[int, ...] = ()
     """Numbers of tokens of a completion after which it forks; a run is refused that reaches none of those above 0."""
-    reference: bool = False
-    """Its programs also draw from the reference policy, see `Tools.sample`; that needs memory for another engine."""
+    max_wait_steps: int | None = AHEAD
+    """Decode steps of others while an external call is answered; None: until it is. See `external_calls`."""
     meets: bool = False
     """The programs of a step wait for each other, see `Tools.meet`; then all groups of a step begin and end in it."""
+    reference: bool = False
+    """Its programs also draw from the reference policy, see `Tools.sample`; that needs memory for another engine."""
+
+
+@dataclass(frozen=True, repr=False)
+class Rollout:
+    """A program, and what a run must know of it before the first group."""
+
+    program: Program
+    name: str = "program"
+    provides: frozenset[str] = field(default_factory=frozenset)
+    """Names of `jaxrl_llm.core.needs` that its episodes provide; "environment" where they have its reward."""
+    columns: tuple[str, ...] = ()
+    """Columns of the data set that it reads."""
+    demands: Demands = field(default_factory=Demands)
     hook: Hook | None = None
     """What tokens are drawn through at the run's temperature, see `rollouts.hooked`."""
-    longest: int | None = None
-    """Most tokens of an episode after its prompt, for which the engine has room; None: by `turns`."""
-    ahead: int | None = AHEAD
-    """Decode steps of others while an external call is answered; None: until it is. See `external_calls`."""
-    rewards: frozenset[str] = field(default_factory=frozenset)
-    """Components of the reward that its episodes have already, such as `environment`."""
-
-    around: Callable[[Rollout], Rollout] | None = None
+    wrap: Callable[[Rollout], Rollout] | None = None
     """Of a method's rollout: what it makes of the run's own, such as the agents of an environment."""
-
     agent: Any = None
     """Of agents, how their episodes are made, `rollouts.agents.AgentSettings`, which another rollout may fork."""
 
@@ -75,15 +77,17 @@ class Rollout:
         return "turns" in self.provides
 
     def rows(self, samples: int) -> int:
-        """Episodes of a group of `samples`, at most; of a ragged program that does not say so, as many as samples."""
-        return samples if self.most is None else self.most(samples)
+        """Episodes of a group of `samples`, at most; of a program that does not say so, as many as samples."""
+        most = self.demands.max_episodes
+        return samples if most is None else most(samples)
 
     def room(self, limit: int, context: int = 0) -> int:
         """Tokens after the prompt for which the engine initially has room. It grows if an episode needs more.
 
         limit: of a completion. context: tokens of the model's context, which bounds it; 0: unlimited.
         """
-        if self.longest is None and self.turns == 1:
+        turns, longest = self.demands.turns, self.demands.longest
+        if longest is None and turns == 1:
             return bucket(limit, least=4)
-        wanted = self.turns * (limit + OBSERVATION) if self.longest is None else self.longest
+        wanted = turns * (limit + OBSERVATION) if longest is None else longest
         return bucket(min(wanted, context or wanted))

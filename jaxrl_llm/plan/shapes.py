@@ -222,7 +222,7 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
     optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
     state = jax.eval_shape(partial(init_state, optimizer=optimizer), learning)
     previous = jax.eval_shape(partial(first_previous, algorithm.needs), learning)
-    engines, other = 2 if rollout_of(config, algorithm).reference else 1, None
+    engines, other = 2 if rollout_of(config, algorithm).demands.reference else 1, None
     if has_second_policy(config, algorithm):
         other = {name: x for name, x in learning.items() if name != "critic"}
     params = combine(frozen, learning)
@@ -248,7 +248,7 @@ def engine_sizes(
     rollout, parked = rollout_of(config, algorithm), 0
     if strategy is None and rollout.converses:
         prompts = -(-config.prompts_per_step // hosts)
-        shape, parked = for_conversations(slots, G, prompts, devices, rollout.turns == 1)
+        shape, parked = for_conversations(slots, G, prompts, devices, rollout.demands.turns == 1)
     elif strategy is None:
         own = range(-(-config.prompts_per_step // hosts))
         shape = slots_for([number for number in own for _ in range(G)], slots, devices)

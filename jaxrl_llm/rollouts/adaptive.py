@@ -14,7 +14,7 @@ from scipy.special import stdtrit
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.part_checks import require_function
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.prompted import texts_of
@@ -166,7 +166,9 @@ def in_rounds(
 
     provides = frozenset({"guided"}) if solved is not None else frozenset[str]()
     name = f"in_rounds({'half' if first is None else first}, {rounds})"
-    return Rollout(program, name, provides, least=(first or 2) + 1, ragged=True, meets=True)
+    return Rollout(
+        program, name, provides, demands=Demands(min_samples=(first or 2) + 1, variable_size=True, meets=True)
+    )
 
 
 def _with_examples(tools: Tools, task: Task, column: str, text: str) -> tuple[int, ...] | None:

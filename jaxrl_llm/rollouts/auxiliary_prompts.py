@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.data.chat.encode import encode_prompt, is_conversation, prompt_text
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
@@ -172,7 +172,9 @@ def with_predictions(
         rewards = [agreement(one, problem, right, lengths, texts, base, inclusive) for one in found]
         return [*solved, *(graded(e, reward, solved[0]) for e, reward in zip(predicted, rewards, strict=True))]
 
-    return Rollout(program, "with_predictions", ragged=True, most=lambda G: G + (predictions or G))
+    return Rollout(
+        program, "with_predictions", demands=Demands(variable_size=True, max_episodes=lambda G: G + (predictions or G))
+    )
 
 
 def final_answer(text: str) -> str | None:
@@ -286,7 +288,9 @@ def recycled(share: float = 0.5, pointwise: float = 0.3, whole: float = 0.5, suc
         more = await gather(*(ask(part, item) for part, item in chosen))
         return [*first, *(episode for some in more for episode in some)]
 
-    return Rollout(program, "recycled", ragged=True, most=lambda G: 3 * G if share else G)
+    return Rollout(
+        program, "recycled", demands=Demands(variable_size=True, max_episodes=lambda G: 3 * G if share else G)
+    )
 
 
 def boxed(text: str) -> str | None:

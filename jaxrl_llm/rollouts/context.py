@@ -188,7 +188,7 @@ class Tools:
         """Wait until all programs of the step meet or are over, and return what those that meet brought.
 
         A barrier: for decisions about one prompt that depend on all others of the step. value: a JSON value. name: of
-        the meeting, unique in the group and the same in all programs. The rollout must declare it, `Rollout.meets`.
+        the meeting, unique in the group and the same in all programs. The rollout must declare it, `Demands.meets`.
         All programs of all hosts meet, so that the result depends neither on slots, hosts nor timing. decide: a
         function of the values that returns a JSON value, the same in all programs; it is called once on each host.
 

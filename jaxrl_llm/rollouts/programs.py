@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_llm.core.ranges import Count
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.selection.rows import max_variance_subset
@@ -28,7 +28,7 @@ async def _group(tools: Tools, task: Task) -> list[Episode]:
 @part
 def group() -> Rollout:
     """`task.samples` independent samples of the prompt, as in GRPO."""
-    return Rollout(_group, "group", at_once=True)
+    return Rollout(_group, "group", demands=Demands(at_once=True))
 
 
 @part
@@ -68,7 +68,7 @@ def down_sampled(times: int = 2) -> Rollout:
         episodes = await tools.score(await gather(*(tools.sample(task.prompt, number=i) for i in numbers)))
         return [episodes[i] for i in most_varied([episode.reward for episode in episodes], task.samples)]
 
-    return Rollout(program, f"down_sampled({times})", at_once=True)
+    return Rollout(program, f"down_sampled({times})", demands=Demands(at_once=True))
 
 
 def most_varied(rewards: Sequence[float | None], keep: int) -> list[int]:
@@ -120,7 +120,7 @@ def forked(*places: int) -> Rollout:
             trunks.append(grow(tools, task, trunk, start, places, min(leaves, task.samples - start)))
         return [leaf for part in await gather(*trunks) for leaf in part]
 
-    return Rollout(program, f"forked({', '.join(map(str, places))})", forks=places)
+    return Rollout(program, f"forked({', '.join(map(str, places))})", demands=Demands(forks=places))
 
 
 @part
@@ -149,4 +149,4 @@ def conversation(environment: Callable[[dict[str, Any]], Any], turns: Count = 2)
     async def program(tools: Tools, task: Task) -> list[Episode]:
         return list(await gather(*(one(tools, task, number) for number in range(task.samples))))
 
-    return Rollout(program, "conversation", frozenset({"turns"}), turns=turns)
+    return Rollout(program, "conversation", frozenset({"turns"}), demands=Demands(turns=turns))

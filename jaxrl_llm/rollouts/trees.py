@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, checksum, sampled_ids
 from jaxrl_llm.utils.errors import InputError, require_choice, shown
@@ -121,7 +121,9 @@ def tree(*places: int, branches: int = 2) -> Rollout:
 
     name = f"tree({', '.join(map(str, places))}, branches={branches})"
     most = lambda G: max(1, G // leaves) * leaves  # noqa: E731
-    return Rollout(program, name, frozenset({"node"}), ragged=True, most=most, forks=places)
+    return Rollout(
+        program, name, frozenset({"node"}), demands=Demands(variable_size=True, max_episodes=most, forks=places)
+    )
 
 
 @part
@@ -177,7 +179,7 @@ def budgeted_tree(
             await step(paths)
         return done
 
-    return Rollout(program, f"budgeted_tree({segment})", frozenset({"node"}), forks=(segment,))
+    return Rollout(program, f"budgeted_tree({segment})", frozenset({"node"}), demands=Demands(forks=(segment,)))
 
 
 def restart(done: Sequence[Episode], segment: int, random: np.random.Generator) -> Path:
@@ -221,7 +223,9 @@ def entropy_forks(trees: int = 12, forks: int = 2, branches: int = 2) -> Rollout
 
     name = f"entropy_forks({trees}, {forks}, {branches})"
     total = trees * (1 + forks * branches)
-    return Rollout(program, name, frozenset({"node"}), ragged=True, most=lambda G: total)
+    return Rollout(
+        program, name, frozenset({"node"}), demands=Demands(variable_size=True, max_episodes=lambda G: total)
+    )
 
 
 def most_uncertain(episode: Episode, number: int) -> list[int]:
@@ -279,7 +283,7 @@ def valued(
         return out
 
     name = f"valued({continuations}, {cut}{', of=reference' if by_reference else ''})"
-    return Rollout(program, name, frozenset({"node", "state_value"}), reference=by_reference)
+    return Rollout(program, name, frozenset({"node", "state_value"}), demands=Demands(reference=by_reference))
 
 
 def mean_of_known(values: np.ndarray) -> float:

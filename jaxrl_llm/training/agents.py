@@ -15,7 +15,7 @@ from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.adapters import environments
 from jaxrl_llm.environments.protocol import Environment, MakeEnvironment
 from jaxrl_llm.environments.tools.base import WithTools
-from jaxrl_llm.rewards.environment import is_among
+from jaxrl_llm.rewards.environment import ENVIRONMENT, is_among
 from jaxrl_llm.rewards.workers.loading import check_file, load_function, load_value
 from jaxrl_llm.rollouts.agents.compaction import NAMED, compact_by_name
 from jaxrl_llm.rollouts.agents.plans import PLAN, planned
@@ -67,7 +67,9 @@ def agent_of(config: TrainConfig, needs: Collection[str] = (), greedy: bool = Fa
     else:
         rollout = self_play(make, players, **given)
     rollout = planned(rollout) if PLAN in needs else rollout
-    return rollout if config.environment else replace(rollout, rewards=frozenset())  # tools alone give none
+    return (
+        rollout if config.environment else replace(rollout, provides=rollout.provides - {ENVIRONMENT})
+    )  # tools alone give none
 
 
 def make_environment(config: TrainConfig) -> MakeEnvironment:

@@ -24,7 +24,7 @@ from jaxrl_llm.utils.errors import InputError, gather
 
 def wants_reference(config: TrainConfig, algorithm: Algorithm) -> bool:
     """Whether the run has a reference policy: the method needs it, or the rollout draws from it."""
-    return of_reference(algorithm.needs) or rollout_of(config, algorithm).reference
+    return of_reference(algorithm.needs) or rollout_of(config, algorithm).demands.reference
 
 
 def check_reference(config: TrainConfig, algorithm: Algorithm) -> None:
@@ -40,7 +40,7 @@ def check_reference(config: TrainConfig, algorithm: Algorithm) -> None:
             )
 
     def fixed() -> None:
-        if rule.update is not None and (rollout := rollout_of(config, algorithm)).reference:
+        if rule.update is not None and (rollout := rollout_of(config, algorithm)).demands.reference:
             raise InputError(
                 f"the rollout {rollout.name} draws from a reference that stays, but that of {config.algorithm} moves: "
                 "use another rollout"

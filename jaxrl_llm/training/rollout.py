@@ -23,11 +23,11 @@ GREEDY = "greedy_reward"
 def check_rollout(config: TrainConfig, algorithm: Algorithm) -> None:
     """InputError if the configured rollout is unknown or does not fit the method."""
     rollout = rollout_of(config, algorithm)
-    if config.group_size < rollout.least:
+    if config.group_size < (least := rollout.demands.min_samples):
         raise InputError(
-            f"group_size is {config.group_size}, but the rollout {rollout.name} needs at least {rollout.least} samples"
+            f"group_size is {config.group_size}, but the rollout {rollout.name} needs at least {least} samples"
         )
-    places, limit = [place for place in rollout.forks if place], config.max_new_tokens
+    places, limit = [place for place in rollout.demands.forks if place], config.max_new_tokens
     if places and min(places) >= limit:
         raise InputError(
             f"the rollout {rollout.name} forks after {min(places)} tokens, but completions have at most {limit}, so "
@@ -35,7 +35,7 @@ def check_rollout(config: TrainConfig, algorithm: Algorithm) -> None:
         )
     strategy_of(config, algorithm)
     check_hook(config, algorithm, rollout)
-    if is_among(config.rewards) and ENVIRONMENT not in rollout.rewards:
+    if is_among(config.rewards) and ENVIRONMENT not in rollout.provides:
         raise InputError(
             "rewards has environment, but the run has no environment that gives it: give one, or another reward"
         )
@@ -78,7 +78,7 @@ def hook_of(config: TrainConfig, algorithm: Algorithm, own_source: bool = False)
 def fork_notes(config: TrainConfig, algorithm: Algorithm) -> list[str]:
     """What to say of forks that no completion reaches, where others are reached."""
     rollout, limit = rollout_of(config, algorithm), config.max_new_tokens
-    if not (beyond := " and ".join(str(place) for place in rollout.forks if place >= limit)):
+    if not (beyond := " and ".join(str(place) for place in rollout.demands.forks if place >= limit)):
         return []
     return [
         f"the rollout {rollout.name} never reaches its forks after {beyond} tokens: completions have at most {limit}"
@@ -103,7 +103,7 @@ def rollout_of(config: TrainConfig, algorithm: Algorithm) -> Rollout:
         what = "environment" if config.environment else "tools"
         if config.rollout != TrainConfig.rollout:
             raise InputError(f"{what} is given, but the rollout is {config.rollout}: leave out one of the two")
-        if algorithm.rollout is not None and algorithm.rollout.around is None:
+        if algorithm.rollout is not None and algorithm.rollout.wrap is None:
             raise InputError(
                 f"{what} is given, but {config.algorithm} has a rollout of its own, {algorithm.rollout.name}: choose "
                 "another method, or leave it out"
@@ -126,7 +126,7 @@ def rollout_of(config: TrainConfig, algorithm: Algorithm) -> Rollout:
 def check_replaced(config: TrainConfig, algorithm: Algorithm, rollout: Rollout) -> None:
     """InputError if a rollout takes the place of the method's own, and is no other call of the same."""
     own = algorithm.rollout
-    if own is None or own.around is not None or _kind(own) == _kind(rollout):
+    if own is None or own.wrap is not None or _kind(own) == _kind(rollout):
         return
     raise InputError(
         f"{config.algorithm} has a rollout of its own, {own.name}, without which it is another method, but rollout is "
@@ -141,7 +141,7 @@ def _kind(rollout: Rollout) -> str:
 def _around(algorithm: Algorithm, rollout: Rollout) -> Rollout:
     """The run's rollout, and around it what the method's adds to any."""
     own = algorithm.rollout
-    return rollout if own is None or own.around is None else own.around(rollout)
+    return rollout if own is None or own.wrap is None else own.wrap(rollout)
 
 
 def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
@@ -168,7 +168,7 @@ def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
             f"the rollout {rollout.name} draws all tokens of an episode through the hook of one step, but oversample "
             "and segment_tokens continue it in others: leave them out"
         )
-    if strategy is not None and (rollout := rollout_of(config, algorithm)).meets:
+    if strategy is not None and (rollout := rollout_of(config, algorithm)).demands.meets:
         raise InputError(
             f"the programs of the rollout {rollout.name} wait for each other, but oversample and segment_tokens leave "
             "some of them to later steps: leave them out"

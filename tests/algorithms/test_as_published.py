@@ -111,8 +111,8 @@ def test_dars_has_the_cap_of_its_rule() -> None:
     for rule, cap in caps.items():
         rollout = get("dars", rule=rule).rollout
         assert rollout is not None
-        assert rollout.most(8) == cap
-    assert get("dars", rule="hard", most_samples=16).rollout.most(8) == 16  # type: ignore[union-attr]
+        assert rollout.demands.max_episodes(8) == cap
+    assert get("dars", rule="hard", most_samples=16).rollout.demands.max_episodes(8) == 16  # type: ignore[union-attr]
 
 
 def test_brorl_replaces_its_reference_from_time_to_time() -> None:

@@ -116,7 +116,7 @@ def test_the_refusal_names_what_would_provide_the_need(need: str, tmp_path: Path
     """And a run that has it is not refused."""
     # They take rollouts of agents alone; see test_agent_trees.py.
     forking = ("aepo_agentic", "arpo_agentic", "dyna_grpo", "r3l")
-    own = {name for name in NEEDED if (made := algorithms.get(name).rollout) is not None and made.around is None}
+    own = {name for name in NEEDED if (made := algorithms.get(name).rollout) is not None and made.wrap is None}
     method = next(name for name in NEEDED if need in NEEDED[name] and name not in own.union(forking))
     others = ",".join(name for name in missing(method) if name != need)
     config = TrainConfig(algorithm=method, hyperparameters={"without": others})

@@ -67,7 +67,7 @@ def conversations(
     """The batch of one group with its episodes, and the observations of each row's last turn with the last reply."""
     tokenizer = tokenizer_of("plain")
     found, _ = run_agents(
-        rollout.around(agent(environment, turns=3)), tokenizer, says, [{"prompt": "Go."}], samples, **settings
+        rollout.wrap(agent(environment, turns=3)), tokenizer, says, [{"prompt": "Go."}], samples, **settings
     )
     texts = []
     for episode in found.groups[0].episodes:
@@ -132,10 +132,10 @@ def test_chances() -> None:
 
 def test_it_is_for_agents_and_some_samples() -> None:
     made = forking_agents(by_chance(), 8)
-    assert made.around is not None
+    assert made.wrap is not None
     with pytest.raises(InputError, match="the rollout group has none"):
-        made.around(group())
-    assert made.around(agent(Telling)).least == 9
+        made.wrap(group())
+    assert made.wrap(agent(Telling)).demands.min_samples == 9
 
 
 def test_nodes_of_rows_with_other_prompts_differ() -> None:

@@ -200,7 +200,7 @@ def test_fresh_prompts_are_rows_of_their_own() -> None:
     """Each reply is to the last observation alone."""
     tokenizer, end = tokenizer_of("plain"), TEMPLATES["plain"][1]
     program = agent(Counting, turn_rewards=True, fresh=True)
-    assert (program.turns, program.rows(2)) == (1, 16)
+    assert (program.demands.turns, program.rows(2)) == (1, 16)
     (one,) = run_agents(program, tokenizer, says(end, wrong=1), ROWS[:1])[0].groups
     assert [episode.info["episode"] for episode in one.episodes] == [0, 0, 0, 1, 1, 1]
     assert [episode.info["first_turn"] for episode in one.episodes] == [0, 1, 2] * 2

@@ -118,7 +118,7 @@ def test_a_step_ends_when_what_is_held_has_answered() -> None:
         return world.step()
 
     threading.Timer(0.5, go_on.set).start()  # by then the other one is complete
-    rollout = replace(played(worlds, slow), ahead=None)
+    rollout = replace(played(worlds, slow), demands=replace(played(worlds, slow).demands, max_wait_steps=None))
     ran = Ran(begin([LONG, MEDIUM], 1), Rule(1), rollout)
     assert ran.complete == [MEDIUM]
     (log,) = ran.pool

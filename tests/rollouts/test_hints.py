@@ -296,7 +296,7 @@ def test_a_wrong_sample_with_an_example_gives_its_place(judged: Any) -> None:
     none = run(rollout, row={"examples": []})
     assert plain(none) == plain(run(group()))
     assert [e.info["unhinted"] for e in none] == [1.0] * 4
-    assert rollout.least == 2
+    assert rollout.demands.min_samples == 2
 
 
 def test_an_episode_under_its_own_prompt_is_not_off_it() -> None:
@@ -313,7 +313,7 @@ def test_budgets_are_told_in_equal_shares() -> None:
         ((5, 1, 20, 3), 20.0)
     ] * 2
     assert [e.info["budget"] for e in run(rollout, samples=5)] == [10, 10, 10, 20, 20]
-    assert rollout.least == 2
+    assert rollout.demands.min_samples == 2
     with pytest.raises(InputError, match="with_budgets takes the budgets of tokens, but found none"):
         with_budgets()
 

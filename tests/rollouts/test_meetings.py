@@ -13,7 +13,7 @@ from fake_engine import FakeEngine, Ran, Words, begin, length_of
 from simulated_hosts import on_hosts
 from test_exchange import batch_of, scored
 
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
@@ -36,7 +36,7 @@ async def _longest(tools: Tools, task: Task) -> list[Any]:
     return found
 
 
-LONGEST = Rollout(_longest, "longest", ragged=True, meets=True)
+LONGEST = Rollout(_longest, "longest", demands=Demands(variable_size=True, meets=True))
 
 
 def sizes(found: Any) -> list[list[int]]:
@@ -75,7 +75,7 @@ def test_a_group_resumes_from_its_log_without_the_others() -> None:
         logs.append(tools._host.log())  # type: ignore[attr-defined]
         return found
 
-    Ran(flight, Rule(), Rollout(recorded, "recorded", ragged=True, meets=True))
+    Ran(flight, Rule(), Rollout(recorded, "recorded", demands=Demands(variable_size=True, meets=True)))
     (log,) = (one for one in logs if one.prompt_id == place)
     again = Ran((log,), Rule(), LONGEST)
     assert sizes(again.found) == [sizes(whole.found)[place]]
@@ -108,7 +108,7 @@ def test_a_program_that_fails_is_not_waited_for() -> None:
         assert (met.values, met.place) == ([0, 2], task.prompt_id // 2)
         return [await tools.sample(task.prompt, number=0)]
 
-    found = Ran(begin(range(3), 1), Rule(), Rollout(program, meets=True)).found
+    found = Ran(begin(range(3), 1), Rule(), Rollout(program, demands=Demands(meets=True))).found
     assert [one.failed for one in found.groups] == [False, True, False]
 
 
@@ -127,7 +127,7 @@ def test_programs_may_wait_for_others_longer_than_for_a_call() -> None:
 
     flight = [(log, Task({}, log.prompt, log.prompt_id, 1, 9)) for log in begin(range(2), 1)]
     make: Any = lambda requests, temperature, stats: FakeEngine(9)  # noqa: E731
-    driver = Driver(Rollout(program, meets=True), make, slow, Words(), time_limit=0.02)
+    driver = Driver(Rollout(program, demands=Demands(meets=True)), make, slow, Words(), time_limit=0.02)
     assert [one.failed for one in driver.run(flight, Rule()).groups] == [False, False]
 
 
@@ -143,13 +143,13 @@ def test_what_follows_is_computed_once() -> None:
         assert met.decision == {"total": 6}
         return [await tools.sample(task.prompt, number=0)]
 
-    found = Ran(begin(range(4), 1), Rule(), Rollout(program, meets=True)).found
+    found = Ran(begin(range(4), 1), Rule(), Rollout(program, demands=Demands(meets=True))).found
     assert not any(one.failed for one in found.groups)
     assert seen == [[0, 1, 2, 3]]
 
 
 @pytest.mark.parametrize(("case", "message"), [
-    ("undeclared", "declare it, Rollout(..., meets=True)"), ("twice", "calls 'all' twice"),
+    ("undeclared", "declare it, Rollout(..., demands=Demands(meets=True))"), ("twice", "calls 'all' twice"),
     ("names", "meetings of different names: 0, 1"), ("value", "which JSON cannot represent"),
     ("at once", "waits for 'all' already"), ("decision", "division by zero"),
 ])  # fmt: skip
@@ -174,7 +174,7 @@ def test_what_goes_wrong_is_said(case: str, message: str) -> None:
             raise
         return []
 
-    found = Ran(begin(range(2), 1), Rule(), Rollout(program, meets=case != "undeclared")).found
+    found = Ran(begin(range(2), 1), Rule(), Rollout(program, demands=Demands(meets=case != "undeclared"))).found
     assert all(one.failed for one in found.groups)
     assert len(said) == 2
     assert all(message in one for one in said)

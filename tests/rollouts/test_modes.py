@@ -41,8 +41,8 @@ def says(text: str, sample: int) -> str:
 
 
 def episodes_of(samples: int = 11, **options: Any) -> tuple[list[Any], Any, Any]:
-    rollout = tagged("<instant>,<reasoning>", **options).around(agent(with_tools([double]), turns=3))  # type: ignore[misc]
-    assert rollout.least == 7
+    rollout = tagged("<instant>,<reasoning>", **options).wrap(agent(with_tools([double]), turns=3))  # type: ignore[misc]
+    assert rollout.demands.min_samples == 7
     found, _ = run_agents(rollout, tokenizer_of("hermes"), says, [{"prompt": "Twice 21?"}], samples)
     return list(found.groups[0].episodes), to_batch(found.groups, SamplingConfig(), 0), found
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_in_modes_is_refused() -> None:
     with pytest.raises(InputError, match="agentic is '<a>', but must be a tag that is not among '<a>,<b>'"):
         tagged("<a>,<b>", agentic="<a>")
     with pytest.raises(InputError, match="the agentic mode is of agents, but the rollout group has none"):
-        tagged().around(group())  # type: ignore[misc]
-    rollout = tagged().around(agent(with_tools([double]), turns=3, turn_tokens=4))  # type: ignore[misc]
+        tagged().wrap(group())  # type: ignore[misc]
+    rollout = tagged().wrap(agent(with_tools([double]), turns=3, turn_tokens=4))  # type: ignore[misc]
     found, _ = run_agents(rollout, tokenizer_of("hermes"), says, [{"prompt": "Twice 21?"}], 7)
     assert found.groups[0].failed, "a tag of more tokens than a reply has"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fake_engine import LIMIT, FakeEngine, Words, begin, length_of, score
 
-from jaxrl_llm.core.rollout import AHEAD, Rollout
+from jaxrl_llm.core.rollout import AHEAD, Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.runtime.admission import Collected, Rule
@@ -54,7 +54,7 @@ def conversations(answer: Answer, ahead: int | None = AHEAD) -> Rollout:
     async def program(tools: Tools, task: Task) -> list[Episode]:
         return list(await gather(*(one(tools, task, number) for number in range(task.samples))))
 
-    return Rollout(program, ahead=ahead)
+    return Rollout(program, demands=Demands(max_wait_steps=ahead))
 
 
 def rounds(answer: Answer, ahead: int | None = AHEAD) -> Rollout:
@@ -76,7 +76,7 @@ def rounds(answer: Answer, ahead: int | None = AHEAD) -> Rollout:
             episodes = list(await gather(*(deep(tools.sample(one)) for one in told)))
         return episodes
 
-    return Rollout(program, ahead=ahead)
+    return Rollout(program, demands=Demands(max_wait_steps=ahead))
 
 
 def run(rollout: Rollout, slots: int, prompts: int = 4, **settings: Any) -> tuple[Collected, Watched]:
@@ -182,5 +182,5 @@ def test_an_answer_counts_at_its_step_and_at_once_where_nothing_is_left_to_decod
         told = await tools.call(at_once, 0, 0, 1, name="told")
         return [await tools.sample(first + tools.given(told), limit=5)] * 2
 
-    _, engine = run(Rollout(program, ahead=ahead), 64, prompts)
+    _, engine = run(Rollout(program, demands=Demands(max_wait_steps=ahead)), 64, prompts)
     assert [one for one in engine.asked if one[1] == 0] == [(0, 0, LONG[0], 0), (step, 0, LONG[0], 8)]

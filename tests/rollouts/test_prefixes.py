@@ -149,7 +149,7 @@ class Tags(Words):
 def test_tags_are_given_and_free_samples_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_engine, "Words", Tags)
     rollout = tagged("<a>,<b>", forced=2, success=0.0)
-    assert rollout.least == 5
+    assert rollout.demands.min_samples == 5
     episodes = episodes_of(rollout, samples=6)
     assert [episode.info["mode"] for episode in episodes] == [0, 0, 1, 1, 1, -1]
     assert [episode.info["prefix"] for episode in episodes] == [1, 1, 1, 1, 0, 0]
@@ -166,9 +166,9 @@ def test_rollouts_have_names() -> None:
     """With numbers and texts as arguments."""
     assert rollout_by_name("reset_to_data(response, 0.5)").name == "reset_to_data(response, 0.5)"
     assert rollout_by_name("prefixed_groups(trace, .4, 0.8, 2)").columns == ("trace",)
-    assert rollout_by_name("two_policies").ragged is False
-    assert rollout_by_name("recycled(1)").ragged is True
-    assert rollout_by_name("with_predictions(4)").ragged is True
+    assert rollout_by_name("two_policies").demands.variable_size is False
+    assert rollout_by_name("recycled(1)").demands.variable_size is True
+    assert rollout_by_name("with_predictions(4)").demands.variable_size is True
     assert rollout_by_name("with_candidates(answers)").columns == ("answers",)
 
 

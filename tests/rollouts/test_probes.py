@@ -42,9 +42,9 @@ class Saying:
 
 def batch_of(rollout: Any, name: str = "plain", rows: Any = ROWS) -> tuple[Any, Any]:
     tokenizer = tokenizer_of(name)
-    assert rollout.around is not None
+    assert rollout.wrap is not None
     found, _ = run_agents(
-        rollout.around(agent(Saying, turns=3)), tokenizer, lambda text, sample: "fine" + TEMPLATES[name][1], rows
+        rollout.wrap(agent(Saying, turns=3)), tokenizer, lambda text, sample: "fine" + TEMPLATES[name][1], rows
     )
     return to_batch(found.groups, SamplingConfig(), 0), tokenizer
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine, Ran, begin
 
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.rewards.scoring import Scored, concatenate_groups
 from jaxrl_llm.rollouts.context import Task, Tools
@@ -75,7 +75,7 @@ async def _prefixed(tools: Tools, task: Task) -> Sequence[Episode]:
 
 
 PROGRAMS = {
-    "group": group(), "forked": forked(2), "conversation": Rollout(_conversation, turns=3),
+    "group": group(), "forked": forked(2), "conversation": Rollout(_conversation, demands=Demands(turns=3)),
     "prefixed": Rollout(_prefixed),
 }  # fmt: skip
 

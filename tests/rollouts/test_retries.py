@@ -73,7 +73,7 @@ def played(
     **settings: Any,
 ) -> tuple[list[Episode], list[Any], Any]:  # fmt: skip
     monkeypatch.setattr("speaking.by_length", environment_reward)
-    rollout = reflecting(**settings.pop("options", {})).around(agent(environment, turns=3, **settings))  # type: ignore[misc]
+    rollout = reflecting(**settings.pop("options", {})).wrap(agent(environment, turns=3, **settings))  # type: ignore[misc]
     found, engines = run_agents(
         rollout, tokenizer_of("plain"), speaker(reflection), [{"prompt": "Choose."}], samples, limit=400
     )
@@ -199,9 +199,9 @@ def test_reflections_are_read() -> None:
 
 def test_it_is_for_agents() -> None:
     made = reflecting()
-    assert made.around is not None
+    assert made.wrap is not None
     with pytest.raises(InputError, match="the rollout group has none"):
-        made.around(group())
-    assert made.around(agent(Doors)).rows(4) == 8
+        made.wrap(group())
+    assert made.wrap(agent(Doors)).rows(4) == 8
     with pytest.raises(InputError, match="reflection_tokens"):
         reflecting(reflection_tokens=0)

@@ -161,7 +161,7 @@ def test_wrong_settings_are_named() -> None:
         by_confidence(0.1, 1)
     with pytest.raises(InputError, match="divide"):
         in_rounds(3)  # type: ignore[arg-type]
-    assert (in_rounds(by_confidence()).least, in_rounds(by_confidence(), 5).least) == (3, 6)
+    assert (in_rounds(by_confidence()).demands.min_samples, in_rounds(by_confidence(), 5).demands.min_samples) == (3, 6)
 
 
 def test_a_rule_that_loses_samples_is_refused(caplog: Any) -> None:

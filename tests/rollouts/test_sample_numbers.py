@@ -10,7 +10,7 @@ from fake_engine import Ran, begin
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.repair import hinted
@@ -45,7 +45,7 @@ def test_numbers_are_distinct_and_the_first_as_if_there_were_no_more(groups: lis
 
 @pytest.mark.parametrize(
     "rollout",
-    [group(), Rollout(_twice_as_many, ragged=True), hinted("hint", above=1e9), tree(2, 4)],
+    [group(), Rollout(_twice_as_many, demands=Demands(variable_size=True)), hinted("hint", above=1e9), tree(2, 4)],
     ids=lambda one: one.name,
 )
 def test_no_two_tokens_of_a_prompt_have_the_same_noise(rollout: Rollout) -> None:

@@ -41,7 +41,7 @@ class Clocks:
 
 
 def around(outer: Any, inner: Any) -> Any:
-    return outer.around(inner)
+    return outer.wrap(inner)
 
 
 def keys(rollout: Any) -> list[list[int]]:

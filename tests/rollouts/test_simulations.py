@@ -70,7 +70,7 @@ def played(
     monkeypatch: pytest.MonkeyPatch, environment: Any = Rooms, step: int = 1, samples: int = 2, **options: Any
 ) -> tuple[list[Episode], list[Any], Any]:
     monkeypatch.setattr("speaking.by_length", environment_reward)
-    rollout = simulating(**options).around(agent(environment, turns=3))  # type: ignore[misc]
+    rollout = simulating(**options).wrap(agent(environment, turns=3))  # type: ignore[misc]
     flight = (GroupLog((1,), 0, samples, step),)
     found, engines = run_agents(rollout, tokenizer_of("plain"), says, [{"prompt": "Go."}], samples, flight=flight)
     return list(found.groups[0].episodes), engines[0].requests, found
@@ -158,8 +158,8 @@ def test_plans_are_read() -> None:
 
 def test_it_is_for_agents() -> None:
     made = simulating()
-    assert made.around is not None
+    assert made.wrap is not None
     with pytest.raises(InputError, match="the rollout group has none"):
-        made.around(group())
-    assert made.around(agent(Rooms)).rows(4) == 8
-    assert simulating(revealed="kept").around(agent(Rooms, turns=3)).rows(4) == 16  # type: ignore[misc]
+        made.wrap(group())
+    assert made.wrap(agent(Rooms)).rows(4) == 8
+    assert simulating(revealed="kept").wrap(agent(Rooms, turns=3)).rows(4) == 16  # type: ignore[misc]

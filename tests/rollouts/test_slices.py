@@ -63,7 +63,7 @@ def says(text: str, sample: int) -> str:
 
 def slices(seed: int) -> tuple[list[Any], Any]:
     tokenizer, rows = tokenizer_of("plain"), [ROW] * (seed + 1)
-    rollout = sliced().around(agent(Patient, turns=5))  # type: ignore[misc]
+    rollout = sliced().wrap(agent(Patient, turns=5))  # type: ignore[misc]
     found, _ = run_agents(rollout, tokenizer, says, rows, 3)
     one = found.groups[seed]
     return list(one.episodes), to_batch([one], SamplingConfig(), 0)
@@ -102,8 +102,8 @@ class Broken(Patient):
 
 def test_other_rollouts_stay_and_what_cannot_be_sliced_is_not_scored() -> None:
     plain = group()
-    assert sliced().around(plain) is plain  # type: ignore[misc]
-    found, _ = run_agents(sliced().around(agent(Broken, turns=5)), tokenizer_of("plain"), says, [ROW], 2)  # type: ignore[misc]
+    assert sliced().wrap(plain) is plain  # type: ignore[misc]
+    found, _ = run_agents(sliced().wrap(agent(Broken, turns=5)), tokenizer_of("plain"), says, [ROW], 2)  # type: ignore[misc]
     assert [bool(np.isnan(episode.reward)) for episode in found.groups[0].episodes] == [True, True]
     with pytest.raises(InputError, match="not compacted"):
-        sliced().around(agent(Patient, context_tokens=99, compact=keep_last(1)))  # type: ignore[misc]
+        sliced().wrap(agent(Patient, context_tokens=99, compact=keep_last(1)))  # type: ignore[misc]

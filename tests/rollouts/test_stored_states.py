@@ -89,7 +89,7 @@ def test_the_policy_replies_at_them() -> None:
     """As in the conversation: the same state gives the same reply, which the environment does not hear."""
     tokenizer, end = tokenizer_of("plain"), TEMPLATES["plain"][1]
     rollout = replying_at_stored_states(4)
-    assert rollout.around is not None
+    assert rollout.wrap is not None
 
     def says(text: str, sample: int) -> str:
         return f"{len(text)}" + end
@@ -102,7 +102,7 @@ def test_the_policy_replies_at_them() -> None:
         scored=SimpleNamespace(batch=batch.replace(reward=reward)), sampled=None
     ))  # fmt: skip
     row = {"prompt": "Go.", **curriculum.columns(state, np.zeros(1, np.int32))[0]}
-    found, _ = run_agents(rollout.around(agent(Saying, turns=3)), tokenizer, says, [row])
+    found, _ = run_agents(rollout.wrap(agent(Saying, turns=3)), tokenizer, says, [row])
     whole = to_batch(found.groups, SamplingConfig(), 0)
     anew = np.asarray(whole.info["resampled"]) > 0
     assert anew.tolist() == [False, False, True, True, True, True]
@@ -118,7 +118,7 @@ def test_the_policy_replies_at_them() -> None:
         own = tokens[mask].tolist()
         assert set(turn[mask].tolist()) == {-1, 0}
         assert any(path[: len(own)] == own for path in of_before)
-    again = rollout.around(agent(Saying, turns=3))
+    again = rollout.wrap(agent(Saying, turns=3))
     assert again.rows(2) == 6
     assert "resampled" in again.provides
 

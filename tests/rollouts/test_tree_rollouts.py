@@ -177,7 +177,7 @@ def test_values_of_the_reference_are_drawn_by_it_and_nothing_else_is() -> None:
     for one_of, same in zip(one(own).episodes, one(other).episodes, strict=True):
         assert one_of.tokens == same.tokens
         assert one_of.info == same.info, "the fake engines draw the same"
-    rollout = replace(valued(3, of="reference"), reference=False)
+    rollout = replace(valued(3, of="reference"), demands=replace(valued(3, of="reference").demands, reference=False))
     (failed,) = Ran(begin([3], 2), Rule(), rollout).found.groups
     assert failed.failed, "it must be declared"
     assert [episode.size for episode in failed.episodes] == [64, 64]

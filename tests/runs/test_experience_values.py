@@ -16,7 +16,7 @@ import tiny_runs as runs
 from jaxrl_llm import algorithms
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.source import Curriculum, MakeCurriculum, Replay, Step
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.context import Task, Tools
@@ -69,9 +69,11 @@ def _last_mean() -> Replay:
 def of_experience(extra: int = 2) -> Algorithm:
     """GRPO with all three."""
     return dataclasses.replace(
-        algorithms.get("dr_grpo"), curriculum=seldom_first(extra), rollout=Rollout(_one_more, ragged=True),
+        algorithms.get("dr_grpo"),
+        curriculum=seldom_first(extra),
+        rollout=Rollout(_one_more, demands=Demands(variable_size=True)),
         replay=_last_mean(),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.heavy

@@ -98,7 +98,7 @@ def test_a_replay_of_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_forks_beyond_the_limit_are_named_where_others_are_reached() -> None:
-    assert tree(0, 4, 64).forks == (0, 4, 64)
+    assert tree(0, 4, 64).demands.forks == (0, 4, 64)
     grpo = algorithms.get("grpo")
     some = runs.TrainConfig(rollout="tree(0, 4, 64)", max_new_tokens=8)
     check_rollout(some, grpo)

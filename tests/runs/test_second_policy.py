@@ -15,7 +15,7 @@ from test_moving_references import other_model
 
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.core.reference import Mixture, exponential_average
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import mesh_of
 from jaxrl_llm.models import load_policy
@@ -62,11 +62,16 @@ def test_each_token_is_drawn_by_the_policy_that_is_asked() -> None:
 
     rows = [{"prompt": "a"}, {"prompt": "b"}]
     setup = Experience(
-        replace(policy, config=replace(policy.config, eos_token_ids=())), PromptSet(rows, [[5, 6], [7, 8, 9]]),
-        [Reward(lambda completions: [0.0] * len(completions))], shuffled_epochs(rows, seed=0),
-        SamplingConfig(max_new_tokens=6), Rollout(program, reference=True), prompts_per_step=2, group_size=1,
+        replace(policy, config=replace(policy.config, eos_token_ids=())),
+        PromptSet(rows, [[5, 6], [7, 8, 9]]),
+        [Reward(lambda completions: [0.0] * len(completions))],
+        shuffled_epochs(rows, seed=0),
+        SamplingConfig(max_new_tokens=6),
+        Rollout(program, demands=Demands(reference=True)),
+        prompts_per_step=2,
+        group_size=1,
         reference=other,
-    )  # fmt: skip
+    )
     source = experience(setup)
     source.next(source.init(), params, jax.random.key(0), 0)
     assert len(seen) == 2

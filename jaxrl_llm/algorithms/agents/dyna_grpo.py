@@ -299,16 +299,24 @@ def simulating(
 
         turns = settings.limits.turns if revealed == "kept" else 1
         return replace(
-            inner, program=program, name=f"{inner.name}, simulating", provides=inner.provides | {REFINED},
-            around=around, ragged=True, most=lambda samples: inner.rows(samples) + turns * inner.rows(samples),
-        )  # fmt: skip
+            inner,
+            program=program,
+            name=f"{inner.name}, simulating",
+            provides=inner.provides | {REFINED},
+            wrap=around,
+            demands=replace(
+                inner.demands,
+                variable_size=True,
+                max_episodes=lambda samples: inner.rows(samples) + turns * inner.rows(samples),
+            ),
+        )
 
     alone = group()
 
     async def without(tools: Tools, task: Task) -> list[Episode]:
         return [one.with_info(refined=0.0) for one in await alone.program(tools, task)]
 
-    return replace(alone, program=without, around=around, provides=frozenset({REFINED}))
+    return replace(alone, program=without, provides=frozenset({REFINED}), wrap=around)
 
 
 logger = logging.getLogger("jaxrl_llm.rollouts")

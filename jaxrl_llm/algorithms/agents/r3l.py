@@ -365,8 +365,11 @@ def reflecting(
 
         seconds = await gather(*map(second, range(half)))
         later = await ends_of(tools, [one.one for one in seconds], settings.turn_rewards)
-        rows = [row for one, end in zip([*firsts, *seconds], [*ends, *later], strict=True)
-                for row in rows_of(one, end, settings)]  # fmt: skip
+        rows = [
+            row
+            for one, end in zip([*firsts, *seconds], [*ends, *later], strict=True)
+            for row in rows_of(one, end, settings)
+        ]
         out = [row.in_part(0) for row in rows]
 
         def add(number: int, more: Sequence[Episode]) -> None:
@@ -393,16 +396,20 @@ def reflecting(
             return await play(tools, task, settings)
 
         return replace(
-            inner, program=program, name=f"{inner.name}, retried", provides=inner.provides | {PIVOT}, around=around,
-            ragged=True, most=lambda samples: inner.rows(2 * samples),
-        )  # fmt: skip
+            inner,
+            program=program,
+            name=f"{inner.name}, retried",
+            provides=inner.provides | {PIVOT},
+            wrap=around,
+            demands=replace(inner.demands, variable_size=True, max_episodes=lambda samples: inner.rows(2 * samples)),
+        )
 
     alone = group()
 
     async def without(tools: Tools, task: Task) -> list[Episode]:
         return [one.with_info(pivot=0.0) for one in await alone.program(tools, task)]
 
-    return replace(alone, program=without, around=around, provides=frozenset({PIVOT}))
+    return replace(alone, program=without, provides=frozenset({PIVOT}), wrap=around)
 
 
 class Guided(NamedTuple):

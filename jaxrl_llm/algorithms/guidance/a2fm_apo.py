@@ -20,7 +20,7 @@ from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
 from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
 from jaxrl_llm.rollouts.agents.program import (
     AgentSettings,
@@ -171,11 +171,14 @@ def tagged(
             return await _episodes(tools, task, settings, given, modes, factors)
 
         return replace(
-            inner, program=program, name=f"{inner.name}, tagged({','.join(modes)})", around=around,
-            least=max(inner.least, len(modes) * int(forced) + 1),
-        )  # fmt: skip
+            inner,
+            program=program,
+            name=f"{inner.name}, tagged({','.join(modes)})",
+            wrap=around,
+            demands=replace(inner.demands, min_samples=max(inner.demands.min_samples, len(modes) * int(forced) + 1)),
+        )
 
-    return Rollout(program, f"tagged({tags})", least=len(names) * int(forced) + 1, around=around)
+    return Rollout(program, f"tagged({tags})", wrap=around, demands=Demands(min_samples=len(names) * int(forced) + 1))
 
 
 def _given(
@@ -190,9 +193,13 @@ def _given(
 
 
 async def _episodes(
-    tools: Tools, task: Task, settings: AgentSettings, given: Sequence[tuple[int, list[int]] | None],
-    modes: Sequence[str], factors: Factors,
-) -> list[Episode]:  # fmt: skip
+    tools: Tools,
+    task: Task,
+    settings: AgentSettings,
+    given: Sequence[tuple[int, list[int]] | None],
+    modes: Sequence[str],
+    factors: Factors,
+) -> list[Episode]:
     """The rows of a group of episodes, whose first replies begin with the tags that are given."""
 
     async def one_of(number: int, ids: Sequence[int]) -> Conversation:

@@ -19,7 +19,7 @@ from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
 from jaxrl_llm.core.ranges import NonNegative, Positive
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.rewards.decomposition import coverage
@@ -325,4 +325,6 @@ def decomposing(
             out.append(judged.with_info(decomposition=list(terms)))
         return out
 
-    return Rollout(program, "decomposing", frozenset({"decomposition"}), (column,), reference=function is None)
+    return Rollout(
+        program, "decomposing", frozenset({"decomposition"}), (column,), demands=Demands(reference=function is None)
+    )

@@ -155,9 +155,13 @@ def with_demonstration(rollout: Rollout, column: str = "answer") -> Rollout:
         return [*(one.with_info(demonstrated=0.0) for one in await rollout.program(tools, task)), shown_one]
 
     return replace(
-        rollout, program=program, name=f"{rollout.name}, demonstrated({column})", provides=rollout.provides | {NEED},
-        columns=(*rollout.columns, column), ragged=True, most=lambda G: rollout.rows(G) + 1,
-    )  # fmt: skip
+        rollout,
+        program=program,
+        name=f"{rollout.name}, demonstrated({column})",
+        provides=rollout.provides | {NEED},
+        columns=(*rollout.columns, column),
+        demands=replace(rollout.demands, variable_size=True, max_episodes=lambda G: rollout.rows(G) + 1),
+    )
 
 
 Number = jax.Array | float

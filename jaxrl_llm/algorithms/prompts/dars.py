@@ -16,7 +16,7 @@ from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE
 from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.context import Task, Tools
@@ -96,7 +96,9 @@ def topped_up(most: int = 32, rule: Literal["equal", "hard"] = "equal", scaled: 
         later = range(task.samples, task.samples + extra)
         return [*first, *await tools.score(await gather(*(tools.sample(task.prompt, number=i) for i in later)))]
 
-    return Rollout(program, f"topped_up({most}, {rule})", ragged=True, most=lambda G: max(G, most))
+    return Rollout(
+        program, f"topped_up({most}, {rule})", demands=Demands(variable_size=True, max_episodes=lambda G: max(G, most))
+    )
 
 
 def success_rate(episodes: Sequence[Episode]) -> float | None:

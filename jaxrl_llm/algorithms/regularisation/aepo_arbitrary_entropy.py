@@ -18,7 +18,7 @@ from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE
 from jaxrl_llm.core.ranges import NonNegative, Positive
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain, controller, counted
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
@@ -139,6 +139,5 @@ def with_tempered(start: float, share: float = 0.25, control: str = "temperature
         program,
         f"with_tempered({share:g})",
         frozenset({"tempered"}),
-        ragged=share > 0,
-        most=lambda G: 2 * G if share else G,
+        demands=Demands(variable_size=share > 0, max_episodes=lambda G: 2 * G if share else G),
     )

@@ -122,9 +122,15 @@ def sliced() -> Rollout:
         async def inner_rows(tools: Tools, task: Task) -> list[Episode]:
             return list(await inner.program(tools, task))
 
-        return replace(inner, program=program, name=f"{inner.name}, sliced", around=around, most=None)
+        return replace(
+            inner,
+            program=program,
+            name=f"{inner.name}, sliced",
+            wrap=around,
+            demands=replace(inner.demands, max_episodes=None),
+        )
 
-    return replace(group(), around=around)
+    return replace(group(), wrap=around)
 
 
 def context_before(rows: list[Episode], turn: int) -> tuple[int, ...]:

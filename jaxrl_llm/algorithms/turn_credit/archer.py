@@ -225,8 +225,10 @@ def kept_states(samples: int, episodes: int = 1024, column: str = COLUMN) -> Mak
 
         def init() -> State:
             none: dict[str, np.ndarray] = {
-                "tokens": np.zeros(0, np.int32), "lengths": np.zeros(0, np.int64), "places": np.zeros((0, 3), np.int64),
-            }  # fmt: skip
+                "tokens": np.zeros(0, np.int32),
+                "lengths": np.zeros(0, np.int64),
+                "places": np.zeros((0, 3), np.int64),
+            }
             return {"stream": stream.init(), "steps": 0, **none}
 
         def select(state: State, count: int) -> tuple[np.ndarray, State]:
@@ -311,8 +313,14 @@ def replying_at_stored_states(states: int, column: str = COLUMN) -> Rollout:
             return [*(one.with_info(**{RESAMPLED: 0.0}) for one in own), *(replace(one, part=part) for one in replies)]
 
         return replace(
-            inner, program=program, name=f"{inner.name}, replies at stored states", ragged=True, around=wrapped,
-            provides=inner.provides | {RESAMPLED}, most=lambda samples: inner.rows(samples) + states,
-        )  # fmt: skip
+            inner,
+            program=program,
+            name=f"{inner.name}, replies at stored states",
+            provides=inner.provides | {RESAMPLED},
+            wrap=wrapped,
+            demands=replace(
+                inner.demands, variable_size=True, max_episodes=lambda samples: inner.rows(samples) + states
+            ),
+        )
 
     return wrapped(group())

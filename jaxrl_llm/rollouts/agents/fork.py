@@ -150,20 +150,30 @@ def forking_agents(
             return shared_nodes([row for of_one in rows for row in of_one])
 
         return replace(
-            inner, program=program, name=f"{inner.name}, forking", provides=inner.provides | {"node"}, around=around,
-            least=max(inner.least, (initial or 1) + 1),
-        )  # fmt: skip
+            inner,
+            program=program,
+            name=f"{inner.name}, forking",
+            provides=inner.provides | {"node"},
+            wrap=around,
+            demands=replace(inner.demands, min_samples=max(inner.demands.min_samples, (initial or 1) + 1)),
+        )
 
-    return replace(group(), around=around)
+    return replace(group(), wrap=around)
 
 
 def parted(path: Path) -> Path:
     """The episode as it is now, which later turns of the other do not change; without its environment."""
     one = path.one
     kept = replace(
-        one, rows=[*one.rows], messages=[*one.messages], rewards=[*one.rewards], states=[*one.states],
-        before=[*one.before], info=dict(one.info), said=[*one.said],
-    )  # fmt: skip
+        one,
+        rows=[*one.rows],
+        messages=[*one.messages],
+        rewards=[*one.rewards],
+        states=[*one.states],
+        before=[*one.before],
+        info=dict(one.info),
+        said=[*one.said],
+    )
     return replace(path, seats=[kept])
 
 

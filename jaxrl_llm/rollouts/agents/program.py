@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxrl_llm.core.ranges import Count
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import AHEAD, OBSERVATION, Program, Rollout
+from jaxrl_llm.core.rollout import AHEAD, OBSERVATION, Demands, Program, Rollout
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.data.chat.encode import format_of
 from jaxrl_llm.data.chat.rendering import PromptFormat
@@ -98,7 +98,7 @@ def agent(
     episode_tokens, context_tokens, compact: see `Limits` and `rollouts.agents.compaction`. greedy: take the most
     probable tokens, as an evaluation does. system: the system message of prompts that have none. format: of the
     conversation. fresh: each observation is the whole prompt of the next turn, which is a row of its own. ahead: see
-    `Rollout.ahead`.
+    `Demands.max_wait_steps`.
 
     The environment's reward is the component `environment` of the run's rewards: the sum of its final reward and those
     of all turns. turn_rewards: those of turns are the batch's `turn_rewards` instead, and the component is the final
@@ -133,7 +133,10 @@ def plays(settings: AgentSettings, players: int = 1) -> Program:
 
 
 def of_agents(program: Program, settings: AgentSettings, ahead: int | None = AHEAD, players: int = 1) -> Rollout:
-    """The rollout of a program whose episodes are conversations. ahead: see `Rollout.ahead`. players: that each has."""
+    """The rollout of a program whose episodes are conversations, each with `players`.
+
+    ahead: see `Demands.max_wait_steps`.
+    """
     limits, turn_rewards = settings.limits, settings.turn_rewards
     provides = {"turns", "state_key", "episode", "first_turn", *CALLS}
     provides |= ({"turn_rewards"} if turn_rewards else set()) | ({"fresh_prompts"} if limits.fresh else set())
@@ -142,11 +145,18 @@ def of_agents(program: Program, settings: AgentSettings, ahead: int | None = AHE
         longest.append(limits.turns * (limits.turn_tokens + OBSERVATION))
     each = players * (limits.turns if limits.fresh or limits.compact is not None else 1)
     return Rollout(
-        program, "agent", frozenset(provides), turns=1 if limits.fresh else limits.turns, ragged=True,
-        longest=min((one for one in longest if one is not None), default=None), rewards=frozenset({ENVIRONMENT}),
-        most=None if each == 1 else (lambda samples: each * samples), ahead=ahead,
+        program,
+        "agent",
+        frozenset({*provides, ENVIRONMENT}),
         agent=settings if players == 1 else None,
-    )  # fmt: skip
+        demands=Demands(
+            turns=1 if limits.fresh else limits.turns,
+            variable_size=True,
+            longest=min((one for one in longest if one is not None), default=None),
+            max_episodes=None if each == 1 else (lambda samples: each * samples),
+            max_wait_steps=ahead,
+        ),
+    )
 
 
 def settings_of(rollout: Rollout, what: str) -> AgentSettings:

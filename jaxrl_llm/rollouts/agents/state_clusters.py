@@ -61,6 +61,6 @@ def similar_states(least: float = 0.95) -> Rollout:
                 one.states = [first[state] for state in one.states]
             return [row for of_one in await graded(tools, found, settings.turn_rewards) for row in of_one]
 
-        return replace(inner, program=program, name=f"{inner.name}, similar_states({least:g})", around=around)
+        return replace(inner, program=program, name=f"{inner.name}, similar_states({least:g})", wrap=around)
 
-    return replace(group(), around=around)
+    return replace(group(), wrap=around)

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rewards.workers.loading import load_function
 from jaxrl_llm.rollouts.auxiliary_prompts import answers, final_answer, is_right, problem_of, second_prompt
 from jaxrl_llm.rollouts.context import Task, Tools
@@ -128,7 +128,12 @@ def with_candidates(
             ]
         return [episode.with_info(solved=solved) for episode in found]
 
-    return Rollout(program, f"with_candidates({column})", columns=(column,), ragged=True, most=lambda G: 3 * G)
+    return Rollout(
+        program,
+        f"with_candidates({column})",
+        columns=(column,),
+        demands=Demands(variable_size=True, max_episodes=lambda G: 3 * G),
+    )
 
 
 def _as_sampled(ids: Sequence[int]) -> Segment:

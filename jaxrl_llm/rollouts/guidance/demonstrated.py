@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, Segment
 from jaxrl_llm.rollouts.runtime.offline import tokens_of
@@ -48,7 +48,13 @@ def demonstrated(column: str = "answer") -> Rollout:
     async def program(tools: Tools, task: Task) -> list[Episode]:
         return [demonstration(tools, task, column)]
 
-    return Rollout(program, f"demonstrated({column})", frozenset({NEED}), (column,), ragged=True, most=lambda G: 1)
+    return Rollout(
+        program,
+        f"demonstrated({column})",
+        frozenset({NEED}),
+        (column,),
+        demands=Demands(variable_size=True, max_episodes=lambda G: 1),
+    )
 
 
 @part
@@ -65,4 +71,10 @@ def demonstrated_before(step: int, column: str = "answer") -> Rollout:
         sampled = await gather(*(tools.sample(task.prompt, number=i) for i in range(task.samples)))
         return [one.with_info(demonstrated=0.0) for one in sampled]
 
-    return Rollout(program, f"demonstrated_before({step}, {column})", frozenset({NEED}), (column,), ragged=True)
+    return Rollout(
+        program,
+        f"demonstrated_before({step}, {column})",
+        frozenset({NEED}),
+        (column,),
+        demands=Demands(variable_size=True),
+    )

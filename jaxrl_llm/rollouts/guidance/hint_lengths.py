@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.prefixes import continued, responses_of
@@ -69,7 +69,13 @@ def hinted_by_failures(
         helped = await continued(tools, task, [ids[:length]] * hinted, task.samples)
         return marked([*plain, *(acted(e).with_info(guided=1.0, hint_tokens=float(length)) for e in helped)])
 
-    return Rollout(program, f"hinted_by_failures({column})", frozenset({"hint_tokens"}), (column,), ragged=True)
+    return Rollout(
+        program,
+        f"hinted_by_failures({column})",
+        frozenset({"hint_tokens"}),
+        (column,),
+        demands=Demands(variable_size=True),
+    )
 
 
 def acted(episode: Episode) -> Episode:

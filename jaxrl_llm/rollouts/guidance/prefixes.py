@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, Segment, given
 from jaxrl_llm.utils.errors import InputError, shown
@@ -127,5 +127,8 @@ def prefixed_groups(column: str = "trace", low: float = 0.4, high: float = 0.8, 
         return [episode.in_part(number) for number, some in enumerate(found) for episode in some]
 
     return Rollout(
-        program, f"prefixed_groups({column})", columns=(column,), ragged=True, most=lambda G: G * (1 + prefixes)
+        program,
+        f"prefixed_groups({column})",
+        columns=(column,),
+        demands=Demands(variable_size=True, max_episodes=lambda G: G * (1 + prefixes)),
     )

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.guidance.repair import Succeeds, marked, sampled
@@ -24,7 +24,7 @@ _NOT_DRAWN = 0.0  # log-probability of tokens of which no sampler drew a single 
 @part
 def in_context(
     column: str = "examples", samples: int = 1, keep: Succeeds | None = None, text: str = "{}\n\n"
-) -> Rollout:  # fmt: skip
+) -> Rollout:
     """Sample some of a group with a worked example in the prompt, and train on these too under the plain prompt.
 
     column: of the data set; a text, or a list of texts of which each sample gets a random one. samples: how many of a
@@ -55,7 +55,9 @@ def in_context(
         own += await sampled(tools, task.prompt, G, G - len(own) - len(others)) if len(own) + len(others) < G else []
         return marked([e.trained_under(task.prompt) for e in (*own, *others)], float(not examples))
 
-    return Rollout(program, f"in_context({column})", frozenset({"guided"}), (column,), least=samples + 1)
+    return Rollout(
+        program, f"in_context({column})", frozenset({"guided"}), (column,), demands=Demands(min_samples=samples + 1)
+    )
 
 
 @part
@@ -81,13 +83,13 @@ def with_budgets(*budgets: int, text: str = BUDGET) -> Rollout:
         return [episode.with_info(budget=float(budget)) for episode, budget in zip(found, told, strict=True)]
 
     name = f"with_budgets({', '.join(map(str, budgets))})"
-    return Rollout(program, name, frozenset({"budget"}), least=len(budgets))
+    return Rollout(program, name, frozenset({"budget"}), demands=Demands(min_samples=len(budgets)))
 
 
 @part
 def taught(
     succeeds: Succeeds, column: str = "teachers", most: int = 4, replaced: int = 2, answer: str = "answer"
-) -> Rollout:  # fmt: skip
+) -> Rollout:
     """Add right answers of teachers to a group in which no sample succeeds, and leave out `replaced` of its samples.
 
     column: of the data set; the teachers' answers to the prompt, a list of texts, or of {"text", "quality"}, of which
@@ -117,9 +119,12 @@ def taught(
 
     provides = frozenset({"guided", "reference_span"})
     return Rollout(
-        program, f"taught({column})", provides, (column, answer), ragged=True,
-        most=lambda G: G + most - min(replaced, most, G - 1),
-    )  # fmt: skip
+        program,
+        f"taught({column})",
+        provides,
+        (column, answer),
+        demands=Demands(variable_size=True, max_episodes=lambda G: G + most - min(replaced, most, G - 1)),
+    )
 
 
 def one_taught(tools: Tools, task: Task, text: str, answer: str, number: int) -> Episode:

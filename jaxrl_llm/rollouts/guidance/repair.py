@@ -12,7 +12,7 @@ from jaxrl_llm.core.choices import Rewrite
 from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.part_checks import expect
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import Hints, from_column, problem_of
@@ -206,7 +206,13 @@ def rewritten(
         return kept or [episode.with_info(**plain) for episode in old]
 
     provides = frozenset({"rewritten", "hard"})
-    return Rollout(program, f"rewritten({which})", provides, (column,), ragged=True, most=lambda G: 2 * G)
+    return Rollout(
+        program,
+        f"rewritten({which})",
+        provides,
+        (column,),
+        demands=Demands(variable_size=True, max_episodes=lambda G: 2 * G),
+    )
 
 
 def states(text: str, solution: str) -> bool:

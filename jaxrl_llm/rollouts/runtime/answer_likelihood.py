@@ -29,9 +29,13 @@ def around(
             return list(map(change(tools, task), await inner.program(tools, task)))
 
         return replace(
-            inner, program=program, name=f"{inner.name}, {name}", provides=inner.provides | {need},
-            columns=(*inner.columns, *columns), around=wrapped,
-        )  # fmt: skip
+            inner,
+            program=program,
+            name=f"{inner.name}, {name}",
+            provides=inner.provides | {need},
+            columns=(*inner.columns, *columns),
+            wrap=wrapped,
+        )
 
     return wrapped(group())
 

@@ -121,7 +121,7 @@ class _Run:
         self.waiting: list[Ticket] = []  # not submitted to an engine yet
         self.parked: list[Ticket] = []  # paused until the next segment
         self.engines: dict[Draws, _Running] = {}
-        self.outside = OutsideCalls(driver.rollout.ahead, self.moved)
+        self.outside = OutsideCalls(driver.rollout.demands.max_wait_steps, self.moved)
         self.moves = 0  # number of times that a program asked for tokens, got an answer, or ended
 
     def moved(self) -> None:
@@ -172,7 +172,7 @@ class _Run:
             if self._ends_the_run(group.error):
                 raise group.error
         wanted, over = self.rule.wanted, all(group.over for group in self.groups)
-        if self.driver.rollout.meets and all(group.over or group.at_meeting for group in self.groups):
+        if self.driver.rollout.demands.meets and all(group.over or group.at_meeting for group in self.groups):
             return hold(self.groups, self.driver.meet)
         if wanted is None and over:
             return True

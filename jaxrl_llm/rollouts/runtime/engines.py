@@ -31,7 +31,7 @@ def engines_of(
     policy, sampling, units = setup.policy, setup.sampling, setup.hosts.units
     weights = take_weights(policy, params, setup.mesh, sampling.weight_dtype)
     others: Weights | None = None
-    if setup.rollout.reference:
+    if setup.rollout.demands.reference:
         others = take_weights(policy, on_device(setup.reference), setup.mesh, sampling.weight_dtype)
     devices, slots = row_shards(weights.mesh, SAMPLED_ROWS), -(-sampling.slots // units)
     shape = None
@@ -41,7 +41,9 @@ def engines_of(
         shape = lasting(slots or all_rows, max(groups, 1), setup.group_size, devices)
     turns, parked = setup.rollout.converses, 0
     if turns and shape is None:
-        shape, parked = for_conversations(slots, setup.group_size, max(groups, 1), devices, setup.rollout.turns == 1)
+        shape, parked = for_conversations(
+            slots, setup.group_size, max(groups, 1), devices, setup.rollout.demands.turns == 1
+        )
 
     def make(requests: Sequence[Request], draws: Draws, stats: Stats) -> Engine:
         temperature, learns = draws.temperature, not draws.reference

@@ -145,9 +145,9 @@ class GroupRun:
             tools = Tools(self, driver.tokenizer, driver.context, driver.controls, driver.encode)
             found = await contained(driver.rollout.program(tools, self.task))
             episodes = list(found)
-            right = len(episodes) > 0 if driver.rollout.ragged else len(episodes) == self.task.samples
+            right = len(episodes) > 0 if driver.rollout.demands.variable_size else len(episodes) == self.task.samples
             if not right or not all(isinstance(one, Episode) for one in episodes):
-                number = "some" if driver.rollout.ragged else self.task.samples
+                number = "some" if driver.rollout.demands.variable_size else self.task.samples
                 raise InputError(f"a program must return {number} episodes, but returned {len(episodes)}")
             if unused := [name for name in self.before.recorded if name not in self.named]:
                 raise self._not_deterministic(f"it did not ask for {unused[0]!r} again")
@@ -206,8 +206,10 @@ class GroupRun:
 
     async def draw(self, call: Call, context: Episode, until: int, stop: int | None, draws: Draws) -> Answer:
         """See `context.ProgramHost`."""
-        if draws.reference and not self.run.driver.rollout.reference:
-            raise InputError("the program draws from the reference policy: declare it, Rollout(..., reference=True)")
+        if draws.reference and not self.run.driver.rollout.demands.reference:
+            raise InputError(
+                "the program draws from the reference policy: declare it, Rollout(..., demands=Demands(reference=True))"
+            )
         place = (call.number, call.place)
         if place in self.asked:
             raise InputError(
@@ -245,8 +247,10 @@ class GroupRun:
 
     async def meet(self, name: str, value: Any, decide: Decide | None) -> Meeting:
         """See `context.ProgramHost`."""
-        if not self.run.driver.rollout.meets:
-            raise InputError(f"the program meets others at {name!r}: declare it, Rollout(..., meets=True)")
+        if not self.run.driver.rollout.demands.meets:
+            raise InputError(
+                f"the program meets others at {name!r}: declare it, Rollout(..., demands=Demands(meets=True))"
+            )
         if self.meeting is not None:
             raise InputError(f"the program waits for {self.meeting.name!r} already: meet at one place at a time")
         self._take_name(name)

@@ -68,12 +68,12 @@ def experience(setup: Experience) -> Source:
     reward NaN. `next` raises KeyboardInterrupt after Ctrl-C. InputError for partial rollouts of programs that meet, or
     with columns of a curriculum, which a group would not find again in the next step.
     """
-    if setup.partial is not None and (setup.rollout.meets or setup.curriculum.columns is not None):
+    if setup.partial is not None and (setup.rollout.demands.meets or setup.curriculum.columns is not None):
         raise InputError(
             f"the rollout {setup.rollout.name} needs all groups of a step in that step, but oversample and "
             "segment_tokens leave some of them to later steps: leave them out"
         )
-    if setup.rollout.reference and (setup.reference is None or isinstance(setup.reference, Mixture)):
+    if setup.rollout.demands.reference and (setup.reference is None or isinstance(setup.reference, Mixture)):
         raise InputError(
             f"the rollout {setup.rollout.name} draws from a reference policy: give its parameters, reference=..., of "
             "one model that does not change"
@@ -218,7 +218,7 @@ def _round(
 ) -> tuple[Collected, Scored]:  # fmt: skip
     """Run the programs of the groups in flight and score the groups to train on; each unit its share of them."""
     policy, sampling, hosts, tokenizer = setup.policy, setup.sampling, setup.hosts, setup.policy.tokenizer
-    chunk = CHUNK if setup.rollout.at_once and not sampling.stop and setup.partial is None else LOOK
+    chunk = CHUNK if setup.rollout.demands.at_once and not sampling.stop and setup.partial is None else LOOK
     numbers, places = sample_numbers([task for _, task in flight]), hosts.share(range(len(flight)))
     scored: Scored | None = None
     with ExitStack() as stack:
