@@ -44,14 +44,13 @@ class Source(NamedTuple):
     load: Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], State]
     provides: frozenset[str] = frozenset()
     """What its batches have beyond tokens and rewards, of the names in `jaxrl_llm.core.needs`."""
-    told: Callable[[State, Mapping[str, float]], State] = lambda state, controls: state
-    """(state, what the method's controllers wrote in an update, by name) -> state, after that update."""
-    left_out: Callable[[State], np.ndarray | None] = lambda state: None
+    excluded: Callable[[State], np.ndarray | None] = lambda state: None
     """state -> why each prompt is not drawn now, see `Curriculum`; None if every prompt is."""
-    keep: Callable[[State, int], None] = lambda state, step: None
-    """Called before a checkpoint of `step` steps is written: see `Replay.keep`."""
-    learned: Callable[[State, Trajectories], State] = lambda state, batch: state
-    """(state, the batch on the host as the method prepared it, filled up at its end) -> state, after the update."""
+    on_checkpoint: Callable[[State, int], None] = lambda state, step: None
+    """Called before a checkpoint of `step` steps is written: see `Replay.on_checkpoint`."""
+    on_update: Callable[[State, Trajectories], State] = lambda state, batch: state
+    """(state, the batch on the host as the method prepared it, filled up at its end) -> state, after the update. The
+    method's controllers wrote `batch.controls`."""
 
 
 class Curriculum(NamedTuple):
@@ -64,10 +63,10 @@ class Curriculum(NamedTuple):
     counts: (state, prompt ids int32[n], total) -> samples int32[n] of each, at least 1, which add up to `total`; None:
     as many of each as a group has.
     metrics: state -> metrics for the log.
-    left_out: state -> uint8[P], why each prompt is not drawn now (`excluded.Why`); None: every prompt is drawn.
+    excluded: state -> uint8[P], why each prompt is not drawn now (`excluded.Why`); None: every prompt is drawn.
     columns: (state, prompt ids int32[n]) -> of each prompt, columns that rollout programs find in its row in this step,
     beside those of the data set; None: no others.
-    learned: as that of a `Source`.
+    on_update: as that of a `Source`.
     only_measured: (state before `observe`, ids int[n] of the prompts of a step's groups) -> bool[n], whether the step
     sampled the group for `observe` alone and does not train on it; None: it trains on all.
     """
@@ -77,9 +76,9 @@ class Curriculum(NamedTuple):
     observe: Callable[[State, Step], State]
     counts: Callable[[State, np.ndarray, int], np.ndarray] | None = None
     metrics: Callable[[State], dict[str, float]] = lambda state: {}
-    left_out: Callable[[State], np.ndarray] | None = None
+    excluded: Callable[[State], np.ndarray] | None = None
     columns: Callable[[State, np.ndarray], Sequence[Mapping[str, Any]]] | None = None
-    learned: Callable[[State, Trajectories], State] = lambda state, batch: state
+    on_update: Callable[[State, Trajectories], State] = lambda state, batch: state
     only_measured: Callable[[State, np.ndarray], np.ndarray] | None = None
 
 
@@ -103,9 +102,9 @@ class Replay:
     """The most rows of a mixed batch, of which so many were sampled; for `jaxrl plan`."""
     by_row: bool = False
     """Whether its state is of stores (`replay.buffers`), and `mix` reads no token, so that tokens may be on disk."""
-    keep: Callable[[dict[str, np.ndarray], int], None] = lambda state, step: None
+    on_checkpoint: Callable[[dict[str, np.ndarray], int], None] = lambda state, step: None
     """Called with the state before a checkpoint of `step` steps is written: removes files that none needs."""
-    learned: Callable[[dict[str, np.ndarray], Trajectories], dict[str, np.ndarray]] = lambda state, batch: state
+    on_update: Callable[[dict[str, np.ndarray], Trajectories], dict[str, np.ndarray]] = lambda state, batch: state
     """As that of a `Source`; the batch has the rows of the mixed one, in its order."""
 
     __repr__ = layout

@@ -43,24 +43,24 @@ class Machine(NamedTuple):
     """A rule over one prompt set: functions of its own state, a dict of JSON values and arrays. None: it has no say.
 
     score: (state, prompts, generator) -> f64[n]. The scores of all rules are added; the largest are drawn.
-    left_out: (state, prompts) -> uint8[n], why a prompt may not be drawn (`excluded.Why`; 0: it may). A prompt is drawn
+    excluded: (state, prompts) -> uint8[n], why a prompt may not be drawn (`excluded.Why`; 0: it may). A prompt is drawn
     if no rule leaves it out. reasons: those that it gives.
     size: (state, count) -> the number of prompts to draw, where a step would have `count`.
     counts: (state, prompts, total, generator) -> samples int[n] of each, at least 1, which add up to `total`.
     observe: (state, results, the prompts of the results with the records of before) -> state.
-    learned: (state, the batch after the update) -> state, see `sources.Source`.
+    on_update: (state, the batch after the update) -> state, see `sources.Source`.
     only_measured: (state, ids of prompts just sampled) -> bool[n], see `sources.Curriculum`.
     """
 
     start: Mapping[str, Any] = MappingProxyType({})
     score: Callable[[State, Prompts, np.random.Generator], Array] | None = None
-    left_out: Callable[[State, Prompts], Array] | None = None
+    excluded: Callable[[State, Prompts], Array] | None = None
     size: Callable[[State, int], int] | None = None
     counts: Callable[[State, Prompts, int, np.random.Generator], Array] | None = None
     observe: Callable[[State, Results, Prompts, Callable[[], Prompts]], State] | None = None
     metrics: Callable[[State], Mapping[str, float]] | None = None
     reasons: tuple[Why, ...] = ()
-    learned: Callable[[State, Trajectories], State] | None = None
+    on_update: Callable[[State, Trajectories], State] | None = None
     only_measured: Callable[[State, Array], Array] | None = None
 
 
@@ -121,7 +121,7 @@ def _curriculum(facts: PromptFacts, machines: list[Machine], noise: float, memor
         return {name: state[f"rule{number}_{name}"] for name in machines[number].start}
 
     def why(state: State, found: Prompts) -> Array:
-        given = (machine.left_out(own(state, i), found) for i, machine in enumerate(machines) if machine.left_out)
+        given = (machine.excluded(own(state, i), found) for i, machine in enumerate(machines) if machine.excluded)
         return first_reason(given, len(found.ids))
 
     def admitted(state: State, ids: Array) -> Prompts:
@@ -185,10 +185,10 @@ def _curriculum(facts: PromptFacts, machines: list[Machine], noise: float, memor
                 new |= {f"rule{number}_{name}": value for name, value in one.items()}
         return {**after, **new}
 
-    def learned(state: State, batch: Trajectories) -> State:
+    def on_update(state: State, batch: Trajectories) -> State:
         for number, machine in enumerate(machines):
-            if machine.learned is not None:
-                one = machine.learned(own(state, number), batch)
+            if machine.on_update is not None:
+                one = machine.on_update(own(state, number), batch)
                 state = {**state, **{f"rule{number}_{name}": value for name, value in one.items()}}
         return state
 
@@ -220,7 +220,7 @@ def _curriculum(facts: PromptFacts, machines: list[Machine], noise: float, memor
 
     return Curriculum(
         lambda: start, select, observe, counts if counters else None, metrics, left_out if reasons else None,
-        learned=learned, only_measured=only_measured if measurers else None,
+        on_update=on_update, only_measured=only_measured if measurers else None,
     )  # fmt: skip
 
 

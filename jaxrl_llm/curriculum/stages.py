@@ -43,7 +43,7 @@ def drop_solved(at: float = 1.0, visits: int = 1, back: int | None = None) -> Ru
     def make(facts: PromptFacts) -> Machine:
         start = {"since": np.full(facts.size, -1, np.int32), "streak": np.zeros(facts.size, np.uint8)}
         return Machine(
-            {**start, "returned": 0}, left_out=left_out, observe=observe,
+            {**start, "returned": 0}, excluded=left_out, observe=observe,
             metrics=lambda state: {"returned": float(state["returned"])}, reasons=(Why.SOLVED,),
         )  # fmt: skip
 

@@ -71,7 +71,7 @@ def on_disk(replay: Replay, folder: str | Path, above: int, checkpoints: int = 2
         if place.is_dir():
             _remove_others(place, step, files, checkpoints + 1)  # the last one may not be complete yet
 
-    return dataclasses.replace(replay, mix=mix, metrics=metrics, keep=keep)
+    return dataclasses.replace(replay, mix=mix, metrics=metrics, on_checkpoint=keep)
 
 
 def _stores(state: Store) -> list[str]:

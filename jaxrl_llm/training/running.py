@@ -130,7 +130,7 @@ def evaluate(run: Running, journal: Journal, name: str, title: str) -> None:
 def save_now(run: Running, journal: Journal) -> None:
     """Start writing a checkpoint of the steps that are done."""
     with run.clock("checkpoint"):
-        run.folder.write_left_out(run.loop.step, run.source.left_out(run.state.source))
-        run.source.keep(run.state.source, run.loop.step)
+        run.folder.write_left_out(run.loop.step, run.source.excluded(run.state.source))
+        run.source.on_checkpoint(run.state.source, run.loop.step)
         journal.writer.flush()  # a resumed run does not repeat these steps, so their metrics must be on disk
         save(run.state, run.loop, run.source, run.checkpoints, run.folder, run.clock, run.provenance)

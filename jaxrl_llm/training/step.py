@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -81,9 +81,7 @@ def learn_from(run: Running, found: Step, step: int) -> Learned:
     config, loop, source = run.config, run.loop, run.source
     with run.clock("update"):
         run.state, learned = learn(run.parts, config, run.state, found.scored.batch, step, loop.feedback)
-    if controls := scalars(learned.batch.controls):
-        run.state = run.state._replace(source=source.told(run.state.source, controls))
-    run.state = run.state._replace(source=source.learned(run.state.source, learned.batch))
+    run.state = run.state._replace(source=source.on_update(run.state.source, learned.batch))
     return learned
 
 
@@ -120,8 +118,3 @@ def at_full_size(batch: Trajectories, usual: int, group_size: int) -> Trajectori
 def with_feedback(batch: Trajectories, feedback: Mapping[str, float]) -> Trajectories:
     """The batch with the metrics of the last update; `feedback` is None before the first."""
     return batch.replace(feedback={name: np.float32(value) for name, value in feedback.items()} or None)
-
-
-def scalars(controls: Mapping[str, Any] | None) -> dict[str, float]:
-    """The single numbers of a batch's controls, by name; others are the update's own."""
-    return {name: float(x) for name, x in (controls or {}).items() if np.ndim(x) == 0}

@@ -293,7 +293,7 @@ def test_spo_draws_uncertain_prompts_by_its_tracker() -> None:
         drift = jnp.full(3, 0.01)
         batch = batch_of(np.ones((3, 1)), rewards, np.zeros((3, 1)), [0, 1, 2], prompt_id=ids).with_info(drift=drift)
         state, ready = method.transform.apply(state, batch)
-        at = curriculum.learned(curriculum.observe(at, step_of(ids, rewards)), ready)
+        at = curriculum.on_update(curriculum.observe(at, step_of(ids, rewards)), ready)
         close(at["rule0_value"], state.value, rtol=1e-4)
         drawn += ids.tolist()
     often = np.bincount(drawn, minlength=6)

@@ -301,8 +301,8 @@ def test_rapo_drops_solved_prompts_at_the_end_of_an_epoch() -> None:
         assert sorted(ids.tolist()) == ([0, 1, 2, 3] if epoch == 0 else [0, 1, 3])
         rewards = [[1.0, 1.0] if one == 2 else [1.0, 0.0] for one in ids]
         state = curriculum.observe(state, Step(scored_of(rewards, ids.tolist(), epoch), [], {}))
-    assert curriculum.left_out is not None
-    assert curriculum.left_out(state).tolist() == [0, 0, 1, 0]
+    assert curriculum.excluded is not None
+    assert curriculum.excluded(state).tolist() == [0, 0, 1, 0]
     assert curriculum.metrics(state) == {"curriculum/left_out/solved": 0.25, "curriculum/restarts": 0.0}
     state = curriculum.observe(state, Step(scored_of([[1.0]] * 3, [0, 1, 3], 9), [], {}))
     ids, state = curriculum.select(state, 4)  # all are solved: they come back

@@ -44,7 +44,7 @@ def test_it_is_the_tracker_of_the_credit(column: str | None) -> None:
         batch: Any = batch_of(np.ones((8, 2)), reward, -np.ones((8, 2)), prompt, prompt_id=prompt, info=numbers)
         known = ~np.isnan(reward) & ~info["measured"] & np.asarray(tracker.seen)[prompt] & ~np.isnan(info["drift"])
         tracker, ready = transform.apply(tracker, batch)
-        state = curriculum.learned(state, ready)
+        state = curriculum.on_update(state, ready)
         seen = np.asarray(tracker.seen)
         np.testing.assert_array_equal(state["rule0_seen"], seen)
         moved = info["drift"][known].mean() if known.any() else 0.0

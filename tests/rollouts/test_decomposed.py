@@ -82,12 +82,12 @@ def test_the_reference_solves_and_the_policy_asks(monkeypatch: pytest.MonkeyPatc
     assert wanted.operators == 0.5
     batch = to_batch(found.groups, SamplingConfig(), 0)
     assert np.asarray((batch.info or {})["decomposition"]).shape == (2, 4)
-    assert decomposing().reference
+    assert decomposing().demands.reference
 
 
 def test_a_function_may_solve_and_measure(monkeypatch: pytest.MonkeyPatch, own: str) -> None:
     rollout = decomposing(f"{own}:solve", nouns=f"{own}:nouns", embed=f"{own}:embed")
-    assert not rollout.reference
+    assert not rollout.demands.reference
     rows, asked, _ = played(monkeypatch, rollout, 1)
     assert len(asked) == 1, "the policy alone"
     assert rows[0].reward == 1.0

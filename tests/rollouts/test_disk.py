@@ -86,7 +86,7 @@ def test_files_go_when_no_checkpoint_needs_them(tmp_path: Path) -> None:
     files: list[set[int]] = []
     for step in range(20):
         _, state = replay.mix(state, scored_of([[1, 0], [0, 1, 1]], [0, 1], step), step, step)
-        replay.keep(state, step + 1)
+        replay.on_checkpoint(state, step + 1)
         files.append(set(state["disk:files"].tolist()))
         there = {int(path.stem) for path in tmp_path.glob("*.array_record")}
         assert there == set().union(*files[-3:])
@@ -136,7 +136,7 @@ def test_a_missing_or_damaged_file_is_told(tmp_path: Path) -> None:
         replay.mix(state, steps[4], 4, 0)
     (tmp_path / "kept.json").write_text("[1]")
     with pytest.raises(InputError, match="is damaged: remove it"):
-        replay.keep(state, 5)
+        replay.on_checkpoint(state, 5)
 
 
 def test_without_array_record_stores_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,10 +106,10 @@ def test_it_goes_on_with_more_prompts(name: str) -> None:
 def test_reasons_are_those_that_it_says_and_none_is_drawn_that_has_one(name: str) -> None:
     curriculum = EVERY[name](ROWS, 0)
     state = Ran(EVERY[name], ROWS, skill, 9).state
-    if curriculum.left_out is None:
+    if curriculum.excluded is None:
         assert not [one for one in curriculum.metrics(state) if "left_out" in one]
         return
-    why = curriculum.left_out(state)
+    why = curriculum.excluded(state)
     assert (why.dtype, why.shape) == (np.uint8, (24,))
     named = {Why(int(code)).name.lower() for code in why} - {"drawn"}
     assert named <= {one.rpartition("/")[2] for one in curriculum.metrics(state) if "left_out" in one}
@@ -269,8 +269,8 @@ def test_solved_prompts_are_dropped_and_return(visits: int, back: int | None, se
                 out.pop(i, None)
         dropped = [i for i in out if back is None or step + 1 - out[i] < back]
         assert curriculum.metrics(state)["curriculum/left_out/solved"] == len(dropped) / 24
-        assert curriculum.left_out is not None
-        assert np.flatnonzero(curriculum.left_out(state) == Why.SOLVED).tolist() == sorted(dropped)
+        assert curriculum.excluded is not None
+        assert np.flatnonzero(curriculum.excluded(state) == Why.SOLVED).tolist() == sorted(dropped)
 
 
 def test_where_all_are_dropped_prompts_are_drawn_from_all_and_counted() -> None:

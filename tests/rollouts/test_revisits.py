@@ -49,7 +49,7 @@ def test_the_drift_of_a_run_is_the_loop() -> None:
         # The learner adds rows at the end, and its log-probabilities are those to compare with next time.
         full = np.concatenate([logp, np.full((2, logp.shape[1]), 7.0)])
         rows = np.concatenate([np.arange(len(logp)), [0, 0]])
-        state = replay.learned(state, _rows(b, rows).replace(old_logp=full))
+        state = replay.on_update(state, _rows(b, rows).replace(old_logp=full))
         for i, prompt in enumerate(PROMPTS[step]):
             then[prompt] = b.tokens[i][b.action_mask[i]].tolist(), logp[i][b.action_mask[i]]
         assert sorted(state["row:prompt_id"].tolist()) == sorted(then)

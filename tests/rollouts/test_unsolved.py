@@ -73,8 +73,8 @@ def test_what_is_solved_is_never_drawn_again(history: list[tuple[int, list[bool]
         solved |= {int(i) for i, both in zip(ids, reward, strict=True) if both.all()}
         assert set(np.flatnonzero(after["solved"]).tolist()) == solved
         assert curriculum.metrics(after) == {"curriculum/left_out/solved": len(solved) / len(ROWS)}
-        assert curriculum.left_out is not None
-        assert set(np.flatnonzero(curriculum.left_out(after))) == solved
+        assert curriculum.excluded is not None
+        assert set(np.flatnonzero(curriculum.excluded(after))) == solved
         state, again = after, curriculum.observe(again, step_of(ids, reward))
 
 

@@ -108,7 +108,7 @@ def without_solved(success: float = 0.0, accuracy: str | None = None, start: int
 
         return Curriculum(
             lambda: {"order": epochs.init(), "solved": np.zeros(len(rows), bool), "steps": 0}, select, observe,
-            metrics=lambda state: left_out_metrics(left_out(state), (Why.SOLVED,)), left_out=left_out,
+            metrics=lambda state: left_out_metrics(left_out(state), (Why.SOLVED,)), excluded=left_out,
         )  # fmt: skip
 
     return make

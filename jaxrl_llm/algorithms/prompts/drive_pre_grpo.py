@@ -104,7 +104,7 @@ def hardest_in_phases(first_steps: int, phases: Sequence[tuple[int, int]], times
 
         return Machine(
             {"phase": 0, "members": np.ones(facts.size, bool)},
-            left_out=lambda state, prompts: where(Why.EASIER, ~state["members"][prompts.ids]),
+            excluded=lambda state, prompts: where(Why.EASIER, ~state["members"][prompts.ids]),
             size=size,
             counts=lambda state, prompts, total, random: apportion(np.ones(len(prompts.ids)), total),
             observe=observe,

@@ -135,7 +135,7 @@ def epochs_without_solved(solved: float = 0.9, success: float = 0.0, component: 
                 "curriculum/restarts": float(state["restarts"]),
             }
 
-        return Curriculum(init, select, observe, metrics=metrics, left_out=left_out)
+        return Curriculum(init, select, observe, metrics=metrics, excluded=left_out)
 
     return make
 

@@ -86,7 +86,7 @@ def tracked_uncertainty(
             value, memory = ((samples * mean + 0.5) / (samples + 1)).astype(np.float32), memory / np.float32(1 - least)
         start = {"value": value, "memory": memory, "seen": np.zeros(facts.size, bool)}
         metrics: Any = lambda state: {"drift": state["drift"]}  # noqa: E731
-        return Machine({**start, "drift": 0.0}, score=score, learned=learned, metrics=metrics)
+        return Machine({**start, "drift": 0.0}, score=score, on_update=learned, metrics=metrics)
 
     return make
 
@@ -152,7 +152,7 @@ def last_responses(prompts: int = 16_384) -> Replay:
         return marked(after, place=-1)
 
     return Replay(
-        dict, mix, frozenset({"replayed", "measured"}), buffers.metrics, lambda rows: 2 * rows, learned=learned
+        dict, mix, frozenset({"replayed", "measured"}), buffers.metrics, lambda rows: 2 * rows, on_update=learned
     )
 
 

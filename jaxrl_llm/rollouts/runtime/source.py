@@ -104,21 +104,20 @@ def experience(setup: Experience) -> Source:
         setup.curriculum.select(state.curriculum, 0)  # so that the curriculum checks its state
         return state
 
-    def told(state: ExperienceState, controls: Mapping[str, float]) -> ExperienceState:
-        return state._replace(controls=dict(controls))
+    def excluded(state: ExperienceState) -> np.ndarray | None:
+        return setup.curriculum.excluded(state.curriculum) if setup.curriculum.excluded else None
 
-    def left_out(state: ExperienceState) -> np.ndarray | None:
-        return setup.curriculum.left_out(state.curriculum) if setup.curriculum.left_out else None
+    def on_checkpoint(state: ExperienceState, step: int) -> None:
+        setup.replay.on_checkpoint(state.replay, step)
 
-    def keep(state: ExperienceState, step: int) -> None:
-        setup.replay.keep(state.replay, step)
-
-    def learned(state: ExperienceState, batch: Trajectories) -> ExperienceState:
-        replay = setup.replay.learned(state.replay, batch)
-        return state._replace(replay=replay, curriculum=setup.curriculum.learned(state.curriculum, batch))
+    def on_update(state: ExperienceState, batch: Trajectories) -> ExperienceState:
+        controls = {name: float(x) for name, x in (batch.controls or {}).items() if np.ndim(x) == 0} or state.controls
+        replay = setup.replay.on_update(state.replay, batch)
+        curriculum = setup.curriculum.on_update(state.curriculum, batch)
+        return state._replace(replay=replay, curriculum=curriculum, controls=controls)
 
     provides = setup.rollout.provides | setup.replay.provides
-    return Source(init, next_step, saved, load, provides, told, left_out, keep, learned)
+    return Source(init, next_step, saved, load, provides, excluded, on_checkpoint, on_update)
 
 
 def _complete_step(

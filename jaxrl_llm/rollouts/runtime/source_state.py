@@ -22,7 +22,7 @@ class ExperienceState(NamedTuple):
     replay: dict[str, np.ndarray]
     pool: Pool  # groups that continue in the next step
     drafts: Drafts  # completions of earlier steps, for speculation
-    controls: Mapping[str, float] = MappingProxyType({})  # of the last update, see `sources.Source.told`
+    controls: Mapping[str, float] = MappingProxyType({})  # of the last update, see `Source.on_update`
     held: Mapping[GroupKey, Held] = MappingProxyType({})  # by the programs of the pool, on this host; not saved
 
 
