@@ -45,7 +45,7 @@ def is_available() -> bool:
 def on_disk(replay: Replay, folder: str | Path, above: int, checkpoints: int = 2) -> Replay:
     """The replay with tokens and texts in files of `folder` once its stores have more than `above` bytes.
 
-    Batches are the same, bit for bit. checkpoints: the newest ones whose rows stay on disk, see `Replay.keep`. A replay
+    Batches are the same, bit for bit. checkpoints: the newest ones whose rows stay on disk, see `Replay.on_checkpoint`. A replay
     that reads tokens (`Replay.by_row` is false) stays as it is. Raises InputError for a missing or damaged file.
     """
     check_number("replay_megabytes", above, least=0)

@@ -66,7 +66,7 @@ def test_it_goes_on_after_a_kill_at_any_point(replay: Replay, tmp_path: Path) ->
     state: Any = stored.init()
     for step, scored in enumerate(steps[:6]):
         if step in (1, 2, 3):  # checkpoints; what follows the last one is lost, but has left its files
-            stored.keep(state, step)
+            stored.on_checkpoint(state, step)
             kept = saved(ExperienceState(0, state, (), Drafts()))
         _, state = stored.mix(state, scored, step, 100 + step)
     (tmp_path / "000000000099.new").write_text("half a file")
@@ -74,7 +74,7 @@ def test_it_goes_on_after_a_kill_at_any_point(replay: Replay, tmp_path: Path) ->
     rest, last = run(stored, steps[3:], again, 3)
     for one, two in zip(expected[3:], rest, strict=True):
         assert_equal(one, two)
-    stored.keep(last, 8)
+    stored.on_checkpoint(last, 8)
     assert not list(tmp_path.glob("*.new"))
     assert {int(path.stem) for path in tmp_path.glob("*.array_record")} >= set(last["disk:files"].tolist())
 
