@@ -14,13 +14,12 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns.episodes import once_per_episode
 from jaxrl_llm.core.choices import Baseline, Scale
-from jaxrl_llm.core.coefficients import check_moments, check_number
-from jaxrl_llm.core.missing_fields import absent
-from jaxrl_llm.core.part_checks import require_function
+from jaxrl_llm.core.objective import require_function
+from jaxrl_llm.core.ranges import check_moments, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.shapes import NUMBERS, check_array
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
-from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.core.transform import Transform, absent, stateless
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 SCALES = ("std", "none", "batch", "sum", "mean")

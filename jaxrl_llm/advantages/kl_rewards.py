@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.choices import Estimator, Source
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.log_ratios import ESTIMATORS, log_ratio, needed, source
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, row_means
 from jaxrl_llm.core.transform import State, Transform, control, stateless

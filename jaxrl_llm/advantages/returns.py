@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.normalisation import moments, standardise, whiten
-from jaxrl_llm.core.coefficients import check_moments, check_number
+from jaxrl_llm.core.ranges import check_moments, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, row_means
 from jaxrl_llm.core.transform import Transform, stateless

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import masked_quantile
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
 from jaxrl_llm.core.transform import State, Transform

@@ -23,9 +23,9 @@ import optax
 from jaxrl_llm.algorithms import CATALOGUE, Given, build_of, with_facts
 from jaxrl_llm.algorithms.parts import check_needs, check_whole, going_without, names_in
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.checks import expect
 from jaxrl_llm.core.needs import of_reference, value_of
-from jaxrl_llm.core.part_checks import expect
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.trajectory import in_words
 from jaxrl_llm.core.transform import Metrics, RunFacts
 from jaxrl_llm.in_jax.checks import check_lone, check_losses

@@ -11,8 +11,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.log_ratios import LARGEST, k2, k3, log_ratio, source
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, stateless

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.coefficients import check_bounds, check_number
+from jaxrl_llm.core.ranges import check_bounds, check_number
 from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics

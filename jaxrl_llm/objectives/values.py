@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import needed_values
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, totals_of, weighted
 from jaxrl_llm.core.transform import Metrics, Objective

@@ -13,7 +13,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.coefficients import check_bounds, check_number
+from jaxrl_llm.core.ranges import check_bounds, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.utils.errors import require_choice

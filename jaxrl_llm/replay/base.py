@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_moments, check_number
-from jaxrl_llm.core.ranges import Count, Fraction
+from jaxrl_llm.core.ranges import Count, Fraction, check_moments, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.replay import buffers

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.part_checks import require_function
+from jaxrl_llm.core.objective import require_function
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.context import Task, Tools

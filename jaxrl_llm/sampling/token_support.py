@@ -12,8 +12,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hooks import Context, Hook, State
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.reference import ReferenceRule
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.sampling.filters import support_floor

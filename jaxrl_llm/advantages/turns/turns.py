@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, joint_key
 from jaxrl_llm.core.transform import Transform, stateless

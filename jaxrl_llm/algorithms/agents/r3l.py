@@ -16,9 +16,8 @@ from jaxrl_llm.advantages.turns.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative, Positive
+from jaxrl_llm.core.ranges import NonNegative, Positive, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_moments, bucket_sums

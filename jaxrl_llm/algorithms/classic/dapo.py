@@ -10,9 +10,8 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.core.choices import AverageName
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import Count, NonNegative, ZeroOrOne
+from jaxrl_llm.core.ranges import Count, NonNegative, ZeroOrOne, check_number
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.averaging.averages import average_by_name
 from jaxrl_llm.objectives.policy_gradient import policy_gradient

@@ -18,10 +18,9 @@ from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hooks import Context, Hook, State, entropy_of
 from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import Count, NonNegative
+from jaxrl_llm.core.ranges import Count, NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums

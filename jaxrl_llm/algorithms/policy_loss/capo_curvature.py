@@ -18,9 +18,8 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Scale
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Positive
+from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Positive, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, row_means, totals_of
 from jaxrl_llm.core.transform import Transform, chain, stateless

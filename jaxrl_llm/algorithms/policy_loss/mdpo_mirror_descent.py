@@ -13,9 +13,8 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Estimator
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, NonNegative
+from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.transform import Transform, chain, counted
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio, unclipped

@@ -11,10 +11,17 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Estimator, Source
-from jaxrl_llm.core.coefficients import check_bounds, check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source
-from jaxrl_llm.core.ranges import AtLeastOne, Fraction, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.ranges import (
+    AtLeastOne,
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    ZeroOrOne,
+    check_bounds,
+    check_number,
+)
 from jaxrl_llm.core.reference import Params, ReferenceRule
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories

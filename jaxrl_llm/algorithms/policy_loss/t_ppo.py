@@ -21,9 +21,8 @@ from jaxrl_llm.advantages.tokens.windows import Number, extended_gae
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, RUN
-from jaxrl_llm.core.ranges import Count, NonNegative
+from jaxrl_llm.core.ranges import Count, NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.core.trajectory import Trajectories, totals_of

@@ -20,10 +20,9 @@ import numpy as np
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.log_ratios import LARGEST
-from jaxrl_llm.core.ranges import Count, NonNegative, NonNegativeInt, Positive, ZeroOrOne
+from jaxrl_llm.core.ranges import Count, NonNegative, NonNegativeInt, Positive, ZeroOrOne, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.curriculum.compose import Machine, RuleOf, choose_prompts

@@ -13,10 +13,9 @@ from jaxrl_llm.advantages.multipliers import Number, last_entropy, revised
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.score_function.otr import static_number
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE
 from jaxrl_llm.core.log_ratios import log_ratio
-from jaxrl_llm.core.ranges import NonNegative, Positive
+from jaxrl_llm.core.ranges import NonNegative, Positive, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain

@@ -11,9 +11,8 @@ import jax
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, RECALLED, RUN
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import NonNegative, check_number
 from jaxrl_llm.core.reference import Params, ReferenceRule, model_names, weighted_mean
 from jaxrl_llm.core.repr import part
 

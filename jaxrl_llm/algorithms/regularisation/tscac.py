@@ -13,9 +13,8 @@ from jaxrl_llm.advantages.returns import generalised_advantages
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.regularisation.salsa import names_of
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import NonNegative, check_number
 from jaxrl_llm.core.reference import Mixture, Params, ReferenceRule, model_names
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories

@@ -12,9 +12,8 @@ from jaxrl_llm.advantages.group import bucket_best, group_advantage
 from jaxrl_llm.advantages.replayed import replayed_rows
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.ranges import NonNegative, NonNegativeInt, ZeroOrOne, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums

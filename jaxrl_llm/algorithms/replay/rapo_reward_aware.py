@@ -11,9 +11,8 @@ import numpy as np
 from jaxrl_llm.advantages.group import group_relative, uniform_groups
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import Fraction, NonNegative, ZeroOrOne
+from jaxrl_llm.core.ranges import Fraction, NonNegative, ZeroOrOne, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Curriculum, MakeCurriculum, Step
 from jaxrl_llm.core.trajectory import Trajectories, bucket_sums

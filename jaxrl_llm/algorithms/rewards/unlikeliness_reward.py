@@ -12,9 +12,8 @@ from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
 from jaxrl_llm.advantages.multipliers import row_mean
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_sums
 from jaxrl_llm.core.transform import chain

@@ -13,9 +13,8 @@ from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Scale
-from jaxrl_llm.core.coefficients import check_bounds, check_number
 from jaxrl_llm.core.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.ranges import NonNegative, Positive
+from jaxrl_llm.core.ranges import NonNegative, Positive, check_bounds, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.core.transform import Transform, counted

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.choices import Source
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.log_ratios import needed
-from jaxrl_llm.core.part_checks import require_function
+from jaxrl_llm.core.objective import require_function
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, bucket_sums, row_means
 from jaxrl_llm.core.transform import Metrics, Objective

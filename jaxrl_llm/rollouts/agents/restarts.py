@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.ranges import Count
+from jaxrl_llm.core.ranges import Count, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import AHEAD, Rollout
 from jaxrl_llm.data.chat.rendering import PromptFormat

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from jaxrl_llm.core.checks import expect
 from jaxrl_llm.core.choices import Rewrite
-from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.part_checks import expect
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
