@@ -7,15 +7,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.choices import Estimator, Source
+from jaxrl_llm.core.choices import Estimator, Number, Source
 from jaxrl_llm.core.log_ratios import ESTIMATORS, log_ratio, needed, source
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, row_means
 from jaxrl_llm.core.transform import State, Transform, control, stateless
 from jaxrl_llm.utils.errors import unknown
-
-Number = jax.Array | float
 
 
 def _divergence(batch: Trajectories, estimator: str, of: str, to: str) -> jax.Array:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.normalisation import moments, standardise, whiten
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.ranges import check_moments, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, row_means
@@ -38,7 +39,6 @@ __all__ = [
     "whiten_advantages",
 ]
 
-Number = jax.Array | float
 PerRow = Callable[[Trajectories], jax.Array]  # batch -> f32[N] or f32[N, L]
 
 

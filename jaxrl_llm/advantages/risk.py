@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import masked_quantile
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
@@ -20,7 +21,6 @@ from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.utils.errors import require_choice
 
-Number = jax.Array | float
 LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))
 MODES = ("track", "batch", "mix")
 CREDITS = ("uniform", "std", "score", "sum_mean")

@@ -128,6 +128,8 @@ def check(name: str, value: Any, kind: Any, limits: Range | None = None) -> None
 def _check_union(name: str, value: Any, kinds: Sequence[Any], limits: Range | None) -> None:
     """Of one of the kinds; the error is that of the kind which is nearest, or names them all."""
     errors = []
+    if limits:  # those of a number, for which an array may stand
+        kinds = [kind for kind in kinds if not _is_array(kind)]
     if isinstance(value, type) and value in kinds:
         raise InputError(f"{name} is the class {value.__name__}: call it, {value.__name__}(...)")
     for kind in kinds:

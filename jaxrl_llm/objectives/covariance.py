@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
@@ -13,8 +14,6 @@ from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
 from jaxrl_llm.selection.noise import token_noise
 from jaxrl_llm.selection.tokens import share_down
-
-Number = float | jax.Array
 
 
 def covariance_terms(x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:

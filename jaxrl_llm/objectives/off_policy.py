@@ -11,6 +11,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.log_ratios import LARGEST, k2, k3, log_ratio, source
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
@@ -18,7 +19,6 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, stateless
 from jaxrl_llm.utils.errors import require_choice
 
-Number = jax.Array | float
 LEVELS = ("token", "sequence", "geometric")
 MODES = ("truncate", "mask", "reject")
 DIVERGENCES = {"k2": k2, "k3": k3}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.choices import Estimator, Gate, Source
+from jaxrl_llm.core.choices import Estimator, Gate, Number, Source
 from jaxrl_llm.core.log_ratios import ESTIMATORS, beyond_rounding, log_ratio, needed, source
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
@@ -16,8 +16,6 @@ from jaxrl_llm.core.transform import Metrics, Objective, control
 from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to, over_span, span_needs
 from jaxrl_llm.utils.errors import require_choice, unknown
-
-Number = float | jax.Array
 
 
 @part

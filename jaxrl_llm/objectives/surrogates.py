@@ -11,14 +11,13 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.ranges import check_bounds, check_number
 from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics
 from jaxrl_llm.objectives.ratios import over_span
 from jaxrl_llm.utils.errors import InputError, shown
-
-Number = jax.Array | float
 
 # (ratio f32[N, L], outputs, batch) -> (value to maximise f32[N, L], per-token statistics to average).
 # The batch's advantages are 0 on tokens with weight 0, so a surrogate need not mask anything.

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import needed_values
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, totals_of, weighted
@@ -19,7 +20,6 @@ from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged, token_mean
 from jaxrl_llm.utils.errors import InputError, require_choice
 
-Number = jax.Array | float
 Error = Callable[[jax.Array], jax.Array]
 
 

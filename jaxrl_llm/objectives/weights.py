@@ -13,12 +13,12 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.ranges import check_bounds, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.utils.errors import require_choice
 
-Number = jax.Array | float
 Weight = Callable[[jax.Array, Trajectories], jax.Array]  # (ratio f32[N, L], batch) -> f32[N, L]
 DIVERGENCES = ("tv", "kl")
 MIN_RATIO = 1e-8  # lower bound of a sequence's ratio, as in the code of VESPO

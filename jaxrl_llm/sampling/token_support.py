@@ -16,9 +16,8 @@ from jaxrl_llm.core.hooks import Context, Hook, State
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.reference import ReferenceRule
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.sampling.filters import support_floor
-
-Array = jax.Array
 
 
 def support(kept: Callable[[Array], Array], name: str, other: ReferenceRule | None = None) -> Hook:

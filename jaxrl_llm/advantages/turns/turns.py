@@ -17,11 +17,10 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, joint_key
+from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_moments, joint_key
 from jaxrl_llm.core.transform import Transform, stateless
 from jaxrl_llm.utils.errors import InputError, require_choice
 
-Array = jax.Array
 OfTurns = Callable[[Trajectories], Array]
 """A function of the batch that gives a number for each turn, [N, K]."""
 TURNS = frozenset({"turns"})

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.multipliers import Number, revised
+from jaxrl_llm.advantages.multipliers import revised
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import AverageName
+from jaxrl_llm.core.choices import AverageName, Number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
 from jaxrl_llm.core.ranges import NonNegative, check_number
 from jaxrl_llm.core.repr import part

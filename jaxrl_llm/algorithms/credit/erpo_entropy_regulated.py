@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
-from jaxrl_llm.advantages.multipliers import Number, revised, standard_scores
+from jaxrl_llm.advantages.multipliers import revised, standard_scores
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
 from jaxrl_llm.core.log_ratios import log_ratio
 from jaxrl_llm.core.ranges import NonNegative, check_number

@@ -18,6 +18,7 @@ from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hooks import Context, Hook, State, entropy_of
 from jaxrl_llm.core.hyperparameters import CODE, OURS
 from jaxrl_llm.core.ranges import Count, NonNegative, check_number
@@ -147,9 +148,6 @@ def length_weighted_advantage(
     value = jnp.where(differ, centred / (jnp.sqrt(squares / tokens) + epsilon), 0.0)
     (extreme,) = bucket_sums(group, (jnp.abs(value) >= limit).astype(jnp.float32))
     return jnp.where(extreme > 0, usual, value)
-
-
-Number = jax.Array | float
 
 
 class Levels(NamedTuple):

@@ -11,6 +11,7 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import PAPER
 from jaxrl_llm.core.ranges import Fraction, Positive, check_number
 from jaxrl_llm.core.repr import part
@@ -64,9 +65,6 @@ def bapo_adaptive_clip(
     bounds = (low_start, low_end, low_step), (high_start, high_end, high_step)
     search = find_bounds(rho, target, *bounds, order, criterion, statistic, weighted)
     return Algorithm(group_relative(), policy_gradient(rho, controlled_clip(dual_clip), token_mean(), refresh=search))
-
-
-Number = float | jax.Array
 
 
 STATISTICS, ORDERS, CRITERIA = ("value", "gradient"), ("high_first", "low_first"), ("share", "ratio")

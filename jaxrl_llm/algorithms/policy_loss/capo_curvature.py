@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Scale
+from jaxrl_llm.core.choices import Number, Scale
 from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
 from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Positive, check_number
 from jaxrl_llm.core.repr import part
@@ -71,9 +71,6 @@ def capo_curvature(
     transform = chain(group_relative(scale), keep_small_steps(rate, change_limit, kl_limit, symmetric))
     mean = kept_mean if average == "sequence" else constant(longest)
     return Algorithm(transform, policy_gradient(token_ratio(), clip(clip_low, clip_high), mean))
-
-
-Number = float | jax.Array
 
 
 def gradient_step_effect(

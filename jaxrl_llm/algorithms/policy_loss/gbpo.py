@@ -12,6 +12,7 @@ from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import CODE
 from jaxrl_llm.core.log_ratios import absolute
 from jaxrl_llm.core.ranges import NonNegative, Positive, ZeroOrOne, check_number
@@ -19,7 +20,6 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, bucket_moments
 from jaxrl_llm.core.transform import Metrics, Transform, chain, stateless
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.regression import Number
 from jaxrl_llm.objectives.surrogates import Surrogate
 
 

@@ -13,13 +13,14 @@ from jaxrl_llm.core.hyperparameters import CODE
 from jaxrl_llm.core.ranges import NonNegative, check_number
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.core.transform import Transform, chain
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.rollouts.hooked import hooked
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.sampling.filters import Filters, keep
-from jaxrl_llm.sampling.token_support import Array, support
+from jaxrl_llm.sampling.token_support import support
 from jaxrl_llm.utils.errors import is_off
 
 

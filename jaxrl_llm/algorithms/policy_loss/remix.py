@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Estimator, Source
+from jaxrl_llm.core.choices import Estimator, Number, Source
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source
 from jaxrl_llm.core.ranges import (
@@ -27,7 +27,6 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Objective, Transform, chain, counted
 from jaxrl_llm.objectives import entropy, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.anchors import Number
 from jaxrl_llm.objectives.averaging.averages import Average, Mean
 from jaxrl_llm.objectives.penalties import kl
 from jaxrl_llm.objectives.surrogates import Surrogate, clip

@@ -12,6 +12,7 @@ from jaxrl_llm.advantages.returns import sequence_values, whiten_advantages
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source, straight_through
 from jaxrl_llm.core.ranges import NonNegative, Positive, check_number
@@ -21,7 +22,7 @@ from jaxrl_llm.core.transform import Metrics, Objective, State, Transform, chain
 from jaxrl_llm.objectives import entropy
 from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged, token_mean
 from jaxrl_llm.objectives.ratios import log_ratio_to
-from jaxrl_llm.objectives.values import Number, huber, last_action_mean, value_loss
+from jaxrl_llm.objectives.values import huber, last_action_mean, value_loss
 
 
 @method(paper="arXiv 2602.04651", year=2026, test="test_actor_critic.py::test_safe_is_its_loop")

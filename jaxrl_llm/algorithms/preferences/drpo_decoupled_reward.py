@@ -9,13 +9,13 @@ import jax
 
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Estimator
+from jaxrl_llm.core.choices import Estimator, Number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
 from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Positive, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Coefficient, Objective, chain, control
-from jaxrl_llm.objectives.penalties import Number, kl
+from jaxrl_llm.objectives.penalties import kl
 from jaxrl_llm.objectives.preference.pairs import discriminative
 from jaxrl_llm.utils.errors import is_off, require_choice
 

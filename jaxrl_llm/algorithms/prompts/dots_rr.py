@@ -28,7 +28,7 @@ from jaxrl_llm.core.transform import chain
 from jaxrl_llm.curriculum.compose import Machine, RuleOf, choose_prompts
 from jaxrl_llm.curriculum.excluded import Why, where
 from jaxrl_llm.curriculum.neighbours import WIDTH, features_of
-from jaxrl_llm.curriculum.records import PromptFacts, Prompts, State
+from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.off_policy import importance_correction
 from jaxrl_llm.replay.base import times_as_many, whole_groups
@@ -95,7 +95,7 @@ def dots_rr(
     )  # fmt: skip
 
 
-Array = np.ndarray[Any, Any]
+
 
 
 EDGE = 1e-4

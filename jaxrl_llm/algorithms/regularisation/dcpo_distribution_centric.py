@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.multipliers import Number, last_entropy, revised
+from jaxrl_llm.advantages.multipliers import last_entropy, revised
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.score_function.otr import static_number
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import CODE
 from jaxrl_llm.core.log_ratios import log_ratio
 from jaxrl_llm.core.ranges import NonNegative, Positive, check_number

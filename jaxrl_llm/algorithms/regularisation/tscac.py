@@ -13,6 +13,7 @@ from jaxrl_llm.advantages.returns import generalised_advantages
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.regularisation.salsa import names_of
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
 from jaxrl_llm.core.ranges import NonNegative, check_number
 from jaxrl_llm.core.reference import Mixture, Params, ReferenceRule, model_names
@@ -22,8 +23,6 @@ from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import log_probability
 from jaxrl_llm.objectives.values import value_loss
-
-Number = float | jax.Array
 
 
 @part

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER, RUN
 from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, ZeroOrOne, check_number
 from jaxrl_llm.core.repr import part
@@ -21,8 +22,6 @@ from jaxrl_llm.core.transform import chain, stateless
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.penalties import right_answers
 from jaxrl_llm.utils.errors import require_choice
-
-Number = float | jax.Array
 
 
 def mastered(

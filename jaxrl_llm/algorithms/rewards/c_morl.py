@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import AverageName
+from jaxrl_llm.core.choices import AverageName, Number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
 from jaxrl_llm.core.ranges import NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means
 from jaxrl_llm.core.transform import Objective, Transform, chain
 from jaxrl_llm.objectives.averaging.averages import average_by_name
-from jaxrl_llm.objectives.constraints import Number, barrier
+from jaxrl_llm.objectives.constraints import barrier
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.preference.pairs import coupled
 from jaxrl_llm.objectives.ratios import token_ratio

@@ -12,7 +12,7 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Scale
+from jaxrl_llm.core.choices import Number, Scale
 from jaxrl_llm.core.hyperparameters import CODE, PAPER
 from jaxrl_llm.core.ranges import NonNegative, Positive, check_bounds, check_number
 from jaxrl_llm.core.repr import part
@@ -20,7 +20,6 @@ from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.core.transform import Transform, counted
 from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.penalties import imitation
-from jaxrl_llm.objectives.regression import Number
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.utils.errors import is_off, require_choice

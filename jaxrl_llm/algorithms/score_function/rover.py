@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Scale, Source
+from jaxrl_llm.core.choices import Number, Scale, Source
 from jaxrl_llm.core.hyperparameters import CODE, PAPER
 from jaxrl_llm.core.log_ratios import log_ratio, needed
 from jaxrl_llm.core.ranges import NonNegative, check_number
@@ -19,7 +19,6 @@ from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to
-from jaxrl_llm.objectives.regression import Number
 
 
 @method(

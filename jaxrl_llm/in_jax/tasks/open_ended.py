@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.ranges import check_number
-from jaxrl_llm.in_jax.tasks.task import Array, Scores, Task, number_of
+from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.in_jax.tasks.task import Scores, Task, number_of
 
 
 def brackets(length: int = 6, kinds: int = 2) -> Task:

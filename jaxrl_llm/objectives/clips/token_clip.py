@@ -7,13 +7,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.ranges import check_bounds, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics
 from jaxrl_llm.objectives.surrogates import Surrogate, clip_fractions, clipped_value
 
-Number = jax.Array | float
 Bounds = Callable[[Trajectories], tuple[Number, Number]]  # batch -> (low, high), the ratio's range [1 - low, 1 + high]
 
 

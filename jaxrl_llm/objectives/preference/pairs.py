@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.choices import Source
+from jaxrl_llm.core.choices import Number, Source
 from jaxrl_llm.core.log_ratios import needed
 from jaxrl_llm.core.objective import require_function
 from jaxrl_llm.core.ranges import check_number
@@ -20,7 +20,6 @@ from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, bucket_sums, 
 from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.objectives.ratios import log_ratio_to
 
-Number = float | jax.Array
 RowScore = Callable[[PolicyOutputs, Trajectories], jax.Array]  # -> f32[N], finite
 
 
