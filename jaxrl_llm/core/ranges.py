@@ -31,7 +31,10 @@ class Range(NamedTuple):
 NonNegative = Annotated[float, Range(least=0)]
 Positive = Annotated[float, Range(above=0)]
 AtLeastOne = Annotated[float, Range(least=1)]
+AboveOne = Annotated[float, Range(above=1)]
 Fraction = Annotated[float, Range(least=0, most=1)]
+OpenFraction = Annotated[float, Range(above=0, below=1)]
+Share = Annotated[float, Range(above=0, most=1)]
 Seconds = Positive
 NonNegativeInt = Annotated[int, Range(least=0)]
 ZeroOrOne = Annotated[int, Range(least=0, most=1)]

@@ -11,7 +11,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.choices import Number
+from jaxrl_llm.core.choices import NonNegativeNumber, Number
 from jaxrl_llm.core.log_ratios import LARGEST, k2, k3, log_ratio, source
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
@@ -119,14 +119,13 @@ def importance_correction(
 
 @part
 def divergence_rejection(
-    bound: Number,
+    bound: NonNegativeNumber,
     estimator: Literal["k2", "k3"] = "k3",
     summary: Literal["token", "sum", "mean", "max"] = "mean",
     *,
     leave_count: bool = True,
 ) -> Transform:
     """Multiply the advantages by `divergence_weight`; see `importance_correction`. bound >= 0. Needs old_logp."""
-    check_number("bound", bound, least=0)
     require_choice("estimator", estimator, DIVERGENCES)
     require_choice("summary", summary, SUMMARIES)
 

@@ -11,7 +11,7 @@ from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.core.choices import AverageName
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import Count, NonNegative, ZeroOrOne, check_number
+from jaxrl_llm.core.ranges import Count, NonNegative, ZeroOrOne
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.averaging.averages import average_by_name
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
@@ -53,7 +53,6 @@ def dapo(
     recipe, not in the paper. preset "paper" or "code" sets both. A = (r - mean) / (std + epsilon) with ddof. The
     paper's rewards are -1 and 1.
     """
-    check_number("rounds", rounds, least=1)
     uniform, mixed = (uniform_groups, mixed_groups) if accuracy is None else (uniform_by(accuracy), mixed_by(accuracy))
     steps = [drop_rows(uniform)] if dynamic_sampling else []
     if overlong_buffer is not None and max_length is not None:

@@ -75,7 +75,6 @@ def xrpo(
     (`neighbours.text_features`), and its pool may also hold solutions of the same step. Rollout:
     `rollouts.adaptive.in_rounds`, and curriculum: `solved_examples`.
     """
-    check_number("kappa", kappa, least=0)
 
     return Algorithm(
         transform=chain(
@@ -115,7 +114,6 @@ def solved_examples(
     """
     check_number("examples", examples, least=0, whole=True)
     check_number("pool", pool, least=1, whole=True)
-    check_number("success", success)
 
     def make(rows: Sequence[dict[str, Any]], seed: int) -> Curriculum:
         stream = shuffled_epochs(rows, seed)

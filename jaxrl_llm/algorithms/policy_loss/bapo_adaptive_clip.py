@@ -13,7 +13,7 @@ from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import PAPER
-from jaxrl_llm.core.ranges import Fraction, Positive, check_number
+from jaxrl_llm.core.ranges import AboveOne, Fraction, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Refresh, control
@@ -179,9 +179,8 @@ def find_bounds(
 
 
 @part
-def controlled_clip(dual: float | None = None) -> Surrogate:
+def controlled_clip(dual: AboveOne | None = None) -> Surrogate:
     """`clip` with the controls "clip_low" and "clip_high" as ratio bounds."""
-    check_number("dual clip", dual, above=1, or_none=True)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         low, high = control(batch, "clip_low"), control(batch, "clip_high")

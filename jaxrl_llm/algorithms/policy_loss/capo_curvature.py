@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Number, Scale
+from jaxrl_llm.core.choices import NonNegativeNumber, Number, PositiveNumber, Scale
 from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Positive, check_number
+from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, row_means, totals_of
 from jaxrl_llm.core.transform import Transform, chain, stateless
@@ -91,15 +91,12 @@ def gradient_step_effect(
 
 @part
 def keep_small_steps(
-    learning_rate: Number, change_limit: Number, kl_limit: Number, symmetric: bool = True
+    learning_rate: PositiveNumber, change_limit: NonNegativeNumber, kl_limit: NonNegativeNumber, symmetric: bool = True
 ) -> Transform:
     """Drop (weight 0) tokens whose `gradient_step_effect` reaches a limit; a limit of 0 is off.
 
     symmetric: keep |m_H| < change_limit, else 0 <= m_H < change_limit.
     """
-    check_number("learning_rate", learning_rate, above=0)
-    check_number("change_limit", change_limit, least=0)
-    check_number("kl_limit", kl_limit, least=0)
     inputs = ("squared_probability", "cubed_probability", "hidden_square")
 
     def drop(batch: Trajectories) -> Trajectories:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Number, Source
+from jaxrl_llm.core.choices import FractionNumber, Number, Source
 from jaxrl_llm.core.hyperparameters import CODE
 from jaxrl_llm.core.log_ratios import absolute, needed
-from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne, check_number
+from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Refresh
@@ -50,12 +50,11 @@ def kl_cov(
 
 
 @part
-def mark_covariant(share: Number) -> Refresh:
+def mark_covariant(share: FractionNumber) -> Refresh:
     """Mark the max(1, floor(share n)) of n tokens with the highest covariance; ties are broken at random.
 
     Writes info["covariant"] bool[N, L].
     """
-    check_number("covariance share", share, least=0, most=1)
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
         counts = batch.loss_weights != 0

@@ -18,9 +18,9 @@ from jaxrl_llm.core.ranges import (
     Fraction,
     NonNegative,
     NonNegativeInt,
+    Range,
     ZeroOrOne,
     check_bounds,
-    check_number,
 )
 from jaxrl_llm.core.reference import Params, ReferenceRule
 from jaxrl_llm.core.repr import part
@@ -48,7 +48,7 @@ def remix(
     every: Annotated[AtLeastOne, PAPER] = 10,
     drop: Annotated[NonNegative, PAPER] = 0.1,
     least: Annotated[Fraction, PAPER] = 0.5,
-    past_share: Annotated[float, PAPER] = 0.4,
+    past_share: Annotated[float, Range(least=0, below=1), PAPER] = 0.4,
     replay_age: Annotated[NonNegativeInt, PAPER] = 2,
     switch: Annotated[NonNegativeInt, PAPER] = 50,
     ddof: Annotated[ZeroOrOne, OURS] = 1,
@@ -76,8 +76,6 @@ def remix(
     objective = policy_gradient(token_ratio(), centred_clip(clip_low, clip_high), token_mean(), needs={"old_logp"})
     objective -= entropy_coefficient * entropy()
     objective += kl_coefficient * mixed_anchor("k3")
-    check_number("past_share", past_share, least=0, below=1)
-    check_number("switch", switch, least=0, whole=True)
     ratio = times_as_many(past_share / (1 - past_share))
     replay = whole_groups(**ratio, max_age=replay_age, until=switch) if past_share else None
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), mix_anchors(hold, every, drop, least))
@@ -85,12 +83,11 @@ def remix(
 
 
 @part
-def reset_at(step: int) -> ReferenceRule:
+def reset_at(step: NonNegativeInt) -> ReferenceRule:
     """The initial policy up to update number `step`, then the policy that this update gave (2507.06892).
 
     Raises InputError unless step is a whole number, at least 0.
     """
-    check_number("reset_at: step", step, least=0, whole=True)
 
     def update(reference: Params, params: Params, updates: jax.Array) -> Params:
         return jax.tree.map(lambda old, new: jnp.where(updates == step, new, old), reference, params)

@@ -13,7 +13,7 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.core.choices import AverageName, Number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import Count, NonNegative, check_number
+from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.core.transform import chain
@@ -59,7 +59,6 @@ def srpo_self_referential(
     than 0.5 write it there too, 'distances(number_match, 0.8)'. Another encoder is a
     reward function that returns the entry "distance".
     """
-    check_number("rounds", rounds, least=1, whole=True)
     if not 0 <= least_rate <= most_rate <= 1:
         raise InputError(f"the rates are {least_rate} and {most_rate}, but must be 0 <= least_rate <= most_rate <= 1")
     informative = success_rate(least_rate, most_rate, success)
