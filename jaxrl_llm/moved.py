@@ -16,7 +16,7 @@ STAY = {"objective": "core.objective", "trajectory": "core.trajectory", "transfo
 _MOVES = (
     (
         "core", "",
-        "absent=missing_fields arguments=checks part_checks coefficients choices expressions=repr hooks "
+        "absent=transform arguments=checks part_checks=checks coefficients=ranges choices expressions=repr hooks "
         "log_ratios references=reference shapes objective transform trajectory phases=turnwise_updates"
     ),
     ("core", "algorithms", "algorithm"),

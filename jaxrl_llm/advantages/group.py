@@ -14,13 +14,12 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns.episodes import once_per_episode
 from jaxrl_llm.core.choices import Baseline, Scale
-from jaxrl_llm.core.coefficients import check_moments, check_number
-from jaxrl_llm.core.missing_fields import absent
-from jaxrl_llm.core.part_checks import require_function
+from jaxrl_llm.core.objective import require_function
+from jaxrl_llm.core.ranges import NonNegative, check_moments, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.shapes import NUMBERS, check_array
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
-from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.core.transform import Transform, absent, stateless
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 SCALES = ("std", "none", "batch", "sum", "mean")
@@ -245,7 +244,6 @@ def drop_uniform_groups() -> Transform:
 
 
 @part
-def drop_small_advantages(least: float) -> Transform:
+def drop_small_advantages(least: NonNegative) -> Transform:
     """Drop the rows whose advantages are all smaller than `least` in absolute value (2502.01600)."""
-    check_number("least", least, least=0)
     return drop_rows(lambda b: jnp.max(jnp.abs(b.need("advantages")) * b.action_mask, axis=1) < least)

@@ -7,15 +7,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.choices import Estimator, Source
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import Estimator, NonNegativeNumber, Number, PositiveNumber, Source
 from jaxrl_llm.core.log_ratios import ESTIMATORS, log_ratio, needed, source
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, row_means
 from jaxrl_llm.core.transform import State, Transform, control, stateless
 from jaxrl_llm.utils.errors import unknown
-
-Number = jax.Array | float
 
 
 def _divergence(batch: Trajectories, estimator: str, of: str, to: str) -> jax.Array:
@@ -53,8 +51,8 @@ def kl_reward(
 @part
 def adaptive_kl(
     start: Number = 0.001,
-    target: Number = 0.1,
-    horizon: Number = 10000.0,
+    target: PositiveNumber = 0.1,
+    horizon: PositiveNumber = 10000.0,
     name: str = "kl_coefficient",
     estimator: Estimator = "k1",
     of: Source = "behaviour",
@@ -70,8 +68,6 @@ def adaptive_kl(
     """
     needs = _divergence_needs(estimator, of, to)
     check_number("first KL coefficient", start, least=0)
-    check_number("KL target", target, above=0)
-    check_number("KL horizon", horizon, above=0)
 
     def divergence_and_step(batch: Trajectories) -> tuple[jax.Array, jax.Array]:
         rows = jnp.sum(batch.lengths > 0).astype(jnp.float32)
@@ -100,9 +96,9 @@ def _controller(
 
 @part
 def stepwise_kl(
-    start: Number = 0.1,
-    target: Number = 0.1,
-    rate: Number = 0.1,
+    start: NonNegativeNumber = 0.1,
+    target: PositiveNumber = 0.1,
+    rate: NonNegativeNumber = 0.1,
     name: str = "kl_coefficient",
     of: Source = "behaviour",
     to: Source = "reference",
@@ -112,9 +108,6 @@ def stepwise_kl(
     beta <- beta (1 + rate clip(KL / target - 1, -0.2, 0.2)).
     """
     needs = _divergence_needs("k1", of, to)
-    check_number("first KL coefficient", start, least=0)
-    check_number("KL target", target, above=0)
-    check_number("KL rate", rate, least=0)
 
     def divergence_and_step(batch: Trajectories) -> tuple[jax.Array, Number]:
         return jnp.sum(_divergence(batch, "k1", of, to)) / jnp.maximum(jnp.sum(batch.action_mask), 1), rate

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import PositiveNumber
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import State, Transform
@@ -78,12 +78,11 @@ def running_std(running: RunningMoments, ddof: int = 1) -> jax.Array:
 
 
 @part
-def running_reward_scaling(shift: bool = False, clip: jax.Array | float | None = None, ddof: int = 1) -> Transform:
+def running_reward_scaling(shift: bool = False, clip: PositiveNumber | None = None, ddof: int = 1) -> Transform:
     """r <- r / std, or (r - mean) / std with shift, with moments over all scored rows so far, including this batch.
 
     clip: bound on the absolute value of the result (PPO-max, 2307.04964). Changes `reward`, not its components.
     """
-    check_number("reward clip", clip, above=0, or_none=True)
 
     def apply(running: RunningMoments, batch: Trajectories) -> tuple[State, Trajectories]:
         r = batch.scores

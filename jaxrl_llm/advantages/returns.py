@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.normalisation import moments, standardise, whiten
-from jaxrl_llm.core.coefficients import check_moments, check_number
+from jaxrl_llm.core.choices import FractionNumber, Number, PositiveNumber
+from jaxrl_llm.core.ranges import check_moments, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, row_means
 from jaxrl_llm.core.transform import Transform, stateless
@@ -38,7 +39,6 @@ __all__ = [
     "whiten_advantages",
 ]
 
-Number = jax.Array | float
 PerRow = Callable[[Trajectories], jax.Array]  # batch -> f32[N] or f32[N, L]
 
 
@@ -132,10 +132,9 @@ def reward_to_go(token_rewards: jax.Array, mask: jax.Array, gamma: Number = 1.0)
 
 
 @part
-def length_adaptive(alpha: Number) -> PerRow:
+def length_adaptive(alpha: PositiveNumber) -> PerRow:
     """lam = 1 - 1 / (alpha l) for a row of l actions, clipped to [0, 1] (VAPO, 2504.05118); the `lam` of
     `generalised_advantages`. The sum of the GAE coefficients, 1 / (1 - lam) = alpha l, grows with the length."""
-    check_number("alpha", alpha, above=0)
     return lambda batch: jnp.clip(1 - 1 / (alpha * jnp.maximum(batch.lengths, 1)), 0.0, 1.0)
 
 
@@ -165,16 +164,14 @@ def whiten_advantages(
 
 
 @part
-def clip_advantages(limit: Number) -> Transform:
+def clip_advantages(limit: PositiveNumber) -> Transform:
     """Clip the advantages to [-limit, limit]."""
-    check_number("limit of advantages", limit, above=0)
     return stateless(lambda b: b.replace(advantages=jnp.clip(b.need("advantages"), -limit, limit)))
 
 
 @part
-def discounted_returns(gamma: Number = 1.0) -> Transform:
+def discounted_returns(gamma: FractionNumber = 1.0) -> Transform:
     """Advantages are the reward-to-go of `terminal_rewards`, without a baseline. Also writes `returns`."""
-    check_number("gamma", gamma, least=0, most=1)
 
     def apply(batch: Trajectories) -> Trajectories:
         found = reward_to_go(terminal_rewards(batch), scored_actions(batch), gamma)

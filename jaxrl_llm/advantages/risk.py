@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import masked_quantile
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import Number
+from jaxrl_llm.core.ranges import Count, OpenFraction
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
 from jaxrl_llm.core.transform import State, Transform
@@ -20,7 +21,6 @@ from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.utils.errors import require_choice
 
-Number = jax.Array | float
 LEVELS = tuple(round(0.05 * i, 2) for i in range(1, 20))
 MODES = ("track", "batch", "mix")
 CREDITS = ("uniform", "std", "score", "sum_mean")
@@ -166,10 +166,10 @@ def bundles_of(batch: Trajectories, size: int) -> jax.Array:
 @part
 def bundled_risk(
     risk: Literal["mixed", "seeking"] = "mixed",
-    alpha: float = 0.2,
-    beta: float = 0.8,
+    alpha: OpenFraction = 0.2,
+    beta: OpenFraction = 0.8,
     tail: float = 1.5,
-    bundle_size: int = 5,
+    bundle_size: Count = 5,
     quantiles: Literal["track", "batch", "mix"] = "track",
     rate: float = 0.1,
     credit: Literal["uniform", "std", "score", "sum_mean"] = "std",
@@ -185,9 +185,6 @@ def bundled_risk(
     require_choice("quantiles", quantiles, MODES)
     require_choice("credit", credit, CREDITS)
     require_choice("ragged", ragged, ("repeat", "smallest"))
-    check_number("bundle_size", bundle_size, least=1, whole=True)
-    check_number("alpha", alpha, above=0, below=1)
-    check_number("beta", beta, above=0, below=1)
     levels = jnp.asarray(LEVELS)
 
     def apply(state: tuple[jax.Array, jax.Array], batch: Trajectories) -> tuple[State, Trajectories]:

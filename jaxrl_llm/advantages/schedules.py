@@ -10,10 +10,10 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import Number
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.utils.errors import require_choice
 
-Number = jax.Array | float
 SHAPES = ("linear", "power", "sigmoid")
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import standardised
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import Fraction, NonNegativeInt, Positive, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.core.transform import State, Transform
@@ -67,11 +67,11 @@ DEFAULT_PROMPTS = 4096  # entries of a tracker when neither `prompts` nor the ru
 @part
 def tracked_baseline(
     prompts: int | None = None,
-    half_life: float = 0.06,
-    least: float = 0.875,
-    most: float = 0.96,
+    half_life: Positive = 0.06,
+    least: Fraction = 0.875,
+    most: Fraction = 0.96,
     epsilon: float = 1e-8,
-    offline: int = 0,
+    offline: NonNegativeInt = 0,
 ) -> Transform:
     """A = r - v(x), v the tracker's estimate for the prompt before this batch, standardised over the batch's samples.
 
@@ -85,10 +85,6 @@ def tracked_baseline(
     """
     check_number("prompts", prompts, least=1, most=2**31 - 1, whole=True, or_none=True)
     check_number("epsilon", epsilon, least=0)
-    check_number("half_life", half_life, above=0)
-    check_number("offline", offline, least=0, whole=True)
-    for name, number in {"least": least, "most": most}.items():
-        check_number(name, number, least=0, most=1)
     if offline:
         check_number("least", least, below=1)
 

@@ -7,7 +7,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import AtLeastOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.core.transform import Transform, counted
@@ -63,7 +63,7 @@ def majority(keys: jax.Array, group: jax.Array, priority: jax.Array) -> tuple[ja
 
 
 @part
-def vote(keep: float | None = None, ties: Literal["content", "first"] = "content") -> Transform:
+def vote(keep: AtLeastOne | None = None, ties: Literal["content", "first"] = "content") -> Transform:
     """Replace the reward by agreement with the group's majority answer (TTRL, 2504.16084).
 
     keep: number of samples per group to train on, drawn at random after the vote; the others become unscored and get
@@ -72,7 +72,6 @@ def vote(keep: float | None = None, ties: Literal["content", "first"] = "content
     f32[N], the share of the majority answer.
     """
     require_choice("ties", ties, TIES)
-    check_number("keep", keep, least=1, or_none=True)
 
     def apply(step: jax.Array, batch: Trajectories) -> Trajectories:
         keys = answer_keys(batch)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from jaxrl_llm.core.checks import check
+from jaxrl_llm.core.checks import check, expect
 from jaxrl_llm.core.choices import Routing
 from jaxrl_llm.core.counted_rows import WITHOUT_SCORE, counted_alone
 from jaxrl_llm.core.needs import of_target
-from jaxrl_llm.core.part_checks import expect
 from jaxrl_llm.core.reference import ReferenceRule
 from jaxrl_llm.core.repr import expression_of, layout, record
 from jaxrl_llm.core.rollout import Rollout

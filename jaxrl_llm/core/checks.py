@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
-from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.ranges import WHOLE, Range
+from jaxrl_llm.core.ranges import WHOLE, Range, check_number
 from jaxrl_llm.utils.errors import InputError, shown, unknown
 from jaxrl_llm.utils.keywords import bound
 
@@ -122,8 +121,6 @@ def check(name: str, value: Any, kind: Any, limits: Range | None = None) -> None
         if not isinstance(value, str | os.PathLike):
             raise _wrong(name, value, "a path")
     elif isinstance(kind, type) and origin is None and not _is_open(kind) and not isinstance(value, kind):
-        from jaxrl_llm.core.part_checks import expect
-
         expect(name, value, kind)
     return None
 
@@ -131,6 +128,8 @@ def check(name: str, value: Any, kind: Any, limits: Range | None = None) -> None
 def _check_union(name: str, value: Any, kinds: Sequence[Any], limits: Range | None) -> None:
     """Of one of the kinds; the error is that of the kind which is nearest, or names them all."""
     errors = []
+    if limits:  # those of a number, for which an array may stand
+        kinds = [kind for kind in kinds if not _is_array(kind)]
     if isinstance(value, type) and value in kinds:
         raise InputError(f"{name} is the class {value.__name__}: call it, {value.__name__}(...)")
     for kind in kinds:
@@ -242,3 +241,19 @@ def _words(kind: Any) -> str:
 
 def _wrong(name: str, value: Any, wanted: str) -> InputError:
     return InputError(f"{name} is {shown(value)}, but must be {wanted}")
+
+
+def expect(name: str, value: Any, kind: type) -> None:
+    """InputError unless the value is an instance of `kind`; if a function returns one, the error says to call it."""
+    if isinstance(value, kind):
+        return
+    from jaxrl_llm.core.shapes import in_words  # here: it imports JAX
+
+    found, hint = in_words(value), ""
+    if isinstance(value, type) and issubclass(value, kind):
+        found, hint = f"the class {value.__name__}", f": call it, {value.__name__}()"
+    elif callable(value) and getattr(value, "__annotations__", {}).get("return") in (kind, kind.__name__):
+        found, hint = "the function " + value.__name__, f", which makes one: call it, {value.__name__}(...)"
+    elif getattr(value, "makes_parts", False):
+        found, hint = "the function " + value.__name__, f", which makes a part: call it, {value.__name__}(...)"
+    raise InputError(f"{name} must be of the type {kind.__name__}, but is {found}{hint}")

@@ -1,8 +1,20 @@
-"""Names of choices that several functions share, as types; a name that is none of them is an InputError at run time."""
+"""Types of arguments that several functions share: numbers, and names of choices.
+
+A number out of range and a name that is no choice are an InputError at run time.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+import jax
+
+from jaxrl_llm.core.ranges import Range
+
+Number = jax.Array | float  # an array, traced or not, passes unchecked
+NonNegativeNumber = Annotated[Number, Range(least=0)]
+PositiveNumber = Annotated[Number, Range(above=0)]
+FractionNumber = Annotated[Number, Range(least=0, most=1)]
 
 Source = Literal["behaviour", "untruncated", "old", "reference", "previous"]  # of log-probabilities
 Estimator = Literal["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"]  # of a KL divergence

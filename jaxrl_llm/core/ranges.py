@@ -1,8 +1,17 @@
-"""Ranges of numbers, for `Annotated`: `turns: Annotated[int, Range(least=1)] = 8`."""
+"""Ranges of numbers, as annotations and as checks made when a part is built rather than in a training step.
+
+As an annotation: `turns: Annotated[int, Range(least=1)] = 8`.
+"""
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import Annotated, Any, NamedTuple
+
+from jaxrl_llm.utils.errors import InputError, require, shown
+
+LARGEST = 3.4e38  # about the largest float32, the dtype of coefficients on devices
+WHOLE = 2**31 - 1  # the largest whole number: they become int32 on devices
 
 
 class Range(NamedTuple):
@@ -22,10 +31,65 @@ class Range(NamedTuple):
 NonNegative = Annotated[float, Range(least=0)]
 Positive = Annotated[float, Range(above=0)]
 AtLeastOne = Annotated[float, Range(least=1)]
+AboveOne = Annotated[float, Range(above=1)]
 Fraction = Annotated[float, Range(least=0, most=1)]
+OpenFraction = Annotated[float, Range(above=0, below=1)]
+Share = Annotated[float, Range(above=0, most=1)]
 Seconds = Positive
 NonNegativeInt = Annotated[int, Range(least=0)]
 ZeroOrOne = Annotated[int, Range(least=0, most=1)]
 Count = Annotated[int, Range(least=1)]
 
-WHOLE = 2**31 - 1  # the largest whole number: they become int32 on devices
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    whole: bool = False,
+    or_none: bool = False,
+) -> None:
+    """InputError unless the value is a finite number in range.
+
+    whole: require an integer. or_none: accept None, which turns a feature off. Arrays, also traced ones, pass
+    unchecked: their values are unknown or expensive to read.
+
+    >>> check_number("clip low", "0.2", least=0, most=1)
+    Traceback (most recent call last):
+    jaxrl_llm.utils.errors.InputError: clip low is '0.2', but must be a number
+    """
+    if (value is None and or_none) or _is_array(value):
+        return
+    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
+        raise InputError(f"{name} is {shown(value)}, but must be a {'whole ' if whole else ''}number")
+    size: Any = abs(value)
+    if not size <= LARGEST:
+        raise InputError(f"{name} is {shown(value)}, but must be a finite number")
+    require(name, value, least=least, most=most, above=above, below=below)
+
+
+def check_bounds(name: str, low: Any, high: Any, most: float | None = None) -> tuple[Any, Any]:
+    """A pair of clip bounds, where `high` defaults to `low`; InputError unless both are at least 0, and low at most
+    `most`.
+
+    >>> check_bounds("clip", 0.1, None)
+    (0.1, 0.1)
+    """
+    check_number(f"{name} low", low, least=0, most=most)
+    check_number(f"{name} high", high, least=0, or_none=True)
+    return low, low if high is None else high
+
+
+def check_moments(ddof: Any, epsilon: Any) -> None:
+    """Check the parameters of a standard deviation: InputError unless ddof is 0 or 1 and epsilon is at least 0."""
+    check_number("ddof", ddof, least=0, most=1, whole=True)
+    check_number("epsilon", epsilon, least=0)
+
+
+def _is_array(value: Any) -> bool:
+    """Whether the value is a numeric NumPy or JAX array; NumPy scalars are numbers, not arrays."""
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    return kind in tuple("fiuV") and not isinstance(value, Real)  # "V": bfloat16 and other extension dtypes

@@ -5,6 +5,7 @@ What objectives are is in `jaxrl_llm.core.objective`; its names are here too.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -14,8 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.missing_fields import explained
+from jaxrl_llm.core.checks import expect
 from jaxrl_llm.core.objective import (
     Coefficient,
     Metrics,
@@ -27,8 +27,10 @@ from jaxrl_llm.core.objective import (
     control,
     in_turn,
     merge_metrics,
+    names_of,
+    require_function,
 )
-from jaxrl_llm.core.part_checks import expect, names_of, require_function
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import Call, layout, part, record
 from jaxrl_llm.core.shapes import in_words
 from jaxrl_llm.core.trajectory import Trajectories, check_batch
@@ -201,3 +203,62 @@ def controller(name: str, start: float, update: Callable[[jax.Array, Metrics], j
         return value, batch.with_controls(**{name: value})
 
     return Transform(lambda: jnp.float32(start), apply, frozenset({"feedback"}))
+
+
+class _Entries(dict[str, Any]):
+    """Entries of a batch's field, which note the name of one that is not there."""
+
+    def __init__(self, entries: dict[str, Any] | None, field: str, absent: list[tuple[str, str]]) -> None:
+        super().__init__(entries or {})
+        self._field, self._absent = field, absent
+
+    def __missing__(self, name: str) -> Any:
+        self._absent.append((self._field, name))
+        raise KeyError(name)
+
+
+class _Read:
+    """A batch that notes which of its fields and entries were read and are not there."""
+
+    def __init__(self, batch: Trajectories) -> None:
+        self._batch = batch
+        self.absent: list[tuple[str, str]] = []  # field, and entry of it or ""
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._batch, name)
+        if name in ("info", "rewards", "controls", "feedback"):
+            return _Entries(value, name, self.absent)
+        if value is None and name in Trajectories.__dataclass_fields__:
+            self.absent.append((name, ""))
+        return value
+
+
+def explained(error: Exception, function: Callable[[Any], Any], batch: Trajectories) -> str:
+    """What the batch lacks that a function failed on with this error, in words; "" if that is not why."""
+    return absent(function, batch) if isinstance(error, KeyError) or "None" in str(error) else ""
+
+
+def absent(function: Callable[[Any], Any], batch: Trajectories) -> str:
+    """What a function read last of a batch that is not there, and what provides it, in words; "" for nothing.
+
+    The function is called once more, on a batch that notes what is read.
+    """
+    read = _Read(batch)
+    with contextlib.suppress(Exception):  # as before, or since this is no Trajectories
+        function(read)
+    return _in_words(*read.absent[-1]) if read.absent else ""
+
+
+def _in_words(field: str, entry: str) -> str:
+    from jaxrl_llm.core.needs import NEEDS, where_from  # here: needs are made of transforms' modules
+
+    if entry:
+        what, need = f"{field}[{entry!r}]", entry.partition(":")[0] in NEEDS and field == "info"
+    else:
+        what, need = field, field in NEEDS
+    found = f"the batch has no {what} where a transform reads it"
+    if need:
+        return f"{found}: name {entry or field!r} among its needs"
+    if field in ("advantages", "returns", "weights", "controls"):
+        return f"{found}: put it after the transform that writes batch.{field}"
+    return f"{found}: {where_from(field)}"

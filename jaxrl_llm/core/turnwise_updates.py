@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import layout
 from jaxrl_llm.core.trajectory import Array, Trajectories
 

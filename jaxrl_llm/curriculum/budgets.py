@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import Count, NonNegative, OpenFraction, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.curriculum.compose import Machine, RuleOf
 from jaxrl_llm.curriculum.records import Array, Prompts, State
@@ -82,9 +82,9 @@ def smallest_mixed(p: Array, target: float, most: int) -> Array:
 def samples_by(
     weight: Literal["variance", "deviation", "failure", "bound", "target"] = "deviation",
     *,
-    exploration: float = 0.1,
-    target: float = 0.9,
-    least: int = 1,
+    exploration: NonNegative = 0.1,
+    target: OpenFraction = 0.9,
+    least: Count = 1,
     most: int | None = None,
 ) -> RuleOf:
     """Divide a step's samples by what is known of each prompt's success rate v (the mean of its posterior).
@@ -95,9 +95,6 @@ def samples_by(
     Each prompt gets from `least` to `most` samples; the total is exact. InputError where these do not allow it.
     """
     require_choice("weight", weight, ("variance", "deviation", "failure", "bound", "target"))
-    check_number("samples_by: exploration", exploration, least=0)
-    check_number("samples_by: target", target, above=0, below=1)
-    check_number("samples_by: least", least, least=1, whole=True)
     check_number("samples_by: most", most, least=least, whole=True, or_none=True)
 
     def counts(state: State, prompts: Prompts, total: int, random: np.random.Generator) -> Array:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.part_checks import require_function
+from jaxrl_llm.core.objective import require_function
+from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Curriculum, MakeCurriculum, Step
 from jaxrl_llm.core.trajectory import Trajectories
@@ -70,11 +70,11 @@ RuleOf = Callable[[PromptFacts], Machine]
 @part
 def choose_prompts(
     *rules: RuleOf,
-    noise: float = 1.0,
+    noise: NonNegative = 1.0,
     prior: tuple[float, float] = (1.0, 1.0),
-    kept: float = 1.0,
-    faded: float = 1.0,
-    pool: int = POOL,
+    kept: Fraction = 1.0,
+    faded: Fraction = 1.0,
+    pool: Count = POOL,
 ) -> MakeCurriculum:
     """The curriculum that draws the prompts with the largest scores, the sum of those of the rules.
 
@@ -89,10 +89,6 @@ def choose_prompts(
     """
     for rule in rules:
         require_function("a rule of a curriculum", rule)
-    check_number("choose_prompts: noise", noise, least=0)
-    check_number("choose_prompts: kept", kept, least=0, most=1)
-    check_number("choose_prompts: faded", faded, least=0, most=1)
-    check_number("choose_prompts: pool", pool, least=1, whole=True)
     for number in prior:
         check_number("choose_prompts: prior", number, above=0)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from jaxrl_llm.curriculum.records import Array
 
 
 class Why(IntEnum):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import Count, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Curriculum, MakeCurriculum, State, Step
 from jaxrl_llm.core.trajectory import Trajectories
@@ -32,7 +32,7 @@ def solved_by(step: Step, score: Score | None = None) -> dict[int, float]:
 
 @part
 def hard_buffer(
-    share: float = 0.25, threshold: float = 0.5, most: int = 10_000, every: int = 1, score: Score | None = None
+    share: float = 0.25, threshold: float = 0.5, most: Count = 10_000, every: Count = 1, score: Score | None = None
 ) -> MakeCurriculum:
     """Shuffled epochs, and `share` times as many problems from a buffer of those with a mean reward below `threshold`.
 
@@ -43,9 +43,6 @@ def hard_buffer(
     curriculum/replayed are its size, and the problems that the last step took from it.
     """
     check_number("share", share, least=0)
-    check_number("threshold", threshold)
-    check_number("most", most, least=1, whole=True)
-    check_number("every", every, least=1, whole=True)
 
     def make(rows: Sequence[dict[str, Any]], seed: int) -> Curriculum:
         stream = shuffled_epochs(rows, seed)

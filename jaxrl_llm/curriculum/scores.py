@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, Positive, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.curriculum.compose import Machine, RuleOf
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State
@@ -27,19 +27,16 @@ def least_tried() -> RuleOf:
 
 
 @part
-def uncertain(least: float = 0.05) -> RuleOf:
+def uncertain(least: Positive = 0.05) -> RuleOf:
     """Weights sqrt(v (1 - v)) + least, with v the mean of the prompt's posterior. `least` is above 0."""
-    check_number("uncertain: least", least, above=0)
     return lambda facts: Machine(
         score=lambda state, prompts, random: np.log(np.sqrt(prompts.value * (1 - prompts.value)) + least)
     )
 
 
 @part
-def near_target(target: float = 0.5, temperature: float = 1e-3) -> RuleOf:
+def near_target(target: Fraction = 0.5, temperature: Positive = 1e-3) -> RuleOf:
     """Weights exp(-|v - target| / temperature), with v the mean of the prompt's posterior."""
-    check_number("near_target: target", target, least=0, most=1)
-    check_number("near_target: temperature", temperature, above=0)
     return lambda facts: Machine(score=lambda state, prompts, random: -np.abs(prompts.value - target) / temperature)
 
 
@@ -55,10 +52,8 @@ def thompson() -> RuleOf:
 
 
 @part
-def retry_failed(boost: float = 4.0, most: int = 3) -> RuleOf:
+def retry_failed(boost: Positive = 4.0, most: Count = 3) -> RuleOf:
     """Multiply the weight of prompts without a success in their last group by `boost`, up to `most` tries."""
-    check_number("retry_failed: boost", boost, above=0)
-    check_number("retry_failed: most", most, least=1, whole=True)
     return lambda facts: Machine(
         score=lambda state, prompts, random: np.where((prompts.rate == 0) & (prompts.tries <= most), np.log(boost), 0.0)
     )
@@ -88,7 +83,7 @@ def mixed_sets(column: str, weights: Mapping[Any, float]) -> RuleOf:
 
 
 @part
-def adversarial_sets(column: str, rate: float = 0.1, floor: float = 0.5, smoothing: float = 0.1) -> RuleOf:
+def adversarial_sets(column: str, rate: NonNegative = 0.1, floor: Fraction = 0.5, smoothing: Fraction = 0.1) -> RuleOf:
     """Draw more from the sets where the policy fails more: exponentiated gradient ascent on the weights q of K sets.
 
     With S the moving average of a set's share of failures (1 - mean reward), updated for sets in the step's batch,
@@ -98,9 +93,6 @@ def adversarial_sets(column: str, rate: float = 0.1, floor: float = 0.5, smoothi
     and draws use the mixture of q and the uniform weights 1/K that is nearest to q and has an entropy of at least
     floor log K. Within a set prompts are drawn uniformly.
     """
-    check_number("adversarial_sets: rate", rate, least=0)
-    check_number("adversarial_sets: floor", floor, least=0, most=1)
-    check_number("adversarial_sets: smoothing", smoothing, least=0, most=1)
 
     def make(facts: PromptFacts) -> Machine:
         names, place = sets_of(facts, column)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import Count, Fraction, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.curriculum.compose import Machine, RuleOf
 from jaxrl_llm.curriculum.excluded import Why, where
@@ -15,15 +15,14 @@ from jaxrl_llm.rollouts.runtime.group_results import Results
 
 
 @part
-def drop_solved(at: float = 1.0, visits: int = 1, back: int | None = None) -> RuleOf:
+def drop_solved(
+    at: Fraction = 1.0, visits: Annotated[int, Range(least=1, most=255)] = 1, back: Count | None = None
+) -> RuleOf:
     """Drop prompts whose group has a mean reward of at least `at` in `visits` visits in a row.
 
     back: steps after which a dropped prompt is drawn again (None: never). If it is then not solved, it stays; the
     metric curriculum/returned counts those.
     """
-    check_number("drop_solved: at", at, least=0, most=1)
-    check_number("drop_solved: visits", visits, least=1, most=255, whole=True)
-    check_number("drop_solved: back", back, least=1, whole=True, or_none=True)
 
     def left_out(state: State, prompts: Prompts) -> Array:
         since = state["since"][prompts.ids]

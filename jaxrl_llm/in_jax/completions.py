@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
-
-Array = jax.Array
+from jaxrl_llm.core.trajectory import Array
 
 
 class Completions(NamedTuple):

@@ -11,14 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.shapes import INTEGERS, check_array
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.in_jax.completions import Completions
 from jaxrl_llm.in_jax.tasks.task import Task, observed
 from jaxrl_llm.in_jax.turns import converse, greedy_return, sample_episodes
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.policy import Params, Policy
-
-Array = jax.Array
 
 
 def roll_out(

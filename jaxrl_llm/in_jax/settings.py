@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import jax
 import optax
 
 from jaxrl_llm.core.checks import check_fields
-from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.trajectory import in_words
+from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.trajectory import Array, in_words
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.learner.optimizer import of_critic
 from jaxrl_llm.models import decoder
@@ -17,8 +16,6 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.policy import Params, Policy, init_params
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.keywords import settings_class
-
-Array = jax.Array
 
 
 @settings_class()

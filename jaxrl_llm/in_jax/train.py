@@ -23,10 +23,10 @@ import optax
 from jaxrl_llm.algorithms import CATALOGUE, Given, build_of, with_facts
 from jaxrl_llm.algorithms.parts import check_needs, check_whole, going_without, names_in
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.checks import expect
 from jaxrl_llm.core.needs import of_reference, value_of
-from jaxrl_llm.core.part_checks import expect
-from jaxrl_llm.core.trajectory import in_words
+from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.trajectory import Array, in_words
 from jaxrl_llm.core.transform import Metrics, RunFacts
 from jaxrl_llm.in_jax.checks import check_lone, check_losses
 from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch, true_reward
@@ -45,7 +45,6 @@ from jaxrl_llm.models.policy import Params, Policy, positions_of
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.keywords import belonging, checked_keywords, unknown_keyword
 
-Array = jax.Array
 # A run is many small operations: what the compiler's costly passes save is less than the time that they take.
 QUICK_COMPILE = {"xla_backend_optimization_level": 1, "xla_llvm_disable_expensive_passes": True}
 # Hyper-parameters that cannot have their defaults here: the decoder has few layers, and right answers are as long as

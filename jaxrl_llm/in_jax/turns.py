@@ -10,14 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.in_jax.completions import Completions
 from jaxrl_llm.in_jax.tasks.environment import Played, final_scores, play
 from jaxrl_llm.in_jax.tasks.task import Environment, Task, observed
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.policy import Params, Policy
-
-Array = jax.Array
 
 
 def converse(

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl_llm.core.checks import expect
 from jaxrl_llm.core.needs import value_of
-from jaxrl_llm.core.part_checks import expect
 from jaxrl_llm.core.trajectory import SHARED, PolicyOutputs, Trajectories, check_batch, in_words, map_rows, with_totals
 from jaxrl_llm.core.transform import Metrics, Objective, Transform
 from jaxrl_llm.distributed.aot import compiled

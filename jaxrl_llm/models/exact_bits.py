@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 
-Array = jax.Array
+from jaxrl_llm.core.trajectory import Array
+
 VECTOR = 16  # float32 numbers in a vector of 512 bits
 
 

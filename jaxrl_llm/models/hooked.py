@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.hooks import Context, Hook, State, entropy_of
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError
 
-Array = jax.Array
 BLOCK = 256  # places whose logits are in memory at a time, on each shard of the rows
 
 

@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models import exact_bits
 from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
 from jaxrl_llm.models.quantised import Weight, product
 from jaxrl_llm.models.rope import Rope
-
-Array = jax.Array
 
 
 def frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:

@@ -13,11 +13,10 @@ import jax.numpy as jnp
 from jaxrl_kernels import packed_attention
 from jaxrl_kernels.packed_attention import BlockPairs, PackedTokens, block_pairs
 
+from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Attend
 from jaxrl_llm.models.placement import ROWS, SEQUENCE, TENSOR, AnyMesh, takes_kernels
-
-Array = jax.Array
 
 EVERYTHING = 2**30  # more than any token's number
 LANES = 128  # lengths of rows are multiples of it where the kernel takes them

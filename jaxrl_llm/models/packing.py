@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxrl_kernels.packed_attention import PackedTokens
 
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.moe import NOT_RECORDED
@@ -30,7 +30,6 @@ from jaxrl_llm.models.placement import Placement, placement, row_shards, takes_k
 from jaxrl_llm.models.policy import Params, Policy, positions_of
 from jaxrl_llm.utils.errors import InputError
 
-Array = jax.Array
 Indices = Any  # int32 array: of jax, or of numpy where the host makes it
 
 

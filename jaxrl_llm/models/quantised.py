@@ -22,12 +22,12 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxrl_kernels.partition import vary_together
 
+from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.parameters import PROJECTIONS, parameter_shapes
 from jaxrl_llm.models.placement import AnyMesh, split_spec
 from jaxrl_llm.utils.errors import InputError, shown
 
-Array = jax.Array
 # Name -> dtype of the values, and the greatest of them.
 KINDS: dict[str, tuple[Any, float]] = {"int8": (jnp.int8, 127.0), "float8": (jnp.float8_e4m3fn, 448.0)}
 NAMES = frozenset(PROJECTIONS) - {"router"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-Number = float | jax.Array
+from jaxrl_llm.core.choices import Number
 
 
 def barrier(slack: jax.Array, floor: Number = 1e-3) -> jax.Array:

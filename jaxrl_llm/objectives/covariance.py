@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import FractionNumber, Number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Refresh, Transform, control, counted
@@ -13,8 +13,6 @@ from jaxrl_llm.objectives.ratios import Ratio
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
 from jaxrl_llm.selection.noise import token_noise
 from jaxrl_llm.selection.tokens import share_down
-
-Number = float | jax.Array
 
 
 def covariance_terms(x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
@@ -44,13 +42,12 @@ def count_batches(name: str = "batches") -> Transform:
 
 @part
 def draw_covariant(
-    ratio: Ratio, low: Number, high: Number, share: Number, clip_low: Number, clip_high: Number
+    ratio: Ratio, low: Number, high: Number, share: FractionNumber, clip_low: Number, clip_high: Number
 ) -> Refresh:
     """Draw max(1, floor(share n)) of n tokens at random among the unclipped ones with low < covariance < high.
 
     Writes info["detached"] bool[N, L]. The control of `count_batches` salts the noise.
     """
-    check_number("covariance share", share, least=0, most=1)
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
         counts, A, rho = batch.loss_weights != 0, batch.need("advantages"), ratio(outputs, batch)

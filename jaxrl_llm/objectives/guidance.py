@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.log_ratios import LARGEST
+from jaxrl_llm.core.ranges import Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics
@@ -37,12 +37,11 @@ def guided_rows(batch: Trajectories) -> jax.Array:
 
 
 @part
-def guided(sampled: Surrogate, constant: float = 0.1) -> Surrogate:
+def guided(sampled: Surrogate, constant: Positive = 0.1) -> Surrogate:
     """A f(p) with `shaped_probability` f on guided tokens, without ratio and clip; the surrogate `sampled` on others.
 
     Statistics: those of `sampled`, 0 on guided tokens, and "guided/share".
     """
-    check_number("constant", constant, above=0)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         here = guided_tokens(batch)

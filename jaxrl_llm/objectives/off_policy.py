@@ -11,14 +11,14 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import NonNegativeNumber, Number
 from jaxrl_llm.core.log_ratios import LARGEST, k2, k3, log_ratio, source
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, stateless
 from jaxrl_llm.utils.errors import require_choice
 
-Number = jax.Array | float
 LEVELS = ("token", "sequence", "geometric")
 MODES = ("truncate", "mask", "reject")
 DIVERGENCES = {"k2": k2, "k3": k3}
@@ -119,14 +119,13 @@ def importance_correction(
 
 @part
 def divergence_rejection(
-    bound: Number,
+    bound: NonNegativeNumber,
     estimator: Literal["k2", "k3"] = "k3",
     summary: Literal["token", "sum", "mean", "max"] = "mean",
     *,
     leave_count: bool = True,
 ) -> Transform:
     """Multiply the advantages by `divergence_weight`; see `importance_correction`. bound >= 0. Needs old_logp."""
-    check_number("bound", bound, least=0)
     require_choice("estimator", estimator, DIVERGENCES)
     require_choice("summary", summary, SUMMARIES)
 

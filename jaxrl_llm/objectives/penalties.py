@@ -7,17 +7,15 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.choices import Estimator, Gate, Source
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import Estimator, Gate, NonNegativeNumber, Number, Source
 from jaxrl_llm.core.log_ratios import ESTIMATORS, beyond_rounding, log_ratio, needed, source
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Objective, control
 from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to, over_span, span_needs
 from jaxrl_llm.utils.errors import require_choice, unknown
-
-Number = float | jax.Array
 
 
 @part
@@ -134,7 +132,7 @@ def likelihood_drop(d: jax.Array, batch: Trajectories, gate: Gate = "turn") -> j
 
 @part
 def likelihood_preserving(
-    gate: Gate = "turn", against: Source = "old", final: Number = 1.0, average: Average | Mean | None = None
+    gate: Gate = "turn", against: Source = "old", final: NonNegativeNumber = 1.0, average: Average | Mean | None = None
 ) -> Objective:
     """Mean `likelihood_drop` on the tokens of answers with advantage >= 0 (LLDS, 2512.04220).
 
@@ -145,7 +143,6 @@ def likelihood_preserving(
     Metric: "likelihood/fallen".
     """
     require_choice("gate", gate, GATES)
-    check_number("final", final, least=0)
     mean, needs = as_average(average), needed(against) | span_needs(gate)
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxrl_kernels import ratio_clip
 
-from jaxrl_llm.core.part_checks import expect, names_of
+from jaxrl_llm.core.checks import expect
+from jaxrl_llm.core.objective import names_of
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, in_words
 from jaxrl_llm.core.transform import Metrics, Objective, Refresh

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.coefficients import check_bounds, check_number
+from jaxrl_llm.core.choices import Number, PositiveNumber
+from jaxrl_llm.core.ranges import AboveOne, check_bounds
 from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics
 from jaxrl_llm.objectives.ratios import over_span
 from jaxrl_llm.utils.errors import InputError, shown
-
-Number = jax.Array | float
 
 # (ratio f32[N, L], outputs, batch) -> (value to maximise f32[N, L], per-token statistics to average).
 # The batch's advantages are 0 on tokens with weight 0, so a surrogate need not mask anything.
@@ -61,13 +60,12 @@ class Clip:
 
 
 @part
-def clip(low: float = 0.2, high: float | None = None, dual: float | None = None) -> Surrogate:
+def clip(low: float = 0.2, high: float | None = None, dual: AboveOne | None = None) -> Surrogate:
     """PPO's clipped surrogate; high > low is DAPO's clip-higher. Both at least 0, low at most 1; high defaults to low.
 
     dual > 1 bounds the loss where A < 0 and the ratio is large: max(value, dual * A) (dual clip, 1912.09729).
     """
     low, high = check_bounds("clip", low, high, most=1)
-    check_number("dual clip", dual, above=1, or_none=True)
     return Clip(low, high, dual)
 
 
@@ -84,10 +82,8 @@ def soft_gated_value(ratio: jax.Array, advantages: jax.Array, positive: Number, 
 
 
 @part
-def soft_gate(positive: Number = 1.0, negative: Number = 1.05) -> Surrogate:
+def soft_gate(positive: PositiveNumber = 1.0, negative: PositiveNumber = 1.05) -> Surrogate:
     """`soft_gated_value`: a smooth gate instead of a clip, with a temperature for each sign of A, both above 0."""
-    check_number("positive temperature", positive, above=0)
-    check_number("negative temperature", negative, above=0)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         A = batch.need("advantages")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import needed_values
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Objective, control
@@ -15,14 +15,13 @@ from jaxrl_llm.utils.errors import InputError
 
 
 @part
-def head_value_loss(heads: int, clip: float | None = 0.2) -> Objective:
+def head_value_loss(heads: int, clip: Positive | None = 0.2) -> Objective:
     """sum_h mean over the tokens that train head h of 1/2 (V_h - R_h)^2, or its clipped form (`clipped_error`).
 
     R: info["head_returns"] f32[N, L, H], NaN where a head is not trained. The control "head_turns" f32[H] is how many
     there are in the whole batch, such as `algorithms.turn_credit.hiper.hierarchical_advantages` writes. Metrics:
     "value/loss", "value/error" (mean |V - R| over all heads), and "value/explained_variance" from before the update.
     """
-    check_number("value clip", clip, above=0, or_none=True)
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         new, old = (outputs.extras or {}).get("values"), batch.need("values")

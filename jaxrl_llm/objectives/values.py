@@ -6,20 +6,20 @@ Plain functions work on arrays of any shape. An error is a function of x = V - R
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import needed_values
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import Number, PositiveNumber
+from jaxrl_llm.core.ranges import Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, totals_of, weighted
 from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged, token_mean
 from jaxrl_llm.utils.errors import InputError, require_choice
 
-Number = jax.Array | float
 Error = Callable[[jax.Array], jax.Array]
 
 
@@ -29,9 +29,8 @@ def half_square(x: jax.Array) -> jax.Array:
 
 
 @part
-def huber(width: Number = 1.0) -> Error:
+def huber(width: PositiveNumber = 1.0) -> Error:
     """x^2 / 2 where |x| <= width, else width (|x| - width / 2): bounds the gradient of outliers (Huber, 1964)."""
-    check_number("huber width", width, above=0)
 
     def error(x: jax.Array) -> jax.Array:
         near = jnp.clip(x, -width, width)
@@ -41,9 +40,8 @@ def huber(width: Number = 1.0) -> Error:
 
 
 @part
-def pinball(quantile: Number = 0.5) -> Error:
+def pinball(quantile: Annotated[Number, Range(above=0, below=1)] = 0.5) -> Error:
     """q (R - V) where R > V, else (1 - q) (V - R): minimised by the quantile q of the returns (1/2: the median)."""
-    check_number("quantile", quantile, above=0, below=1)
     return lambda x: jnp.where(x < 0, -quantile * x, (1 - quantile) * x)
 
 
@@ -88,7 +86,7 @@ def _mean(each: list[jax.Array]) -> jax.Array:
 
 @part
 def value_loss(
-    clip: Number | None = 0.2,
+    clip: PositiveNumber | None = 0.2,
     average: Average | Mean | None = None,
     *,
     error: Error | Sequence[Error] = half_square,
@@ -106,7 +104,6 @@ def value_loss(
     Metrics: "value/loss", "value/mean", "value/error" (mean |V - R|), "value/clip" (share of tokens with
     |V - V_old| > clip), and "value/explained_variance" from before the update, if a transform wrote it.
     """
-    check_number("value clip", clip, above=0, or_none=True)
     require_choice("of", of, ("max", "mean"))
     plain = token_mean()
     errors: list[Error] | None = None if callable(error) else list(error)

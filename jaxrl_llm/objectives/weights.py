@@ -13,12 +13,12 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.coefficients import check_bounds, check_number
+from jaxrl_llm.core.choices import NonNegativeNumber, Number, PositiveNumber
+from jaxrl_llm.core.ranges import check_bounds, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.utils.errors import require_choice
 
-Number = jax.Array | float
 Weight = Callable[[jax.Array, Trajectories], jax.Array]  # (ratio f32[N, L], batch) -> f32[N, L]
 DIVERGENCES = ("tv", "kl")
 MIN_RATIO = 1e-8  # lower bound of a sequence's ratio, as in the code of VESPO
@@ -69,10 +69,8 @@ def gamma_weight(ratio: jax.Array, power: Number, decay: Number) -> jax.Array:
 
 
 @part
-def gamma(power: Number, decay: Number) -> Weight:
+def gamma(power: NonNegativeNumber, decay: PositiveNumber) -> Weight:
     """`gamma_weight` of the ratio. power >= 0, decay > 0."""
-    check_number("power", power, least=0)
-    check_number("decay", decay, above=0)
     return lambda ratio, batch: gamma_weight(ratio, power, decay)
 
 

@@ -14,8 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_moments, check_number
-from jaxrl_llm.core.ranges import Count, Fraction
+from jaxrl_llm.core.ranges import (
+    Count,
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    ZeroOrOne,
+)
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.replay import buffers
@@ -34,11 +40,8 @@ def uniformly() -> Draw:
 
 
 @part
-def faded(sharpness: float = 7.0, power: float = 2.0, tail: float = 0.0) -> Draw:
+def faded(sharpness: NonNegative = 7.0, power: Positive = 2.0, tail: NonNegative = 0.0) -> Draw:
     """Draw items with replacement, with probabilities that fade with age: see `fading_weights`."""
-    check_number("sharpness", sharpness, least=0)
-    check_number("power", power, above=0)
-    check_number("tail", tail, least=0)
 
     def draw(steps: np.ndarray, wanted: int, random: np.random.Generator) -> np.ndarray:
         if not len(steps):
@@ -75,8 +78,8 @@ def times_as_many(ratio: float) -> dict[str, Any]:
 def whole_groups(
     share: Fraction = 1.0,
     draw: Draw | None = None,
-    groups: int = 1024,
-    max_age: int | None = None,
+    groups: NonNegativeInt = 1024,
+    max_age: NonNegativeInt | None = None,
     until: float | None = None,
     equal: bool = False,
     times: Count = 1,
@@ -88,10 +91,7 @@ def whole_groups(
     steps with replay (None: all). times: so many times the share, for more earlier groups than those of a step; see
     `times_as_many`.
     """
-    check_number("share", share, least=0, most=1)
     share *= times
-    check_number("groups", groups, least=0, whole=True)
-    check_number("max_age", max_age, least=0, whole=True, or_none=True)
     choose = uniformly() if draw is None else draw
 
     def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
@@ -115,16 +115,15 @@ def whole_groups(
 
 
 @part
-def refilled(rows: int = 2048, max_age: int | None = None, ddof: int = 1, epsilon: float = 1e-6) -> Replay:
+def refilled(
+    rows: NonNegativeInt = 2048, max_age: NonNegativeInt | None = None, ddof: ZeroOrOne = 1, epsilon: NonNegative = 1e-6
+) -> Replay:
     """Replace rows of groups with equal rewards by earlier rows, drawn in proportion to their absolute advantage.
 
     The store has the newest `rows` rows with an advantage, A = (r - mean_g)/(std_g + epsilon) of their own group, of at
     most `max_age` steps before. Each is drawn at most once a step; where the store has too few, groups stay. A drawn
     row is a group of its own with info["replay_advantage"] = A.
     """
-    check_number("rows", rows, least=0, whole=True)
-    check_number("max_age", max_age, least=0, whole=True, or_none=True)
-    check_moments(ddof, epsilon)
 
     def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
         store, fresh, past = buffers.younger(state, step, max_age), to_rows(scored), dict[str, np.ndarray]()

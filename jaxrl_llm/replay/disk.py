@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from flax import serialization
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.replay.buffers import Store, count, join, take, to_rows, to_scored
 from jaxrl_llm.rewards.scoring import Scored
@@ -45,8 +45,9 @@ def is_available() -> bool:
 def on_disk(replay: Replay, folder: str | Path, above: int, checkpoints: int = 2) -> Replay:
     """The replay with tokens and texts in files of `folder` once its stores have more than `above` bytes.
 
-    Batches are the same, bit for bit. checkpoints: the newest ones whose rows stay on disk, see `Replay.on_checkpoint`. A replay
-    that reads tokens (`Replay.by_row` is false) stays as it is. Raises InputError for a missing or damaged file.
+    Batches are the same, bit for bit. checkpoints: the newest ones whose rows stay on disk, see
+    `Replay.on_checkpoint`. A replay that reads tokens (`Replay.by_row` is false) stays as it is. Raises InputError for
+    a missing or damaged file.
     """
     check_number("replay_megabytes", above, least=0)
     if not replay.by_row:

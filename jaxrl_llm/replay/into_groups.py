@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.core.trajectory import Trajectories
@@ -50,7 +50,6 @@ def swapped_successes(
     A sample of several rows, such as an episode whose context was compacted, is stored and replaced as a whole, with
     the observations between its turns. It takes the number of the episode that it replaces, or the next one.
     """
-    check_number("success", success)
     check_number("each", each, least=0, whole=True)
     require_choice("place", place, ("first", "random", "added"))
     fails = low_and_alike() if failed is None else failed

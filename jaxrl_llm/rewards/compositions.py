@@ -8,8 +8,6 @@ import jax.numpy as jnp
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.utils.errors import unknown
 
-Number = float | jax.Array
-
 
 def component_of(batch: Trajectories, name: str) -> jax.Array:
     if name not in (batch.rewards or {}):

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.part_checks import require_function
+from jaxrl_llm.core.objective import require_function
+from jaxrl_llm.core.ranges import Count, NonNegative, OpenFraction
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
@@ -52,15 +52,13 @@ def exploration_priority(
 
 
 @part
-def by_confidence(exploration: float = 0.1, level: float = 0.05) -> Divide:
+def by_confidence(exploration: NonNegative = 0.1, level: OpenFraction = 0.05) -> Divide:
     """A rule of `in_rounds`: the samples go, one after the other, to the prompt of the largest `exploration_priority`.
 
     A sample that is assigned counts at once, so that the next may go to another prompt; the deviations and T are those
     before the round. Of equal priorities the prompt with fewer samples comes first, then the earlier one. exploration:
     at least 0. level: of the intervals, within 0 and 1.
     """
-    check_number("by_confidence: exploration", exploration, least=0)
-    check_number("by_confidence: level", level, above=0, below=1)
 
     def divide(rewards: Sequence[np.ndarray], budget: int) -> list[int]:
         spent = sum(map(len, rewards))
@@ -112,8 +110,8 @@ def _counts(divide: Divide, rounds: int, values: Sequence[Any]) -> list[int]:
 @part
 def in_rounds(
     divide: Divide,
-    first: int | None = None,
-    rounds: int = 2,
+    first: Count | None = None,
+    rounds: Count = 2,
     *,
     solved: Succeeds | None = None,
     column: str = "solved_examples",
@@ -134,8 +132,6 @@ def in_rounds(
     info["unhinted"], 1 in a group that would have had examples, but whose row has none.
     """
     require_function("in_rounds: divide", divide)
-    check_number("in_rounds: first", first, least=1, whole=True, or_none=True)
-    check_number("in_rounds: rounds", rounds, least=1, whole=True)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         begun = min(first or max(2, task.samples // 2), task.samples)

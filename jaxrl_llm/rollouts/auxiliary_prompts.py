@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import Count, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.data.chat.encode import encode_prompt, is_conversation, prompt_text
@@ -143,7 +143,11 @@ def is_right(episode: Episode, success: float) -> bool:
 
 @part
 def with_predictions(
-    predictions: int | None = None, levels: int = 8, base: float = 0.01, inclusive: bool = False, success: float = 0.5
+    predictions: Count | None = None,
+    levels: Count = 8,
+    base: float = 0.01,
+    inclusive: bool = False,
+    success: float = 0.5,
 ) -> Rollout:
     """A group of solutions, and one of the policy's predictions of them, whose reward is their `agreement`.
 
@@ -151,10 +155,7 @@ def with_predictions(
     divided by it. A solution is right if its reward is above `success`. Predictions do not see the solutions; they are
     group 1 (info["part"]), and their components of the reward are NaN.
     """
-    check_number("predictions", predictions, least=1, whole=True, or_none=True)
-    check_number("levels", levels, least=1, whole=True)
     check_number("base", base, above=0, most=1)
-    check_number("success", success)
 
     async def solutions(tools: Tools, task: Task) -> list[Episode]:
         found = await gather(*(tools.sample(task.prompt, number=i) for i in range(task.samples)))
@@ -265,7 +266,6 @@ def recycled(share: float = 0.5, pointwise: float = 0.3, whole: float = 0.5, suc
     """
     for name, value in {"share": share, "pointwise": pointwise, "whole": whole}.items():
         check_number(name, value, least=0, most=1)
-    check_number("success", success)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         sampled = await gather(*(tools.sample(task.prompt, number=i) for i in range(task.samples)))

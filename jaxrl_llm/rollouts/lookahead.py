@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import Fraction, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
@@ -30,13 +30,13 @@ class _Fork(NamedTuple):
 
 @part
 def near_ties(
-    absolute: float = 0.25,
-    relative: float = 0.15,
+    absolute: Fraction = 0.25,
+    relative: Fraction = 0.15,
     windows: Sequence[int] = (20, 30, 50),
-    edit: float | None = 0.4,
-    suffix: float | None = None,
-    overlap: float | None = None,
-    until: int = 512,
+    edit: Fraction | None = 0.4,
+    suffix: Fraction | None = None,
+    overlap: Fraction | None = None,
+    until: NonNegativeInt = 512,
     share_steps: Sequence[int] = (0, 10, 20, 80, 200),
     shares: Sequence[float] = (1.0, 0.75, 0.5, 0.25, 0.0),
 ) -> Rollout:
@@ -52,11 +52,6 @@ def near_ties(
     The second token is sampled, a draw for each place where there can be one, because the engine does not report the
     probabilities of tokens that it did not draw.
     """
-    check_number("absolute", absolute, least=0, most=1)
-    check_number("relative", relative, least=0, most=1)
-    for name, value in (("edit", edit), ("suffix", suffix), ("overlap", overlap)):
-        check_number(name, value, least=0, most=1, or_none=True)
-    check_number("until", until, least=0, whole=True)
     if not windows or list(windows) != sorted(set(windows)) or windows[0] < 1:
         raise InputError(f"windows are {shown(windows)}, but must be ascending numbers of tokens, at least 1")
     if not shares or len(shares) != len(share_steps) or list(share_steps) != sorted(set(share_steps)):

@@ -12,11 +12,11 @@ from asyncio import gather
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import Count, Fraction, Range, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
@@ -128,7 +128,7 @@ def tree(*places: int, branches: int = 2) -> Rollout:
 
 @part
 def budgeted_tree(
-    segment: int = 512, depth: int = 14, first_least: int = 2, first_most: int = 8, branches: int = 2
+    segment: Count = 512, depth: Count = 14, first_least: Count = 2, first_most: int = 8, branches: int = 2
 ) -> Rollout:
     """One tree of `task.samples` leaves, which grows by segments of this many tokens.
 
@@ -137,10 +137,7 @@ def budgeted_tree(
     segment repeats itself, or, truncated, after `depth` segments. If all are complete but there are too few, the tree
     grows again from the beginning of random segments of complete paths. Provides node, a number for each segment.
     """
-    check_number("segment", segment, least=1, whole=True)
-    check_number("depth", depth, least=1, whole=True)
     check_number("branches", branches, least=1, whole=True)
-    check_number("first_least", first_least, least=1, whole=True)
     check_number("first_most", first_most, least=first_least, whole=True)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
@@ -235,8 +232,8 @@ def most_uncertain(episode: Episode, number: int) -> list[int]:
 
 @part
 def valued(
-    continuations: int = 9, cut: Literal["uncertain", "lines"] = "uncertain", every: int = 5, below: float = 0.9,
-    of: Literal["policy", "reference"] = "policy",
+    continuations: Annotated[int, Range(least=1, most=1024)] = 9, cut: Literal["uncertain", "lines"] = "uncertain",
+    every: Count = 5, below: Fraction = 0.9, of: Literal["policy", "reference"] = "policy",
 ) -> Rollout:  # fmt: skip
     """Independent samples, cut into segments, with the mean reward of fresh completions from the start of each.
 
@@ -248,10 +245,7 @@ def valued(
     """
     require_choice("policy of the values", of, ("policy", "reference"))
     by_reference = of == "reference"
-    check_number("continuations", continuations, least=1, most=2**10, whole=True)
     require_choice("cut", cut, ("uncertain", "lines"))
-    check_number("every", every, least=1, whole=True)
-    check_number("below", below, least=0, most=1)
 
     def cuts(tools: Tools, episode: Episode) -> list[int]:
         own = episode.own

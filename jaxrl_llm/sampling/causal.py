@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jaxrl_kernels.partition import mesh_of
 
+from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.packed_attention import LANES, by_kernel, causal_tokens
 from jaxrl_llm.models.placement import (
@@ -23,8 +24,6 @@ from jaxrl_llm.models.placement import (
 )
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.two_model_decode import run
-
-Array = jax.Array
 
 
 def causal_pass(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.trajectory import in_words
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.requests import Stats

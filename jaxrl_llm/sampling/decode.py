@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxrl_kernels import fused_sample, sample_logits
 
 from jaxrl_llm.core.hooks import Context, first_state
+from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.layers import rotation
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.filters import Filters, keep, support_floor
@@ -30,8 +31,6 @@ from jaxrl_llm.sampling.kv_cache import (
 )
 from jaxrl_llm.sampling.two_model_decode import empty_layers, of_both, run
 from jaxrl_llm.utils.errors import InputError
-
-Array = jax.Array
 
 
 class DrawSettings(NamedTuple):

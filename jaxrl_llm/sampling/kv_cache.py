@@ -20,11 +20,10 @@ import jax
 import jax.numpy as jnp
 from jaxrl_kernels.decode_attention import PartialAttention, decode_attention, own_attention
 
+from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.moe import NOT_RECORDED, index_dtype
 from jaxrl_llm.models.quantised import kind_of, quantise
-
-Array = jax.Array
 
 
 class LayerCache(NamedTuple):

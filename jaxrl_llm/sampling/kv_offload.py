@@ -14,11 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.sampling.decode import RingCache
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.scheduler import Assignment, Kept, Reused, best_reuse
-
-Array = jax.Array
 
 
 @partial(jax.jit, static_argnames=("split",))

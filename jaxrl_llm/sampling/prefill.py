@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.shapes import bucket, pad_rows
+from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
@@ -25,7 +26,6 @@ from jaxrl_llm.sampling.scheduler import Assignment, Reused, Shape, Size
 from jaxrl_llm.sampling.two_model_decode import empty_layers, run, width
 from jaxrl_llm.sampling.weights import Weights
 
-Array = jax.Array
 PREFILL_TOKENS = 512  # tokens of prompts in one forward pass, padding included
 RESTORE_ROWS = 8  # rows restored in one forward pass
 

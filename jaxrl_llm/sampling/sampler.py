@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.shapes import bucket, pad_rows
 from jaxrl_llm.core.trajectory import Trajectories, check_batch
 from jaxrl_llm.data.chat.encode import encode_prompt, prompt_text

@@ -12,13 +12,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hooks import Context, Hook, State
+from jaxrl_llm.core.ranges import Positive
 from jaxrl_llm.core.reference import ReferenceRule
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.sampling.filters import support_floor
-
-Array = jax.Array
 
 
 def support(kept: Callable[[Array], Array], name: str, other: ReferenceRule | None = None) -> Hook:
@@ -49,13 +48,12 @@ def support(kept: Callable[[Array], Array], name: str, other: ReferenceRule | No
 
 
 @part
-def top_nsigma(n: float = 1.0) -> Hook:
+def top_nsigma(n: Positive = 1.0) -> Hook:
     """The policy on the tokens whose logits are at most n standard deviations below the largest one (2411.07641).
 
     The deviation is that of the vocabulary's logits, all with the same weight, so that the set does not depend on the
     temperature. Raises InputError unless n is above 0.
     """
-    check_number("top_nsigma: n", n, above=0)
 
     def kept(logits: Array) -> Array:
         deviation = jnp.std(logits, axis=1, keepdims=True, where=logits > -jnp.inf)

@@ -12,12 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.decoder import Attend
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.kv_cache import LayerCache, empty
 from jaxrl_llm.utils.errors import InputError
-
-Array = jax.Array
 
 
 def is_pair(policy: Policy) -> bool:

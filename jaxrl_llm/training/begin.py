@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from jaxrl_llm.algorithms import Given
-from jaxrl_llm.core.part_checks import expect
+from jaxrl_llm.core.checks import expect
 from jaxrl_llm.core.source import Source
 from jaxrl_llm.plan.choose_mesh import with_mesh
 from jaxrl_llm.rewards.environment import ENVIRONMENT

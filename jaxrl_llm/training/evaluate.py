@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.source import Curriculum
 from jaxrl_llm.core.trajectory import Trajectories, map_rows
 from jaxrl_llm.data.chat.rendering import PromptFormat

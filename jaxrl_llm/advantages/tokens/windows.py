@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.returns import (
     gae,
 )
-
-Number = jax.Array | float
+from jaxrl_llm.core.choices import Number
 
 
 def extended_gae(

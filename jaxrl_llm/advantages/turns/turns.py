@@ -15,13 +15,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import Count, Fraction
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, joint_key
+from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_moments, joint_key
 from jaxrl_llm.core.transform import Transform, stateless
 from jaxrl_llm.utils.errors import InputError, require_choice
 
-Array = jax.Array
 OfTurns = Callable[[Trajectories], Array]
 """A function of the batch that gives a number for each turn, [N, K]."""
 TURNS = frozenset({"turns"})
@@ -126,12 +125,11 @@ def group_keys(batch: Trajectories, turns: int) -> Array:
 
 
 @part
-def same_state(last: int = 1) -> OfTurns:
+def same_state(last: Count = 1) -> OfTurns:
     """Keys: turns of a group whose last `last` states are the same, the newest being the one before the turn.
 
     Reads `state_key`. A turn with fewer turns before it is alike only to others at the same index.
     """
-    check_number("last", last, least=1, whole=True)
 
     def keys(batch: Trajectories) -> Array:
         states = batch.need("state_key").astype(jnp.uint32)
@@ -147,9 +145,8 @@ def same_state(last: int = 1) -> OfTurns:
 
 
 @part
-def turn_returns(gamma: float = 1.0) -> OfTurns:
+def turn_returns(gamma: Fraction = 1.0) -> OfTurns:
     """Values: the discounted return from each turn on."""
-    check_number("gamma", gamma, least=0, most=1)
     return lambda batch: returns_of_turns(rewards_of_turns(batch), turns_of_scored(batch), gamma)
 
 

@@ -13,9 +13,8 @@ from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.advantages.turns.turns import TURNS, on_tokens, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, RECALLED
-from jaxrl_llm.core.ranges import NonNegative, NonNegativeInt
+from jaxrl_llm.core.ranges import Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.core.transform import Transform, chain, stateless
@@ -93,13 +92,12 @@ def dart_gui(
 
 
 @part
-def keep_uncertain_turns(share: float = 0.8) -> Transform:
+def keep_uncertain_turns(share: Fraction = 0.8) -> Transform:
     """Keep the turns of the highest mean entropy, ceil(share n) of the n turns of a group; others get weight 0.
 
     The entropy is that of the weights before the update. Of equal turns the first are kept. Needs `turns` and
     `state_key`.
     """
-    check_number("share", share, least=0, most=1)
 
     def apply(batch: Trajectories) -> Trajectories:
         mask = turn_mask(batch)

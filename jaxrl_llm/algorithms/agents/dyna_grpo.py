@@ -17,9 +17,8 @@ from jaxrl_llm.advantages.turns.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_moments, check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Count, NonNegative, NonNegativeInt, check_moments
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_moments, bucket_sums
@@ -115,7 +114,6 @@ def policy_or_simulation(success: float = 0.0, epsilon: float = 1e-6) -> Transfo
 
     An episode of several rows counts once in the means of groups with refined episodes.
     """
-    check_number("success", success)
     check_moments(1, epsilon)
 
     def apply(batch: Trajectories) -> Trajectories:
@@ -252,7 +250,11 @@ def rows_of(refined: Refined, end: Episode, settings: AgentSettings, revealed: R
 
 @part
 def simulating(
-    depth: int = 5, policy_steps: int = 1, simulation_steps: int = 1, revealed: Revealed = "removed", ask: str = REFINE
+    depth: Count = 5,
+    policy_steps: NonNegativeInt = 1,
+    simulation_steps: NonNegativeInt = 1,
+    revealed: Revealed = "removed",
+    ask: str = REFINE,
 ) -> Rollout:
     """The episodes of the run's agents, and in some steps as many whose replies are refined (Dyna-GRPO, 2510.09577).
 
@@ -267,9 +269,6 @@ def simulating(
     Provides refined, 1 for rows of refined replies, 0 for others. It goes around the run's agents; InputError around
     another rollout. Alone it is a group without refined replies.
     """
-    check_number("depth", depth, least=1, whole=True)
-    check_number("policy_steps", policy_steps, least=0, whole=True)
-    check_number("simulation_steps", simulation_steps, least=0, whole=True)
     if policy_steps + simulation_steps == 0:
         raise InputError("policy_steps and simulation_steps are 0: one of the phases needs a step")
     require_choice("revealed", revealed, ("removed", "kept"))

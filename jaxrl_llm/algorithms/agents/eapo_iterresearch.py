@@ -11,9 +11,8 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.turns.episodes import episode_keys, turns_before
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import NonNegative, Share
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
@@ -24,12 +23,11 @@ from jaxrl_llm.selection.rows import ranks_within
 
 
 @part
-def discounted_by_round(gamma: float) -> Callable[[Trajectories], Array]:
+def discounted_by_round(gamma: Share) -> Callable[[Trajectories], Array]:
     """A function `batch -> f32[N]`: gamma^(rows of the episode after this one) times the score.
 
     Without the numbers of episodes and turns each row is an episode.
     """
-    check_number("gamma", gamma, above=0, most=1)
 
     def score(batch: Trajectories) -> Array:
         before = turns_before(batch).astype(jnp.float32)

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import NonNegative, NonNegativeInt, Share
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_sums
 from jaxrl_llm.core.transform import chain
@@ -75,9 +74,9 @@ def cleanest_right_rows_out(
     },
 )
 def grpo_roc(
-    keep: Annotated[float, CODE] = 0.5,
-    least_right: Annotated[int, CODE] = 2,
-    least_wrong: Annotated[int, CODE] = 2,
+    keep: Annotated[Share, CODE] = 0.5,
+    least_right: Annotated[NonNegativeInt, CODE] = 2,
+    least_wrong: Annotated[NonNegativeInt, CODE] = 2,
     component: Annotated[str | None, CODE] = "one_answer",
     epsilon: Annotated[NonNegative, CODE] = 1e-6,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
@@ -99,9 +98,6 @@ def grpo_roc(
     tokens. This is the released code, which rounds half to even and keeps the right ones of least penalty; the paper
     draws them with a probability that falls with it.
     """
-    check_number("keep", keep, above=0, most=1)
-    check_number("least_right", least_right, least=0, whole=True)
-    check_number("least_wrong", least_wrong, least=0, whole=True)
     chosen = cleanest_right_rows_out(keep, least_right, least_wrong, component)
     needs = {"calls", "failed_calls", *([FORM] if component == FORM else [])}
     return Algorithm(

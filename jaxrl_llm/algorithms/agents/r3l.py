@@ -16,9 +16,8 @@ from jaxrl_llm.advantages.turns.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative, Positive
+from jaxrl_llm.core.ranges import Count, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_moments, bucket_sums
@@ -146,19 +145,16 @@ def amplified_advantages(
 
 @part
 def amplified(
-    alpha: float = 3.0,
+    alpha: NonNegative = 3.0,
     full_reward: float = 1.0,
     baseline: Literal["mean", "log_mean_exp"] = "mean",
-    temperature: float = 1.0,
+    temperature: Positive = 1.0,
 ) -> Transform:
     """Write `amplified_advantages` on all actions of a row. An episode of several rows counts once in its group.
 
     temperature: of the baseline "log_mean_exp". InputError for another baseline.
     """
     require_choice("baseline", baseline, ("mean", "log_mean_exp"))
-    check_number("alpha", alpha, least=0)
-    check_number("full_reward", full_reward)
-    check_number("temperature", temperature, above=0)
     tau = temperature if baseline == "log_mean_exp" else None
 
     def apply(batch: Trajectories) -> Trajectories:
@@ -307,7 +303,7 @@ def rows_of(attempt: Attempt, end: Episode, settings: AgentSettings, told: bool 
 @part
 def reflecting(
     full_reward: float = 1.0,
-    reflection_tokens: int | None = 4096,
+    reflection_tokens: Count | None = 4096,
     reflect: str = REFLECT,
     guidance: str = GUIDANCE,
     read: Callable[[str, int], Reflection | None] = reflection_in,
@@ -329,8 +325,6 @@ def reflecting(
     metrics rollout/guided and rollout/reflected are the shares of retries, and of reflections that could be read. It
     goes around the run's agents; InputError around another rollout. Alone it is a group without retries.
     """
-    check_number("full_reward", full_reward)
-    check_number("reflection_tokens", reflection_tokens, least=1, whole=True, or_none=True)
 
     async def reflected(tools: Tools, task: Task, number: int, first: Attempt, end: Episode) -> Episode | None:
         if not first.replies or end.reward is None or end.reward != end.reward:

@@ -14,9 +14,8 @@ from jaxrl_llm.advantages.turns.turns import OfTurns, compared, of_episode, rewa
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import one_reward_of, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Fraction, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_moments, joint_key
 from jaxrl_llm.core.transform import chain
@@ -82,7 +81,7 @@ def same_turn_of_episode() -> OfTurns:
 
 
 @part
-def broken_returns(gamma: float = 0.5, matched: float = 0.8) -> OfTurns:
+def broken_returns(gamma: Fraction = 0.5, matched: float = 0.8) -> OfTurns:
     """Values: returns of turns that end where a turn does not match (UI-S1, 2509.11543). Backwards over an episode,
 
         R <- r_t + gamma R,    G_t = R    if the turn matches, r_t > matched
@@ -91,8 +90,6 @@ def broken_returns(gamma: float = 0.5, matched: float = 0.8) -> OfTurns:
     with r the environment's rewards of turns, also over the rows of an episode; without these the score is that of its
     last turn.
     """
-    check_number("gamma", gamma, least=0, most=1)
-    check_number("matched", matched)
 
     def values(batch: Trajectories) -> Array:
         r = rewards_of_turns(batch) if batch.turn_rewards is None else jnp.nan_to_num(batch.turn_rewards)
@@ -102,9 +99,8 @@ def broken_returns(gamma: float = 0.5, matched: float = 0.8) -> OfTurns:
 
 
 @part
-def varies_little(values: OfTurns, least: float) -> Callable[[Trajectories], Array]:
+def varies_little(values: OfTurns, least: NonNegative) -> Callable[[Trajectories], Array]:
     """A function `batch -> bool[N]`: rows of groups whose turns' values have a deviation (n - 1) of at most `least`."""
-    check_number("least", least, least=0)
 
     def rows(batch: Trajectories) -> Array:
         mask = turn_mask(batch)

@@ -10,7 +10,6 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.core.choices import AverageName
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
 from jaxrl_llm.core.ranges import Count, NonNegative, ZeroOrOne
 from jaxrl_llm.core.transform import chain
@@ -54,7 +53,6 @@ def dapo(
     recipe, not in the paper. preset "paper" or "code" sets both. A = (r - mean) / (std + epsilon) with ddof. The
     paper's rewards are -1 and 1.
     """
-    check_number("rounds", rounds, least=1)
     uniform, mixed = (uniform_groups, mixed_groups) if accuracy is None else (uniform_by(accuracy), mixed_by(accuracy))
     steps = [drop_rows(uniform)] if dynamic_sampling else []
     if overlong_buffer is not None and max_length is not None:

@@ -12,8 +12,8 @@ from jaxrl_llm.advantages.returns import discounted_returns
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import AverageName, Baseline
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.ranges import Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Objective, chain, stateless
@@ -46,7 +46,7 @@ def reinforce(
     baseline: Annotated[Literal["batch", "group", "leave_one_out", "none"], OURS] = "batch",
     gamma: Annotated[float, PAPER] = 1.0,
     average: Annotated[AverageName, PAPER] = "sum",
-    importance_cap: Annotated[float | None, PAPER] = None,
+    importance_cap: Annotated[Positive | None, PAPER] = None,
 ) -> Algorithm:
     """REINFORCE (Simple statistical gradient-following algorithms; before arXiv).
 
@@ -61,7 +61,6 @@ def reinforce(
     None: no weights.
     """
     require_choice("baseline", baseline, ("batch", "group", "leave_one_out", "none"))
-    check_number("importance_cap", importance_cap, above=0, or_none=True)
     weight = None if importance_cap is None else capped(importance_cap)
     objective = averaged_gradient(log_probability(weight), average)
 

@@ -13,9 +13,8 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import AverageName
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Fraction, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import stateless
@@ -43,9 +42,9 @@ def above_greedy(gamma: float, reward_clip: float | None) -> Callable[[Trajector
     code={"gamma": 0.99, "reward_clip": 5.0, "average": "token"},
 )
 def remax(
-    gamma: Annotated[float, PAPER] = 1.0,
+    gamma: Annotated[Fraction, PAPER] = 1.0,
     kl_coefficient: Annotated[NonNegative, CODE] = 0.05,
-    reward_clip: Annotated[float | None, PAPER] = None,
+    reward_clip: Annotated[Positive | None, PAPER] = None,
     average: Annotated[AverageName, PAPER] = "sum",
 ) -> Algorithm:
     """ReMax (A Simple, Effective, and Efficient RL Method for Aligning LLMs).
@@ -60,8 +59,6 @@ def remax(
     its power of gamma is one higher (gamma^1 on the last token), which is not done here.
     Rollout: one greedy completion per prompt, with the sampling weights.
     """
-    check_number("gamma", gamma, least=0, most=1)
-    check_number("reward_clip", reward_clip, above=0, or_none=True)
 
     transform = with_kl_reward(kl_coefficient, stateless(above_greedy(gamma, reward_clip), needs={"greedy_reward"}))
     return Algorithm(transform, averaged_gradient(log_probability(), average))

@@ -14,7 +14,6 @@ from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import AverageName, Rule
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
 from jaxrl_llm.core.ranges import AtLeastOne, NonNegative
 from jaxrl_llm.core.repr import part
@@ -27,7 +26,7 @@ from jaxrl_llm.utils.errors import require_choice
 def adora(
     rule: Annotated[Rule, CODE] = "length",
     weight: Annotated[float, CODE] = 1.0,
-    other_weight: Annotated[float, CODE] = 0.1,
+    other_weight: Annotated[NonNegative, CODE] = 0.1,
     success: Annotated[float, OURS] = 0.5,
     hard: Annotated[float, PAPER] = 0.5,
     edges: Annotated[Literal["lenient", "strict"], CODE] = "strict",
@@ -51,7 +50,6 @@ def adora(
     success 1.01. The rest is GRPO with clip_low, clip_high, kl_coefficient and average (the code for images has
     "sequence").
     """
-    check_number("other_weight", other_weight, least=0)
     require_choice("rule", rule, RULES)
     require_choice("edges", edges, EDGES)
     longest = 4054.0 if max_length is None else max_length

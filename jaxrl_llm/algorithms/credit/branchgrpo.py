@@ -12,9 +12,8 @@ from jaxrl_llm.advantages.trees.credit import EQUAL, NODE, shared_once, tree_cre
 from jaxrl_llm.advantages.trees.values import Tree, node_values, scored_tree, shares, tree_of
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Count, NonNegative, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
@@ -42,8 +41,8 @@ def numbers_in(name: str, text: str) -> list[float]:
     beside={"images": ("the sampler of images and its noise; segments of texts take their place", "diffusion")},
 )
 def branchgrpo(
-    forks: Annotated[int, CODE] = 4,
-    spacing: Annotated[int, OURS] = 64,
+    forks: Annotated[int, Range(least=1, most=64), CODE] = 4,
+    spacing: Annotated[Count, OURS] = 64,
     branches: Annotated[int, CODE] = 2,
     fusion: Annotated[Literal["mean", "softmax"], CODE] = "mean",
     alpha: Annotated[NonNegative, CODE] = 1.0,
@@ -68,8 +67,6 @@ def branchgrpo(
     "0,1". The sampler of images and its noise are out of scope. Rollout: `rollouts.trees.tree`.
     """
     require_choice("keep", keep, ("all", "best", "extremes"))
-    check_number("forks", forks, least=1, most=64, whole=True)
-    check_number("spacing", spacing, least=1, whole=True)
     pruned = [] if keep == "all" else [last_segments_kept(keep)]
     pruned += [depths_out(tuple(map(int, numbers_in("skip_depths", skip_depths))))] if skip_depths else []
     return Algorithm(
@@ -110,11 +107,10 @@ def depth_advantages(
 
 @part
 def by_depth(
-    fusion: Literal["mean", "softmax"] = "mean", alpha: float = 1.0, epsilon: float = 1e-8
+    fusion: Literal["mean", "softmax"] = "mean", alpha: NonNegative = 1.0, epsilon: float = 1e-8
 ) -> Callable[[Trajectories], Array]:
     """A function `batch -> f32[N, L]`: `depth_advantages`."""
     require_choice("fusion", fusion, ("mean", "softmax"))
-    check_number("alpha", alpha, least=0)
     return lambda batch: depth_advantages(batch, fusion, alpha, epsilon)
 
 

@@ -12,10 +12,9 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, PAPER
 from jaxrl_llm.core.log_ratios import log_ratio
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import chain, control, counted
@@ -47,7 +46,7 @@ def internal_ratio(layer: int) -> Ratio:
 @method(paper="arXiv 2512.19673", year=2025, test="test_token_credit.py::test_bupo_against_a_loop")
 @presets(paper={"average": "sequence", "dual_clip": None}, code={"average": "token", "dual_clip": 10.0})
 def bupo(
-    layer: Annotated[int, PAPER] = 6,
+    layer: Annotated[Count, PAPER] = 6,
     internal_steps: Annotated[NonNegative, PAPER] = 30,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
@@ -67,7 +66,6 @@ def bupo(
     paper's internal_steps is 30 of 300, its layer 6 for Qwen3-4B and 8B: the last one whose feed-forward block raises
     the entropy of the unembedded distribution.
     """
-    check_number("layer", layer, least=1)
     require_choice("average", average, ("sequence", "token"))
 
     mean = sequence_mean() if average == "sequence" else token_mean()

@@ -7,9 +7,8 @@ from typing import Annotated, Literal
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.objectives.averaging.averages import token_mean
 from jaxrl_llm.objectives.averaging.token_groups import Tokens, token_groups
@@ -62,14 +61,12 @@ def degrpo(
 
 
 @part
-def first_actions(count: int = 1) -> Tokens:
+def first_actions(count: Count = 1) -> Tokens:
     """A function `batch -> bool[N, L]`: the first so many actions of each row."""
-    check_number("count", count, least=1, whole=True)
     return lambda batch: (batch.action_index >= 0) & (batch.action_index < count)
 
 
 @part
-def actions_after(count: int = 1) -> Tokens:
+def actions_after(count: Count = 1) -> Tokens:
     """A function `batch -> bool[N, L]`: all actions except the first so many of each row."""
-    check_number("count", count, least=1, whole=True)
     return lambda batch: batch.action_index >= count

@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.multipliers import Number, revised
+from jaxrl_llm.advantages.multipliers import revised
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import AverageName
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import AverageName, Number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import AboveOne, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain
@@ -41,9 +40,9 @@ def guided_by_reference(
 
 @method(paper="arXiv 2605.03327", year=2026, test="test_token_credit.py::test_dgpo_against_a_loop")
 def dgpo_distribution_guided(
-    tau: Annotated[float, PAPER] = 0.5,
+    tau: Annotated[Positive, PAPER] = 0.5,
     kappa: Annotated[NonNegative, PAPER] = 1.0,
-    vocabulary_size: Annotated[float | None, OURS] = 49152,
+    vocabulary_size: Annotated[AboveOne | None, OURS] = 49152,
     squared: Annotated[bool, CODE] = True,
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.2,
@@ -61,8 +60,6 @@ def dgpo_distribution_guided(
     to us do not print it). squared False uses the Hellinger distance itself, sqrt(d), as the paper names it; the
     re-implementations use its square. vocabulary_size: |V|, in a run that of its model; None: h = H.
     """
-    check_number("tau", tau, above=0)
-    check_number("vocabulary_size", vocabulary_size, above=1, or_none=True)
 
     return Algorithm(
         transform=chain(

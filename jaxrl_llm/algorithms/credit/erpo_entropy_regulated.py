@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
-from jaxrl_llm.advantages.multipliers import Number, revised, standard_scores
+from jaxrl_llm.advantages.multipliers import revised, standard_scores
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
 from jaxrl_llm.core.log_ratios import log_ratio
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain
@@ -43,10 +43,10 @@ def regulated_by_progress(
 
 @method(paper="arXiv 2603.28204", year=2026, test="test_entropy_credit.py::test_erpo_against_a_loop")
 def erpo_entropy_regulated(
-    gamma: Annotated[float, CODE] = 5.0,
+    gamma: Annotated[NonNegative, CODE] = 5.0,
     eta: Annotated[NonNegative, CODE] = 0.2,
     beta: Annotated[NonNegative, CODE] = 0.1,
-    buckets: Annotated[int, CODE] = 10,
+    buckets: Annotated[Count, CODE] = 10,
     compose: Annotated[Literal["additive", "multiplicative"], PAPER] = "additive",
     clip_low: Annotated[NonNegative, OURS] = 0.2,
     clip_high: Annotated[NonNegative, OURS] = 0.2,
@@ -66,8 +66,6 @@ def erpo_entropy_regulated(
     us: a token mean, with PPO's clip (clip_low, clip_high). beta cancels in s~ except through epsilon. The authors
     released no code; "code" below is that re-implementation.
     """
-    check_number("gamma", gamma, least=0)
-    check_number("buckets", buckets, least=1)
     require_choice("compose", compose, COMPOSITIONS)
 
     return Algorithm(

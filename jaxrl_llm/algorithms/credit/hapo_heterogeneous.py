@@ -18,10 +18,10 @@ from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hooks import Context, Hook, State, entropy_of
 from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import Count, NonNegative
+from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
@@ -54,7 +54,7 @@ def with_entropy_levels(pivot: float, tau: float = 0.0) -> Callable[[Trajectorie
 
 @method(paper="arXiv 2509.16591", year=2025, test="test_entropy_credit.py::test_hapo_against_a_loop")
 def hapo_heterogeneous(
-    pivot: Annotated[float, CODE] = 0.8,
+    pivot: Annotated[Fraction, CODE] = 0.8,
     advantage_strength: Annotated[NonNegative, CODE] = 1.0,
     clip_strength: Annotated[NonNegative, CODE] = 1.0,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
@@ -64,7 +64,7 @@ def hapo_heterogeneous(
     dynamic_sampling: Annotated[bool, CODE] = True,
     rounds: Annotated[Count, CODE] = 16,
     accuracy: Annotated[str | None, OURS] = None,
-    tau: Annotated[float, CODE] = 0.05,
+    tau: Annotated[float, Range(least=0, below=1), CODE] = 0.05,
 ) -> Algorithm:
     """Heterogeneous Adaptive Policy Optimization (HAPO).
 
@@ -89,9 +89,6 @@ def hapo_heterogeneous(
     on the scale of the last batch (`heated`); T0 before the first update. Ratios are of the policies at these
     temperatures, each policy with its own entropy.
     """
-    check_number("pivot", pivot, least=0, most=1)
-    check_number("tau", tau, least=0, below=1)
-    check_number("rounds", rounds, least=1)
     uniform, mixed = (uniform_groups, mixed_groups) if accuracy is None else (uniform_by(accuracy), mixed_by(accuracy))
     credit = on_actions(weighted_by_length(extreme)), stateless(with_entropy_levels(pivot, tau), needs={"level_tau"})
     bounds = bounds_by_level(clip_low, clip_high, clip_strength)
@@ -148,9 +145,6 @@ def length_weighted_advantage(
     value = jnp.where(differ, centred / (jnp.sqrt(squares / tokens) + epsilon), 0.0)
     (extreme,) = bucket_sums(group, (jnp.abs(value) >= limit).astype(jnp.float32))
     return jnp.where(extreme > 0, usual, value)
-
-
-Number = jax.Array | float
 
 
 class Levels(NamedTuple):

@@ -13,7 +13,6 @@ from jaxrl_llm.advantages.trees.values import gains, state_values
 from jaxrl_llm.algorithms.credit.spo_segment import STATES
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER, RECALLED
 from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.reference import ReferenceRule, model_names
@@ -66,8 +65,6 @@ def pav(
 
     The strength is from memory of the paper.
     """
-    check_number("k", k, least=1, whole=True)
-    check_number("strength", strength, least=0)
     return Algorithm(
         tree_credit(outcome_and_progress(k, strength), STATES),
         policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),

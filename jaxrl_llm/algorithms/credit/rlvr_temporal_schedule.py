@@ -13,7 +13,6 @@ from jaxrl_llm.advantages.multipliers import capped_bonus
 from jaxrl_llm.advantages.schedules import SHAPES, fade, progress
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
 from jaxrl_llm.core.ranges import AtLeastOne, Fraction, NonNegative, Positive
 from jaxrl_llm.core.repr import part
@@ -34,7 +33,7 @@ from jaxrl_llm.utils.errors import require_choice
 )
 def rlvr_temporal_schedule(
     rule: Annotated[Literal["percentile", "forking", "bonus"], PAPER] = "percentile",
-    magnitude: Annotated[float, CODE] = 0.99,
+    magnitude: Annotated[Fraction, CODE] = 0.99,
     shape: Annotated[Literal["linear", "power", "sigmoid"], CODE] = "linear",
     start: Annotated[Fraction, CODE] = 0.0,
     end: Annotated[Fraction, CODE] = 0.8,
@@ -62,7 +61,6 @@ def rlvr_temporal_schedule(
     """
     require_choice("rule", rule, ("percentile", "forking", "bonus"))
     require_choice("shape", shape, SHAPES)
-    check_number("magnitude", magnitude, least=0, most=1)
     steps = 100 if total_steps is None else total_steps
 
     x = fading(steps, start, end, magnitude, shape, power)

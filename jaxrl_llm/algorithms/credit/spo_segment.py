@@ -12,9 +12,8 @@ from jaxrl_llm.advantages.trees.credit import EQUAL, edges, shared_once, tree_cr
 from jaxrl_llm.advantages.trees.values import gains, state_values
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_moments, check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, Range, check_moments
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
@@ -37,8 +36,8 @@ def spo_segment(
     below: Annotated[float, PAPER] = 0.9,
     continuations: Annotated[int, PAPER] = 9,
     interval: Annotated[int, PAPER] = 5,
-    segment: Annotated[int, PAPER] = 30,
-    levels: Annotated[int, PAPER] = 3,
+    segment: Annotated[Count, PAPER] = 30,
+    levels: Annotated[int, Range(least=1, most=64), PAPER] = 3,
     branches: Annotated[int, PAPER] = 6,
     scale: Annotated[Literal["none", "std"], PAPER] = "none",
     clip_low: Annotated[NonNegative, OURS] = 0.2,
@@ -64,8 +63,6 @@ def spo_segment(
     """
     require_choice("form", form, ("chain", "tree"))
     require_choice("scale", scale, ("none", "std"))
-    check_number("segment", segment, least=1, whole=True)
-    check_number("levels", levels, least=1, most=64, whole=True)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
     objective += kl_coefficient * kl(to="reference", estimator="k3", average=token_mean())
     if form == "tree":
@@ -79,9 +76,8 @@ def spo_segment(
 
 
 @part
-def probable_tokens_out(below: float) -> Transform:
+def probable_tokens_out(below: Fraction) -> Transform:
     """Drop the actions whose probability at sampling was not less than `below`."""
-    check_number("below", below, least=0, most=1)
     return stateless(lambda b: b.replace(weights=b.loss_weights * (b.behaviour_logp < jnp.log(below))))
 
 

@@ -13,7 +13,6 @@ from jaxrl_llm.advantages.trees.credit import EQUAL, tree_credit
 from jaxrl_llm.advantages.trees.values import leaves, node_values, scored_tree, shares, sums
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
 from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
@@ -68,7 +67,6 @@ def treepo(
     random; the paper's variant that splits by log-probabilities is left out. Rollout: `rollouts.trees.budgeted_tree`.
     """
     require_choice("credit", credit, ("leaf", "segment"))
-    check_number("rounds", rounds, least=1)
     steps = [drop_uniform_groups()] if dynamic_sampling else []
     if overlong_buffer is not None and max_length is not None and overlong_buffer < max_length:
         steps.append(soft_overlong_penalty(max_length, overlong_buffer))
@@ -131,7 +129,6 @@ def over_subtrees(
 
 
 @part
-def segments_over_subtrees(eta: float = 0.0) -> Callable[[Trajectories], Array]:
+def segments_over_subtrees(eta: NonNegative = 0.0) -> Callable[[Trajectories], Array]:
     """A function `batch -> f32[N, L]`: `segment_subtree_advantages`."""
-    check_number("eta", eta, least=0)
     return lambda batch: segment_subtree_advantages(batch, eta)

@@ -12,9 +12,8 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.schedules import ramp
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, Fraction, NonNegative
+from jaxrl_llm.core.ranges import AtLeastOne, Fraction, NonNegative, Share
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain
@@ -55,8 +54,8 @@ def highest_scored_tokens(
 
 @method(paper="arXiv 2509.22115", year=2025, test="test_selecting.py::test_d3s_against_a_loop")
 def d3s(
-    rows_first: Annotated[float, OURS] = 0.25,
-    rows_last: Annotated[float, OURS] = 0.75,
+    rows_first: Annotated[Share, OURS] = 0.25,
+    rows_last: Annotated[Share, OURS] = 0.75,
     tokens_first: Annotated[Fraction, OURS] = 0.2,
     tokens_last: Annotated[Fraction, OURS] = 0.8,
     clip_low: Annotated[NonNegative, OURS] = 0.2,
@@ -75,8 +74,6 @@ def d3s(
     tokens; advantages are not normalised again. The sources available to us print no values. Ties are broken at random
     (summaries of the paper: by index).
     """
-    for name, share in (("rows_first", rows_first), ("rows_last", rows_last)):
-        check_number(name, share, above=0, most=1)
     steps = 100 if total_steps is None else total_steps
 
     return Algorithm(

@@ -13,9 +13,8 @@ from jaxrl_llm.advantages.multipliers import revised, row_mean
 from jaxrl_llm.advantages.votes import vote
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
 from jaxrl_llm.core.transform import chain
@@ -46,7 +45,7 @@ def confident(rule: str, limit: float, clamp: bool) -> Callable[[Trajectories], 
 )
 def ettrl(
     rule: Annotated[Literal["confidence", "clip"], PAPER] = "confidence",
-    limit: Annotated[float, PAPER] = 2.0,
+    limit: Annotated[Positive, PAPER] = 2.0,
     clamp: Annotated[bool, PAPER] = False,
     ties: Annotated[Literal["content", "first"], OURS] = "content",
     trees: Annotated[int, PAPER] = 12,
@@ -68,7 +67,6 @@ def ettrl(
     entropy of which `branches` others begin; all trees * (1 + forks * branches) vote, with their last numbers.
     """
     require_choice("rule", rule, ("confidence", "clip"))
-    check_number("limit", limit, above=0)
 
     return Algorithm(
         transform=chain(vote(None, ties), group_relative(ddof=0), revised(confident(rule, limit, clamp))),

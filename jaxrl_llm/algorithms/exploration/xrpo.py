@@ -13,9 +13,8 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.multipliers import capped_bonus, revised, row_mean
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import Count, NonNegative
+from jaxrl_llm.core.ranges import Count, NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Curriculum, MakeCurriculum, State, Step
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
@@ -76,7 +75,6 @@ def xrpo(
     (`neighbours.text_features`), and its pool may also hold solutions of the same step. Rollout:
     `rollouts.adaptive.in_rounds`, and curriculum: `solved_examples`.
     """
-    check_number("kappa", kappa, least=0)
 
     return Algorithm(
         transform=chain(
@@ -116,7 +114,6 @@ def solved_examples(
     """
     check_number("examples", examples, least=0, whole=True)
     check_number("pool", pool, least=1, whole=True)
-    check_number("success", success)
 
     def make(rows: Sequence[dict[str, Any]], seed: int) -> Curriculum:
         stream = shuffled_epochs(rows, seed)

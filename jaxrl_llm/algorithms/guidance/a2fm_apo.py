@@ -16,9 +16,8 @@ import numpy as np
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
@@ -113,9 +112,9 @@ def adaptive_factors(
 @part
 def tagged(
     tags: str = "<instant>,<reasoning>",
-    forced: int = 2,
-    alpha: float = 2.0,
-    easy: float = 0.5,
+    forced: NonNegativeInt = 2,
+    alpha: NonNegative = 2.0,
+    easy: Fraction = 0.5,
     by: Literal["first", "all"] = "first",
     success: float = 0.5,
     agentic: str = "<agentic>",
@@ -139,10 +138,6 @@ def tagged(
     modes = [*names, agentic.strip()]
     if not modes[-1] or modes[-1] in names:
         raise InputError(f"agentic is {shown(agentic)}, but must be a tag that is not among {shown(tags)}")
-    check_number("forced", forced, least=0, whole=True)
-    check_number("alpha", alpha, least=0)
-    check_number("easy", easy, least=0, most=1)
-    check_number("success", success)
     require_choice("by", by, ("first", "all"))
 
     def factors(scores: Sequence[float | None], found: Sequence[int], is_forced: Sequence[bool]) -> list[float]:

@@ -13,9 +13,8 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Scale
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, NonNegative
+from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_sums, weighted
 from jaxrl_llm.core.transform import chain
@@ -134,7 +133,6 @@ def solved_without(
 
 
 @part
-def scaled_sum(length: float) -> Average:
+def scaled_sum(length: Positive) -> Average:
     """Sum over all tokens of the batch / length: grows with the batch size. length > 0, else InputError."""
-    check_number("length", length, above=0)
     return Average(lambda values, batch: jnp.sum(weighted(values, batch)) / length)

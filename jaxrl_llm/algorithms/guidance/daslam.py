@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.ranges import NonNegative, Positive
+from jaxrl_llm.core.ranges import Count, NonNegative, Positive, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.trajectory import Array, Trajectories
@@ -253,8 +252,8 @@ def known_text(questions: Sequence[str], answers: Sequence[str]) -> str:
 def decomposing(
     solver: str | None = None,
     column: str = "solution",
-    questions: int = 8,
-    solver_tokens: int | None = None,
+    questions: Annotated[int, Range(least=1, most=1024)] = 8,
+    solver_tokens: Count | None = None,
     nouns: str | None = None,
     embed: str | None = None,
 ) -> Rollout:
@@ -272,8 +271,6 @@ def decomposing(
     Provides decomposition, the four terms of `Terms`. InputError for a function that cannot be
     loaded, and for a solution that is no text.
     """
-    check_number("questions", questions, least=1, most=1024, whole=True)
-    check_number("solver_tokens", solver_tokens, least=1, whole=True, or_none=True)
     function = None if solver is None else load_function(solver, "the solver").function
     named: Callable[[str], Any] = content_words if nouns is None else load_function(nouns, "nouns").function
     alike = of_word_counts if embed is None else of_vectors(load_function(embed, "embed").function)

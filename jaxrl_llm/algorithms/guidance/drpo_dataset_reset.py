@@ -19,9 +19,8 @@ from jaxrl_llm.advantages.returns import (
 )
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_moments
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
@@ -81,7 +80,7 @@ def drpo_dataset_reset(
 
 
 @part
-def whiten_rewards(ddof: int = 1, epsilon: float = 1e-8) -> Transform:
+def whiten_rewards(ddof: ZeroOrOne = 1, epsilon: NonNegative = 1e-8) -> Transform:
     """Divide the rewards of the actions, `terminal_rewards`, by their standard deviation about their mean, which stays:
 
         r <- (r - mean) / sqrt(var + epsilon) + mean
@@ -90,7 +89,6 @@ def whiten_rewards(ddof: int = 1, epsilon: float = 1e-8) -> Transform:
     includes what `turn_rewards` had. Chain this
     after what adds token rewards, and before what turns them into advantages.
     """
-    check_moments(ddof, epsilon)
 
     def apply(batch: Trajectories) -> Trajectories:
         new = whiten(terminal_rewards(batch), scored_actions(batch), ddof, epsilon, shift=False)

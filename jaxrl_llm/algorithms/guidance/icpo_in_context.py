@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
 from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
@@ -96,5 +95,4 @@ def icpo_in_context(
 @part
 def reaches(threshold: float) -> Succeeds:
     """A function of a scored episode: whether its reward is at least the threshold."""
-    check_number("threshold", threshold)
     return lambda episode: episode.reward is not None and episode.reward >= threshold

@@ -12,9 +12,8 @@ from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import AverageName
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import Count, NonNegative, ZeroOrOne
+from jaxrl_llm.core.ranges import Count, NonNegative, NonNegativeInt, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Curriculum, MakeCurriculum, State, Step
 from jaxrl_llm.core.trajectory import Trajectories
@@ -77,13 +76,12 @@ def nurl(
 
 
 @part
-def without_solved(success: float = 0.0, accuracy: str | None = None, start: int = 0) -> MakeCurriculum:
+def without_solved(success: float = 0.0, accuracy: str | None = None, start: NonNegativeInt = 0) -> MakeCurriculum:
     """Epochs over all prompts, in random order, without those of which a whole group succeeded from step `start` on.
 
     A sample succeeds as in `repair.succeeds`, and a group with a guided sample (info["guided"]) is never solved. The
     metric "curriculum/left_out/solved" is the share of prompts that are left out. InputError when none is left.
     """
-    check_number("start", start, least=0, whole=True)
 
     def make(rows: Sequence[dict[str, Any]], seed: int) -> Curriculum:
         epochs = shuffled_epochs(rows, seed)

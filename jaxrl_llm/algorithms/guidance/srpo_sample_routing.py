@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import NonNegative, Positive, check_number
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
@@ -111,14 +110,12 @@ def confidence_weights(entropy: jax.Array, mask: jax.Array, strength: float | ja
 
 
 @part
-def route_failures(success: float = 0.5, strength: float = 1.0) -> Transform:
+def route_failures(success: float = 0.5, strength: NonNegative = 1.0) -> Transform:
     """Choose the rows to distil, info["distilled"] f32[N], and weigh their tokens, info["distil_weight"] f32[N, L].
 
     They are those with info["teacher_tokens"] and a score of at most `success`; weights: `confidence_weights` of the
     teacher's entropy over all their actions in the batch.
     """
-    check_number("success", success)
-    check_number("strength", strength, least=0)
 
     def apply(b: Trajectories) -> Trajectories:
         tokens = (b.info or {}).get("teacher_tokens")
@@ -144,7 +141,7 @@ def unless_distilled(sampled: Surrogate) -> Surrogate:
 
 
 @part
-def self_distillation(top: int = 100, share: float = 0.5, cap: float = 2.0) -> Objective:
+def self_distillation(top: int = 100, share: float = 0.5, cap: Positive = 2.0) -> Objective:
     """Token mean, over all tokens, of w sg(min(rho, cap)) `jensen_shannon`(p, q) on the rows that were chosen.
 
     p: the policy, q: the teacher, each of the `top` most probable tokens of the policy before the update and of the
@@ -153,7 +150,6 @@ def self_distillation(top: int = 100, share: float = 0.5, cap: float = 2.0) -> O
     """
     check_number("top", top, least=1, whole=True)
     check_number("share", share, least=0, most=1)
-    check_number("cap", cap, above=0)
     ratio, mean = token_ratio(), token_mean()
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:

@@ -12,7 +12,6 @@ from jaxrl_llm.advantages.normalisation import moments
 from jaxrl_llm.advantages.trackers import DEFAULT_PROMPTS
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.counted_rows import without_rows
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.ranges import Fraction, NonNegative
@@ -61,7 +60,6 @@ def zppo(
     problem and solution, a call of the teacher, as in the paper) or, with None, by the policy. Groups beyond the bound
     are sampled and left out, because which are kept is known only when all problems are answered.
     """
-    check_number("replay_share", replay_share, least=0)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
     return Algorithm(
         chain(at_most_parts(second_share, replay_share, threshold, most_stored), informative_relative(epsilon)),
@@ -85,9 +83,8 @@ def over_informative_groups(reward: jax.Array, group: jax.Array, epsilon: float 
 
 
 @part
-def informative_relative(epsilon: float = 1e-6) -> Transform:
+def informative_relative(epsilon: NonNegative = 1e-6) -> Transform:
     """`over_informative_groups` of the scores, on every action of a row."""
-    check_number("epsilon", epsilon, least=0)
 
     def apply(batch: Trajectories) -> Trajectories:
         advantage = over_informative_groups(batch.scores, batch.group, epsilon)
@@ -120,14 +117,14 @@ def superfluous_parts(batch: Trajectories, share: float, replayed: jax.Array | f
 
 
 @part
-def at_most_parts(share: float, replay_share: float = 0.0, threshold: float = 0.5, most: int = 10_000) -> Transform:
+def at_most_parts(
+    share: NonNegative, replay_share: NonNegative = 0.0, threshold: float = 0.5, most: int = 10_000
+) -> Transform:
     """Leave out the rows that are `superfluous_parts`, with the replayed problems of `hard_buffer`.
 
     These are as many as that draws, replay_share times the new ones, or all that its buffer has: the problems whose
     mean reward, info["solved"], was last below the threshold, at most `most`. The state says which problems are.
     """
-    check_number("share of second prompts", share, least=0)
-    check_number("replay_share", replay_share, least=0)
 
     def apply(failed: jax.Array, batch: Trajectories) -> tuple[State, Trajectories]:
         info, real = batch.info or {}, jnp.any(batch.action_mask, axis=1)

@@ -11,9 +11,9 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import PAPER
-from jaxrl_llm.core.ranges import Fraction, Positive
+from jaxrl_llm.core.ranges import AboveOne, Fraction, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Refresh, control
@@ -65,9 +65,6 @@ def bapo_adaptive_clip(
     bounds = (low_start, low_end, low_step), (high_start, high_end, high_step)
     search = find_bounds(rho, target, *bounds, order, criterion, statistic, weighted)
     return Algorithm(group_relative(), policy_gradient(rho, controlled_clip(dual_clip), token_mean(), refresh=search))
-
-
-Number = float | jax.Array
 
 
 STATISTICS, ORDERS, CRITERIA = ("value", "gradient"), ("high_first", "low_first"), ("share", "ratio")
@@ -182,9 +179,8 @@ def find_bounds(
 
 
 @part
-def controlled_clip(dual: float | None = None) -> Surrogate:
+def controlled_clip(dual: AboveOne | None = None) -> Surrogate:
     """`clip` with the controls "clip_low" and "clip_high" as ratio bounds."""
-    check_number("dual clip", dual, above=1, or_none=True)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         low, high = control(batch, "clip_low"), control(batch, "clip_high")

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Scale
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import NonNegativeNumber, Number, PositiveNumber, Scale
 from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
 from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Positive
 from jaxrl_llm.core.repr import part
@@ -74,9 +73,6 @@ def capo_curvature(
     return Algorithm(transform, policy_gradient(token_ratio(), clip(clip_low, clip_high), mean))
 
 
-Number = float | jax.Array
-
-
 def gradient_step_effect(
     p: jax.Array, squares: jax.Array, cubes: jax.Array, h_square: jax.Array, A: jax.Array, learning_rate: Number
 ) -> tuple[jax.Array, jax.Array]:
@@ -95,15 +91,12 @@ def gradient_step_effect(
 
 @part
 def keep_small_steps(
-    learning_rate: Number, change_limit: Number, kl_limit: Number, symmetric: bool = True
+    learning_rate: PositiveNumber, change_limit: NonNegativeNumber, kl_limit: NonNegativeNumber, symmetric: bool = True
 ) -> Transform:
     """Drop (weight 0) tokens whose `gradient_step_effect` reaches a limit; a limit of 0 is off.
 
     symmetric: keep |m_H| < change_limit, else 0 <= m_H < change_limit.
     """
-    check_number("learning_rate", learning_rate, above=0)
-    check_number("change_limit", change_limit, least=0)
-    check_number("kl_limit", kl_limit, least=0)
     inputs = ("squared_probability", "cubed_probability", "hidden_square")
 
     def drop(batch: Trajectories) -> Trajectories:

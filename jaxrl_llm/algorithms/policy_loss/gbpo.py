@@ -12,7 +12,7 @@ from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import FractionNumber, NonNegativeNumber, Number
 from jaxrl_llm.core.hyperparameters import CODE
 from jaxrl_llm.core.log_ratios import absolute
 from jaxrl_llm.core.ranges import NonNegative, Positive, ZeroOrOne
@@ -20,7 +20,6 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, bucket_moments
 from jaxrl_llm.core.transform import Metrics, Transform, chain, stateless
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.regression import Number
 from jaxrl_llm.objectives.surrogates import Surrogate
 
 
@@ -45,7 +44,6 @@ def gbpo(
     with target 1, whose gradient is 0 at the first update of a batch: rho = pi/pi_old. A group of one has A = 0 (the
     code: about r). Intended for several epochs per batch.
     """
-    check_number("temperature", temperature, above=0)
     objective = policy_gradient(token_ratio("old"), toward_ratio("ratio_target"), token_mean())
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), aim_at_bounds(low, high, temperature, ddof, epsilon))
     return Algorithm(transform, objective)
@@ -65,10 +63,10 @@ def bounded_ratio(z: jax.Array, low: Number, high: Number) -> jax.Array:
 
 
 @part
-def aim_at_bounds(low: Number, high: Number, temperature: Number, ddof: int = 1, epsilon: Number = 1e-6) -> Transform:
+def aim_at_bounds(
+    low: FractionNumber, high: NonNegativeNumber, temperature: Number, ddof: int = 1, epsilon: Number = 1e-6
+) -> Transform:
     """Write info["ratio_target"] f32[N], `bounded_ratio` of z = (r - median_g) / (std_g + epsilon) / temperature."""
-    check_number("low", low, least=0, most=1)
-    check_number("high", high, least=0)
 
     def aim(batch: Trajectories) -> Trajectories:
         deviation = bucket_moments(batch.group, batch.scores, ddof)[2]

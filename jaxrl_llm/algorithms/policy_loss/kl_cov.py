@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Source
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import FractionNumber, Number, Source
 from jaxrl_llm.core.hyperparameters import CODE
 from jaxrl_llm.core.log_ratios import absolute, needed
 from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
@@ -19,7 +18,7 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Refresh
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.covariance import Number, first_k, token_covariances
+from jaxrl_llm.objectives.covariance import first_k, token_covariances
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.selection.noise import token_noise
@@ -51,12 +50,11 @@ def kl_cov(
 
 
 @part
-def mark_covariant(share: Number) -> Refresh:
+def mark_covariant(share: FractionNumber) -> Refresh:
     """Mark the max(1, floor(share n)) of n tokens with the highest covariance; ties are broken at random.
 
     Writes info["covariant"] bool[N, L].
     """
-    check_number("covariance share", share, least=0, most=1)
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
         counts = batch.loss_weights != 0

@@ -12,14 +12,12 @@ from jaxrl_llm.advantages.returns import whiten_advantages
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Estimator
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import Estimator, Number, PositiveNumber
 from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, NonNegative
+from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.transform import Transform, chain, counted
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio, unclipped
-from jaxrl_llm.objectives.anchors import Number
 from jaxrl_llm.objectives.penalties import kl
 
 
@@ -59,8 +57,6 @@ def linear_step(k: Number, total: Number | None, first: Number = 1.0) -> jax.Arr
 
 
 @part
-def mirror_step(total: Number | None, first: Number = 1.0) -> Transform:
+def mirror_step(total: Annotated[Number | None, Range(least=1)], first: PositiveNumber = 1.0) -> Transform:
     """Write the control "proximity", 1 / `linear_step`: the coefficient of the divergence from the last policy."""
-    check_number("total_steps", total, least=1, or_none=True)
-    check_number("step_size", first, above=0)
     return counted(lambda k, batch: batch.with_controls(proximity=1 / linear_step(k.astype(jnp.float32), total, first)))

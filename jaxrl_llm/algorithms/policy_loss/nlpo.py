@@ -8,19 +8,19 @@ from jaxrl_llm.advantages.kl_rewards import kl_reward, stepwise_kl
 from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.hyperparameters import CODE
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Count, NonNegative, Share
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.core.transform import Transform, chain
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.rollouts.hooked import hooked
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.sampling.filters import Filters, keep
-from jaxrl_llm.sampling.token_support import Array, support
+from jaxrl_llm.sampling.token_support import support
 from jaxrl_llm.utils.errors import is_off
 
 
@@ -89,15 +89,13 @@ def nlpo(
 
 
 @part
-def lagged_nucleus(top_p: float = 0.9, min_keep: int = 1, every: int = 5) -> Hook:
+def lagged_nucleus(top_p: Share = 0.9, min_keep: Count = 1, every: int = 5) -> Hook:
     """The policy on the nucleus of its own lagged copy psi (NLPO, 2210.01241): the most probable tokens under psi.
 
     These are the fewest whose mass under psi is at least top_p, and at least min_keep. psi is the initial policy, and
     is replaced by the current one after every `every` updates. Tokens that tie with the last of them are allowed, too.
     Raises InputError unless top_p is above 0 and at most 1, and min_keep and every are whole numbers, at least 1.
     """
-    check_number("lagged_nucleus: top_p", top_p, above=0, most=1)
-    check_number("lagged_nucleus: min_keep", min_keep, least=1, whole=True)
 
     def kept(logits: Array) -> Array:
         nucleus = keep(logits, Filters(top_p=top_p))

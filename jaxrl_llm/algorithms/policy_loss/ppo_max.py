@@ -17,6 +17,7 @@ from jaxrl_llm.algorithms.classic.ppo import chain_present
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
 from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
@@ -162,9 +163,6 @@ def with_demonstration(rollout: Rollout, column: str = "answer") -> Rollout:
         columns=(*rollout.columns, column),
         demands=replace(rollout.demands, variable_size=True, max_episodes=lambda G: rollout.rows(G) + 1),
     )
-
-
-Number = jax.Array | float
 
 
 @part

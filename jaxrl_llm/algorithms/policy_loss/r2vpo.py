@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
 from jaxrl_llm.core.ranges import Fraction, NonNegative, NonNegativeInt, ZeroOrOne
 from jaxrl_llm.core.repr import part
@@ -33,8 +32,8 @@ def dual_ascent(rate: float) -> Callable[[jax.Array, dict[str, jax.Array]], jax.
 
 @method(paper="arXiv 2601.03320", year=2026, test="test_trust_region.py::test_r2vpo_by_loop_and_its_soft_clip")
 def r2vpo(
-    variance_limit: Annotated[float, OURS] = 0.02,
-    multiplier: Annotated[float, CODE] = 0.04,
+    variance_limit: Annotated[NonNegative, OURS] = 0.02,
+    multiplier: Annotated[NonNegative, CODE] = 0.04,
     multiplier_rate: Annotated[NonNegative, OURS] = 0.1,
     replay_share: Annotated[Fraction, OURS] = 1.0,
     replay_age: Annotated[NonNegativeInt, OURS] = 4,
@@ -56,8 +55,6 @@ def r2vpo(
     step; replay_share 0 is the on-policy form. The store has the newest replay_groups groups with different rewards.
     Replayed tokens have the log-probabilities of the policy that sampled them, so the penalty down-weights stale ones.
     """
-    check_number("variance_limit", variance_limit, least=0)
-    check_number("multiplier", multiplier, least=0)
 
     objective = policy_gradient(token_ratio(), unclipped(), token_mean())
     transform = chain(

@@ -10,17 +10,23 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Estimator, Source
-from jaxrl_llm.core.coefficients import check_bounds, check_number
+from jaxrl_llm.core.choices import Estimator, Number, Source
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source
-from jaxrl_llm.core.ranges import AtLeastOne, Fraction, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.ranges import (
+    AtLeastOne,
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    Range,
+    ZeroOrOne,
+    check_bounds,
+)
 from jaxrl_llm.core.reference import Params, ReferenceRule
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Objective, Transform, chain, counted
 from jaxrl_llm.objectives import entropy, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.anchors import Number
 from jaxrl_llm.objectives.averaging.averages import Average, Mean
 from jaxrl_llm.objectives.penalties import kl
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
@@ -42,7 +48,7 @@ def remix(
     every: Annotated[AtLeastOne, PAPER] = 10,
     drop: Annotated[NonNegative, PAPER] = 0.1,
     least: Annotated[Fraction, PAPER] = 0.5,
-    past_share: Annotated[float, PAPER] = 0.4,
+    past_share: Annotated[float, Range(least=0, below=1), PAPER] = 0.4,
     replay_age: Annotated[NonNegativeInt, PAPER] = 2,
     switch: Annotated[NonNegativeInt, PAPER] = 50,
     ddof: Annotated[ZeroOrOne, OURS] = 1,
@@ -70,8 +76,6 @@ def remix(
     objective = policy_gradient(token_ratio(), centred_clip(clip_low, clip_high), token_mean(), needs={"old_logp"})
     objective -= entropy_coefficient * entropy()
     objective += kl_coefficient * mixed_anchor("k3")
-    check_number("past_share", past_share, least=0, below=1)
-    check_number("switch", switch, least=0, whole=True)
     ratio = times_as_many(past_share / (1 - past_share))
     replay = whole_groups(**ratio, max_age=replay_age, until=switch) if past_share else None
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), mix_anchors(hold, every, drop, least))
@@ -79,12 +83,11 @@ def remix(
 
 
 @part
-def reset_at(step: int) -> ReferenceRule:
+def reset_at(step: NonNegativeInt) -> ReferenceRule:
     """The initial policy up to update number `step`, then the policy that this update gave (2507.06892).
 
     Raises InputError unless step is a whole number, at least 0.
     """
-    check_number("reset_at: step", step, least=0, whole=True)
 
     def update(reference: Params, params: Params, updates: jax.Array) -> Params:
         return jax.tree.map(lambda old, new: jnp.where(updates == step, new, old), reference, params)

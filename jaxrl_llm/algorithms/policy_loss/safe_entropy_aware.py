@@ -12,17 +12,17 @@ from jaxrl_llm.advantages.returns import sequence_values, whiten_advantages
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import Number, PositiveNumber
 from jaxrl_llm.core.hyperparameters import CODE, OURS
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source, straight_through
-from jaxrl_llm.core.ranges import NonNegative, Positive
+from jaxrl_llm.core.ranges import Count, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Objective, State, Transform, chain, control
 from jaxrl_llm.objectives import entropy
 from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged, token_mean
 from jaxrl_llm.objectives.ratios import log_ratio_to
-from jaxrl_llm.objectives.values import Number, huber, last_action_mean, value_loss
+from jaxrl_llm.objectives.values import huber, last_action_mean, value_loss
 
 
 @method(paper="arXiv 2602.04651", year=2026, test="test_actor_critic.py::test_safe_is_its_loop")
@@ -141,7 +141,7 @@ def kl_threshold(
     gains: tuple[Number, Number, Number] = (0.3, 0.01, 0.05),
     scale: Number = 0.1,
     entropy_floor: Number = 2.0,
-    window: int = 50,
+    window: Count = 50,
 ) -> Transform:
     """Write the controls "kl_threshold", "kl_penalty" and "kl_slope" (`next_threshold`, `excess_penalty`).
 
@@ -149,7 +149,6 @@ def kl_threshold(
     `batch.entropy`. A batch without scores reuses the smoothed reward. gains: of the error, its integral and its
     derivative. window: number of batches that the phases are detected from.
     """
-    check_number("window", window, least=1, whole=True)
 
     def apply(state: ControllerState, batch: Trajectories) -> tuple[State, Trajectories]:
         mask, scores = batch.action_mask, batch.scores
@@ -189,12 +188,11 @@ def threshold_penalty(gradient: bool = True, average: Average | Mean | None = No
 
 
 @part
-def soft_minimum(temperature: Number = 0.3) -> Callable[[jax.Array], jax.Array]:
+def soft_minimum(temperature: PositiveNumber = 0.3) -> Callable[[jax.Array], jax.Array]:
     """-a log mean_h exp(-v_h / a) over the heads [N, L, H]: the minimum as a -> 0, the mean as a -> inf.
 
     Values of a single head, [N, L], are returned unchanged.
     """
-    check_number("soft minimum temperature", temperature, above=0)
 
     def combine(values: jax.Array) -> jax.Array:
         if values.ndim == 2:

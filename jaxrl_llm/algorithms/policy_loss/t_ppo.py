@@ -17,11 +17,11 @@ from jaxrl_llm.advantages.returns import (
     scored_actions,
     terminal_rewards,
 )
-from jaxrl_llm.advantages.tokens.windows import Number, extended_gae
+from jaxrl_llm.advantages.tokens.windows import extended_gae
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import FractionNumber
 from jaxrl_llm.core.hyperparameters import OURS, RUN
 from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
@@ -39,7 +39,7 @@ def t_ppo(
     value_coefficient: Annotated[NonNegative, OURS] = 1.0,
     gamma: Annotated[float, OURS] = 1.0,
     lam: Annotated[float, OURS] = 0.95,
-    segments: Annotated[int, OURS] = 3,
+    segments: Annotated[Count, OURS] = 3,
     max_length: Annotated[Count | None, RUN] = None,
 ) -> Algorithm:
     """Truncated Proximal Policy Optimization (T-PPO).
@@ -60,7 +60,6 @@ def t_ppo(
     paper. With segments 1 every completion is finished in its step, as in a rollout without windows. While the critic
     is untrained, windows before the last have no learning signal: train it first (the run's `critic_steps`).
     """
-    check_number("segments", segments, least=1)
     window = 0 if max_length is None or segments == 1 else math.ceil(max_length / segments)
     objective = clipped_policy(clip_low, clip_high) + value_coefficient * value_loss(value_clip)
     strategy = Partial(segment_tokens=window, train_unfinished=True)
@@ -81,8 +80,8 @@ def unfinished_rows(batch: Trajectories) -> jax.Array:
 
 @part
 def windowed_advantages(
-    gamma: Number = 1.0,
-    lam: Number = 0.95,
+    gamma: FractionNumber = 1.0,
+    lam: FractionNumber = 0.95,
     combine: Callable[[jax.Array], jax.Array] = head_mean,
     heads: int = 1,
 ) -> Transform:
@@ -95,8 +94,6 @@ def windowed_advantages(
     have advantages 0. The reward of an unfinished row is ignored. combine: maps the values of several heads to one;
     heads: number of value heads. Writes the control "explained_variance", of the returns by the values.
     """
-    check_number("gamma", gamma, least=0, most=1)
-    check_number("lam", lam, least=0, most=1)
 
     def apply(batch: Trajectories) -> Trajectories:
         values, window, unfinished = combine(batch.need("values")), newest_window(batch), unfinished_rows(batch)

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Scale
+from jaxrl_llm.core.choices import Number, Scale
 from jaxrl_llm.core.hyperparameters import CODE
 from jaxrl_llm.core.log_ratios import LARGEST
 from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.objectives.averaging.averages import token_mean
-from jaxrl_llm.objectives.off_policy import Number, importance_weight, mismatch
+from jaxrl_llm.objectives.off_policy import importance_weight, mismatch
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import sequence_ratio
 from jaxrl_llm.objectives.surrogates import log_probability

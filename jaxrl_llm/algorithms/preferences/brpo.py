@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
@@ -46,7 +45,7 @@ def against_random_member(outlier: float, count_reference: bool) -> Callable[[ja
     lacks={"judge": ("verdicts of a pairwise judge in both orders; scores are compared instead", "a judge of pairs")},
 )
 def brpo(
-    outlier: Annotated[float, PAPER] = 0.6,
+    outlier: Annotated[NonNegative, PAPER] = 0.6,
     count_reference: Annotated[bool, OURS] = True,
     clip_low: Annotated[NonNegative, OURS] = 0.2,
     clip_high: Annotated[NonNegative, OURS] = 0.2,
@@ -61,7 +60,6 @@ def brpo(
 
     Here verdicts compare scores; a tie is not a win. A pairwise judge can be a reward that scores a whole group.
     """
-    check_number("outlier", outlier, least=0)
 
     return Algorithm(
         counted(against_random_member(outlier, count_reference)),

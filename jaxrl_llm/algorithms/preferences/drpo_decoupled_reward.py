@@ -9,14 +9,13 @@ import jax
 
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Estimator
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import Estimator, Number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
 from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Coefficient, Objective, chain, control
-from jaxrl_llm.objectives.penalties import Number, kl
+from jaxrl_llm.objectives.penalties import kl
 from jaxrl_llm.objectives.preference.pairs import discriminative
 from jaxrl_llm.utils.errors import is_off, require_choice
 
@@ -33,7 +32,7 @@ def brevity(longest: float) -> Callable[[Trajectories], jax.Array]:
 
 @method(paper="arXiv 2510.04474", year=2025, test="test_preference.py::test_drpo_by_loop_however_it_is_split")
 def drpo_decoupled_reward(
-    length_temperature: Annotated[float, CODE] = 0.1,
+    length_temperature: Annotated[Positive, CODE] = 0.1,
     temperature: Annotated[Positive, CODE] = 10.0,
     kl_limit: Annotated[NonNegative, CODE] = 1e-4,
     kl_coefficient: Annotated[NonNegative, CODE] = 1000.0,
@@ -54,8 +53,6 @@ def drpo_decoupled_reward(
     ("low_var_kl"), over the whole batch. The loss has the value of this formula; the released code uses a surrogate
     with the same gradient and another value.
     """
-    check_number("length_temperature", length_temperature, above=0)
-    check_number("temperature", temperature, above=0)
     require_choice("kl_estimator", kl_estimator, ("kl", "low_var_kl"))
     longest = 8192 if max_length is None else max_length
 

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import NonNegativeNumber, Number
 from jaxrl_llm.core.hyperparameters import OURS
 from jaxrl_llm.core.log_ratios import LARGEST
 from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Objective, chain
-from jaxrl_llm.objectives.preference.listwise import Number, log_ratio_sum, scored_rows, sequence_log_ratios
+from jaxrl_llm.objectives.preference.listwise import log_ratio_sum, scored_rows, sequence_log_ratios
 from jaxrl_llm.objectives.preference.pairs import coupled
 from jaxrl_llm.utils.errors import require_choice
 
@@ -79,17 +79,15 @@ def pair_shares(
 
 @part
 def pairwise_policy(
-    clip_range: Number = 0.2,
+    clip_range: NonNegativeNumber = 0.2,
     clip: Literal["separate", "joint", "none"] = "separate",
-    kl_coefficient: Number = 0.0,
+    kl_coefficient: NonNegativeNumber = 0.0,
 ) -> Objective:
     """`pair_shares` of all pairs of a prompt's samples, with the rewards r - kl_coefficient log q(y)/p(y).
 
     q: the behaviour policy, p: the reference (not computed where kl_coefficient is 0), whole sequences.
     """
     require_choice("clip", clip, ("separate", "joint", "none"))
-    check_number("clip_range", clip_range, least=0)
-    check_number("kl_coefficient", kl_coefficient, least=0)
     penalised = not (isinstance(kl_coefficient, int | float) and kl_coefficient == 0)
 
     def shares(l: jax.Array, batch: Trajectories) -> jax.Array:

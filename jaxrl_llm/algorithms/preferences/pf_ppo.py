@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative, Positive
+from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.core.transform import chain
@@ -53,7 +52,7 @@ def drawn_by_score(scheme: Scheme, draws: float | None, power: float) -> Callabl
 )
 def pf_ppo(
     scheme: Annotated[Scheme, PAPER] = "best_random",
-    draws: Annotated[float | None, OURS] = None,
+    draws: Annotated[AtLeastOne | None, OURS] = None,
     power: Annotated[Positive, CODE] = 2.0,
     clip_low: Annotated[NonNegative, OURS] = 0.2,
     clip_high: Annotated[NonNegative, OURS] = 0.2,
@@ -74,7 +73,6 @@ def pf_ppo(
     critic learns from the same samples. The paper prefers "best_random" and "best_worst", and normalises rewards.
     """
     require_choice("scheme", scheme, (*RANK_SCHEMES, *SCORE_SCHEMES))
-    check_number("draws", draws, least=1, or_none=True)
 
     base = ppo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient)
     return Algorithm(chain(base.transform, keep_weighted(drawn_by_score(scheme, draws, power))), base.objective)

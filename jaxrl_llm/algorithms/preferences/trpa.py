@@ -7,9 +7,8 @@ from typing import Annotated
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import one_reward_of, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import NonNegative, Positive
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.penalties import kl
 from jaxrl_llm.objectives.preference.pairs import preference
@@ -18,7 +17,7 @@ from jaxrl_llm.objectives.preference.pairs import preference
 @method(paper="arXiv 2504.04524", year=2025, test="test_preference.py::test_trpa_by_loop_however_it_is_split")
 @run_settings(one_reward_of("tagged_levels", why="a reward of several levels, whose order its pairs are"))
 def trpa(
-    beta: Annotated[NonNegative, CODE] = 0.1,
+    beta: Annotated[Positive, CODE] = 0.1,
     anisotropy: Annotated[NonNegative, CODE] = 2.5,
     trust: Annotated[NonNegative, CODE] = 0.001,
     best: Annotated[float, OURS] = 1.0,
@@ -36,7 +35,6 @@ def trpa(
     Without any pair the first term is the mean over samples of -log sigmoid(h_i) where r_i >= best and
     -log sigmoid(-h_i) elsewhere. Pairs are formed among the rows of a gradient step.
     """
-    check_number("beta", beta, above=0)
     objective = preference(beta, best, anisotropy)
     objective += trust * kl("behaviour", "k3")
     return Algorithm(chain(), objective)

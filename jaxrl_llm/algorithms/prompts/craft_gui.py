@@ -11,9 +11,8 @@ import numpy as np
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Count, NonNegative, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.curriculum.compose import Machine, RuleOf, choose_prompts
 from jaxrl_llm.curriculum.excluded import Why, where
@@ -55,14 +54,14 @@ def craft_gui(
 
 
 @part
-def staged(column: str, steps: int, earlier: float = 0.0, order: Sequence[Any] = ()) -> RuleOf:
+def staged(
+    column: str, steps: Count, earlier: Annotated[float, Range(least=0, below=1)] = 0.0, order: Sequence[Any] = ()
+) -> RuleOf:
     """Stages of `steps` steps each, one for each value of a column; the last stage lasts to the end of the run.
 
     Values are in ascending order, or in the `order` given. earlier: the share of prompts of earlier stages.
     Raises InputError where the order lacks a value of the column.
     """
-    check_number("staged: steps", steps, least=1, whole=True)
-    check_number("staged: earlier", earlier, least=0, below=1)
 
     def make(facts: PromptFacts) -> Machine:
         names, place = sets_of(facts, column)

@@ -20,16 +20,15 @@ import numpy as np
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.log_ratios import LARGEST
-from jaxrl_llm.core.ranges import Count, NonNegative, NonNegativeInt, Positive, ZeroOrOne
+from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, NonNegativeInt, Positive, Share, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.curriculum.compose import Machine, RuleOf, choose_prompts
 from jaxrl_llm.curriculum.excluded import Why, where
 from jaxrl_llm.curriculum.neighbours import WIDTH, features_of
-from jaxrl_llm.curriculum.records import PromptFacts, Prompts, State
+from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.off_policy import importance_correction
 from jaxrl_llm.replay.base import times_as_many, whole_groups
@@ -56,7 +55,7 @@ def dots_rr(
     every: Annotated[Count, PAPER] = 2,
     width: Annotated[float, OURS] = 0.2,
     embedding: Annotated[str, OURS] = "",
-    fresh_share: Annotated[float, PAPER] = 0.5,
+    fresh_share: Annotated[Share, PAPER] = 0.5,
     replay_groups: Annotated[NonNegativeInt, PAPER] = 512,
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.2,
@@ -86,7 +85,6 @@ def dots_rr(
     numbers fitted during the run by the same cross-entropy (`predict`). The paper measures the references
     before it draws the same step's prompts; here they are sampled beside these, and serve the draws after that step.
     """
-    check_number("fresh_share", fresh_share, above=0, most=1)
     rule = near_predicted(target, temperature, references, every, width, embedding or None)
     weighted = importance_correction("token", "truncate", high=math.exp(LARGEST))  # never truncated
     objective = policy_gradient(token_ratio("old"), clip(clip_low, clip_high), token_mean())
@@ -94,9 +92,6 @@ def dots_rr(
         chain(group_relative(ddof=ddof, epsilon=epsilon), weighted), objective, curriculum=choose_prompts(rule),
         replay=whole_groups(**times_as_many((1 - fresh_share) / fresh_share), groups=replay_groups),
     )  # fmt: skip
-
-
-Array = np.ndarray[Any, Any]
 
 
 EDGE = 1e-4
@@ -170,11 +165,11 @@ _FIRST = 1e12  # a score above those of all others
 
 @part
 def near_predicted(
-    target: float = 0.5,
-    temperature: float = 1e-3,
-    references: int = 256,
-    every: int = 2,
-    width: float = 0.2,
+    target: Fraction = 0.5,
+    temperature: Positive = 1e-3,
+    references: Count = 256,
+    every: Count = 2,
+    width: Positive = 0.2,
     column: str | None = None,
 ) -> RuleOf:
     """Weights exp(-|p - target| / temperature), with p predicted from reference prompts; see `predict`.
@@ -185,11 +180,6 @@ def near_predicted(
     as prompts. column: of the data set, with the embedding of each prompt, a list of numbers; None: counts of its words
     and pairs of words, hashed. The metric curriculum/prediction_error is the mean squared error on the last references.
     """
-    check_number("near_predicted: target", target, least=0, most=1)
-    check_number("near_predicted: temperature", temperature, above=0)
-    check_number("near_predicted: references", references, least=1, whole=True)
-    check_number("near_predicted: every", every, least=1, whole=True)
-    check_number("near_predicted: width", width, above=0)
 
     def make(facts: PromptFacts) -> Machine:
         K = min(references, facts.size // 2)

@@ -11,9 +11,8 @@ import numpy as np
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Count, NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.curriculum.budgets import apportion
 from jaxrl_llm.curriculum.compose import Machine, RuleOf, choose_prompts
@@ -71,15 +70,13 @@ def parse_phases(text: str) -> tuple[tuple[int, int], ...]:
 
 
 @part
-def hardest_in_phases(first_steps: int, phases: Sequence[tuple[int, int]], times: int = 1) -> RuleOf:
+def hardest_in_phases(first_steps: Count, phases: Sequence[tuple[int, int]], times: Count = 1) -> RuleOf:
     """All prompts for `first_steps` steps, then phases with the hardest ones only, each with `times` as many samples.
 
     phases: (n, steps) of each. A phase has those n prompts of the one before whose last group had the lowest mean
     reward; ties are broken at random, and prompts without a group come last. The last phase lasts to the end of the
     run. In phases a step has fewer prompts, so that the number of its samples stays.
     """
-    check_number("hardest_in_phases: first_steps", first_steps, least=1, whole=True)
-    check_number("hardest_in_phases: times", times, least=1, whole=True)
     for n, steps in phases:
         check_number("hardest_in_phases: the prompts of a phase", n, least=1, whole=True)
         check_number("hardest_in_phases: the steps of a phase", steps, least=1, whole=True)

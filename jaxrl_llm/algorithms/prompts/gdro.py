@@ -14,9 +14,8 @@ from jaxrl_llm.advantages.trackers import DEFAULT_PROMPTS
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import Count, NonNegative
+from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, Range, Share, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.core.transform import RunFacts, Transform, chain
@@ -118,14 +117,14 @@ def bin_weights(losses: jax.Array, strength: jax.Array | float, limit: jax.Array
 
 @part
 def weigh_by_bin(
-    bins: int = 10,
-    strength: float = 0.1,
-    smoothing: float = 0.1,
-    limit: float = 3.0,
-    most: float = 10.0,
-    hysteresis: float = 0.0,
+    bins: Count = 10,
+    strength: NonNegative = 0.1,
+    smoothing: Fraction = 0.1,
+    limit: NonNegative = 3.0,
+    most: NonNegative = 10.0,
+    hysteresis: NonNegative = 0.0,
     success: float = 0.5,
-    prompts: int | None = None,
+    prompts: Count | None = None,
 ) -> Transform:
     """Multiply advantages by a weight of the prompt's bin, larger for bins in which the policy fails more.
 
@@ -137,11 +136,6 @@ def weigh_by_bin(
     The state has an entry for each prompt of the run (`RunFacts`), or `prompts` entries if given, or 4096 if neither is
     known; a prompt's entry is prompt_id modulo their number.
     """
-    check_number("weigh_by_bin: bins", bins, least=1, whole=True)
-    check_number("weigh_by_bin: prompts", prompts, least=1, most=2**31 - 1, whole=True, or_none=True)
-    for name, number in {"strength": strength, "limit": limit, "hysteresis": hysteresis, "most": most}.items():
-        check_number(f"weigh_by_bin: {name}", number, least=0)
-    check_number("weigh_by_bin: smoothing", smoothing, least=0, most=1)
 
     def start(facts: RunFacts) -> Bins:
         P = prompts or facts.prompts or DEFAULT_PROMPTS
@@ -207,7 +201,12 @@ def best_arms(log_p: Array, count: Array, arms: Array, total: int) -> Array:
 
 @part
 def samples_by_bin(
-    bins: int = 10, least: int = 2, most: int = 8, strength: float = 0.1, uniform: float = 0.15, success: float = 0.5
+    bins: Annotated[int, Range(least=1, most=4096)] = 10,
+    least: Annotated[int, Range(least=1, most=4096)] = 2,
+    most: Annotated[int, Range(least=1, most=4096)] = 8,
+    strength: NonNegative = 0.1,
+    uniform: Share = 0.15,
+    success: float = 0.5,
 ) -> RuleOf:
     """Bins of prompts by difficulty, each of which gets the number of samples that a bandit prefers for it.
 
@@ -220,11 +219,7 @@ def samples_by_bin(
     The numbers maximise sum_b log p_b(n_b) with the step's total, see `best_arms`; where no choice has the exact total,
     single prompts get a sample more or less. InputError where `least` to `most` samples of each do not allow the total.
     """
-    for name, number in {"bins": bins, "least": least, "most": most}.items():
-        check_number(f"samples_by_bin: {name}", number, least=1, most=4096, whole=True)
     check_number("samples_by_bin: least", least, most=most)
-    check_number("samples_by_bin: strength", strength, least=0)
-    check_number("samples_by_bin: uniform", uniform, above=0, most=1)
     arms = np.arange(least, most + 1)
 
     def bin_of(state: State, prompts: Prompts) -> Array:

@@ -10,9 +10,8 @@ import numpy as np
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.curriculum.compose import Machine, RuleOf, choose_prompts
 from jaxrl_llm.curriculum.excluded import Why, where
@@ -74,7 +73,11 @@ def profile_class(rate: Array, trivial: float) -> Array:
 
 @part
 def sorted_by_profile(
-    steps: int, column: str | None = None, samples: int = 8, trivial: float = 0.75, unsolved: float = 0.1
+    steps: Count,
+    column: str | None = None,
+    samples: Annotated[int, Range(least=8)] = 8,
+    trivial: Fraction = 0.75,
+    unsolved: Fraction = 0.1,
 ) -> RuleOf:
     """Group sizes by success rate before training, and the prompts of each size in turn, the easiest first.
 
@@ -87,10 +90,6 @@ def sorted_by_profile(
     `samples` samples a prompt. Raises InputError for rates outside 0 to 1, and where the run's group_size is not
     `samples`.
     """
-    check_number("sorted_by_profile: steps", steps, least=1, whole=True)
-    check_number("sorted_by_profile: samples", samples, least=8, whole=True)
-    check_number("sorted_by_profile: trivial", trivial, least=0, most=1)
-    check_number("sorted_by_profile: unsolved", unsolved, least=0, most=1)
     if samples % GROUP_SIZES[-1]:
         raise InputError(f"sorted_by_profile: samples is {samples}, but must be a multiple of {GROUP_SIZES[-1]}")
 

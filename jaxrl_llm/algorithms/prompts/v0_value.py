@@ -10,9 +10,8 @@ import numpy as np
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Count, NonNegative, OpenFraction, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.curriculum.budgets import apportion, check_budget, smallest_mixed
 from jaxrl_llm.curriculum.compose import Machine, RuleOf, choose_prompts
@@ -83,12 +82,12 @@ def kernel_average(
 @part
 def samples_by_neighbours(
     weight: Literal["variance", "target"] = "variance",
-    context: int = 256,
-    width: float = 0.2,
+    context: Count = 256,
+    width: Positive = 0.2,
     threshold: float | None = 0.5,
-    target: float = 0.9,
-    least: int = 1,
-    most: int | None = None,
+    target: OpenFraction = 0.9,
+    least: Count = 1,
+    most: Count | None = None,
 ) -> RuleOf:
     """Divide a step's samples by success rates p that are predicted from the last `context` prompts tried.
 
@@ -98,12 +97,6 @@ def samples_by_neighbours(
     to `most` each; the total is exact. The metric curriculum/prediction_error is the last step's mean squared error.
     """
     require_choice("samples_by_neighbours: weight", weight, ("variance", "target"))
-    check_number("samples_by_neighbours: context", context, least=1, whole=True)
-    check_number("samples_by_neighbours: width", width, above=0)
-    check_number("samples_by_neighbours: threshold", threshold, or_none=True)
-    check_number("samples_by_neighbours: target", target, above=0, below=1)
-    check_number("samples_by_neighbours: least", least, least=1, whole=True)
-    check_number("samples_by_neighbours: most", most, least=1, whole=True, or_none=True)
 
     def make(facts: PromptFacts) -> Machine:
         rank = np.empty(facts.size, np.int64)

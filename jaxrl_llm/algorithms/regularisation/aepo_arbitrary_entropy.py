@@ -14,9 +14,8 @@ from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.advantages.multipliers import last_entropy
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE
-from jaxrl_llm.core.ranges import NonNegative, Positive
+from jaxrl_llm.core.ranges import Fraction, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.trajectory import Trajectories
@@ -77,7 +76,7 @@ def aepo_arbitrary_entropy(
     target_entropy: Annotated[NonNegative, CODE] = 0.5,
     hot: Annotated[Positive, CODE] = 1.2,
     cold: Annotated[Positive, CODE] = 0.8,
-    most: Annotated[float, CODE] = 60,
+    most: Annotated[NonNegative, CODE] = 60,
     least_advantage: Annotated[float, CODE] = 0.05,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
@@ -101,7 +100,6 @@ def aepo_arbitrary_entropy(
     temperature (`with_tempered`; released code: the first quarter of the batch), without top-p. Where no tempered
     row is right in a mixed group, the step is one of GRPO.
     """
-    check_number("most", most, least=0)
 
     objective = policy_gradient(token_ratio("old"), clip(clip_low, clip_high, dual_clip), token_mean())
     return Algorithm(
@@ -115,15 +113,13 @@ def aepo_arbitrary_entropy(
 
 
 @part
-def with_tempered(start: float, share: float = 0.25, control: str = "temperature") -> Rollout:
+def with_tempered(start: Positive, share: Fraction = 0.25, control: str = "temperature") -> Rollout:
     """A group, and for a random `share` of the prompts as many samples again at another temperature.
 
     The temperature is controls[`control`] of the last update, `start` before the first. Which prompts are sampled again
     depends on prompt and step alone. Provides info["tempered"], 1 for the samples of the second set. Raises InputError
     unless start is above 0 and share within [0, 1].
     """
-    check_number("with_tempered: start", start, above=0)
-    check_number("with_tempered: share", share, least=0, most=1)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         count = task.samples

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.multipliers import Number, last_entropy, revised
+from jaxrl_llm.advantages.multipliers import last_entropy, revised
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.score_function.otr import static_number
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import CODE
 from jaxrl_llm.core.log_ratios import log_ratio
 from jaxrl_llm.core.ranges import NonNegative, Positive
@@ -46,7 +46,7 @@ def dcpo_distribution_centric(
     target_entropy: Annotated[NonNegative, CODE] = 0.25,
     hot: Annotated[Positive, CODE] = 1.2,
     cold: Annotated[Positive, CODE] = 0.8,
-    gap_cap: Annotated[float, CODE] = 0.1,
+    gap_cap: Annotated[NonNegative, CODE] = 0.1,
     success: Annotated[float, CODE] = 0.05,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
@@ -68,7 +68,6 @@ def dcpo_distribution_centric(
     the released code estimates it by the mean of -logp. The released script has target_entropy 0.5; its README reports
     the best average at 0.25.
     """
-    check_number("gap_cap", gap_cap, least=0)
     hot_name, cold_name = (f"tempered_logp:{static_number(name, T):g}" for name, T in (("hot", hot), ("cold", cold)))
 
     return Algorithm(

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import AverageName
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import AverageName, Number
 from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, NonNegative
+from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, totals_of, weighted
 from jaxrl_llm.core.transform import Objective, State, Transform, chain
@@ -59,9 +58,6 @@ def epo(
     total = 150 if total_steps is None else total_steps
     corridor = corridor_of_history(corridor_low, corridor_high, smoothing, total, decay)
     return Algorithm(chain(base.transform, corridor), base.objective - entropy_coefficient * smoothed_entropy())
-
-
-Number = float | jax.Array
 
 
 @part

@@ -12,7 +12,6 @@ from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import AverageName, Gate
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, PAPER
 from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
@@ -61,7 +60,6 @@ def llds(
     (kl_coefficient). preset "paper" or "code" sets all of these. The penalty is 0 at the first update of a batch:
     set --epochs or --minibatches.
     """
-    check_number("coefficient", coefficient, least=0)
     require_choice("penalty_over", penalty_over, ("nonnegative", "all"))
     base = grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average)
     mean = token_mean() if penalty_over == "all" else nonnegative_mean()

@@ -13,9 +13,9 @@ from jaxrl_llm.advantages.returns import generalised_advantages
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.regularisation.salsa import names_of
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import NonNegative, Positive
 from jaxrl_llm.core.reference import Mixture, Params, ReferenceRule, model_names
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
@@ -23,8 +23,6 @@ from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import log_probability
 from jaxrl_llm.objectives.values import value_loss
-
-Number = float | jax.Array
 
 
 @part
@@ -43,8 +41,8 @@ def constrained_weights(multiplier: Number, cap: Number) -> Callable[[Trajectori
 @method(paper="arXiv 2302.01680", year=2023, test="test_moving_reference.py::test_tscac_is_its_loop")
 def tscac(
     policies: Annotated[str | None, RUN] = None,
-    multiplier: Annotated[float, OURS] = 1.0,
-    cap: Annotated[float, CODE] = 10.0,
+    multiplier: Annotated[Positive, OURS] = 1.0,
+    cap: Annotated[Positive, CODE] = 10.0,
     value_coefficient: Annotated[NonNegative, OURS] = 1.0,
     gamma: Annotated[float, OURS] = 1.0,
     lam: Annotated[float, OURS] = 0.95,
@@ -67,8 +65,6 @@ def tscac(
     The paper is about recommendation, where lambda is about 1e-4 on its scale of rewards; here 1 suits rewards of 0
     and 1. Its code truncates ratios at 1 or 10.
     """
-    check_number("multiplier", multiplier, above=0)
-    check_number("cap", cap, above=0)
     transform = chain(
         generalised_advantages(gamma, lam),
         revised(constrained_weights(multiplier, cap), needs={"reference_logp", "old_logp"}),

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER, RUN
 from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, ZeroOrOne
 from jaxrl_llm.core.repr import part
@@ -22,8 +22,6 @@ from jaxrl_llm.core.transform import chain, stateless
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.penalties import right_answers
 from jaxrl_llm.utils.errors import require_choice
-
-Number = float | jax.Array
 
 
 def mastered(
@@ -53,7 +51,7 @@ def without_mastered(tau: float, sigma: float, threshold: float) -> Callable[[Tr
     beside={"verifier": ("the generative verifier of answers", "the run's reward")},
 )
 def ulorl(
-    tau: Annotated[float, PAPER] = 0.99,
+    tau: Annotated[Fraction, PAPER] = 0.99,
     sigma: Annotated[Fraction, PAPER] = 0.2,
     clip_low: Annotated[NonNegative, OURS] = 0.2,
     clip_high: Annotated[NonNegative, OURS] = 0.2,
@@ -61,7 +59,7 @@ def ulorl(
     ddof: Annotated[ZeroOrOne, OURS] = 0,
     epsilon: Annotated[NonNegative, OURS] = 1e-6,
     threshold: Annotated[float, OURS] = 0.5,
-    segments: Annotated[int, PAPER] = 8,
+    segments: Annotated[Count, PAPER] = 8,
     max_length: Annotated[Count | None, RUN] = None,
 ) -> Algorithm:
     """Ultra-Long Output RL (UloRL).
@@ -79,8 +77,6 @@ def ulorl(
     The rollout decodes a response in segments, one per iteration, and trains on it when its group is complete. A
     segment is the run's `segment_tokens`, or max_length / segments tokens (segments = 1: no segments).
     """
-    check_number("segments", segments, least=1)
-    check_number("tau", tau, least=0, most=1)
     require_choice("sampling", sampling, ("POIS", "SAIS"))
 
     rho = token_ratio("old" if sampling == "POIS" else "behaviour")

@@ -12,9 +12,8 @@ from jaxrl_llm.advantages.group import bucket_best, group_advantage
 from jaxrl_llm.advantages.replayed import replayed_rows
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.ranges import NonNegative, NonNegativeInt, Positive, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
@@ -33,7 +32,7 @@ from jaxrl_llm.rewards.scoring import Scored
     beside={"generator": ("twin critics, the generator of actions, and its weight 2", "a critic of actions")},
 )
 def a2pr(
-    alpha: Annotated[NonNegative, PAPER] = 2.5,
+    alpha: Annotated[Positive, PAPER] = 2.5,
     replay_prompts: Annotated[NonNegativeInt, OURS] = 4096,
     clip_low: Annotated[NonNegative, OURS] = 0.2,
     clip_high: Annotated[NonNegative, OURS] = 0.2,
@@ -53,7 +52,6 @@ def a2pr(
     The paper weighs its policy loss by alpha, here the other term by 1/alpha. The store has one answer for each of
     replay_prompts prompts. Not here: twin critics, the generator, and its weight 2 where both advantages are positive.
     """
-    check_number("alpha", alpha, above=0)
     fresh = by_rows(otherwise=token_mean(), replayed=0.0 * token_mean())
     cloned = by_rows(otherwise=0.0 * token_mean(), cloned=token_mean())
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), fresh, needs={"replayed"})
@@ -102,14 +100,13 @@ def cloned_rows(batch: Trajectories) -> jax.Array:
 
 
 @part
-def best_of_prompt(prompts: int = 4096) -> Replay:
+def best_of_prompt(prompts: NonNegativeInt = 4096) -> Replay:
     """Add to each group the best earlier answer to its prompt, where there is one.
 
     The store has one row of each prompt, that of the highest reward and the newest among equals, of the `prompts`
     prompts whose best answer is the newest. The row is in the group of its prompt, so a transform must leave it out of
     the group's statistics where it should not count.
     """
-    check_number("prompts", prompts, least=0, whole=True)
 
     def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
         fresh, group = to_rows(scored), np.asarray(scored.batch.group)

@@ -7,7 +7,6 @@ from typing import Annotated
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
 from jaxrl_llm.core.ranges import NonNegative, NonNegativeInt, ZeroOrOne
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
@@ -47,7 +46,6 @@ def arpo_replay(
     the observations that it had, which stay masked. Not here: the choice of tasks that the base agent can sometimes
     solve.
     """
-    check_number("low", low)
     objective = policy_gradient(token_ratio("old"), clip(clip_low, clip_high), token_mean())
     replay = swapped_successes(low_and_alike(spread, low), success, stored, component=accuracy)
     return Algorithm(group_relative(ddof=ddof, epsilon=epsilon), objective, replay=replay)

@@ -11,14 +11,14 @@ import numpy as np
 from jaxrl_llm.advantages.group import group_relative, uniform_groups
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import Fraction, NonNegative, ZeroOrOne
+from jaxrl_llm.core.ranges import Fraction, NonNegative, Share, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Curriculum, MakeCurriculum, Step
 from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.curriculum.excluded import Why, left_out_metrics, where
+from jaxrl_llm.curriculum.records import State
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.replay.into_groups import none_above, outcomes, swapped_successes
 
@@ -80,15 +80,13 @@ def rescale_to_informative() -> Transform:
 
 
 @part
-def epochs_without_solved(solved: float = 0.9, success: float = 0.0, component: str | None = None) -> MakeCurriculum:
+def epochs_without_solved(solved: Share = 0.9, success: float = 0.0, component: str | None = None) -> MakeCurriculum:
     """Epochs in random order; at the end of each, prompts whose last solve rate is at least `solved` are dropped.
 
     The solve rate is the share of a group's samples with an outcome above `success`. component: the reward that is the
     outcome; None: their combination. If all prompts are dropped, all come back: metric "curriculum/restarts". Metric
     "curriculum/left_out/solved": the share of dropped ones.
     """
-    check_number("solved", solved, above=0, most=1)
-    check_number("success", success)
 
     def make(rows: Sequence[dict[str, Any]], seed: int) -> Curriculum:
         number = len(rows)
@@ -138,6 +136,3 @@ def epochs_without_solved(solved: float = 0.9, success: float = 0.0, component: 
         return Curriculum(init, select, observe, metrics=metrics, excluded=left_out)
 
     return make
-
-
-State = dict[str, Any]

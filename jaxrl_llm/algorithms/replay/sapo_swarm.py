@@ -7,9 +7,8 @@ from typing import Annotated
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.core.ranges import Count, NonNegative, NonNegativeInt, ZeroOrOne, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.runtime.sources import unchanged
@@ -51,13 +50,10 @@ def sapo_swarm(
 
 
 @part
-def swarm(nodes: int = 2, own: int = 4, foreign: int = 4) -> Swarm:
+def swarm(nodes: Count = 2, own: NonNegativeInt = 4, foreign: NonNegativeInt = 4) -> Swarm:
     """Each of `nodes` policies samples its prompts, and trains on `own` of its groups and on `foreign` of the others'.
 
     See `shared`. Nothing is stored.
     """
-    check_number("nodes", nodes, least=1, whole=True)
-    check_number("own", own, least=0, whole=True)
-    check_number("foreign", foreign, least=0, whole=True)
     check_number("own + foreign", own + foreign, least=1)
     return Swarm(dict, unchanged, frozenset({"replayed"}), nodes=nodes, own=own, foreign=foreign)

@@ -13,9 +13,8 @@ from jaxrl_llm.advantages.group import drop_rows, group_relative, truncated_rows
 from jaxrl_llm.advantages.replayed import keep_stored_advantages, replayed_rows
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, Count, Fraction, NonNegative, NonNegativeInt, Positive
+from jaxrl_llm.core.ranges import AtLeastOne, Count, Fraction, NonNegative, NonNegativeInt, Positive, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
@@ -112,9 +111,8 @@ def varied_groups(scores: jax.Array, group: jax.Array, share: float) -> jax.Arra
 
 
 @part
-def drop_least_varied(share: float = 0.75) -> Transform:
+def drop_least_varied(share: Fraction = 0.75) -> Transform:
     """Keep the share of groups whose rewards vary most, and all replayed rows: see `varied_groups`."""
-    check_number("share", share, least=0, most=1)
 
     def dropped(batch: Trajectories) -> jax.Array:
         stored = replayed_rows(batch)
@@ -124,10 +122,8 @@ def drop_least_varied(share: float = 0.75) -> Transform:
 
 
 @part
-def warm_up_replay(steps: float = 200.0, weight: float = 1.0) -> Transform:
+def warm_up_replay(steps: Positive = 200.0, weight: NonNegative = 1.0) -> Transform:
     """Write the control "replay_weight", weight (1 - cos(pi min(t, steps)/steps))/2 in step t = 0, 1, ..."""
-    check_number("steps", steps, above=0)
-    check_number("weight", weight, least=0)
 
     def apply(t: jax.Array, batch: Trajectories) -> Trajectories:
         done = jnp.minimum(t.astype(jnp.float32) / steps, 1.0)
@@ -137,7 +133,9 @@ def warm_up_replay(steps: float = 200.0, weight: float = 1.0) -> Transform:
 
 
 @part
-def own_good_rows(size: int = 2048, baselines: int = 10240, max_age: int = 10, surplus: float = 1.5) -> Replay:
+def own_good_rows(
+    size: NonNegativeInt = 2048, baselines: Count = 10240, max_age: NonNegativeInt = 10, surplus: NonNegative = 1.5
+) -> Replay:
     """Collect rows better than their group, and replay them all at once against a running median.
 
     The median P is that of the mean rewards of the last `baselines` groups. Once more than `surplus * size` stored rows
@@ -145,10 +143,6 @@ def own_good_rows(size: int = 2048, baselines: int = 10240, max_age: int = 10, s
     at most their number, with info["replay_advantage"] = r - P; then the store is emptied. Rows leave it after
     `max_age` steps. Each replayed row is a group of its own.
     """
-    check_number("size", size, least=0, whole=True)
-    check_number("baselines", baselines, least=1, whole=True)
-    check_number("max_age", max_age, least=0, whole=True)
-    check_number("surplus", surplus, least=0)
 
     def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
         fresh, group = to_rows(scored), np.asarray(scored.batch.group)
@@ -179,13 +173,12 @@ def own_good_rows(size: int = 2048, baselines: int = 10240, max_age: int = 10, s
 
 
 @part
-def with_call_reward(replay: Replay, each: float = 0.1, steps: float = 200.0) -> Replay:
+def with_call_reward(replay: Replay, each: float = 0.1, steps: Positive = 200.0) -> Replay:
     """The replay after each row's reward is raised by `call_reward` of its episode's calls of tools, which fades.
 
     Rows that are stored keep the reward that they had. A batch without info["calls"] stays as it is.
     """
     check_number("each", each, least=0)
-    check_number("steps", steps, above=0)
 
     def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
         if (calls := (scored.batch.info or {}).get("calls")) is not None:

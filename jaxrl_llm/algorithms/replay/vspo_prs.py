@@ -12,9 +12,8 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.multi_reward import parse_weights
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.core.transform import chain
@@ -64,15 +63,13 @@ def vspo_prs(
 
 
 @part
-def valued_groups(copies: float = 2.0, highest: float = 1.0) -> Replay:
+def valued_groups(copies: AtLeastOne = 2.0, highest: float = 1.0) -> Replay:
     """Replace groups of equal rewards by copies of other groups of the batch, drawn by their value.
 
     The value of a group is `group_value`, its draws are independent. A group that is there n times has the factor
     info["copy_weight"] = min(n, copies)/n on each row, so that one prompt counts as `copies` at most. Copies have
     info["replayed"]. The batch stays as it is if no group has different rewards. Nothing is stored.
     """
-    check_number("copies", copies, least=1)
-    check_number("highest", highest)
 
     def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
         fresh, group = to_rows(scored), np.asarray(scored.batch.group)

@@ -10,7 +10,6 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.replayed import keep_stored_advantages
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_moments, check_number
 from jaxrl_llm.core.hyperparameters import OURS
 from jaxrl_llm.core.ranges import Fraction, NonNegative, NonNegativeInt, ZeroOrOne
 from jaxrl_llm.core.repr import part
@@ -57,7 +56,11 @@ def wmar_reservoir_replay(
 
 @part
 def recent_and_reservoir(
-    share: float = 1.0, recent: int = 512, reservoir: int = 512, ddof: int = 1, epsilon: float = 1e-6
+    share: NonNegative = 1.0,
+    recent: NonNegativeInt = 512,
+    reservoir: NonNegativeInt = 512,
+    ddof: ZeroOrOne = 1,
+    epsilon: NonNegative = 1e-6,
 ) -> Replay:
     """Add single rows, round(share N) to the N of a step: half of the newest, half of a uniform sample of all so far.
 
@@ -65,10 +68,6 @@ def recent_and_reservoir(
     added. Rows of groups with equal rewards are not added. info["replay_advantage"] f32[N] is the row's reward relative
     to its own group, (r - mean_g)/(std_g + epsilon); each replayed row is a group of its own.
     """
-    check_number("share", share, least=0)
-    check_number("recent", recent, least=0, whole=True)
-    check_number("reservoir", reservoir, least=0, whole=True)
-    check_moments(ddof, epsilon)
 
     def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
         random, fresh, group = np.random.default_rng(seed), to_rows(scored), np.asarray(scored.batch.group)

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import Number, PositiveNumber
 from jaxrl_llm.core.hyperparameters import OURS
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.core.transform import Objective, chain
-from jaxrl_llm.objectives.preference.listwise import Number, log_ratio_sum, scored_rows, sequence_log_ratios
+from jaxrl_llm.objectives.preference.listwise import log_ratio_sum, scored_rows, sequence_log_ratios
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled
 
 
@@ -57,14 +57,12 @@ def target_shares(
 
 
 @part
-def tilted_targets(temperature: Number = 1.0, scale: Number = 1.0) -> Objective:
+def tilted_targets(temperature: PositiveNumber = 1.0, scale: PositiveNumber = 1.0) -> Objective:
     """Cross-entropy of the policy's weights b with those a of the reward-tilted reference, over a prompt's samples.
 
     a = softmax(log p(y)/q(y) + r / temperature), b = softmax(scale log pi(y)/q(y)), with p the reference and q the
     behaviour policy, probabilities of whole sequences; see `target_shares`.
     """
-    check_number("temperature", temperature, above=0)
-    check_number("scale", scale, above=0)
 
     def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
         known = scored_rows(batch)

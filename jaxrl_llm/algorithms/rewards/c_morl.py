@@ -11,15 +11,14 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import AverageName
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import AverageName, NonNegativeNumber, Number, PositiveNumber
 from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means
 from jaxrl_llm.core.transform import Objective, Transform, chain
 from jaxrl_llm.objectives.averaging.averages import average_by_name
-from jaxrl_llm.objectives.constraints import Number, barrier
+from jaxrl_llm.objectives.constraints import barrier
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.preference.pairs import coupled
 from jaxrl_llm.objectives.ratios import token_ratio
@@ -43,7 +42,7 @@ from jaxrl_llm.utils.errors import InputError, unknown
 def c_morl(
     component: Annotated[str | None, OURS] = None,
     share: Annotated[float, CODE] = 0.9,
-    sharpness: Annotated[float, CODE] = 20.0,
+    sharpness: Annotated[Positive, CODE] = 20.0,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
     average: Annotated[AverageName, OURS] = "token",
@@ -68,7 +67,6 @@ def c_morl(
     policies to extend, in the sparsest regions of the front, compares runs. Both are out of scope here: a run extends
     the policy that --model names.
     """
-    check_number("sharpness", sharpness, above=0)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average_by_name(average))
     objective += (1 / sharpness) * log_barrier(component, share, clip_low, clip_high)
     return Algorithm(
@@ -111,10 +109,10 @@ def starting_means(objective: str | None = None) -> Transform:
 @part
 def log_barrier(
     objective: str | None = None,
-    share: Number = 0.9,
+    share: NonNegativeNumber = 0.9,
     clip_low: Number = 0.2,
     clip_high: Number = 0.2,
-    floor: Number = 1e-3,
+    floor: PositiveNumber = 1e-3,
 ) -> Objective:
     """-mean_i `barrier`(c_i) over the components i but the objective, c_i = G_i(pi) - share G_i(pi_start).
 
@@ -122,8 +120,6 @@ def log_barrier(
     policy: the component's mean under the policy, to first order, with its mean as baseline. G_i(pi_start):
     controls["start/NAME"], or the batch's own mean where there is none; see `starting_means`.
     """
-    check_number("share", share, least=0)
-    check_number("floor", floor, above=0)
     ratio_of = token_ratio()
 
     def score(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:

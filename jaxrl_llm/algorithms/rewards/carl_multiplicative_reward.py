@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
@@ -26,7 +25,7 @@ from jaxrl_llm.rewards.transforms import rescore
 def carl_multiplicative_reward(
     component: Annotated[str | None, OURS] = None,
     terminal: Annotated[str | None, OURS] = None,
-    penalty: Annotated[float, OURS] = 1.0,
+    penalty: Annotated[NonNegative, OURS] = 1.0,
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.2,
     gamma: Annotated[float, OURS] = 1.0,
@@ -46,7 +45,6 @@ def carl_multiplicative_reward(
     clip_high, gamma, lam, and kl_coefficient in the reward as in `ppo`. The paper drives cars, with rewards of each
     time step; here an episode is a completion, scored at its end.
     """
-    check_number("penalty", penalty, least=0)
     base = ppo(clip_low, clip_high, gamma=gamma, lam=lam, kl_coefficient=kl_coefficient)
     return replace(base, transform=chain(rescore(product_of_factors(component, terminal, penalty)), base.transform))
 

@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, NonNegative
+from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Range, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
@@ -31,7 +30,7 @@ from jaxrl_llm.utils.errors import is_off
     beside={"judge": ("the training of the judge that finds wrong steps", "a run with its own reward")},
 )
 def fapo(
-    penalty: Annotated[float, PAPER] = 1.0,
+    penalty: Annotated[float, Range(least=0, most=2), PAPER] = 1.0,
     success: Annotated[float, OURS] = 0.5,
     overlong_share: Annotated[float, CODE] = 0.5,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
@@ -52,7 +51,6 @@ def fapo(
     Flawed rows are info["flawed"] bool[N]; without it, those whose component "sound" (give it weight 0 in the sum) is
     at most 0.5; without both, none. In the paper a small judge model looks for the first wrong step.
     """
-    check_number("penalty", penalty, least=0, most=2)
     longest: Any = 8192.0 if max_length is None else max_length
     steps = [rewards.rescore(graded_by_soundness(success, penalty), {"sound"})]
     if not is_off(overlong_share):

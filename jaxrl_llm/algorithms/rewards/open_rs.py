@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, NonNegative
+from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain
@@ -21,7 +21,7 @@ from jaxrl_llm.objectives.averaging.averages import sequence_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
-from jaxrl_llm.rewards.compositions import Number, component_of, other_components
+from jaxrl_llm.rewards.compositions import component_of, other_components
 from jaxrl_llm.rewards.transforms import rescore
 
 

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
-from jaxrl_llm.core.choices import AverageName
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import AverageName, Number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
 from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
@@ -22,7 +21,6 @@ from jaxrl_llm.objectives.averaging.averages import average_by_name
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
-from jaxrl_llm.rewards.compositions import Number
 from jaxrl_llm.rewards.transforms import leave_out, rescore
 from jaxrl_llm.utils.errors import InputError
 
@@ -61,7 +59,6 @@ def srpo_self_referential(
     than 0.5 write it there too, 'distances(number_match, 0.8)'. Another encoder is a
     reward function that returns the entry "distance".
     """
-    check_number("rounds", rounds, least=1, whole=True)
     if not 0 <= least_rate <= most_rate <= 1:
         raise InputError(f"the rates are {least_rate} and {most_rate}, but must be 0 <= least_rate <= most_rate <= 1")
     informative = success_rate(least_rate, most_rate, success)

@@ -12,6 +12,7 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import Given, RunSetting, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
 from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
@@ -21,7 +22,6 @@ from jaxrl_llm.objectives.averaging.averages import sequence_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
-from jaxrl_llm.rewards.compositions import Number
 from jaxrl_llm.rewards.transforms import rescore
 
 

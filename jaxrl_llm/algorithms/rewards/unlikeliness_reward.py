@@ -12,9 +12,8 @@ from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
 from jaxrl_llm.advantages.multipliers import row_mean
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Fraction, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_sums
 from jaxrl_llm.core.transform import chain
@@ -25,7 +24,7 @@ from jaxrl_llm.utils.errors import require_choice
 
 @method(paper="arXiv 2506.02355", year=2025, test="test_shaped_reward.py::test_unlikeliness_against_a_loop")
 def unlikeliness_reward(
-    coefficient: Annotated[NonNegative, PAPER] = 0.25,
+    coefficient: Annotated[Fraction, PAPER] = 0.25,
     ranks: Annotated[Literal["paper", "code"], PAPER] = "paper",
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
@@ -44,7 +43,6 @@ def unlikeliness_reward(
     (epsilon) with a token mean of PPO's clip (clip_low, clip_high) and kl_coefficient times k3. Two epochs per batch
     strengthen the effect.
     """
-    check_number("coefficient", coefficient, least=0, most=1)
     require_choice("ranks", ranks, ("paper", "code"))
     offset = 1.0 if ranks == "code" else 0.0
 

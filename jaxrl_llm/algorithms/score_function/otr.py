@@ -11,14 +11,13 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.demonstrations import demonstrated_rows
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import OURS, RECALLED
-from jaxrl_llm.core.ranges import Positive
+from jaxrl_llm.core.ranges import Positive, Range, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, stateless
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.regression import Number
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.rollouts.guidance.demonstrated import demonstrated
 from jaxrl_llm.utils.errors import InputError
@@ -44,7 +43,7 @@ def labels_of_demonstrations() -> Callable[[Trajectories], Trajectories]:
     test="test_supervised.py::test_otr_has_the_gradient_of_its_loop_over_the_vocabulary",
 )
 def otr(
-    penalty: Annotated[float, RECALLED] = -0.1,
+    penalty: Annotated[float, Range(most=0), RECALLED] = -0.1,
     temperature: Annotated[Positive, RECALLED] = 1.3,
     column: Annotated[str, OURS] = "answer",
 ) -> Algorithm:
@@ -69,7 +68,6 @@ def otr(
 
     The numbers are from memory of the paper.
     """
-    check_number("penalty", penalty, most=0)
     need = f"heated_logp:{static_number('temperature', temperature):g}"
     objective = policy_gradient(token_ratio(), one_token(penalty, temperature), token_mean(), needs={need})
     return Algorithm(

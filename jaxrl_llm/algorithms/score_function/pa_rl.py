@@ -12,9 +12,8 @@ from jaxrl_llm.advantages.returns import at_last_action, sequence_values
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative, Positive
+from jaxrl_llm.core.ranges import Count, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain, counted
@@ -60,7 +59,7 @@ def chosen_by_critic(keep: float, temperature: float) -> Callable[[jax.Array, Tr
 @method(paper="arXiv 2412.06685", year=2024, test="test_supervised.py::test_pa_rl_is_its_loop")
 @run_settings(more_samples_than("keep", "more samples of a prompt than the best ones that it keeps"))
 def pa_rl(
-    keep: Annotated[int, PAPER] = 10,
+    keep: Annotated[Count, PAPER] = 10,
     temperature: Annotated[Positive, PAPER] = 1.0,
     value_coefficient: Annotated[NonNegative, OURS] = 1.0,
 ) -> Algorithm:
@@ -79,7 +78,6 @@ def pa_rl(
     such gradient, and its language form has only the choice. It has m 32 and, for its critics, targets by calibrated
     Q-learning on offline data. Train the critic alone first (the run's critic_steps).
     """
-    check_number("keep", keep, least=1)
     transform = chain(sequence_values(), counted(chosen_by_critic(keep, temperature)))
     objective = policy_gradient(token_ratio(), log_probability(), sequence_sum())
     return Algorithm(transform, objective + value_coefficient * value_loss(None, last_action_mean()))

@@ -12,16 +12,14 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Scale
-from jaxrl_llm.core.coefficients import check_bounds, check_number
+from jaxrl_llm.core.choices import NonNegativeNumber, Number, PositiveNumber, Scale
 from jaxrl_llm.core.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.ranges import NonNegative, Positive
+from jaxrl_llm.core.ranges import NonNegative, Positive, check_bounds
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.core.transform import Transform, counted
 from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.penalties import imitation
-from jaxrl_llm.objectives.regression import Number
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.utils.errors import is_off, require_choice
@@ -137,17 +135,14 @@ def masked_score(
     weight: Literal["none", "importance", "advantage"] = "none",
     clip_low: Number = 0.2,
     clip_high: Number | None = None,
-    far_low: Number = 0.6,
-    far_high: Number = 2.0,
-    temperature: Number = 1.0,
+    far_low: NonNegativeNumber = 0.6,
+    far_high: NonNegativeNumber = 2.0,
+    temperature: PositiveNumber = 1.0,
 ) -> Callable[[jax.Array, Trajectories], jax.Array]:
     """A weight for `log_probability`: `clip_mask` times `score_weight`; clip_high defaults to clip_low."""
     require_choice("clip", clip, CLIPS)
     require_choice("weight", weight, WEIGHTS)
     low, high = check_bounds("clip", clip_low, clip_high, most=1)
-    check_number("far_low", far_low, least=0)
-    check_number("far_high", far_high, least=0)
-    check_number("temperature", temperature, above=0)
 
     def weigh(ratio: jax.Array, batch: Trajectories) -> jax.Array:
         A = batch.need("advantages")

@@ -10,24 +10,22 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Scale, Source
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import Number, Scale, Source
 from jaxrl_llm.core.hyperparameters import CODE, PAPER
 from jaxrl_llm.core.log_ratios import log_ratio, needed
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to
-from jaxrl_llm.objectives.regression import Number
 
 
 @method(
     paper="arXiv 2509.24981", year=2025, test="test_regression_methods.py::test_rover_by_loop_with_other_tokens_between"
 )
 def rover(
-    ratio_scale: Annotated[float, PAPER] = 1.0,
+    ratio_scale: Annotated[Positive, PAPER] = 1.0,
     next_scale: Annotated[NonNegative, PAPER] = 1.0,
     scale: Annotated[Scale, PAPER] = "none",
     epsilon: Annotated[NonNegative, CODE] = 1e-6,
@@ -44,7 +42,6 @@ def rover(
     group's standard deviation plus epsilon (the mathematics script). No clip, no KL. Groups of equal rewards still
     contribute. On-policy the first gradient is twice that of REINFORCE with the group's mean as baseline.
     """
-    check_number("ratio_scale", ratio_scale, above=0)
     return Algorithm(group_relative(scale, epsilon=epsilon), random_policy_regression(ratio_scale, next_scale))
 
 

@@ -11,9 +11,8 @@ from jaxrl_llm.advantages.trackers import tracked_baseline
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, NonNegativeInt, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.source import Replay
@@ -38,12 +37,12 @@ def one_sample(why: str) -> RunSetting:
 
 @part
 def tracked_uncertainty(
-    floor: float = 0.05,
-    half_life: float = 0.06,
-    least: float = 0.875,
-    most: float = 0.96,
+    floor: Positive = 0.05,
+    half_life: Positive = 0.06,
+    least: Fraction = 0.875,
+    most: Fraction = 0.96,
     column: str | None = None,
-    samples: int = 8,
+    samples: Count = 8,
 ) -> RuleOf:
     """Weights sqrt(v (1 - v)) + floor, with v the estimate of `advantages.trackers.tracked_baseline` for the prompt.
 
@@ -52,11 +51,6 @@ def tracked_uncertainty(
     reward of `samples` samples of each prompt before the run, from which trackers start; None: at 1/2. The metric
     curriculum/drift is the mean drift of the last update's prompts that had been answered before, 0 without such.
     """
-    check_number("tracked_uncertainty: floor", floor, above=0)
-    check_number("tracked_uncertainty: half_life", half_life, above=0)
-    check_number("tracked_uncertainty: least", least, least=0, most=1)
-    check_number("tracked_uncertainty: most", most, least=0, most=1)
-    check_number("tracked_uncertainty: samples", samples, least=1, whole=True)
 
     def score(state: State, prompts: Prompts, random: np.random.Generator) -> Array:
         v = np.clip(state["value"][prompts.ids].astype(np.float64), 0.0, 1.0)
@@ -114,14 +108,13 @@ _NOT_READ = ("token:entropy", "token:untruncated_logp")  # of a response that is
 
 
 @part
-def last_responses(prompts: int = 16_384) -> Replay:
+def last_responses(prompts: NonNegativeInt = 16_384) -> Replay:
     """Bring back the last response to each prompt of the batch, with info["measured"] 1: no update trains on it.
 
     The store has one response of each prompt, those of the `prompts` prompts that were answered last. Its
     `behaviour_logp` is what the learner computed before the update on that response, once there was one, and not what
     the sampler did: the two differ by rounding, which would count as a move of the policy.
     """
-    check_number("prompts", prompts, least=0, whole=True)
 
     def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
         fresh, group = to_rows(scored), np.asarray(scored.batch.group)

@@ -34,7 +34,6 @@ from jaxrl_llm.advantages.turns.turns import (
 )
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
 from jaxrl_llm.core.ranges import Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.reference import exponential_average
@@ -149,7 +148,7 @@ def targets_of_turns(
 
 
 @part
-def advantages_of_replies(gamma: float = 0.95) -> Transform:
+def advantages_of_replies(gamma: Fraction = 0.95) -> Transform:
     """A = min(Q_1, Q_2) - min(V_1, V_2) on the tokens of each reply, and the critic's targets (2402.19446).
 
     Q_i learns r + gamma Vbar_i(o') from transitions, replayed ones too: all turns of scored rows. V_i learns
@@ -161,7 +160,6 @@ def advantages_of_replies(gamma: float = 0.95) -> Transform:
     Writes info["head_returns"] f32[N, L, 4], NaN where a head is not trained, and the controls "head_turns" f32[4], how
     many turns train each, and "turns", turns that train the policy per row of the batch.
     """
-    check_number("gamma", gamma, least=0, most=1)
 
     def apply(batch: Trajectories) -> Trajectories:
         anew = (batch.info or {}).get("resampled")
@@ -198,9 +196,8 @@ def advantages_of_replies(gamma: float = 0.95) -> Transform:
 
 
 @part
-def actor_after(updates: int) -> Transform:
+def actor_after(updates: NonNegativeInt) -> Transform:
     """Write the control "actor": 0 in the first so many updates, in which only the critic learns, and then 1."""
-    check_number("updates", updates, least=0, whole=True)
     return counted(lambda t, batch: batch.with_controls(actor=jnp.where(t < updates, 0.0, 1.0)))
 
 
@@ -211,14 +208,12 @@ FIRST_NUMBER = 2**19  # of samples, above those of a group's own
 
 
 @part
-def kept_states(samples: int, episodes: int = 1024, column: str = COLUMN) -> MakeCurriculum:
+def kept_states(samples: NonNegativeInt, episodes: NonNegativeInt = 1024, column: str = COLUMN) -> MakeCurriculum:
     """Shuffled epochs, with `samples` states of the episodes of earlier steps in a column of each row.
 
     States are drawn uniformly, of any prompt, from those before the turns of the newest `episodes` rows that had a
     score; fewer than `samples` until there are as many. The metric curriculum/states counts them.
     """
-    check_number("samples", samples, least=0, whole=True)
-    check_number("episodes", episodes, least=0, whole=True)
 
     def make(rows: Sequence[dict[str, Any]], seed: int) -> Curriculum:
         stream = shuffled_epochs(rows, seed)
@@ -285,14 +280,13 @@ def _rows_of(step: Step) -> list[tuple[np.ndarray, list[tuple[int, int]]]]:
 
 
 @part
-def replying_at_stored_states(states: int, column: str = COLUMN) -> Rollout:
+def replying_at_stored_states(states: NonNegativeInt, column: str = COLUMN) -> Rollout:
     """The run's rollout, and beside its episodes one reply at each state in the rows' `column`, as rows of their own.
 
     The column has pairs of token ids, of a prompt and of what follows it before the reply, at most `states`;
     `kept_states` fills it, and without it there are no such rows. They have no score, and are in another group than the
     episodes. Provides resampled.
     """
-    check_number("states", states, least=0, whole=True)
 
     def wrapped(inner: Rollout) -> Rollout:
         limits = getattr(inner.agent, "limits", None)

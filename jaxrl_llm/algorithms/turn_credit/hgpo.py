@@ -20,9 +20,8 @@ from jaxrl_llm.advantages.turns.turns import (
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import NonNegative, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 
@@ -67,7 +66,7 @@ def hgpo(
 @part
 def nested_states(
     values: OfTurns,
-    depth: int = 2,
+    depth: NonNegativeInt = 2,
     alpha: float = 1.0,
     scale: Literal["none", "std"] = "none",
     epsilon: float = 1e-6,
@@ -78,8 +77,6 @@ def nested_states(
     Weights are (k + 1)^alpha over the k whose bucket has another turn and an advantage other than 0, as in the released
     code; 0 where there is none. outermost: advantages for k = 0. scale "std": the population's standard deviation.
     """
-    check_number("depth", depth, least=0, whole=True)
-    check_number("alpha", alpha)
 
     def advantage(batch: Trajectories) -> Array:
         mask, total, mass = turn_mask(batch), jnp.zeros(()), jnp.zeros(())

@@ -13,10 +13,9 @@ from jaxrl_llm.advantages.turns.turns import TURNS, on_tokens, rewards_of_turns,
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
 from jaxrl_llm.core.needs.placeholders import all_action
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Fraction, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
@@ -174,8 +173,6 @@ def plan_penalties(
     batch stays as it is.
     """
     require_choice("of_keeps", of_keeps, ("fixed", "shared"))
-    for name, value in (("keep", keep), ("inconsistent", inconsistent)):
-        check_number(name, value)
 
     def add(batch: Trajectories) -> Trajectories:
         if "plan" not in (batch.info or {}):
@@ -194,9 +191,9 @@ def plan_penalties(
 
 @part
 def hierarchical_advantages(
-    gamma: float = 1.0,
-    lam_turn: float = 1.0,
-    lam_segment: float = 0.95,
+    gamma: Fraction = 1.0,
+    lam_turn: Fraction = 1.0,
+    lam_segment: Fraction = 0.95,
     whiten: bool = True,
     bootstrap_truncated: bool = False,
 ) -> Transform:
@@ -207,8 +204,6 @@ def hierarchical_advantages(
     of segments), by the population's deviation + 1e-8. Writes info["head_returns"] f32[N, L, 3], NaN where a head is
     not trained, the control "head_turns" f32[3], how many turns train each, and "explained_variance" of head 0.
     """
-    for name, value in (("gamma", gamma), ("lam_turn", lam_turn), ("lam_segment", lam_segment)):
-        check_number(name, value, least=0, most=1)
 
     def apply(batch: Trajectories) -> Trajectories:
         mask, spans = turn_mask(batch), spans_of(batch)

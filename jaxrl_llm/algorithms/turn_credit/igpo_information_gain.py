@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.turns.turns import OfTurns, above_buckets, returns_of_turns, turn_advantages, turn_mask
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Fraction, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import Array, Trajectories
@@ -67,14 +66,13 @@ def igpo_information_gain(
 
 
 @part
-def information_gains(gamma: float = 1.0, epsilon: float = 1e-6) -> OfTurns:
+def information_gains(gamma: Fraction = 1.0, epsilon: float = 1e-6) -> OfTurns:
     """Advantages of turns: returns of gains of the answer's probability, and of the score, standardised together.
 
     The gain of a turn is p_{t+1} - p_t, p_t = exp of info["answer_logp"] before turn t; the last turn has the score
     instead. Standard scores (n - 1) are over all of these of the group; gains that are not known, without an answer,
     count as 0 after that and in no moment. Needs answer_logp.
     """
-    check_number("gamma", gamma, least=0, most=1)
 
     def advantage(batch: Trajectories) -> Array:
         mask = turn_mask(batch)

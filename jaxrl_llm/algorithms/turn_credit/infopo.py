@@ -15,9 +15,8 @@ from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.advantages.turns.turns import on_tokens, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_moments
@@ -45,9 +44,9 @@ def with_feedback(beta: float, temperature: float, epsilon: float) -> Callable[[
 )
 def infopo(
     beta: Annotated[NonNegative, CODE] = 0.1,
-    gate_temperature: Annotated[float, CODE] = 0.05,
+    gate_temperature: Annotated[Positive, CODE] = 0.05,
     placeholder: Annotated[str, CODE] = "No information found.",
-    epsilon: Annotated[NonNegative, CODE] = 1e-6,
+    epsilon: Annotated[Positive, CODE] = 1e-6,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
 ) -> Algorithm:
@@ -68,8 +67,6 @@ def infopo(
     Each turn but the first costs a forward pass before the update. Rollout:
     `with_blanks`, around the run's agents.
     """
-    check_number("gate_temperature", gate_temperature, above=0)
-    check_number("epsilon", epsilon, above=0)
     needs = {"old_logp", "blanked_logp", "blanked", "state_key"}
     return Algorithm(
         chain(needs_turns(), revised(with_feedback(beta, gate_temperature, epsilon), needs)),

@@ -13,8 +13,8 @@ from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.advantages.turns.turns import OfTurns, episode_returns, on_tokens, rewards_of_turns
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS
+from jaxrl_llm.core.ranges import Fraction, NonNegative, Positive, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
@@ -30,9 +30,8 @@ TAKEN_OVER = frozenset({"imitated", "imitated_score"})
 
 
 @part
-def failures_at(reward: float | None) -> Callable[[Trajectories], Array]:
+def failures_at(reward: Annotated[float | None, Range(most=0)]) -> Callable[[Trajectories], Array]:
     """A function `batch -> f32[N]`: the score, or `reward` of rows whose score is not above 0; None: the score."""
-    check_number("the reward of failures", reward, most=0, or_none=True)
     if reward is None:
         return lambda batch: batch.scores
     return lambda batch: jnp.where(batch.scores <= 0, reward, batch.scores)
@@ -45,12 +44,11 @@ def imitated(batch: Trajectories) -> Array:
 
 
 @part
-def chunk_returns(gamma: float, mismatch_limit: float, imitation_weight: float, chunk_weight: float) -> Transform:
+def chunk_returns(
+    gamma: float, mismatch_limit: Positive, imitation_weight: NonNegative, chunk_weight: NonNegative
+) -> Transform:
     """Advantages of actions: those of IPA, see `ipa`."""
     returns = episode_turn_returns(gamma)
-    check_number("mismatch_limit", mismatch_limit, above=0)
-    check_number("imitation_weight", imitation_weight, least=0)
-    check_number("chunk_weight", chunk_weight, least=0)
 
     def apply(batch: Trajectories) -> Trajectories:
         G = on_tokens(returns(batch), batch)
@@ -122,12 +120,11 @@ def ipa(
 
 
 @part
-def episode_turn_returns(gamma: float = 1.0) -> OfTurns:
+def episode_turn_returns(gamma: Fraction = 1.0) -> OfTurns:
     """Values: discounted returns from each turn on, G_t = r_t + gamma G_{t+1}, also over the rows of an episode.
 
     The score comes with the last turn of the episode, beside the environment's rewards of turns.
     """
-    check_number("gamma", gamma, least=0, most=1)
 
     def values(batch: Trajectories) -> Array:
         last = one_row_each(batch)

@@ -25,7 +25,6 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
@@ -106,12 +105,11 @@ IMPLICIT = frozenset({"implicit_logp", "old_logp"})
 
 
 @part
-def implicit_rewards(beta: float = 0.05) -> OfTurns:
+def implicit_rewards(beta: NonNegative = 0.05) -> OfTurns:
     """Values: beta sum (log pi_phi - log pi_old) over the tokens of each turn (2509.19199).
 
     pi_phi is the reward model before the update. Needs implicit_logp and old_logp.
     """
-    check_number("beta", beta, least=0)
 
     def rewards(batch: Trajectories) -> Array:
         gain = batch.need("implicit_logp") - batch.need("old_logp")
@@ -180,7 +178,7 @@ def implicit_returns(beta: float, over: Literal["sum", "mean"]) -> RowScore:
 
 @part
 def implicit_preference(
-    beta: float = 0.05, over: Literal["sum", "mean"] = "sum", success: float | None = None
+    beta: NonNegative = 0.05, over: Literal["sum", "mean"] = "sum", success: float | None = None
 ) -> Objective:
     """mean of -log sigmoid(D_i - D_j) over the pairs of a group of which i has the higher return (2509.19199).
 
@@ -189,8 +187,6 @@ def implicit_preference(
     others, instead of all that differ. Without a pair the loss is 0. Only the reward model has a gradient. Pairs are
     formed among the rows of a gradient step.
     """
-    check_number("beta", beta, least=0)
-    check_number("success", success, or_none=True)
     require_choice("over", over, ("sum", "mean"))
 
     def shares(D: jax.Array, batch: Trajectories) -> jax.Array:

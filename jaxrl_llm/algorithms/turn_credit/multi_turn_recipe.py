@@ -11,9 +11,8 @@ from jaxrl_llm.advantages.turns.turns import rewards_of_turns, turn_mask
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
@@ -61,14 +60,13 @@ def multi_turn_recipe(
 
 
 @part
-def shared_turn_rewards(success: float = 0.0, most: int | None = None) -> Transform:
+def shared_turn_rewards(success: float = 0.0, most: Count | None = None) -> Transform:
     """Divide the rewards of an episode's turns by their number: n of them that are positive if the episode is won, else
     `most`, the most that its task can give.
 
     An episode is won if the reward of its last turn, the score included, is above `success`. most None: the turns that
     the batch has room for. A batch without rewards of turns stays as it is.
     """
-    check_number("most", most, least=1, whole=True, or_none=True)
 
     def divide(batch: Trajectories) -> Trajectories:
         if batch.turn_rewards is None:

@@ -12,9 +12,8 @@ from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Fraction, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
@@ -63,9 +62,8 @@ def poad(
 
 
 @part
-def between_turns(gamma: float) -> PerRow:
+def between_turns(gamma: Fraction) -> PerRow:
     """A function `batch -> f32[N, L]`: gamma from the last action of a turn to the next turn, else 1 (POAD)."""
-    check_number("gamma", gamma, least=0, most=1)
 
     def discounts(batch: Trajectories) -> Array:
         turn = jnp.where(batch.action_mask, batch.turn, 2**30)

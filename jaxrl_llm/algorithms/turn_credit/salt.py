@@ -20,9 +20,8 @@ from jaxrl_llm.advantages.turns.turns import (
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import OURS
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import NonNegative, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, joint_key
 from jaxrl_llm.selection.noise import mix
@@ -63,13 +62,12 @@ def salt(
 
 
 @part
-def mean_over_equal(advantage: OfTurns, history: int = 0) -> OfTurns:
+def mean_over_equal(advantage: OfTurns, history: NonNegativeInt = 0) -> OfTurns:
     """Advantages of turns: the mean over the turns of the group with the same transition (SALT).
 
     A transition is the state before the turn with the `history` states before that, the tokens of the turn, and the
     state after it; the last turn of a row has none after it. Needs `state_key`.
     """
-    check_number("history", history, least=0, whole=True)
 
     def mean(batch: Trajectories) -> Array:
         mask, keys = turn_mask(batch), same_state(history + 1)(batch)

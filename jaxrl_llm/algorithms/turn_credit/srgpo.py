@@ -20,9 +20,8 @@ from jaxrl_llm.advantages.turns.turns import (
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.coefficients import check_number
 from jaxrl_llm.core.hyperparameters import CODE
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import NonNegative, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.selection.noise import row_noise
@@ -66,12 +65,11 @@ def srgpo(
 
 
 @part
-def random_groups(size: int = 16) -> OfTurns:
+def random_groups(size: NonNegativeInt = 16) -> OfTurns:
     """Keys: random groups of `size` turns of the batch, the last one smaller; size 0: one group of all.
 
     The permutation follows from the rows' tokens and turns, so that it is the same whatever the order of the rows.
     """
-    check_number("size", size, least=0, whole=True)
 
     def keys(batch: Trajectories) -> Array:
         mask = turn_mask(batch)

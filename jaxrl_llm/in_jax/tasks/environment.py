@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.in_jax.tasks.task import Array, Environment, Scores, State, Task
+from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.in_jax.tasks.task import Environment, Scores, State, Task
 from jaxrl_llm.selection.noise import mix
 
 Act = Callable[[Any, State, Array, Any], tuple[Any, Array, Any]]

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.in_jax.tasks.task import Array, Scores, Task, number_of
+from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.in_jax.tasks.task import Scores, Task, number_of
 
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))  # up, down, left, right
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.in_jax.tasks.task import Array, Scores, Task, all_or_nothing, digits_of, in_place, number_of
+from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.in_jax.tasks.task import Scores, Task, all_or_nothing, digits_of, in_place, number_of
 
 
 def addition(digits: int = 2, base: int = 10) -> Task:

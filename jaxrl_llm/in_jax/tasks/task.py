@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-Array = jax.Array
+from jaxrl_llm.core.trajectory import Array
+
 Scores = dict[str, Array]  # components of a reward, f32[] each
 State = Any  # of an environment: a pytree of arrays
 

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.in_jax.tasks.environment import environment_task
 from jaxrl_llm.in_jax.tasks.maze import MOVES
-from jaxrl_llm.in_jax.tasks.task import Array, Environment, Scores, Task
+from jaxrl_llm.in_jax.tasks.task import Environment, Scores, Task
 from jaxrl_llm.selection.noise import mix
 
 

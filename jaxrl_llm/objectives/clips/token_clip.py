@@ -7,13 +7,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.coefficients import check_bounds, check_number
+from jaxrl_llm.core.choices import Number
+from jaxrl_llm.core.ranges import AboveOne, check_bounds
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics
 from jaxrl_llm.objectives.surrogates import Surrogate, clip_fractions, clipped_value
 
-Number = jax.Array | float
 Bounds = Callable[[Trajectories], tuple[Number, Number]]  # batch -> (low, high), the ratio's range [1 - low, 1 + high]
 
 
@@ -39,10 +39,9 @@ def gradient_preserving_value(ratio: jax.Array, advantages: jax.Array, low: Numb
 
 
 @part
-def gradient_preserving_clip(low: float = 0.2, high: float | None = None, dual: float | None = None) -> Surrogate:
+def gradient_preserving_clip(low: float = 0.2, high: float | None = None, dual: AboveOne | None = None) -> Surrogate:
     """`gradient_preserving_value`, optionally with a dual clip. low in [0, 1], high >= 0 (default: low), dual > 1."""
     low, high = check_bounds("clip", low, high, most=1)
-    check_number("dual clip", dual, above=1, or_none=True)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         A = batch.need("advantages")
@@ -53,12 +52,13 @@ def gradient_preserving_clip(low: float = 0.2, high: float | None = None, dual: 
 
 
 @part
-def token_clip(bounds: Bounds, dual: float | None = None, revise: Callable[..., jax.Array] | None = None) -> Surrogate:
+def token_clip(
+    bounds: Bounds, dual: AboveOne | None = None, revise: Callable[..., jax.Array] | None = None
+) -> Surrogate:
     """PPO's clip with the per-token range `bounds(batch)`; dual > 1 bounds the loss where A < 0.
 
     revise: `(advantages, sg(ratio), batch) -> advantages`, for credit that depends on the ratio.
     """
-    check_number("dual clip", dual, above=1, or_none=True)
 
     def surrogate(ratio: jax.Array, outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         A, (low, high) = batch.need("advantages"), bounds(batch)

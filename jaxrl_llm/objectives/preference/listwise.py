@@ -7,8 +7,6 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, weighted
 
-Number = float | jax.Array
-
 
 def log_ratio_sum(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
     """The weighted sum of each row's log-ratios to the behaviour policy, f32[N]: log pi(y) / q(y) of the sequence."""

@@ -11,16 +11,15 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.choices import Source
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.choices import NonNegativeNumber, Number, PositiveNumber, Source
 from jaxrl_llm.core.log_ratios import needed
-from jaxrl_llm.core.part_checks import require_function
+from jaxrl_llm.core.objective import require_function
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, bucket_sums, row_means
 from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.objectives.ratios import log_ratio_to
 
-Number = float | jax.Array
 RowScore = Callable[[PolicyOutputs, Trajectories], jax.Array]  # -> f32[N], finite
 
 
@@ -92,12 +91,11 @@ def preference_shares(
 
 @part
 def preference(
-    beta: Number = 0.1, best: Number = 1.0, best_scale: Number = 1.0, against: Source = "reference"
+    beta: Number = 0.1, best: Number = 1.0, best_scale: NonNegativeNumber = 1.0, against: Source = "reference"
 ) -> Objective:
     """`preference_shares` of the mean log-ratios: DPO on all pairs within a group that differ in reward."""
     check_number("beta", beta, above=0)
     check_number("best", best)
-    check_number("best_scale", best_scale, least=0)
 
     def shares(h: jax.Array, batch: Trajectories) -> jax.Array:
         return preference_shares(h, batch.scores, batch.group, beta, best, best_scale)
@@ -141,8 +139,8 @@ def discriminative_shares(
 def discriminative(
     merit: Callable[[Trajectories], jax.Array],
     threshold: Number = 0.5,
-    merit_temperature: Number = 0.1,
-    temperature: Number = 10.0,
+    merit_temperature: PositiveNumber = 0.1,
+    temperature: PositiveNumber = 10.0,
 ) -> Objective:
     """-`discriminative_shares` of mean log-probabilities / number of prompts with an action (DRPO, 2510.04474).
 
@@ -150,8 +148,6 @@ def discriminative(
     """
     require_function("merit", merit)
     check_number("threshold", threshold)
-    for name, number in {"merit_temperature": merit_temperature, "temperature": temperature}.items():
-        check_number(name, number, above=0)
 
     def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
         score, acts = batch.scores, jnp.any(batch.action_mask, axis=1).astype(jnp.float32)

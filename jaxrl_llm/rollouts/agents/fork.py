@@ -7,10 +7,11 @@ import math
 from asyncio import gather
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.agents.conversation import Conversation
@@ -28,14 +29,11 @@ Forks = Callable[[float, float, int], bool]
 
 
 @part
-def by_chance(probability: float = 0.5, weight: float = 0.2, damping: float = 0.0) -> Forks:
+def by_chance(probability: Fraction = 0.5, weight: float = 0.2, damping: NonNegative = 0.0) -> Forks:
     """Fork where clip((u + weight dH) max(0, 1 - damping l), 0, 1) >= 1 - probability.
 
     With damping 0 that has the probability `probability` + weight dH. dH: change of the entropy; l: see `Forks`.
     """
-    check_number("probability", probability, least=0, most=1)
-    check_number("weight", weight)
-    check_number("damping", damping, least=0)
 
     def forks(change: float, uniform: float, rounds: int) -> bool:
         raised = (uniform + weight * change) * max(0.0, 1.0 - damping * rounds)
@@ -69,9 +67,9 @@ def reply_entropy(entropies: Sequence[float] | np.ndarray, first: int, vocabular
 @part
 def forking_agents(
     forks: Forks,
-    initial: int | None = 8,
-    branches: int = 2,
-    first_tokens: int = 20,
+    initial: Count | None = 8,
+    branches: Annotated[int, Range(least=2)] = 2,
+    first_tokens: Count = 20,
     beta: float = 0.5,
     summed: bool = False,
 ) -> Rollout:
@@ -88,10 +86,6 @@ def forking_agents(
     its tokens, those from before a fork too. Provides node, the same for tokens that episodes share. It goes around the
     run's agents; InputError around another rollout.
     """
-    check_number("initial", initial, least=1, whole=True, or_none=True)
-    check_number("branches", branches, least=2, whole=True)
-    check_number("first_tokens", first_tokens, least=1, whole=True)
-    check_number("beta", beta)
 
     def entropy_of(tools: Tools, path: Path) -> float:
         drawn = path.one.rows[-1].segments[-1].tokens.entropy

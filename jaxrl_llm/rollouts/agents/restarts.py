@@ -6,12 +6,11 @@ import logging
 from asyncio import gather
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.ranges import Count
+from jaxrl_llm.core.ranges import Count, Range, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import AHEAD, Rollout
 from jaxrl_llm.data.chat.rendering import PromptFormat
@@ -30,7 +29,7 @@ logger = logging.getLogger("jaxrl_llm.rollouts")
 @part
 def restarting(
     environment: MakeEnvironment,
-    share: float = 0.5,
+    share: Annotated[float, Range(least=0, below=1)] = 0.5,
     success: float = 0.0,
     turns: Count = 8,
     turn_tokens: Count | None = None,
@@ -53,7 +52,6 @@ def restarting(
     turn, 0 for all others; info["imitated_score"] is its score, 0 without one. Other arguments: as of `agent`. Provides
     what that does, and imitated and imitated_score.
     """
-    check_number("share", share, least=0, below=1)
     check_number("success", success)
     limits = Limits(turns, turn_tokens, episode_tokens)
     settings = AgentSettings(environment, limits, turn_rewards, greedy, system, format or PromptFormat())

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from difflib import SequenceMatcher
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.agents.program import converse, graded, settings_of

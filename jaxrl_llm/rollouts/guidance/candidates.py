@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import Count, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rewards.workers.loading import load_function
@@ -61,8 +61,8 @@ def wrong_ones(problem: str, stated: Sequence[str | None], solutions: Sequence[s
 
 @part
 def with_candidates(
-    column: str = "teacher", threshold: float = 0.5, teachers: int = 4, words: int = 512, rewriter: str | None = None,
-    success: float = 0.5,
+    column: str = "teacher", threshold: float = 0.5, teachers: NonNegativeInt = 4, words: Count = 512,
+    rewriter: str | None = None, success: float = 0.5,
 ) -> Rollout:  # fmt: skip
     """A group of samples, and for a problem whose mean reward is below `threshold`, groups of prompts with candidates.
 
@@ -76,10 +76,6 @@ def with_candidates(
     teacher's from the policy's: by `rewriter`, FILE.py:FUNCTION of (problem, solution) that returns a text, such as a
     call of the teacher, or by the policy itself (None). Raises InputError for a rewriter that cannot be loaded.
     """
-    check_number("threshold", threshold)
-    check_number("teachers", teachers, least=0, whole=True)
-    check_number("words", words, least=1, whole=True)
-    check_number("success", success)
     external = None if rewriter is None else load_function(rewriter, "the rewriter").function
 
     async def rewritten(tools: Tools, task: Task, problem: str, texts: Sequence[str]) -> list[str]:

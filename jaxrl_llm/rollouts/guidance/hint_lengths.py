@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import Fraction, NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
@@ -35,7 +35,7 @@ def hint_ratio(failure: float, low: float = 0.1, high: float = 0.9, noise: float
 
 @part
 def hinted_by_failures(
-    column: str = "solution", hinted: int = 4, low: float = 0.1, high: float = 0.9, noise: float = 0.0
+    column: str = "solution", hinted: int = 4, low: Fraction = 0.1, high: Fraction = 0.9, noise: NonNegative = 0.0
 ) -> Rollout:  # fmt: skip
     """A group of plain samples, and `hinted` more that begin with a part of a known solution, longer the more fail.
 
@@ -49,9 +49,6 @@ def hinted_by_failures(
     begins with; info["guided"] is 1 for rows with some, and info["unhinted"] in a group that failed without a solution.
     """
     check_number("hinted", hinted, least=1, whole=True)
-    check_number("low", low, least=0, most=1)
-    check_number("high", high, least=0, most=1)
-    check_number("noise", noise, least=0)
     if low > high:
         raise InputError(f"hints are of {low:g} to {high:g} of a solution: give low, then high")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import Count, Fraction, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
@@ -101,7 +101,7 @@ def prefix_length(random: np.random.Generator, length: int, limit: int, low: flo
 
 
 @part
-def prefixed_groups(column: str = "trace", low: float = 0.4, high: float = 0.8, prefixes: int = 1) -> Rollout:
+def prefixed_groups(column: str = "trace", low: Fraction = 0.4, high: Fraction = 0.8, prefixes: Count = 1) -> Rollout:
     """A group of samples of the prompt, and where a right trace is stored, `prefixes` groups that continue it.
 
     column: the stored traces, a text or a list of texts; empty where the prompt needs no help. Each of the further
@@ -109,9 +109,6 @@ def prefixed_groups(column: str = "trace", low: float = 0.4, high: float = 0.8, 
     its baseline is of one context. They are groups of their own (info["part"] 1, 2 ...). Without traces this is
     `group`.
     """
-    check_number("low", low, least=0, most=1)
-    check_number("high", high, least=0, most=1)
-    check_number("prefixes", prefixes, least=1, whole=True)
     if low > high:
         raise InputError(f"prefixes are of {low:g} to {high:g} of a trace: give low, then high")
 

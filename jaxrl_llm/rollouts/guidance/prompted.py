@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import Count, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
@@ -23,7 +23,7 @@ _NOT_DRAWN = 0.0  # log-probability of tokens of which no sampler drew a single 
 
 @part
 def in_context(
-    column: str = "examples", samples: int = 1, keep: Succeeds | None = None, text: str = "{}\n\n"
+    column: str = "examples", samples: Count = 1, keep: Succeeds | None = None, text: str = "{}\n\n"
 ) -> Rollout:
     """Sample some of a group with a worked example in the prompt, and train on these too under the plain prompt.
 
@@ -34,7 +34,6 @@ def in_context(
     Provides info["guided"], 1 for samples with an example, and info["off_prompt"] (`Episode.trained_under`).
     info["unhinted"]: 1 in a group whose row has no example, which is sampled without.
     """
-    check_number("samples", samples, least=1, whole=True)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         G, examples = task.samples, texts_of(task.row.get(column), column)
@@ -88,7 +87,7 @@ def with_budgets(*budgets: int, text: str = BUDGET) -> Rollout:
 
 @part
 def taught(
-    succeeds: Succeeds, column: str = "teachers", most: int = 4, replaced: int = 2, answer: str = "answer"
+    succeeds: Succeeds, column: str = "teachers", most: Count = 4, replaced: Count = 2, answer: str = "answer"
 ) -> Rollout:
     """Add right answers of teachers to a group in which no sample succeeds, and leave out `replaced` of its samples.
 
@@ -101,8 +100,6 @@ def taught(
     `answer`, where that is last in it; both 0 for all others. info["unhinted"]: 1 in a group that failed and has no
     teacher's answer.
     """
-    check_number("most", most, least=1, whole=True)
-    check_number("replaced", replaced, least=1, whole=True)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         nothing: dict[str, Any] = {"reference_span": [0.0, 0.0], "off_prompt": 0.0}

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from jaxrl_llm.core.checks import expect
 from jaxrl_llm.core.choices import Rewrite
-from jaxrl_llm.core.coefficients import check_number
-from jaxrl_llm.core.part_checks import expect
+from jaxrl_llm.core.ranges import Count, Fraction, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
@@ -45,7 +45,6 @@ def succeeds(success: float = 0.0, accuracy: str | None = None) -> Succeeds:
 
     Raises InputError, when it is called, for a component that the run's rewards do not have.
     """
-    check_number("success", success)
 
     def test(episode: Episode) -> bool:
         if accuracy is not None and accuracy not in episode.rewards:
@@ -71,7 +70,7 @@ def marked(episodes: Sequence[Episode], unhinted: float = 0.0) -> list[Episode]:
 
 @part
 def retried(
-    hints: Hints, succeeds: Succeeds, plain: int = 0, start: int = 0, harder: Hints | None = None
+    hints: Hints, succeeds: Succeeds, plain: NonNegativeInt = 0, start: NonNegativeInt = 0, harder: Hints | None = None
 ) -> Rollout:  # fmt: skip
     """Sample a group again with the hints of its prompt, one after the other, until a sample succeeds.
 
@@ -89,8 +88,6 @@ def retried(
     expect("retried's hints", hints, Hints)
     if harder is not None:
         expect("retried's harder", harder, Hints)
-    check_number("plain", plain, least=0, whole=True)
-    check_number("start", start, least=0, whole=True)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         G = task.samples
@@ -128,7 +125,7 @@ def hinted(column: str = "hint", above: float = 0.0) -> Rollout:
 
 
 @part
-def rescued(hints: Hints, succeeds: Succeeds, start: int = 0) -> Rollout:
+def rescued(hints: Hints, succeeds: Succeeds, start: NonNegativeInt = 0) -> Rollout:
     """Replace a sample of a group in which none succeeds by one that succeeds with the weakest possible hint.
 
     One sample is drawn for each hint of the prompt, all at once. Of those that succeed the one with the weakest hint
@@ -136,7 +133,6 @@ def rescued(hints: Hints, succeeds: Succeeds, start: int = 0) -> Rollout:
     group stays as it is. start: as in `retried`, and so is what it provides.
     """
     expect("rescued's hints", hints, Hints)
-    check_number("start", start, least=0, whole=True)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         G = task.samples
@@ -157,11 +153,11 @@ def rescued(hints: Hints, succeeds: Succeeds, start: int = 0) -> Rollout:
 @part
 def rewritten(
     succeeds: Succeeds,
-    hard: float = 0.3,
-    medium: float = 0.7,
+    hard: Fraction = 0.3,
+    medium: Fraction = 0.7,
     which: Rewrite = "both",
     column: str = "answer",
-    limit: int = 400,
+    limit: Count = 400,
     simpler: str = SIMPLER,
     reworded: str = REWORDED,
     harder: str = "",
@@ -179,9 +175,6 @@ def rewritten(
     Provides info["rewritten"], 1 for samples of the new prompt, a group of their own, and info["hard"], 1 for samples
     of both where the share of successes was at most `hard`. info["unhinted"]: 1 where no new problem could be read.
     """
-    check_number("hard", hard, least=0, most=1)
-    check_number("medium", medium, least=0, most=1)
-    check_number("limit", limit, least=1, whole=True)
     require_choice("which", which, REWRITES)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-from jaxrl_llm.core.coefficients import check_number
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rewards.workers.loading import load_function

@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 from jaxrl_kernels.decode_attention import decode_attention, merge, partial_attention
 
+from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.layers import rotation
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.decode import Drawn, DrawSettings, RingCache, RowState, draw, narrowed
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, pack, take_columns
 from jaxrl_llm.sampling.two_model_decode import run
 
-Array = jax.Array
 LONGEST_MATCH = 16  # tokens of a suffix that are compared
 LEAST_MATCH = 2  # a shorter match drafts nothing
 MOST_MISSES = (LONGEST_MATCH - LEAST_MATCH) // 2
