@@ -21,7 +21,7 @@ import jax
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "runs"))
+sys.path.insert(0, str(Path(__file__).parent / "training"))
 
 import tiny_runs as runs
 

@@ -16,7 +16,7 @@ from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.tools.python import python
 from jaxrl_llm.rollouts.agents.compaction import keep_last
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "runs"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "training"))
 
 from worlds import SHORT, Duel, Echo, Purse, add, everything
 

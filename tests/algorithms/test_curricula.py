@@ -31,7 +31,7 @@ from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.utils.errors import InputError
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path += [str(TESTS / "rollouts"), str(TESTS / "runs")]
+sys.path += [str(TESTS / "rollouts"), str(TESTS / "training")]
 
 import tiny_runs as runs  # noqa: E402
 from choosing import Ran, rows_of, step_of  # noqa: E402

@@ -80,7 +80,7 @@ print("the same")
 @pytest.mark.parametrize("method", ["grpo", "ppo"])
 def test_the_programs_of_a_run_are_those_compiled_ahead_of_time(method: str, tmp_path: Path) -> None:
     """grpo has a reference policy; ppo has a critic, old log-probabilities and feedback."""
-    paths = [str(TESTS), str(TESTS / "runs"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(TESTS), str(TESTS / "training"), os.environ.get("PYTHONPATH", "")]
     environment = {"XLA_FLAGS": with_devices(4), "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
         [sys.executable, "-c", RUN, method, str(tmp_path)], env={**os.environ, **environment}, capture_output=True,

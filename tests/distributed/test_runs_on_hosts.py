@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "runs"))
+sys.path.append(str(Path(__file__).parents[1] / "training"))
 
 import tiny_runs as runs
 

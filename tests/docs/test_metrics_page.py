@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from doc_pages import DOCS, ROOT
 
-sys.path += [str(ROOT / "tests/algorithms"), str(ROOT / "tests/runs")]
+sys.path += [str(ROOT / "tests/algorithms"), str(ROOT / "tests/training")]
 from experience import case
 from tiny_runs import finished_run, lines_of
 

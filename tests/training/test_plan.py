@@ -317,7 +317,7 @@ print("the same")
 
 
 def run(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    paths = [str(TESTS), str(TESTS / "runs"), environment.pop("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
+    paths = [str(TESTS), str(TESTS / "training"), environment.pop("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", **environment, "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=900
