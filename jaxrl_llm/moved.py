@@ -66,7 +66,7 @@ _MOVES = (
     (
         "training", "runs",
         "loop learning=step setup config config_checks config_json inputs method method_settings hyperparameters "
-        "source evaluate state metrics rollout agents reference first_checks activity fallbacks=degraded "
+        "source evaluate state metrics rollout agents reference "
         "played=play swarm"
     ),
     (
@@ -75,7 +75,10 @@ _MOVES = (
         "value_digest code_digest changes=resume_checks run_logs=logs run_report=report completion_lines "
         "group_lines load_run"
     ),
-    ("training.health", "runs", "goodput watchdog spikes=loss_spikes rollback memory_error=oom profiling"),
+    (
+        "training.health", "runs",
+        "goodput watchdog spikes=loss_spikes rollback memory_error=oom profiling activity fallbacks=degraded first_checks"
+    ),
     (
         "plan", "runs",
         "plan plan_arithmetic=estimate plan_search=search plan_shapes=shapes plan_table=table plan_times=times "

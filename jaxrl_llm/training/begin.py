@@ -12,13 +12,13 @@ from jaxrl_llm.core.checks import expect
 from jaxrl_llm.core.source import Source
 from jaxrl_llm.plan.choose_mesh import with_mesh
 from jaxrl_llm.rewards.environment import ENVIRONMENT
-from jaxrl_llm.training.activity import Activity
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config_json import to_dict
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
 from jaxrl_llm.training.folder.files import RunFolder, UnwrittenFolder
 from jaxrl_llm.training.folder.lock import locked
 from jaxrl_llm.training.folder.started_on import with_date
+from jaxrl_llm.training.health.activity import Activity
 from jaxrl_llm.training.health.goodput import Clock
 from jaxrl_llm.training.health.oom import explained
 from jaxrl_llm.training.health.watchdog import watched

@@ -19,7 +19,9 @@ from jaxrl_llm.reporting.logging.writers import check_writers
 from jaxrl_llm.rewards import Reward, close_rewards, reward_digest
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config_checks import GENERATED
-from jaxrl_llm.training.first_checks import (
+from jaxrl_llm.training.folder.files import RunFolder
+from jaxrl_llm.training.folder.lock import locked
+from jaxrl_llm.training.health.first_checks import (
     Rows,
     check_answers,
     check_model,
@@ -31,8 +33,6 @@ from jaxrl_llm.training.first_checks import (
     prompt_options,
     prompt_source,
 )
-from jaxrl_llm.training.folder.files import RunFolder
-from jaxrl_llm.training.folder.lock import locked
 from jaxrl_llm.utils.errors import InputError, InputErrors, gather, several
 from jaxrl_llm.utils.starting import phase
 

@@ -20,8 +20,8 @@ from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rewards.workers.calling import Logged
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config_json import to_dict
-from jaxrl_llm.training.degraded import fallback_notes, fallback_warnings, grown_counts
 from jaxrl_llm.training.folder.files import RunFolder
+from jaxrl_llm.training.health.degraded import fallback_notes, fallback_warnings, grown_counts
 from jaxrl_llm.training.health.goodput import goodput
 from jaxrl_llm.training.method_settings import setting_notes
 from jaxrl_llm.training.rollout import fork_notes, strategy_of

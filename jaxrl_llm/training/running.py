@@ -13,11 +13,11 @@ import jax
 from jaxrl_llm.core.source import Source, Step
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params
-from jaxrl_llm.training.activity import Activity
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.evaluate import evaluate_run
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
 from jaxrl_llm.training.folder.files import RunFolder
+from jaxrl_llm.training.health.activity import Activity
 from jaxrl_llm.training.health.goodput import Clock
 from jaxrl_llm.training.health.oom import arrays_of, explained
 from jaxrl_llm.training.journal import Journal

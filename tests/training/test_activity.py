@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from jaxrl_llm.sampling.requests import Stats
-from jaxrl_llm.training import activity as of_activity
-from jaxrl_llm.training.activity import Activity
+from jaxrl_llm.training.health import activity as of_activity
 from jaxrl_llm.training.health import goodput
+from jaxrl_llm.training.health.activity import Activity
 from jaxrl_llm.training.health.goodput import Clock
 
 

@@ -18,7 +18,7 @@ from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards import Reward, close_rewards
 from jaxrl_llm.rewards.scoring import score_batch
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.first_checks import make_rewards, read_value
+from jaxrl_llm.training.health.first_checks import make_rewards, read_value
 from jaxrl_llm.training.inputs import encode_for, evaluation_inputs, evaluation_rows, prompt_sets
 from jaxrl_llm.utils.errors import InputError
 

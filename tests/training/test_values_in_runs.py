@@ -17,8 +17,8 @@ from worlds import Purse, double
 from jaxrl_llm import TrainConfig
 from jaxrl_llm.rewards import Reward, close_rewards, score
 from jaxrl_llm.training import loop
-from jaxrl_llm.training.first_checks import make_rewards
 from jaxrl_llm.training.folder.files import RunFolder
+from jaxrl_llm.training.health.first_checks import make_rewards
 from jaxrl_llm.utils.errors import InputError
 
 __all__ = ["calling"]
