@@ -77,7 +77,8 @@ _MOVES = (
     ),
     (
         "training.health", "runs",
-        "goodput watchdog spikes=loss_spikes rollback memory_error=oom profiling activity fallbacks=degraded first_checks"
+        "goodput watchdog spikes=loss_spikes rollback memory_error=oom profiling activity "
+        "fallbacks=degraded first_checks"
     ),
     (
         "plan", "runs",
