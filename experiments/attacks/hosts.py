@@ -128,6 +128,9 @@ def _come(moment: Moment, victim: subprocess.Popen[str], run: Path) -> None:
         time.sleep(0.001)
 
 
+SO_FAR = re.compile(r"\d+ s so far to .*")
+
+
 def judge(hosts: Sequence[Host], moment: Moment) -> tuple[str, str]:
     """Whether the hosts ended as they should have after one was killed; the verdict, and what they said."""
     if hosts[moment.victim].status != -9:
@@ -137,7 +140,8 @@ def judge(hosts: Sequence[Host], moment: Moment) -> tuple[str, str]:
     for index, host in enumerate(hosts):
         if index == moment.victim:
             continue
-        lines = [line for line in host.err.splitlines() if line.strip()]
+        # What a slow start says while it loads comes before the line.
+        lines = [line for line in host.err.splitlines() if line.strip() and not SO_FAR.fullmatch(line)]
         said = f"host {index}, status {host.status}: {' | '.join(lines)}"
         if host.status is None:
             return "hang", said
