@@ -12,7 +12,7 @@ from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import CODE, RECALLED, RUN
-from jaxrl_llm.core.ranges import Fraction, NonNegative
+from jaxrl_llm.core.ranges import NonNegative, check_number
 from jaxrl_llm.core.reference import Params, ReferenceRule, model_names, weighted_mean
 from jaxrl_llm.core.repr import part
 
@@ -62,11 +62,12 @@ def salsa(
 
 
 @part
-def soup(*models: str, share: Fraction = 0.5, option: str | None = None) -> ReferenceRule:
+def soup(*models: str, share: float = 0.5, option: str | None = None) -> ReferenceRule:
     """The average of weights: `share` of the initial policy, and equal parts of the other models.
 
     option: see `ReferenceRule`. Raises InputError unless share is within [0, 1].
     """
+    check_number("soup: share", share, least=0, most=1)
 
     def init(initial: Params, others: Sequence[Params]) -> Params:
         rest = (1 - share) / max(len(others), 1)

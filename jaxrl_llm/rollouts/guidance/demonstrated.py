@@ -10,7 +10,7 @@ from asyncio import gather
 
 import numpy as np
 
-from jaxrl_llm.core.ranges import NonNegativeInt
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
@@ -58,11 +58,12 @@ def demonstrated(column: str = "answer") -> Rollout:
 
 
 @part
-def demonstrated_before(step: NonNegativeInt, column: str = "answer") -> Rollout:
+def demonstrated_before(step: int, column: str = "answer") -> Rollout:
     """Demonstrations in the steps before `step`, and groups of samples from there on.
 
     Provides info["demonstrated"]. Raises InputError unless step is a whole number, at least 0.
     """
+    check_number("demonstrated_before: step", step, least=0, whole=True)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         if tools.first_step < step:

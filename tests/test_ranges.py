@@ -1,4 +1,4 @@
-"""Checks of coefficients."""
+"""Ranges of numbers, and checks of them where parts are made."""
 
 from __future__ import annotations
 
