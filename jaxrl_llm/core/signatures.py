@@ -50,7 +50,8 @@ def hyperparameters(method: str, preset: str | None = None) -> list[Hyperparamet
 
 def as_record(one: Hyperparameter) -> dict[str, Any]:
     """A hyper-parameter for `catalogue.json`."""
-    kind = {"choices": one.choices} if one.choices else {"type": one.type.__name__}
+    # Sorted: types with the same choices are one object, whose order is that of the first import.
+    kind = {"choices": sorted(one.choices)} if one.choices else {"type": one.type.__name__}
     optional = {"optional": True} if one.is_optional else {}
     return {"name": one.name, **kind, **optional, **one.range.limits, "default": one.default, "help": one.help}
 
