@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.curriculum.records import Array
+Array = np.ndarray[Any, Any]  # here too: `records` imports JAX
 
 
 class Why(IntEnum):

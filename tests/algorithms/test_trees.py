@@ -228,7 +228,7 @@ def test_pav_worked_example() -> None:
 
 def test_pav_s_prover_is_not_the_policy() -> None:
     assert pav().rollout is not None
-    assert pav().rollout.reference  # type: ignore[union-attr]
+    assert pav().rollout.demands.reference  # type: ignore[union-attr]
     assert pav().reference is None, "the initial policy"
     rule = pav(prover="models/prover").reference
     assert rule is not None

@@ -172,7 +172,7 @@ def test_settings_of_agents_need_an_environment() -> None:
 def test_the_method_says_how_episodes_are_rewarded_read_and_begun() -> None:
     config = TrainConfig(environment=f"{WORLDS}:Echo")
     grpo = make_algorithm(config)
-    known = {"turns", "state_key", "episode", "first_turn", "calls", "failed_calls"}
+    known = {"turns", "state_key", "episode", "first_turn", "calls", "failed_calls", "environment"}
     assert rollout_of(config, grpo).provides == known
     for needs in ({"turn_rewards"}, {"plan", "turn_rewards"}, {"imitated", "imitated_score"}):
         asking = dataclasses.replace(grpo, transform=stateless(lambda batch: batch, frozenset(needs)))

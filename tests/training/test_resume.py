@@ -328,7 +328,7 @@ def test_ctrl_c_is_never_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_ctrl_c_after_the_last_step_spares_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes seconds, and the run that is resumed writes it."""
     config = runs.small_config(tmp_path, eval_size=0)
-    summed, reported = loop.closing_summary, list[Path]()
+    summed, reported = journal.closing_summary, list[Path]()
 
     def interrupted(*arguments: Any) -> Any:
         signal.raise_signal(signal.SIGINT)
