@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 # clear: one line that names what is wrong, or, where something must survive, it did.
@@ -9,6 +10,8 @@ from typing import NamedTuple
 # wrong: the result differs, something was lost, or the message is false.
 # hang: no end within the limit. silent: accepted without a word.
 VERDICTS = ("clear", "unclear", "wrong", "hang", "silent")
+
+SO_FAR = re.compile(r"\d+ s so far to .*")  # a line of a slow start; it comes before the error and is no part of it
 
 
 class Outcome(NamedTuple):

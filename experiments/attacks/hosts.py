@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.attacks import Outcome
+from experiments.attacks import SO_FAR, Outcome
 from experiments.attacks.kills import PATIENCE
 from experiments.attacks.tiny import differences, write_inputs, write_settings
 from experiments.attacks.worker import ROOT, environment
@@ -129,9 +128,6 @@ def _come(moment: Moment, victim: subprocess.Popen[str], run: Path) -> None:
         time.sleep(0.001)
 
 
-SO_FAR = re.compile(r"\d+ s so far to .*")
-
-
 def judge(hosts: Sequence[Host], moment: Moment) -> tuple[str, str]:
     """Whether the hosts ended as they should have after one was killed; the verdict, and what they said."""
     if hosts[moment.victim].status != -9:
@@ -141,7 +137,6 @@ def judge(hosts: Sequence[Host], moment: Moment) -> tuple[str, str]:
     for index, host in enumerate(hosts):
         if index == moment.victim:
             continue
-        # What a slow start says while it loads comes before the line.
         lines = [line for line in host.err.splitlines() if line.strip() and not SO_FAR.fullmatch(line)]
         said = f"host {index}, status {host.status}: {' | '.join(lines)}"
         if host.status is None:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from experiments.attacks import Outcome
+from experiments.attacks import SO_FAR, Outcome
 from experiments.attacks.table import FLAGS, MODEL, OPTIONS, Row, arguments_of, make_files, read_table, replaced
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,7 +180,8 @@ def changes(before: dict[str, str], after: dict[str, str]) -> str:
 
 def judge(row: Row, found: Ended, changed: str) -> tuple[str, str]:
     """Verdict, and what was said or what is wrong."""
-    status, lines = row.get("status", 2), [line for line in found.errors.splitlines() if line.strip()]
+    printed = [line for line in found.errors.splitlines() if line.strip()]
+    status, lines = row.get("status", 2), [line for line in printed if not SO_FAR.fullmatch(line)]
     said = " | ".join(lines) or f"status {found.status}, nothing on stderr"
     if found.limit:
         return "hang", f"{found.limit}: {said}"

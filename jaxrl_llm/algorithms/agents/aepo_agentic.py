@@ -16,7 +16,7 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.core.ranges import AboveOne, NonNegative, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain
@@ -55,7 +55,7 @@ def aepo_agentic(
     over: Annotated[Literal["group", "batch"], PAPER] = "group",
     ddof: Annotated[ZeroOrOne, OURS] = 0,
     clamp: Annotated[bool, PAPER] = False,
-    dual_clip: Annotated[float | None, PAPER] = None,
+    dual_clip: Annotated[AboveOne | None, PAPER] = None,
     beta: Annotated[NonNegative, CODE] = 0.5,
     branches: Annotated[int, CODE] = 2,
     probability: Annotated[float, CODE] = 0.5,

@@ -11,7 +11,7 @@ from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.core.choices import AverageName
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import Count, NonNegative, ZeroOrOne
+from jaxrl_llm.core.ranges import AboveOne, Count, NonNegative, ZeroOrOne
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.averaging.averages import average_by_name
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
@@ -32,7 +32,7 @@ def dapo(
     max_length: Annotated[Count | None, RUN] = None,
     overlong_filter: Annotated[bool, PAPER] = False,
     average: Annotated[AverageName, CODE] = "token",
-    dual_clip: Annotated[float | None, PAPER] = None,
+    dual_clip: Annotated[AboveOne | None, PAPER] = None,
     ddof: Annotated[ZeroOrOne, CODE] = 1,
     epsilon: Annotated[NonNegative, CODE] = 1e-6,
 ) -> Algorithm:

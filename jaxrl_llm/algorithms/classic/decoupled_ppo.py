@@ -11,7 +11,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Scale, Span
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
 from jaxrl_llm.core.log_ratios import LARGEST
-from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.core.ranges import AboveOne, NonNegative, ZeroOrOne
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.averaging.averages import token_mean
 from jaxrl_llm.objectives.off_policy import importance_correction
@@ -39,7 +39,7 @@ def decoupled_ppo(
     correction: Annotated[Literal["mask", "truncate", "none"], CODE] = "mask",
     leave_count: Annotated[bool, CODE] = False,
     span: Annotated[Span, PAPER] = "token",
-    dual_clip: Annotated[float | None, PAPER] = None,
+    dual_clip: Annotated[AboveOne | None, PAPER] = None,
     scale: Annotated[Scale, OURS] = "std",
     ddof: Annotated[ZeroOrOne, OURS] = 1,
     epsilon: Annotated[NonNegative, OURS] = 1e-6,

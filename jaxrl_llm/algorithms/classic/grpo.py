@@ -11,7 +11,7 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import AverageName, Scale
 from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.ranges import Count, NonNegative, ZeroOrOne
+from jaxrl_llm.core.ranges import AboveOne, Count, NonNegative, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
 from jaxrl_llm.core.transform import Transform, chain, stateless
@@ -32,7 +32,7 @@ def grpo(
     ddof: Annotated[ZeroOrOne, CODE] = 1,
     epsilon: Annotated[NonNegative, CODE] = 1e-6,
     average: Annotated[AverageName, PAPER] = "sequence",
-    dual_clip: Annotated[float | None, PAPER] = None,
+    dual_clip: Annotated[AboveOne | None, PAPER] = None,
     group_of_one: Annotated[Literal["zero", "reward"], CODE] = "zero",
     max_length: Annotated[Count | None, RUN] = None,
 ) -> Algorithm:

@@ -11,7 +11,7 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Estimator
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative, Positive
+from jaxrl_llm.core.ranges import AboveOne, NonNegative, Positive
 from jaxrl_llm.core.transform import Objective, Transform, chain
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.values import value_loss
@@ -32,8 +32,8 @@ def chain_present(*parts: Transform | None) -> Transform:
 def ppo(
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.2,
-    dual_clip: Annotated[float | None, PAPER] = None,
-    value_clip: Annotated[float | None, CODE] = 0.2,
+    dual_clip: Annotated[AboveOne | None, PAPER] = None,
+    value_clip: Annotated[Positive | None, CODE] = 0.2,
     value_coefficient: Annotated[NonNegative, CODE] = 1.0,
     gamma: Annotated[float, CODE] = 1.0,
     lam: Annotated[float, PAPER] = 0.95,
@@ -42,7 +42,7 @@ def ppo(
     kl_coefficient: Annotated[NonNegative, CODE] = 0.05,
     kl_in: Annotated[Literal["reward", "loss"], CODE] = "reward",
     kl_estimator: Annotated[Estimator | None, OURS] = None,
-    kl_target: Annotated[float | None, OURS] = None,
+    kl_target: Annotated[Positive | None, OURS] = None,
     kl_horizon: Annotated[Positive, CODE] = 10000.0,
     entropy_coefficient: Annotated[NonNegative, CODE] = 0.0,
 ) -> Algorithm:

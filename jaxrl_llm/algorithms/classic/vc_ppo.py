@@ -9,7 +9,7 @@ from jaxrl_llm.algorithms.classic.ppo import chain_present, clipped_policy
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import NonNegative, Positive
 from jaxrl_llm.objectives.values import value_loss
 
 
@@ -17,7 +17,7 @@ from jaxrl_llm.objectives.values import value_loss
 def vc_ppo(
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.2,
-    value_clip: Annotated[float | None, OURS] = 0.2,
+    value_clip: Annotated[Positive | None, OURS] = 0.2,
     value_coefficient: Annotated[NonNegative, OURS] = 1.0,
     gamma: Annotated[float, PAPER] = 1.0,
     lam: Annotated[float, PAPER] = 0.95,

@@ -14,7 +14,7 @@ from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import CODE, PAPER
 from jaxrl_llm.core.log_ratios import log_ratio
-from jaxrl_llm.core.ranges import Count, NonNegative
+from jaxrl_llm.core.ranges import AboveOne, Count, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import chain, control, counted
@@ -50,7 +50,7 @@ def bupo(
     internal_steps: Annotated[NonNegative, PAPER] = 30,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
-    dual_clip: Annotated[float | None, PAPER] = None,
+    dual_clip: Annotated[AboveOne | None, PAPER] = None,
     average: Annotated[Literal["sequence", "token"], PAPER] = "sequence",
 ) -> Algorithm:
     """Bottom-up Policy Optimization (BuPO).

@@ -21,7 +21,7 @@ from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hooks import Context, Hook, State, entropy_of
 from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, Range
+from jaxrl_llm.core.ranges import AboveOne, Count, Fraction, NonNegative, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
@@ -59,7 +59,7 @@ def hapo_heterogeneous(
     clip_strength: Annotated[NonNegative, CODE] = 1.0,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
-    dual_clip: Annotated[float, CODE] = 10.0,
+    dual_clip: Annotated[AboveOne, CODE] = 10.0,
     extreme: Annotated[NonNegative, CODE] = 5.0,
     dynamic_sampling: Annotated[bool, CODE] = True,
     rounds: Annotated[Count, CODE] = 16,

@@ -14,7 +14,7 @@ from jaxrl_llm.advantages.trees.values import leaves, node_values, scored_tree, 
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.ranges import Count, NonNegative
+from jaxrl_llm.core.ranges import AboveOne, Count, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rules import DynamicSampling
 from jaxrl_llm.core.trajectory import Array, Trajectories
@@ -43,7 +43,7 @@ def treepo(
     branches: Annotated[int, PAPER] = 2,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.28,
-    dual_clip: Annotated[float | None, CODE] = 10.0,
+    dual_clip: Annotated[AboveOne | None, CODE] = 10.0,
     dynamic_sampling: Annotated[bool, CODE] = True,
     rounds: Annotated[Count, CODE] = 3,
     overlong_buffer: Annotated[int | None, CODE] = 512,

@@ -14,7 +14,7 @@ from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Scale
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Positive
+from jaxrl_llm.core.ranges import AboveOne, AtLeastOne, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_sums, weighted
 from jaxrl_llm.core.transform import chain
@@ -79,7 +79,7 @@ def ampo_multi_guidance(
     over: Annotated[Literal["kinds", "batch"], PAPER] = "kinds",
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
-    dual_clip: Annotated[float | None, PAPER] = None,
+    dual_clip: Annotated[AboveOne | None, PAPER] = None,
     entropy_coefficient: Annotated[NonNegative, PAPER] = 0.0,
     teachers: Annotated[int, PAPER] = 4,
     replaced: Annotated[int, PAPER] = 2,

@@ -58,12 +58,12 @@ def daslam(
     shaping: Annotated[float, CODE] = 1.0,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
-    value_clip: Annotated[float | None, CODE] = 0.2,
+    value_clip: Annotated[Positive | None, CODE] = 0.2,
     value_coefficient: Annotated[NonNegative, CODE] = 0.1,
     gamma: Annotated[float, CODE] = 1.0,
     lam: Annotated[float, CODE] = 0.95,
     kl_coefficient: Annotated[NonNegative, CODE] = 0.01,
-    kl_target: Annotated[float | None, OURS] = 0.1,
+    kl_target: Annotated[Positive | None, OURS] = 0.1,
     kl_horizon: Annotated[Positive, CODE] = 10000.0,
 ) -> Algorithm:
     """Decomposition and solution by language models (DaSLaM).

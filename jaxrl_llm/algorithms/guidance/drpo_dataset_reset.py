@@ -20,7 +20,7 @@ from jaxrl_llm.advantages.returns import (
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.core.ranges import NonNegative, Positive, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
@@ -47,7 +47,7 @@ def drpo_dataset_reset(
     lam: Annotated[float, CODE] = 0.95,
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.2,
-    value_clip: Annotated[float | None, CODE] = 0.2,
+    value_clip: Annotated[Positive | None, CODE] = 0.2,
     value_coefficient: Annotated[NonNegative, CODE] = 0.1,
 ) -> Algorithm:
     """Dataset Reset Policy Optimization (DR-PO).

@@ -12,7 +12,7 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import Count, NonNegative
+from jaxrl_llm.core.ranges import AboveOne, Count, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain, counted
@@ -54,7 +54,7 @@ def icpo_in_context(
     shape: Annotated[float, PAPER] = 0.1,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
-    dual_clip: Annotated[float, CODE] = 3.0,
+    dual_clip: Annotated[AboveOne, CODE] = 3.0,
     kl_coefficient: Annotated[NonNegative, CODE] = 0.001,
     epsilon: Annotated[NonNegative, CODE] = 1e-6,
     guided_samples: Annotated[int, PAPER] = 1,

@@ -9,7 +9,7 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Scale
 from jaxrl_llm.core.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.core.ranges import AboveOne, NonNegative, ZeroOrOne
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.auxiliary_prompts import with_predictions
 
@@ -27,7 +27,7 @@ def masa(
     inclusive: Annotated[bool, CODE] = False,
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.28,
-    dual_clip: Annotated[float | None, CODE] = 10.0,
+    dual_clip: Annotated[AboveOne | None, CODE] = 10.0,
     scale: Annotated[Scale, CODE] = "std",
     ddof: Annotated[ZeroOrOne, CODE] = 1,
     epsilon: Annotated[NonNegative, CODE] = 1e-6,

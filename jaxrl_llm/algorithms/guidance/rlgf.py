@@ -11,7 +11,7 @@ from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantag
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
@@ -38,7 +38,7 @@ def rlgf(
     lam: Annotated[float, CODE] = 0.95,
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.2,
-    value_clip: Annotated[float | None, OURS] = 0.2,
+    value_clip: Annotated[Positive | None, OURS] = 0.2,
     value_coefficient: Annotated[NonNegative, OURS] = 1.0,
 ) -> Algorithm:
     """RL with guided feedback (RLGF, Learning to Generate Better Than Your LLM).

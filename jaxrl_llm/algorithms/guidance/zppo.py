@@ -14,7 +14,7 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.counted_rows import without_rows
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import Fraction, NonNegative
+from jaxrl_llm.core.ranges import AboveOne, Fraction, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
 from jaxrl_llm.core.transform import State, Transform, chain, stateless
@@ -35,7 +35,7 @@ def zppo(
     most_stored: Annotated[int, PAPER] = 10_000,
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.28,
-    dual_clip: Annotated[float | None, PAPER] = 10.0,
+    dual_clip: Annotated[AboveOne | None, PAPER] = 10.0,
     epsilon: Annotated[NonNegative, OURS] = 1e-6,
 ) -> Algorithm:
     """Zone of Proximal Policy Optimization (ZPPO).

@@ -42,7 +42,7 @@ def bapo_adaptive_clip(
     criterion: Annotated[Literal["ratio", "share"], PAPER] = "share",
     statistic: Annotated[Literal["gradient", "value"], PAPER] = "value",
     weighted: Annotated[bool, PAPER] = True,
-    dual_clip: Annotated[float | None, PAPER] = None,
+    dual_clip: Annotated[AboveOne | None, PAPER] = None,
 ) -> Algorithm:
     """Balanced Policy Optimization with Adaptive Clipping (BAPO).
 

@@ -9,7 +9,7 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Scale
 from jaxrl_llm.core.hyperparameters import OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import Count, NonNegative, ZeroOrOne
+from jaxrl_llm.core.ranges import AboveOne, Count, NonNegative, ZeroOrOne
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.averaging.averages import constant
 from jaxrl_llm.objectives.off_policy import importance_correction
@@ -27,7 +27,7 @@ from jaxrl_llm.objectives.surrogates import clip
 def hispo(
     clip_low: Annotated[NonNegative, OURS] = 0.2,
     clip_high: Annotated[NonNegative, OURS] = 0.28,
-    dual_clip: Annotated[float, OURS] = 3.0,
+    dual_clip: Annotated[AboveOne, OURS] = 3.0,
     sequence_bound: Annotated[float, OURS] = 0.2,
     token_bound: Annotated[float, OURS] = 0.3,
     max_length: Annotated[Count | None, RUN] = None,

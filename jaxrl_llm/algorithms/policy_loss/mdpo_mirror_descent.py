@@ -14,7 +14,7 @@ from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Estimator, Number, PositiveNumber
 from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Range
+from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Positive, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.transform import Transform, chain, counted
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio, unclipped
@@ -29,7 +29,7 @@ from jaxrl_llm.objectives.penalties import kl
 )
 @run_settings(several_steps("several gradient steps on a batch: at the first its divergence has no gradient", 4))
 def mdpo_mirror_descent(
-    step_size: Annotated[float, CODE] = 1.0,
+    step_size: Annotated[Positive, CODE] = 1.0,
     total_steps: Annotated[AtLeastOne | None, RUN] = None,
     estimator: Annotated[Estimator, OURS] = "k3",
     epsilon: Annotated[NonNegative, OURS] = 1e-8,

@@ -10,7 +10,7 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.hyperparameters import CODE
-from jaxrl_llm.core.ranges import Count, NonNegative, Share
+from jaxrl_llm.core.ranges import Count, NonNegative, Positive, Share
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array
@@ -36,13 +36,13 @@ def nlpo(
     mask_every: Annotated[int, CODE] = 5,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
-    value_clip: Annotated[float | None, CODE] = None,
+    value_clip: Annotated[Positive | None, CODE] = None,
     value_coefficient: Annotated[NonNegative, CODE] = 1.0,
     gamma: Annotated[float, CODE] = 0.99,
     lam: Annotated[float, CODE] = 0.95,
     whiten: Annotated[bool, CODE] = True,
     kl_coefficient: Annotated[NonNegative, CODE] = 0.1,
-    kl_target: Annotated[float | None, CODE] = 0.1,
+    kl_target: Annotated[Positive | None, CODE] = 0.1,
     kl_rate: Annotated[float, CODE] = 0.1,
     entropy_coefficient: Annotated[NonNegative, CODE] = 0.0,
 ) -> Algorithm:

@@ -19,7 +19,7 @@ from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
@@ -59,7 +59,7 @@ def sampled_rows(batch: Trajectories) -> jax.Array:
 def ppo_max(
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
-    value_clip: Annotated[float | None, CODE] = 0.2,
+    value_clip: Annotated[Positive | None, CODE] = 0.2,
     value_coefficient: Annotated[NonNegative, CODE] = 1.0,
     gamma: Annotated[float, CODE] = 1.0,
     lam: Annotated[float, CODE] = 0.95,

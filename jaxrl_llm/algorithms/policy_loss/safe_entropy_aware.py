@@ -29,7 +29,7 @@ from jaxrl_llm.objectives.values import huber, last_action_mean, value_loss
 def safe_entropy_aware(
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
-    value_clip: Annotated[float | None, CODE] = 0.2,
+    value_clip: Annotated[Positive | None, CODE] = 0.2,
     value_coefficient: Annotated[NonNegative, CODE] = 0.5,
     huber_width: Annotated[float, CODE] = 0.5,
     temperature: Annotated[Positive, CODE] = 0.3,

@@ -9,7 +9,7 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Scale
 from jaxrl_llm.core.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.core.ranges import NonNegative, Positive, ZeroOrOne
 from jaxrl_llm.objectives.averaging.averages import sequence_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import token_ratio
@@ -18,8 +18,8 @@ from jaxrl_llm.objectives.surrogates import soft_gate
 
 @method(paper="arXiv 2511.20347", year=2025, test="test_weighted.py::test_sapo_is_the_loop")
 def sapo_soft_adaptive(
-    positive_temperature: Annotated[float, PAPER] = 1.0,
-    negative_temperature: Annotated[float, PAPER] = 1.05,
+    positive_temperature: Annotated[Positive, PAPER] = 1.0,
+    negative_temperature: Annotated[Positive, PAPER] = 1.05,
     scale: Annotated[Scale, PAPER] = "std",
     ddof: Annotated[ZeroOrOne, CODE] = 1,
     epsilon: Annotated[NonNegative, CODE] = 1e-6,

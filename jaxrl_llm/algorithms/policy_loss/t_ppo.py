@@ -23,7 +23,7 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import FractionNumber
 from jaxrl_llm.core.hyperparameters import OURS, RUN
-from jaxrl_llm.core.ranges import Count, NonNegative
+from jaxrl_llm.core.ranges import Count, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.core.trajectory import Trajectories, totals_of
@@ -35,7 +35,7 @@ from jaxrl_llm.objectives.values import value_loss
 def t_ppo(
     clip_low: Annotated[NonNegative, OURS] = 0.2,
     clip_high: Annotated[NonNegative, OURS] = 0.2,
-    value_clip: Annotated[float | None, OURS] = None,
+    value_clip: Annotated[Positive | None, OURS] = None,
     value_coefficient: Annotated[NonNegative, OURS] = 1.0,
     gamma: Annotated[float, OURS] = 1.0,
     lam: Annotated[float, OURS] = 0.95,

@@ -15,7 +15,7 @@ from jaxrl_llm.advantages.multipliers import last_entropy
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import CODE
-from jaxrl_llm.core.ranges import Fraction, NonNegative, Positive
+from jaxrl_llm.core.ranges import AboveOne, Fraction, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.trajectory import Trajectories
@@ -80,7 +80,7 @@ def aepo_arbitrary_entropy(
     least_advantage: Annotated[float, CODE] = 0.05,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
-    dual_clip: Annotated[float | None, CODE] = 3.0,
+    dual_clip: Annotated[AboveOne | None, CODE] = 3.0,
     tempered_share: Annotated[float, CODE] = 0.25,
 ) -> Algorithm:
     """Arbitrary Entropy Policy Optimization (AEPO).

@@ -16,7 +16,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import CODE
 from jaxrl_llm.core.log_ratios import log_ratio
-from jaxrl_llm.core.ranges import NonNegative, Positive
+from jaxrl_llm.core.ranges import AboveOne, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain
@@ -50,7 +50,7 @@ def dcpo_distribution_centric(
     success: Annotated[float, CODE] = 0.05,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
-    dual_clip: Annotated[float, CODE] = 3.0,
+    dual_clip: Annotated[AboveOne, CODE] = 3.0,
 ) -> Algorithm:
     """Distribution-Centric Policy Optimization (DCPO).
 

@@ -12,7 +12,7 @@ from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import CODE, RECALLED, RUN
-from jaxrl_llm.core.ranges import NonNegative, check_number
+from jaxrl_llm.core.ranges import NonNegative, Positive, check_number
 from jaxrl_llm.core.reference import Params, ReferenceRule, model_names, weighted_mean
 from jaxrl_llm.core.repr import part
 
@@ -35,7 +35,7 @@ def salsa(
     kl_coefficient: Annotated[NonNegative, CODE] = 0.05,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
-    value_clip: Annotated[float | None, CODE] = 0.2,
+    value_clip: Annotated[Positive | None, CODE] = 0.2,
     value_coefficient: Annotated[NonNegative, CODE] = 1.0,
     gamma: Annotated[float, CODE] = 1.0,
     lam: Annotated[float, CODE] = 0.95,

@@ -12,7 +12,7 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Range, check_number
+from jaxrl_llm.core.ranges import AboveOne, AtLeastOne, NonNegative, Range, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
@@ -35,7 +35,7 @@ def fapo(
     overlong_share: Annotated[float, CODE] = 0.5,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.28,
-    dual_clip: Annotated[float, CODE] = 10.0,
+    dual_clip: Annotated[AboveOne, CODE] = 10.0,
     epsilon: Annotated[NonNegative, CODE] = 1e-6,
     max_length: Annotated[AtLeastOne | None, RUN] = None,
 ) -> Algorithm:

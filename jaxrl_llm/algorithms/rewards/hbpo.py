@@ -13,7 +13,7 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, Fraction, NonNegative
+from jaxrl_llm.core.ranges import AboveOne, AtLeastOne, Fraction, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_moments, joint_key
 from jaxrl_llm.core.transform import chain
@@ -34,7 +34,7 @@ def hbpo(
     flat: Annotated[bool, PAPER] = True,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.28,
-    dual_clip: Annotated[float, CODE] = 3.0,
+    dual_clip: Annotated[AboveOne, CODE] = 3.0,
     epsilon: Annotated[NonNegative, CODE] = 1e-6,
     shares: Annotated[str, PAPER] = "0.125 0.25 0.5 0.625",
     max_length: Annotated[AtLeastOne | None, RUN] = None,

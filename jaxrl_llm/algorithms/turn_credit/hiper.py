@@ -15,7 +15,7 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import CODE, OURS
 from jaxrl_llm.core.needs.placeholders import all_action
-from jaxrl_llm.core.ranges import Fraction, NonNegative
+from jaxrl_llm.core.ranges import Fraction, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
@@ -46,7 +46,7 @@ def hiper(
     inconsistency_penalty: Annotated[float, CODE] = -0.3,
     clip_low: Annotated[NonNegative, OURS] = 0.2,
     clip_high: Annotated[NonNegative, OURS] = 0.2,
-    value_clip: Annotated[float | None, OURS] = 0.2,
+    value_clip: Annotated[Positive | None, OURS] = 0.2,
     value_coefficient: Annotated[NonNegative, OURS] = 1.0,
     kl_coefficient: Annotated[NonNegative, CODE] = 0.01,
 ) -> Algorithm:

@@ -12,7 +12,7 @@ from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import Count, NonNegative
+from jaxrl_llm.core.ranges import Count, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
@@ -31,7 +31,7 @@ def multi_turn_recipe(
     most: Annotated[int | None, OURS] = None,
     clip_low: Annotated[NonNegative, OURS] = 0.2,
     clip_high: Annotated[NonNegative, OURS] = 0.2,
-    value_clip: Annotated[float | None, OURS] = 0.2,
+    value_clip: Annotated[Positive | None, OURS] = 0.2,
     value_coefficient: Annotated[NonNegative, OURS] = 1.0,
     gamma: Annotated[float, CODE] = 1.0,
     lam: Annotated[float, OURS] = 1.0,

@@ -13,7 +13,7 @@ from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import Fraction, NonNegative
+from jaxrl_llm.core.ranges import Fraction, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
@@ -33,7 +33,7 @@ def poad(
     lam: Annotated[float, CODE] = 0.95,
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
-    value_clip: Annotated[float | None, CODE] = 0.2,
+    value_clip: Annotated[Positive | None, CODE] = 0.2,
     value_coefficient: Annotated[NonNegative, OURS] = 1.0,
     huber_width: Annotated[float, CODE] = 10.0,
     entropy_coefficient: Annotated[NonNegative, CODE] = 0.01,
