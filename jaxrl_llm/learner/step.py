@@ -223,7 +223,7 @@ def fill_up(batch: Trajectories, rows: int, group_size: int, measured: int = 0) 
     have = batch.tokens.shape[0]
     if have == rows:
         return batch
-    index = np.concatenate([np.arange(have), np.arange(rows - have) % group_size])
+    index = np.concatenate([np.arange(have), np.arange(rows - have) % min(group_size, have)])
     empty = np.arange(rows) >= have
     numbers = np.asarray(batch.group).max() + 1 + (np.arange(rows) - have) // group_size
     batch = map_rows(lambda x: np.asarray(x)[index], batch)

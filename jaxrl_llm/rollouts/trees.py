@@ -252,8 +252,7 @@ def valued(
         if cut == "uncertain":
             candidates = np.flatnonzero(np.exp(own.logp) < below)[every::every].tolist()
         else:
-            breaks = [t + 1 for t, token in enumerate(own.token.tolist()) if "\n" in tools.decode([token])]
-            candidates = breaks[every - 1 :: every]
+            candidates = line_starts(tools, episode)[every - 1 :: every]
         return [0, *(place for place in candidates if 0 < place < episode.size)]
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
@@ -278,6 +277,11 @@ def valued(
 
     name = f"valued({continuations}, {cut}{', of=reference' if by_reference else ''})"
     return Rollout(program, name, frozenset({"node", "state_value"}), demands=Demands(reference=by_reference))
+
+
+def line_starts(tools: Tools, episode: Episode) -> list[int]:
+    """Ascending places after the tokens with a line break; the last may be the episode's size."""
+    return [t + 1 for t, token in enumerate(episode.own.token.tolist()) if "\n" in tools.decode([token])]
 
 
 def mean_of_known(values: np.ndarray) -> float:

@@ -216,6 +216,9 @@ def test_rows_that_fill_up_change_nothing(vectors: Any) -> None:
     assert not filled.action_mask[4:].any()
     assert np.asarray(filled.token_mask)[4:].sum(axis=1).tolist() == [3] * 4, "a prompt each"
     assert fill_up(batch, 4, 2) is batch
+    small = fill_up(batch, 10, 5)  # a rollout may give fewer rows than a group has
+    assert small.group[4:].tolist() == [small.group[3] + 1] * 5 + [small.group[3] + 2]
+    assert not small.action_mask[4:].any()
     grpo = algorithms.get("grpo", kl_coefficient=0.0)
     grad_fn = jax.jit(gradient, static_argnums=(0, 1))
     found = []
