@@ -1,4 +1,4 @@
-"""Train eight configurations on a tiny model and compare what is logged with another checkout's, number by number.
+"""Train fifteen configurations of twelve methods on a tiny model, and compare what is logged with another checkout's.
 
     python experiments/benchmarks/same_runs.py FOLDER [--against OTHER_FOLDER]
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import string
 import sys
 from pathlib import Path
@@ -25,7 +26,21 @@ def even(completions, completion_ids):
 
 def starts_even(completions, completion_ids):
     return [float(ids[0] % 2 == 0) for ids in completion_ids]
+
+
+class Even:  # two replies, of an even number of letters each
+    def reset(self, seed=None):
+        self.replies = 0
+        return "go", {}
+
+    def step(self, text):
+        self.replies += 1
+        return f"{len(text)}", float(len(text) % 2 == 0), self.replies == 2, False, {}
 """
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}{{ '<eos>' if m.role == 'assistant' else '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
 ENDS = list(string.ascii_letters[:20])  # so that completions differ in length
 COMMON = ["--steps=10", "--prompts-per-step=4", "--group-size=4", "--max-new-tokens=12", "--eval-size=0", "--no-remat",
           "--no-tensorboard", "--log-completions-every=1", "--checkpoint-every=5", "--optimizer.learning-rate=1e-3",
@@ -39,9 +54,17 @@ RUNS = {
     "t_ppo": ["--algorithm=t_ppo", "--segment-tokens=5"],
     "oversample": ["--oversample=2", "--slots=6"],
     "segments": ["--oversample=1.5", "--segment-tokens=5"],
+    "treepo": ["--algorithm=treepo", "--algorithm.segment=4", "--algorithm.first-most=2", "--algorithm.rounds=1"],
+    "scaf_grpo": ["--algorithm=scaf_grpo", "--algorithm.hints-from=0"],
+    "xrpo": ["--algorithm=xrpo"],
+    "arpo_replay": ["--algorithm=arpo_replay"],
+    "sapo_swarm": ["--algorithm=sapo_swarm"],
+    "gigpo": ["--algorithm=gigpo", "--environment=FOLDER/rewards.py:Even", "--turns=2"],
+    "seeupo": ["--algorithm=seeupo", "--environment=FOLDER/rewards.py:Even", "--turns=2"],
 }
-TIMED = ("seconds/", "tokens_per_second", "compiles", "rollout/tokens_per_second", "rollout/first_token_seconds",
-         "rollout/compiles", "rollout/moved_seconds")  # fmt: skip
+BINARY = ("dapo", "scaf_grpo", "xrpo", "arpo_replay")  # by a reward of 0 and 1: some groups are uniform
+TIMED = ("seconds/", "goodput", "tokens_per_second", "compiles", "rollout/tokens_per_second",
+         "rollout/first_token_seconds", "rollout/compiles", "rollout/moved_seconds")  # fmt: skip
 
 
 def main() -> int:
@@ -52,8 +75,12 @@ def main() -> int:
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     (given.folder / "rewards.py").write_text(REWARD)
-    prompts = [{"prompt": f"number {i:02d}:"} for i in range(12)]
+    hints = [["even"], ["even letters", "b"]]
+    prompts = [{"prompt": f"number {i:02d}:", "hints": hints} for i in range(12)]
     (given.folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
+    shutil.copytree(MODEL, given.folder / "model", dirs_exist_ok=True)
+    settings = given.folder / "model" / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": TEMPLATE}))
     differences = 0
     for name, options in RUNS.items():
         train(given.folder, name, options)
@@ -68,10 +95,12 @@ def train(folder: Path, name: str, options: list[str]) -> None:
     """One run into folder/name."""
     from jaxrl_llm.cli.program import main as jaxrl
 
-    reward = "starts_even" if name == "dapo" else "even"  # of 0 and 1, some groups are uniform
+    agents = any(option.startswith("--environment") for option in options)
+    reward = "environment" if agents else f"{folder / 'rewards.py'}:{'starts_even' if name in BINARY else 'even'}"
     status = jaxrl([
-        "train", f"--model={MODEL}", f"--output={folder / name}", f"--prompts={folder / 'prompts.jsonl'}",
-        "--rewards", f"{folder / 'rewards.py'}:{reward}", *COMMON, *options,
+        "train", f"--model={folder / 'model' if agents else MODEL}", f"--output={folder / name}",
+        f"--prompts={folder / 'prompts.jsonl'}", "--rewards", reward, *COMMON,
+        *(option.replace("FOLDER", str(folder)) for option in options),
     ])  # fmt: skip
     if status:
         raise SystemExit(f"{name} ended with status {status}")

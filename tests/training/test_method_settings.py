@@ -21,6 +21,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     "pa_rl": {"group_size": 16},
     "mdpo_mirror_descent": {"epochs": 4},
     "gbpo": {"epochs": 5},
+    "dapo_direct_advantage": {"epochs": 4},
     "llds": {"epochs": 2},
     "dispo": {"epochs": 2},
     "loop": {"epochs": 2},
