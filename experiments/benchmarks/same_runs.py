@@ -37,10 +37,6 @@ class Even:  # two replies, of an even number of letters each
         self.replies += 1
         return f"{len(text)}", float(len(text) % 2 == 0), self.replies == 2, False, {}
 """
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}{{ '<eos>' if m.role == 'assistant' else '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}a:{% endif %}"
-)
 ENDS = list(string.ascii_letters[:20])  # so that completions differ in length
 COMMON = ["--steps=10", "--prompts-per-step=4", "--group-size=4", "--max-new-tokens=12", "--eval-size=0", "--no-remat",
           "--no-tensorboard", "--log-completions-every=1", "--checkpoint-every=5", "--optimizer.learning-rate=1e-3",
@@ -69,6 +65,8 @@ TIMED = ("seconds/", "goodput", "tokens_per_second", "compiles", "rollout/tokens
 
 def main() -> int:
     """Train into the folder, compare where asked, and return the exit status."""
+    from experiments.attacks.agents import write_template
+
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--against", type=Path)
@@ -79,8 +77,7 @@ def main() -> int:
     prompts = [{"prompt": f"number {i:02d}:", "hints": hints} for i in range(12)]
     (given.folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in prompts))
     shutil.copytree(MODEL, given.folder / "model", dirs_exist_ok=True)
-    settings = given.folder / "model" / "tokenizer_config.json"
-    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": TEMPLATE}))
+    write_template(given.folder / "model")
     differences = 0
     for name, options in RUNS.items():
         train(given.folder, name, options)
@@ -107,11 +104,15 @@ def train(folder: Path, name: str, options: list[str]) -> None:
 
 
 def different(run: Path, other: Path) -> str:
-    """In which metrics, and from which step on, two runs differ; and whether completions do."""
+    """In which metrics, and from which step on, two runs differ; which it lacks; and whether completions differ."""
     found = []
     ours, theirs = (read(path / "metrics.jsonl") for path in (run, other))
+    if gone := sorted({name for line in theirs for name in line} - {name for line in ours for name in line}):
+        found.append(f"without {', '.join(gone)}")
+    if new := sorted({name for line in ours for name in line} - {name for line in theirs for name in line}):
+        print(f"{run.name}: only here: {', '.join(new)}")
     for step, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        names = sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
+        names = sorted(name for name in (a.keys() | b.keys()) - {*new, *gone} if a.get(name) != b.get(name))
         if names:
             found.append(f"step {step}: {', '.join(names)}")
             break

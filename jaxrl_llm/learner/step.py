@@ -216,7 +216,7 @@ def _trained(batch: Trajectories) -> np.ndarray | None:
 def fill_up(batch: Trajectories, rows: int, group_size: int, measured: int = 0) -> Trajectories:
     """The batch with groups without any action, up to `rows` rows, so that all steps share a compiled update.
 
-    They are copies of the first group's prompt, count in no mean, and leave loss and gradient as they are. Only where
+    They are copies of the first rows' prompts, count in no mean, and leave loss and gradient as they are. Only where
     there are more minibatches than groups with actions can a gradient step see nothing but such. measured: how many of
     them, at the end, count as rows that no update takes, in a batch with info["measured"].
     """

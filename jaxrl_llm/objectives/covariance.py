@@ -31,6 +31,7 @@ def first_k(order: tuple[jax.Array, ...], mask: jax.Array, k: jax.Array) -> jax.
 
 
 def token_covariances(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+    """`covariance_terms` of the batch's advantages and log-probabilities, over tokens with a weight, f32[N, L]."""
     return covariance_terms(batch.need("advantages"), outputs.logp, batch.loss_weights != 0)
 
 

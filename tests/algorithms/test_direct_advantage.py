@@ -76,21 +76,20 @@ def test_next_lines_of_a_state_with_the_mean_rewards_of_their_completions(
     monkeypatch.setattr(fake_engine, "length_of", lambda prompt, sample: length)
     rollout = get("dapo_direct_advantage", continuations=3).rollout
     assert rollout is not None
-    found = Ran(begin([5], 4), Rule(), rollout, limit=8).found.groups[0]
-    assert not found.failed
-    assert [one.sample for one in found.episodes] == [1, 3, 4], "the second is the first again"
-    given = {int((~one.actions).sum()) for one in found.episodes}
-    assert len(given) == 1
-    place = given.pop()
-    assert place in (0, 3, 6)
-    for one in found.episodes:
-        assert one.actions.tolist() == [False] * place + [True] * (one.size - place)
-        assert one.own.token[:place].tolist() == list(range(place)), "of the solution, sample 0"
-        whole = [e for e in seen if e.tokens[: len(one.tokens)] == one.tokens]
-        if length == 2:
-            assert whole == [] or all(e.size == one.size for e in whole)
-            assert one.reward == one.sample % 2
-        else:
-            assert one.size == min(place + 3, 8)
+    places = set()
+    for prompt in range(1, 9):
+        seen.clear()
+        found = Ran(begin([prompt], 4), Rule(), rollout, limit=8).found.groups[0]
+        assert not found.failed
+        assert [one.sample for one in found.episodes] == [1, 3, 4], "the second is the first again"
+        (place,) = {int((~one.actions).sum()) for one in found.episodes}
+        places.add(place)
+        for one in found.episodes:
+            assert one.actions.tolist() == [False] * place + [True] * (one.size - place)
+            assert one.own.token[:place].tolist() == list(range(place)), "of the solution, sample 0"
+            assert one.size == min(place + 3, length)
+            whole = [e for e in seen if e.tokens[: len(one.tokens)] == one.tokens]
+            assert len(whole) == (1 if one.size == length else 3)
             assert all(bool(e.actions.all()) for e in whole), "rewards read the whole response"
             assert one.reward == pytest.approx(np.mean([e.sample % 2 for e in whole]))
+    assert places == ({0} if length == 2 else {0, 3, 6})

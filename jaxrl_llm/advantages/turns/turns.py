@@ -121,6 +121,7 @@ def above_buckets(
 
 
 def group_keys(batch: Trajectories, turns: int) -> Array:
+    """The group of each row as the key of its turns, int32[N, turns]."""
     return jnp.broadcast_to(batch.group[:, None], (batch.group.shape[0], turns))
 
 

@@ -51,9 +51,9 @@ def dapo_direct_advantage(
         loss = 1/2 mean over (s, a) of (A(s, a) / beta - u(s, a))^2
 
     V(s a) is the mean reward of `continuations` completions, and the reward itself where a ends the solution. A state
-    counts if its values differ by `gap` at least. pi_old is the policy of the rollouts: an iteration of the paper
-    labels a whole data set and then trains on it, and is a training step here. At the first gradient step u is 0, and
-    the gradient is that of REINFORCE with advantages A / beta.
+    counts if its greatest and least values differ by `gap` at least. pi_old is the policy of the rollouts: an iteration
+    of the paper labels a whole data set and then trains on it, and is a training step here. At the first gradient step
+    u is 0, and the gradient is that of REINFORCE with advantages A / beta.
 
     The paper fits a value model to the means by cross-entropy, and takes V from it. It draws states from six solutions
     of a problem, half of them right; each group draws its own solution here.
@@ -66,9 +66,9 @@ def dapo_direct_advantage(
 def next_lines(continuations: Count = 16) -> Rollout:
     """Different next lines after a state, each with its value as the reward; at most `task.samples`.
 
-    The state is a solution up to one of its lines, all equally likely, and is given: the tokens of the line alone are
-    trained on. A line ends after its line break, or with the completion. Equal lines are one episode. The value is the
-    mean reward of `continuations` completions, of those that are scored.
+    The state is a solution up to the beginning of one of its lines, all equally likely. It is given, and the next line
+    alone is trained on. A line ends after its line break, or with the completion. Equal lines are one episode. The
+    value is the mean reward of `continuations` completions, of those that are scored.
     """
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
@@ -88,11 +88,11 @@ def next_lines(continuations: Count = 16) -> Rollout:
             different.setdefault(one.tokens, one)
         lines = list(different.values())
         numbers = count(1 + task.samples)
-        times = [1 if one.ended or one.truncated else continuations for one in lines]
-        several = [one for one, k in zip(lines, times, strict=True) for _ in range(k)]
-        ends = await scored_whole(tools, await gather(*(grow(tools, task, e, number=next(numbers)) for e in several)))
-        rewards = np.array([np.nan if one.reward is None else one.reward for one in ends])
-        values = map(mean_of_known, np.split(rewards, np.cumsum(times)[:-1]))
+        wanted = [1 if one.ended or one.truncated else continuations for one in lines]
+        begun = [one for one, k in zip(lines, wanted, strict=True) for _ in range(k)]
+        ends = await gather(*(grow(tools, task, one, number=next(numbers)) for one in begun))
+        rewards = [np.nan if one.reward is None else one.reward for one in await scored_whole(tools, ends)]
+        values = map(mean_of_known, np.split(np.array(rewards), np.cumsum(wanted)[:-1]))
         return [line.scored(value) for line, value in zip(lines, values, strict=True)]
 
     demands = Demands(variable_size=True, max_episodes=lambda G: G)
@@ -101,7 +101,7 @@ def next_lines(continuations: Count = 16) -> Rollout:
 
 @part
 def drop_close_values(gap: NonNegative) -> Transform:
-    """Drop the rows of groups whose rewards differ by less than `gap`, up to rounding."""
+    """Drop the rows of groups whose greatest and least rewards differ by less than `gap`, up to rounding."""
 
     def close(batch: Trajectories) -> jnp.ndarray:
         highest, lowest = bucket_best(batch.group, batch.scores), -bucket_best(batch.group, -batch.scores)

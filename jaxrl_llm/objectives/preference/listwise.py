@@ -14,6 +14,7 @@ def log_ratio_sum(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
 
 
 def sequence_log_ratios(logp: jax.Array, batch: Trajectories) -> jax.Array:
+    """The weighted sum of each row's log-ratios of `logp` f32[N, L] to the behaviour policy, f32[N]."""
     inside = batch.loss_weights != 0
     return jnp.sum(weighted(jnp.where(inside, logp, 0.0) - jnp.where(inside, batch.behaviour_logp, 0.0), batch), axis=1)
 
