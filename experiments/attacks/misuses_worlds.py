@@ -15,7 +15,7 @@ NUMBERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "agent(World, context_tokens={})": ("context_tokens", NOT_COUNTS),
     "agent(World, ahead={})": ("ahead", NOT_COUNTS),
     "self_play(World, players={})": ("players", ("0", "-1", "1.5", "'2'", "None")),
-    "restarting(World, share={})": ("share", NOT_SHARES),
+    "restarting(agent(World), share={})": ("share", NOT_SHARES),
     "conversation(World, turns={})": ("turns", NOT_COUNTS),
     "Limits(turns={})": ("turns", (*NOT_COUNTS, "None")),
     "Limits(episode_tokens={})": ("episode_tokens", NOT_COUNTS),
@@ -77,7 +77,7 @@ KINDS: dict[str, str] = {
     "self_play(World, 1)": "players",
     "self_play(None)": "environment",
     "conversation(None)": "environment",
-    "restarting(None)": "environment",
+    "restarting(None)": "rollout",
     # Tools
     "with_tools(calculator)": "tools.*a list",
     "with_tools(None)": "tools.*None",

@@ -32,6 +32,16 @@ def group() -> Rollout:
 
 
 @part
+def marked(rollout: Rollout, **info: float) -> Rollout:
+    """A rollout whose episodes have these numbers in `info`; it provides them."""
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        return [episode.with_info(**info) for episode in await rollout.program(tools, task)]
+
+    return replace(rollout, program=program, provides=rollout.provides | {*info})
+
+
+@part
 def with_greedy_baseline(rollout: Rollout) -> Rollout:
     """A rollout that also samples the greedy completion of the prompt, whose reward is a baseline (ReMax).
 

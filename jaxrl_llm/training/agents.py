@@ -58,14 +58,8 @@ def agent_of(config: TrainConfig, needs: Collection[str] = (), greedy: bool = Fa
             f"episodes that begin in the middle of a success have no {'players' if players > 1 else 'context_tokens'}: "
             "leave that out, or choose another algorithm"
         )
-    if IMITATED in needs:
-        rollout = restarting(
-            make, **{name: x for name, x in given.items() if name not in ("context_tokens", "compact")}
-        )
-    elif players == 1:
-        rollout = agent(make, **given)
-    else:
-        rollout = self_play(make, players, **given)
+    rollout = agent(make, **given) if players == 1 else self_play(make, players, **given)
+    rollout = restarting(rollout) if IMITATED in needs else rollout
     rollout = planned(rollout) if PLAN in needs else rollout
     return (
         rollout if config.environment else replace(rollout, provides=rollout.provides - {ENVIRONMENT})

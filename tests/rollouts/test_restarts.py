@@ -12,8 +12,11 @@ from speaking import run_agents, tokenizer_of
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rollouts.agents.metrics import agent_metrics
+from jaxrl_llm.rollouts.agents.path import converse, played
+from jaxrl_llm.rollouts.agents.program import agent, graded, with_episodes
 from jaxrl_llm.rollouts.agents.restarts import restarting
 from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -70,7 +73,7 @@ def replies(row: Episode) -> list[int]:
 
 def test_half_of_a_group_begins_with_its_first_success(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sample n always says n + 1. With success 5 the first success is sample 1, whose sum is 8."""
-    rows = rows_of(monkeypatch, restarting(Summing, success=5.0), {}, 6)
+    rows = rows_of(monkeypatch, restarting(agent(Summing), success=5.0), {}, 6)
     assert [replies(row) for row in rows] == [
         [1] * 4, [2] * 4, [3] * 4, [2, 2, 2, 4], [2, 2, 5, 5], [2, 6, 6, 6]
     ]  # fmt: skip
@@ -91,10 +94,14 @@ def test_half_of_a_group_begins_with_its_first_success(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("rollout", "row"),
-    [(restarting(Summing, success=99.0), {}), (restarting(Summing), {"turns": 1}), (restarting(Forgetful), {}),
-     (restarting(Summing, share=0.0), {})],
+    [
+        (restarting(agent(Summing), success=99.0), {}),
+        (restarting(agent(Summing)), {"turns": 1}),
+        (restarting(agent(Forgetful)), {}),
+        (restarting(agent(Summing), share=0.0), {}),
+    ],
     ids=["no success", "one turn", "no copy", "none"],
-)  # fmt: skip
+)
 def test_without_a_place_to_begin_episodes_are_their_own(
     rollout: Any, row: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +112,26 @@ def test_without_a_place_to_begin_episodes_are_their_own(
     assert agent_metrics([rows])["rollout/restarts"] == 0.0
 
 
+def test_going_back_to_a_turn_leaves_the_episode_and_can_be_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sample 2 leaves sample 0 after three turns, and sample 4 leaves sample 2 after one, which was sample 0's."""
+
+    async def play(tools: Any, task: Any, settings: Any) -> list[Episode]:
+        first = await converse(tools, task, 0, settings)
+        second = await played(await first.at_turn(3, 2))
+        third = await played(await second.at_turn(1, 4))
+        found = [path.one for path in (first, second, third)]
+        assert [len(path.past) for path in (first, second, third)] == [4, 4, 4]
+        assert [one.replies for one in found] == [4, 4, 4]
+        return [row for of_one in await graded(tools, found, settings.turn_rewards) for row in of_one]
+
+    rows = rows_of(monkeypatch, with_episodes(agent(Summing), play, "episodes go back", "again"), {}, 3)
+    assert [replies(row) for row in rows] == [[1, 1, 1, 1], [1, 1, 1, 3], [1, 5, 5, 5]]
+    assert [row.reward for row in rows] == [4, 6, 16]
+    assert [row.sample for row in rows] == [0, 2, 4]
+
+
 def test_what_does_not_fit() -> None:
+    with pytest.raises(InputError, match="the rollout group has none"):
+        restarting(group())
     with pytest.raises(InputError, match="share"):
-        restarting(Summing, share=1.0)
+        restarting(agent(Summing), share=1.0)

@@ -27,13 +27,14 @@ from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.rollouts.agents.conversation import finished, merged, state_of
+from jaxrl_llm.rollouts.agents.conversation import finished, merged
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, answer, copied, observed
+from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun, converse
 from jaxrl_llm.rollouts.agents.plans import items_in
-from jaxrl_llm.rollouts.agents.program import AgentSettings, Path, begun, closed, converse, ends_of, hear, settings_of
+from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, Segment, given
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import group, marked
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 
@@ -133,17 +134,14 @@ def policy_or_simulation(success: float = 0.0, epsilon: float = 1e-6) -> Transfo
     return stateless(apply, {"refined", *EPISODES})
 
 
+logger = logging.getLogger("jaxrl_llm.rollouts")
 REFINED = "refined"
-
-
 REFINE = """This is not said in the task. Your reply, and the actions that you plan, were tried out in a copy of the \
 environment:
 
 {states}
 
 Write the reply again with this knowledge, as if you had foreseen it, and do not mention that it was tried out."""
-
-
 Revealed = Literal["removed", "kept"]
 
 
@@ -167,23 +165,21 @@ def states_text(seen: Sequence[Observation]) -> str:
     return "\n".join(lines)
 
 
-async def refine(
-    tools: Tools, task: Task, path: Path, settings: AgentSettings, depth: int, ask: str, numbers: tuple[int, int]
-) -> tuple[Episode, bool]:
+async def refine(path: Path, depth: int, ask: str, numbers: tuple[int, int]) -> tuple[Episode, bool]:
     """The episode's last row with its next reply, which is the refined one, and was sampled after the other and `ask`.
 
     numbers: of the two samples. The first reply stays where it cannot be simulated, or there is no room for another.
     Also returns whether it is a refined one.
     """
-    one, chat = path.one, path.chat
+    one, chat, tools = path.one, path.chat, path.tools
     assert chat is not None
-    row, room = one.rows[-1], one.room(task, settings.limits)
+    row, room = one.rows[-1], one.room(path.task, path.settings.limits)
     draft = await tools.sample(row, number=numbers[0], limit=room)
     name = f"{path.number}/{path.turn}/simulated"
     try:
-        seen = await simulated(tools, path, tools.decode(draft.last), depth, name)
+        seen = await simulated(path, tools.decode(draft.last), depth, name)
     except EnvironmentFailed as error:
-        logger.warning("prompt %d: %s; a reply of sample %d is not refined", task.prompt_id, error, path.number)
+        logger.warning("prompt %d: %s; a reply of sample %d is not refined", row.prompt_id, error, path.number)
         seen = []
     told: list[Message] = [{"role": "user", "content": ask.format(states=states_text(seen))}]
     if not seen or draft.truncated:
@@ -222,15 +218,13 @@ async def refined_episode(
     path = await begun(tools, task, number, settings)
     out = Refined(path)
     while not path.over:
-        assert path.chat is not None
-        path.one.states.append(state_of(path.seen))
         first = task.samples // 2 + number + 2 * path.turn * task.samples  # see `simulating`
-        asked, told = await refine(tools, task, path, settings, depth, ask, (first, first + task.samples))
+        asked, told = await refine(path, depth, ask, (first, first + task.samples))
         out.told |= told
         out.replies.append(under_its_prompt(asked, first))
-        path.reply = path.one.take(path.chat, with_reply(path.one.rows[-1], asked))
-        await hear(tools, task, path, settings)
-    await closed(tools, task, path)
+        path.take(with_reply(path.one.rows[-1], asked))
+        await path.hear()
+    await path.close()
     return out
 
 
@@ -276,7 +270,7 @@ def simulating(
     async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
         G = task.samples
         wide = replace(task, samples=4 * G)  # rows have numbers below 2 G, those of refined replies the others, mod 4 G
-        plain = [one for (one,) in await gather(*(converse(tools, wide, n, settings) for n in range(G)))]
+        plain = [path.one for path in await gather(*(converse(tools, wide, n, settings) for n in range(G)))]
         refined = list[Refined]()
         if tools.first_step % (policy_steps + simulation_steps) >= policy_steps:
             refined = list(await gather(*(refined_episode(tools, wide, G + n, settings, depth, ask) for n in range(G))))
@@ -291,34 +285,13 @@ def simulating(
         return out
 
     def around(inner: Rollout) -> Rollout:
-        settings = settings_of(inner, "the replies of agents are simulated")
+        turns = inner.agent.limits.turns if inner.agent is not None and revealed == "kept" else 1
+        return with_episodes(
+            inner, play, "the replies of agents are simulated", "simulating", {REFINED},
+            variable_size=True, max_episodes=lambda samples: (1 + turns) * inner.rows(samples),
+        )  # fmt: skip
 
-        async def program(tools: Tools, task: Task) -> list[Episode]:
-            return await play(tools, task, settings)
-
-        turns = settings.limits.turns if revealed == "kept" else 1
-        return replace(
-            inner,
-            program=program,
-            name=f"{inner.name}, simulating",
-            provides=inner.provides | {REFINED},
-            wrap=around,
-            demands=replace(
-                inner.demands,
-                variable_size=True,
-                max_episodes=lambda samples: inner.rows(samples) + turns * inner.rows(samples),
-            ),
-        )
-
-    alone = group()
-
-    async def without(tools: Tools, task: Task) -> list[Episode]:
-        return [one.with_info(refined=0.0) for one in await alone.program(tools, task)]
-
-    return replace(alone, program=without, provides=frozenset({REFINED}), wrap=around)
-
-
-logger = logging.getLogger("jaxrl_llm.rollouts")
+    return replace(marked(group(), refined=0.0), wrap=around)
 
 
 def planned_actions(text: str, most: int) -> list[str]:
@@ -331,11 +304,12 @@ def planned_actions(text: str, most: int) -> list[str]:
     return items_in(found[1] if found else "")[: max(most, 0)]
 
 
-async def simulated(tools: Tools, path: Path, text: str, depth: int, name: str) -> list[Observation]:
+async def simulated(path: Path, text: str, depth: int, name: str) -> list[Observation]:
     """What a copy of the episode's environment answers to a reply, and to what it plans, `depth` actions in all.
 
     EnvironmentFailed if there is no copy. One that fails later, or is over, ends the simulation.
     """
+    tools = path.tools
     assert path.world is not None
     assert path.chat is not None
     world = await copied(tools, path.world, name=f"{name}/copy")

@@ -24,25 +24,15 @@ from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_moments, bucke
 from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.core.turnwise_updates import turn_in_episode
 from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
-from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, copied
-from jaxrl_llm.rollouts.agents.fork import numbered, parted
+from jaxrl_llm.rollouts.agents.conversation import finished
+from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
 from jaxrl_llm.rollouts.agents.metrics import COUNTS
-from jaxrl_llm.rollouts.agents.program import (
-    AgentSettings,
-    Path,
-    begun,
-    closed,
-    draw_reply,
-    ends_of,
-    hear,
-    settings_of,
-    take_turn,
-)
+from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun, played
+from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
 from jaxrl_llm.rollouts.auxiliary_prompts import graded
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import group, marked
 from jaxrl_llm.utils.errors import is_off, require_choice
 
 
@@ -165,11 +155,7 @@ def amplified(
 
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
-
-
 PIVOT = "pivot"
-
-
 REFLECT = """Below is an attempt at a task, step by step. Judge it. If it could have gone better, find the first step \
 that should have been another one, and say in a few sentences what to do differently from there on.
 
@@ -177,11 +163,7 @@ that should have been another one, and say in a few sentences what to do differe
 
 Answer with a JSON object and nothing else:
 {{"outcome": "perfect", "improvable" or "failed", "step": NUMBER OF THAT STEP, "suggestion": "WHAT TO DO INSTEAD"}}"""
-
-
 GUIDANCE = "An earlier attempt did not go well from here on. Advice for this one: {suggestion}"
-
-
 OUTCOMES = ("perfect", "improvable", "failed")
 
 
@@ -194,12 +176,22 @@ class Reflection(NamedTuple):
     suggestion: str = ""
 
 
+class Guided(NamedTuple):
+    """Where an episode has the guidance of its retry."""
+
+    row: int
+    """The row that has it first; those before have nothing that is trained on."""
+    place: int | None
+    """Of its segments, that with the guidance; None: its prompt."""
+    plain: tuple[int, ...]
+    """That segment without it."""
+
+
 @dataclass
 class Attempt:
-    """An episode, and how it was before each of its replies to the environment."""
+    """An episode, and what is trained on of it."""
 
     path: Path
-    before: list[Path] = field(default_factory=list)
     replies: list[str] = field(default_factory=list)
     pivot: int = 0
     """Turns that are not trained on."""
@@ -207,11 +199,6 @@ class Attempt:
     """Of a retry."""
     reflected: bool | None = None
     """Whether a reflection on it could be read; None: there should be none."""
-
-    @property
-    def one(self) -> Conversation:
-        """The conversation."""
-        return self.path.one
 
 
 def reflection_in(text: str, steps: int) -> Reflection | None:
@@ -236,11 +223,11 @@ def reflection_in(text: str, steps: int) -> Reflection | None:
 
 def transcript(attempt: Attempt, reward: float) -> str:
     """An episode as text: what each step saw and replied, and the reward."""
-    lines = list[str]()
-    for step, (path, reply) in enumerate(zip(attempt.before, attempt.replies, strict=True)):
-        seen = path.seen.messages if step else path.one.asked
+    lines, path = list[str](), attempt.path
+    for step, (before, reply) in enumerate(zip(path.past, attempt.replies, strict=True)):
+        seen = before.seen.messages if step else path.one.asked
         lines += [f"Step {step}", *(f"{one['role']}: {one.get('content', '')}" for one in seen), f"reply: {reply}"]
-    lines += [f"{one['role']}: {one.get('content', '')}" for one in attempt.path.seen.messages]
+    lines += [f"{one['role']}: {one.get('content', '')}" for one in path.seen.messages]
     return "\n".join([*lines, f"Reward: {reward:g}"])
 
 
@@ -249,44 +236,38 @@ async def attempted(tools: Tools, task: Task, number: int, settings: AgentSettin
     attempt = Attempt(await begun(tools, task, number, settings))
     path = attempt.path
     while not path.over:
-        attempt.before.append(parted(path))
-        await draw_reply(tools, task, path, settings)
+        await path.draw()
         attempt.replies.append(tools.decode(path.one.rows[-1].last))
-        await hear(tools, task, path, settings)
-    await closed(tools, task, path)
+        await path.hear()
+    await path.close()
     return attempt
 
 
-async def retried_from(
-    tools: Tools, task: Task, number: int, first: Attempt, step: int, text: str, settings: AgentSettings
-) -> Attempt | None:
+async def retried_from(first: Attempt, step: int, number: int, text: str) -> Attempt | None:
     """The episode again from a step on, in an environment that is told the same replies before, and with a guidance.
 
     None if the environment cannot be copied, or there is no room for the guidance.
     """
-    path = numbered(first.before[step], number)
-    one, chat = path.one, path.chat
-    assert first.path.world is not None
-    assert chat is not None
+    path = first.path.before(step, number)
+    one, prompt_id = path.one, path.task.prompt_id
     last = one.rows[-1]
-    if not one.guide(tools, chat, path.seen.messages, text, task, settings.limits):
+    assert path.chat is not None
+    if not one.guide(path.tools, path.chat, path.seen.messages, text, path.task, path.settings.limits):
         return None
     place, plain = (len(last.segments) - 1, tuple(last.segments[-1].tokens.token.tolist())) if last.size else (None, ())
-    attempt = Attempt(path, pivot=len(one.states), guided=Guided(len(one.rows) - 1, place, plain))
     try:
-        path.world = one.world = await copied(tools, first.path.world, name=f"{number}/from {step}", turns=step)
+        await path.copy_world()
     except EnvironmentFailed as error:
-        logger.warning("prompt %d: %s; sample %d is an episode of its own", task.prompt_id, error, number)
+        logger.warning("prompt %d: %s; sample %d is an episode of its own", prompt_id, error, number)
         return None
-    while not path.over:
-        await take_turn(tools, task, path, settings)
-    await closed(tools, task, path)
+    attempt = Attempt(path, pivot=len(one.states), guided=Guided(len(one.rows) - 1, place, plain))
+    await played(path)
     return attempt
 
 
 def rows_of(attempt: Attempt, end: Episode, settings: AgentSettings, told: bool = False) -> list[Episode]:
     """The rows of an episode that are trained on, with its reward. told: with the guidance of a retry, not without."""
-    rows, at = finished(attempt.one, end, settings.turn_rewards), attempt.guided
+    rows, at = finished(attempt.path.one, end, settings.turn_rewards), attempt.guided
     if at is not None:
         first, *others = rows[at.row :]
         if at.place is not None and not told:
@@ -338,27 +319,24 @@ def reflecting(
         G, half = task.samples, task.samples // 2
         wide = replace(task, samples=2 * G)  # numbers from G on are those of reflections
         firsts = await gather(*(attempted(tools, wide, number, settings) for number in range(G - half)))
-        ends = await ends_of(tools, [one.one for one in firsts], settings.turn_rewards)
+        ends = await ends_of(tools, [first.path.one for first in firsts], settings.turn_rewards)
         said = await gather(*(reflected(tools, task, G + n, firsts[n], ends[n]) for n in range(half)))
         found = [
             None if one is None else read(tools.decode(one.last), len(firsts[n].replies)) for n, one in enumerate(said)
         ]
 
-        async def second(number: int) -> Attempt:
-            reflection = found[number]
-            firsts[number].reflected = reflection is not None
+        async def second(n: int) -> Attempt:
+            first, reflection, number = firsts[n], found[n], G - half + n
+            first.reflected = reflection is not None
             if reflection is not None and not reflection.perfect:
                 text = guidance.format(suggestion=reflection.suggestion)
-                again = await retried_from(
-                    tools, wide, G - half + number, firsts[number], reflection.step, text, settings
-                )
-                if again is not None:
-                    firsts[number].pivot = again.pivot
+                if (again := await retried_from(first, reflection.step, number, text)) is not None:
+                    first.pivot = again.pivot
                     return again
-            return await attempted(tools, wide, G - half + number, settings)
+            return await attempted(tools, wide, number, settings)
 
         seconds = await gather(*map(second, range(half)))
-        later = await ends_of(tools, [one.one for one in seconds], settings.turn_rewards)
+        later = await ends_of(tools, [again.path.one for again in seconds], settings.turn_rewards)
         rows = [
             row
             for one, end in zip([*firsts, *seconds], [*ends, *later], strict=True)
@@ -374,7 +352,7 @@ def reflecting(
 
         for n, (reflection, answer) in enumerate(zip(found, said, strict=True)):
             r1, r2 = ends[n].reward or 0.0, later[n].reward or 0.0
-            fewer = seconds[n].one.replies < firsts[n].one.replies
+            fewer = seconds[n].path.one.replies < firsts[n].path.one.replies
             better = seconds[n].guided is not None and r2 >= full_reward and (r2 > r1 or fewer)
             right = reflection is not None and reflection.perfect and r1 >= full_reward
             if answer is not None and (better or right):
@@ -384,34 +362,9 @@ def reflecting(
         return out
 
     def around(inner: Rollout) -> Rollout:
-        settings = settings_of(inner, "the episodes of agents are retried from a turn")
+        return with_episodes(
+            inner, play, "the episodes of agents are retried from a turn", "retried", {PIVOT},
+            variable_size=True, max_episodes=lambda samples: inner.rows(2 * samples),
+        )  # fmt: skip
 
-        async def program(tools: Tools, task: Task) -> list[Episode]:
-            return await play(tools, task, settings)
-
-        return replace(
-            inner,
-            program=program,
-            name=f"{inner.name}, retried",
-            provides=inner.provides | {PIVOT},
-            wrap=around,
-            demands=replace(inner.demands, variable_size=True, max_episodes=lambda samples: inner.rows(2 * samples)),
-        )
-
-    alone = group()
-
-    async def without(tools: Tools, task: Task) -> list[Episode]:
-        return [one.with_info(pivot=0.0) for one in await alone.program(tools, task)]
-
-    return replace(alone, program=without, provides=frozenset({PIVOT}), wrap=around)
-
-
-class Guided(NamedTuple):
-    """Where an episode has the guidance of its retry."""
-
-    row: int
-    """The row that has it first; those before have nothing that is trained on."""
-    place: int | None
-    """Of its segments, that with the guidance; None: its prompt."""
-    plain: tuple[int, ...]
-    """That segment without it."""
+    return replace(marked(group(), pivot=0.0), wrap=around)

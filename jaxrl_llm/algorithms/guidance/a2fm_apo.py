@@ -21,16 +21,8 @@ from jaxrl_llm.core.ranges import Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
-from jaxrl_llm.rollouts.agents.program import (
-    AgentSettings,
-    begun,
-    closed,
-    draw_reply,
-    ends_of,
-    hear,
-    settings_of,
-    take_turn,
-)
+from jaxrl_llm.rollouts.agents.path import AgentSettings, begun, played
+from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.prefixes import continued
@@ -158,20 +150,14 @@ def tagged(
             for e, mode, factor, is_proper in zip(episodes, found, worth, proper, strict=True)
         ]
 
+    async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
+        given = _given(tools, task, modes, forced, settings.limits.turn_tokens or task.limit)
+        return await _episodes(tools, task, settings, given, modes, factors)
+
     def around(inner: Rollout) -> Rollout:
-        settings = settings_of(inner, "the agentic mode is of agents")
-
-        async def program(tools: Tools, task: Task) -> list[Episode]:
-            given = _given(tools, task, modes, forced, settings.limits.turn_tokens or task.limit)
-            return await _episodes(tools, task, settings, given, modes, factors)
-
-        return replace(
-            inner,
-            program=program,
-            name=f"{inner.name}, tagged({','.join(modes)})",
-            wrap=around,
-            demands=replace(inner.demands, min_samples=max(inner.demands.min_samples, len(modes) * int(forced) + 1)),
-        )
+        least = max(inner.demands.min_samples, len(modes) * int(forced) + 1)
+        name = f"tagged({','.join(modes)})"
+        return with_episodes(inner, play, "the agentic mode is of agents", name, min_samples=least)
 
     return Rollout(program, f"tagged({tags})", wrap=around, demands=Demands(min_samples=len(names) * int(forced) + 1))
 
@@ -200,12 +186,9 @@ async def _episodes(
     async def one_of(number: int, ids: Sequence[int]) -> Conversation:
         path = await begun(tools, task, number, settings)
         if not path.over:
-            await draw_reply(tools, task, path, settings, ids)
-            await hear(tools, task, path, settings)
-        while not path.over:
-            await take_turn(tools, task, path, settings)
-        (one,) = await closed(tools, task, path)
-        return one
+            await path.draw(ids)
+            await path.hear()
+        return (await played(path)).one
 
     found = await gather(*(one_of(number, ids[1] if ids else ()) for number, ids in enumerate(given)))
     ends = await ends_of(tools, [_with_tag(one) for one in found], settings.turn_rewards)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from asyncio import gather
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxrl_llm.advantages.group import bucket_quantile, group_relative
 from jaxrl_llm.algorithms.method import method
@@ -26,8 +25,9 @@ from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.agents.conversation import Conversation
-from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, copied, failed, observed
-from jaxrl_llm.rollouts.agents.program import AgentSettings, Path, closed, converse, draw_reply, graded, note
+from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, failed, observed
+from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse
+from jaxrl_llm.rollouts.agents.program import graded, with_episodes
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import group
@@ -104,71 +104,40 @@ def sliced() -> Rollout:
     """
 
     def around(inner: Rollout) -> Rollout:
-        settings = inner.agent
-        if settings is None:
+        if inner.agent is None:
             return inner
-        if settings.limits.compact is not None:
+        if inner.agent.limits.compact is not None:
             raise InputError("dialogues that are cut into slices are not compacted: leave out compact")
 
-        async def program(tools: Tools, task: Task) -> list[Episode]:
-            (whole,) = await converse(tools, task, task.samples, settings)
-            if whole.world is None or not whole.before:  # the environment cannot begin, which each sample then says
-                return await inner_rows(tools, task)
-            turn = int(tools.random("slice").integers(len(whole.before)))
-            replies = (_reply(tools, task, number, whole, turn, settings) for number in range(task.samples))
-            rows = await graded(tools, await gather(*replies), settings.turn_rewards)
-            return [row for of_one in rows for row in of_one]
+        async def play(tools: Tools, task: Task, settings: AgentSettings) -> Sequence[Episode]:
+            whole = await converse(tools, task, task.samples, settings)
+            if not whole.past:  # the environment cannot begin, which each sample then says
+                return await inner.program(tools, task)
+            turn = int(tools.random("slice").integers(len(whole.past)))
+            found = await gather(*(_reply(whole, turn, number) for number in range(task.samples)))
+            return [row for of_one in await graded(tools, found, settings.turn_rewards) for row in of_one]
 
-        async def inner_rows(tools: Tools, task: Task) -> list[Episode]:
-            return list(await inner.program(tools, task))
-
-        return replace(
-            inner,
-            program=program,
-            name=f"{inner.name}, sliced",
-            wrap=around,
-            demands=replace(inner.demands, max_episodes=None),
-        )
+        return with_episodes(inner, play, "dialogues of agents are cut into slices", "sliced", max_episodes=None)
 
     return replace(group(), wrap=around)
 
 
-def context_before(rows: list[Episode], turn: int) -> tuple[int, ...]:
-    """The tokens that the policy saw before a turn of an episode of one or several rows."""
-    first = 0
-    for row in rows:
-        count = int(row.turns.max(initial=-1)) + 1
-        if turn < first + count:
-            own = row.own.token[: int(np.argmax(row.turns == turn - first))]
-            return (*row.prompt, *own.tolist())
-        first += count
-    raise InputError(f"the episode has {first} turns, but turn {turn} is asked for")
-
-
-async def _reply(
-    tools: Tools, task: Task, number: int, whole: Conversation, turn: int, settings: AgentSettings
-) -> Conversation:
+async def _reply(whole: Path, turn: int, number: int) -> Conversation:
     """One reply in the place of that of a turn; not scored where its environment cannot be copied."""
-    begun = Episode(context_before(whole.rows, turn), task.prompt_id, number)
-    messages, said = list(whole.messages[: whole.before[turn]]), whole.said_until(turn)
-    one = Conversation([begun], task.samples, messages, list(whole.asked), said=said)
-    path = Path(number, [one], turn=turn)
-    assert whole.world is not None
+    path, task = whole.before(turn, number), whole.task
+    context = Episode(path.one.rows[-1].tokens, task.prompt_id, number)
+    path.seats = [Conversation([context], task.samples, path.one.messages, path.one.asked, said=path.one.said)]
     try:
-        path.world = one.world = await copied(tools, whole.world, name=f"{number}/slice", turns=turn)
+        await path.copy_world()
     except EnvironmentFailed as error:
-        failed(one, task, number, "to be copied, so that its reply is not scored", error)
-        one.scored = False
-        return one
-    path.chat = settings.chat(tools.tokenizer, task.row, path.world.tools)
-    path.seen = path.world.seen[turn]
-    await draw_reply(tools, task, path, settings)
-    assert path.reply is not None
+        failed(path.one, task, number, "to be copied, so that its reply is not scored", error)
+        path.one.scored = False
+        return path.one
+    assert path.world is not None
+    await path.draw()
     try:
-        path.seen = await observed(tools, path.world.step, path.reply, name=f"{number}/{turn}")
-        note(one, path.seen)
+        path.one.note(await observed(path.tools, path.world.step, path.reply, name=f"{number}/{turn}"))
     except (EnvironmentFailed, InputError) as error:
-        failed(one, task, number, "in step, where its episode ends", error)
-    path.seen = replace(path.seen, truncated=False)
-    await closed(tools, task, path)
-    return one
+        failed(path.one, task, number, "in step, where its episode ends", error)
+    await path.close()
+    return path.one

@@ -6,8 +6,9 @@ from jaxrl_llm.utils.lazy import imported_at_first_use
 
 if TYPE_CHECKING:
     from jaxrl_llm.rollouts.agents.compaction import Summary, keep_last
-    from jaxrl_llm.rollouts.agents.program import AgentSettings, agent
+    from jaxrl_llm.rollouts.agents.path import AgentSettings
+    from jaxrl_llm.rollouts.agents.program import agent
 
 __all__ = ["AgentSettings", "Summary", "agent", "keep_last"]
-_MODULES = {"AgentSettings": "program", "Summary": "compaction", "agent": "program", "keep_last": "compaction"}
+_MODULES = {"AgentSettings": "path", "Summary": "compaction", "agent": "program", "keep_last": "compaction"}
 __getattr__ = imported_at_first_use(__name__, _MODULES)

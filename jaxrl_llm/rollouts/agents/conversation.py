@@ -71,7 +71,6 @@ class Conversation:
     reserve: int = 0  # tokens of a row that are for its summary
     replies: int = 0  # to the environment; summaries are none
     scored: bool = True  # whether the environment could give its final reward
-    before: list[int] = field(default_factory=list)  # messages before each reply
     world: Replayable | None = None
     guidance: str = ""  # what the policy alone is told; see `guide`
     said: list[Message] = field(default_factory=list)  # after `asked`, whatever became of it in `messages`
@@ -82,10 +81,20 @@ class Conversation:
         world = None if self.world is None else self.world.wrapped
         return Talk([dict(one) for one in self.asked], [dict(one) for one in self.said], world)
 
-    def said_until(self, turn: int) -> list[Message]:
-        """What was said before the reply number `turn`."""
-        replies = [place for place, one in enumerate(self.said) if one["role"] == "assistant"]
-        return list(self.said[: replies[turn]] if turn < len(replies) else self.said)
+    def copy(self, shift: int = 0) -> Conversation:
+        """The conversation as it is now, which later turns of this one do not change.
+
+        shift: of the sample numbers of its rows.
+        """
+        return replace(
+            self,
+            rows=[replace(row, sample=row.sample + shift) for row in self.rows],
+            messages=[*self.messages],
+            rewards=[*self.rewards],
+            states=[*self.states],
+            info=dict(self.info),
+            said=[*self.said],
+        )
 
     def component(self, turn_rewards: bool) -> float:
         """The component `environment` of the reward: the sum of all, or without those of turns. NaN: not scored."""
@@ -104,27 +113,24 @@ class Conversation:
             raise InputError(f"a prompt of {len(prompt)} tokens leaves no room for a reply: {budget} is too small")
         self.rows = rows
 
-    async def reply(
-        self, tools: Tools, chat: ChatTurns, task: Task, limits: Limits, greedy: bool = False, begin: Sequence[int] = ()
-    ) -> Reply:
-        """Sample the next reply. begin: tokens that it is given to begin with, fewer than a reply may have."""
-        row = self.rows[-1] + given(begin) if len(begin) else self.rows[-1]
-        room = self.room(task, limits) - len(begin)
-        return self.take(chat, await tools.sample(row, limit=room, greedy=greedy), begin)
-
     def room(self, task: Task, limits: Limits) -> int:
         """Most tokens of the next reply."""
         return self._room(self.rows, task, limits)
 
     def take(self, chat: ChatTurns, row: Episode, begin: Sequence[int] = ()) -> Reply:
         """Go on with the last row as it is with a reply. begin: the given tokens that it begins with."""
-        self.before.append(len(self.messages))
         self.rows[-1] = row
         reply = chat.reading((*begin, *row.last))
         self.messages.append(reply.message)
         self.said.append(reply.message)
         self.replies += 1
         return reply
+
+    def note(self, seen: Observation) -> None:
+        """Keep the reward and the numbers of a turn."""
+        self.rewards.append(seen.reward)
+        for name, value in seen.info.items():
+            self.info[name] = self.info.get(name, 0.0) + float(value)
 
     async def go_on(
         self, tools: Tools, chat: ChatTurns, seen: Sequence[Message], task: Task, limits: Limits, greedy: bool = False

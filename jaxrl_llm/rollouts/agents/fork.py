@@ -14,10 +14,10 @@ import numpy as np
 from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.rollouts.agents.conversation import Conversation
-from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, copied
+from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
 from jaxrl_llm.rollouts.agents.metrics import FORKED
-from jaxrl_llm.rollouts.agents.program import AgentSettings, Path, begun, closed, draw_reply, graded, hear, settings_of
+from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun
+from jaxrl_llm.rollouts.agents.program import graded, with_episodes
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import group
@@ -87,11 +87,11 @@ def forking_agents(
     run's agents; InputError around another rollout.
     """
 
-    def entropy_of(tools: Tools, path: Path) -> float:
+    def entropy_of(path: Path) -> float:
         drawn = path.one.rows[-1].segments[-1].tokens.entropy
-        return reply_entropy(drawn, first_tokens, len(tools.tokenizer), summed)
+        return reply_entropy(drawn, first_tokens, len(path.tools.tokenizer), summed)
 
-    async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Conversation]:
+    async def grown(tools: Tools, task: Task, settings: AgentSettings) -> list[Path]:
         paths, at_first, level = list[Path](), dict[int, float](), 0
         begins = dict[int, int]()  # the first turns of forks, which have no observation of their own before them
 
@@ -106,9 +106,9 @@ def forking_agents(
         if initial is None:
             of_turns = list[float]()
             while not paths[0].over:
-                await draw_reply(tools, task, paths[0], settings)
-                of_turns.append(entropy_of(tools, paths[0]))
-                await hear(tools, task, paths[0], settings)
+                await paths[0].draw()
+                of_turns.append(entropy_of(paths[0]))
+                await paths[0].hear()
             if of_turns:
                 wanted = whole_paths(task.samples, of_turns[0], float(np.mean(of_turns)), beta)
             await begin(wanted - 1)
@@ -118,76 +118,47 @@ def forking_agents(
                     break
                 await begin(task.samples - len(paths))
                 continue
-            before = [parted(path) for path in live]
-            await gather(*(draw_reply(tools, task, path, settings) for path in live))
-            chosen = list[Path]()
-            for path, old in zip(live, before, strict=True):
-                now = entropy_of(tools, path)
+            await gather(*(path.draw() for path in live))
+            chosen = list[tuple[Path, int]]()
+            for path in live:
+                now = entropy_of(path)
                 change = now - at_first.setdefault(path.number, now)
                 for place in range(branches - 1 if path.turn > begins.get(path.number, 0) else 0):
                     drawn = float(tools.random(f"fork {path.number}/{path.turn}/{place}").random())
                     if len(paths) + len(chosen) < task.samples and forks(change, drawn, level):
                         number = len(paths) + len(chosen)
                         at_first[number], begins[number] = at_first[path.number], path.turn
-                        chosen.append(numbered(old, number))
-            made = await gather(*(with_world(tools, task, path) for path in chosen))
-            await gather(*(hear(tools, task, path, settings) for path in live))
+                        chosen.append((path, number))
+            made = await gather(*(forked(path, number) for path, number in chosen))
+            await gather(*(path.hear() for path in live))
             level = level + 1 if chosen else 0
             paths += made
-        return [one for (one,) in await gather(*(closed(tools, task, path) for path in paths))]
+        await gather(*(path.close() for path in paths))
+        return paths
+
+    async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
+        found = [path.one for path in await grown(tools, task, settings)]
+        rows = await graded(tools, found, settings.turn_rewards)
+        return shared_nodes([row for of_one in rows for row in of_one])
 
     def around(inner: Rollout) -> Rollout:
-        settings = settings_of(inner, "the episodes of agents fork after observations")
-
-        async def program(tools: Tools, task: Task) -> list[Episode]:
-            rows = await graded(tools, await play(tools, task, settings), settings.turn_rewards)
-            return shared_nodes([row for of_one in rows for row in of_one])
-
-        return replace(
-            inner,
-            program=program,
-            name=f"{inner.name}, forking",
-            provides=inner.provides | {"node"},
-            wrap=around,
-            demands=replace(inner.demands, min_samples=max(inner.demands.min_samples, (initial or 1) + 1)),
-        )
+        least = max(inner.demands.min_samples, (initial or 1) + 1)
+        what = "the episodes of agents fork after observations"
+        return with_episodes(inner, play, what, "forking", {"node"}, min_samples=least)
 
     return replace(group(), wrap=around)
 
 
-def parted(path: Path) -> Path:
-    """The episode as it is now, which later turns of the other do not change; without its environment."""
-    one = path.one
-    kept = replace(
-        one,
-        rows=[*one.rows],
-        messages=[*one.messages],
-        rewards=[*one.rewards],
-        states=[*one.states],
-        before=[*one.before],
-        info=dict(one.info),
-        said=[*one.said],
-    )
-    return replace(path, seats=[kept])
-
-
-def numbered(path: Path, number: int) -> Path:
-    """A fork of an episode as another sample of the group."""
-    fork = parted(path)
-    fork.one.info[FORKED] = 1.0
-    fork.one.rows = [replace(row, sample=row.sample - path.number + number) for row in fork.one.rows]
-    return replace(fork, number=number)
-
-
-async def with_world(tools: Tools, task: Task, fork: Path) -> Path:
-    """The fork with a copy of the environment of the episode that it comes from. Not scored if there can be none."""
-    assert fork.world is not None
+async def forked(path: Path, number: int) -> Path:
+    """The episode before the reply that was drawn last, as another sample. Not scored if there can be no copy."""
+    fork = path.before(path.turn, number)
     try:
-        fork.world = fork.one.world = await copied(tools, fork.world, name=f"{fork.number}/fork")
+        await fork.copy_world()
+        fork.one.info[FORKED] = 1.0
     except EnvironmentFailed as error:
         logger.warning(
             "sample %d of prompt %d does not fork, and is not scored: its environment is not copied: %s",
-            *(fork.number, task.prompt_id, error),
+            *(number, path.task.prompt_id, error),
         )
         fork.one.scored, fork.over, fork.world = False, True, None
         fork.one.info[FORKED] = 0.0

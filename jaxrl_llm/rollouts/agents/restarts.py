@@ -5,96 +5,81 @@ from __future__ import annotations
 import logging
 from asyncio import gather
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
 
-from jaxrl_llm.core.ranges import Count, Range, check_number
+from jaxrl_llm.core.ranges import Range, check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import AHEAD, Rollout
-from jaxrl_llm.data.chat.rendering import PromptFormat
-from jaxrl_llm.environments.protocol import MakeEnvironment
-from jaxrl_llm.rollouts.agents.conversation import Conversation, Limits, finished
-from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, copied
+from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.rollouts.agents.conversation import finished
+from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
 from jaxrl_llm.rollouts.agents.metrics import RESTARTED
-from jaxrl_llm.rollouts.agents.program import AgentSettings, Path, closed, converse, ends_of, of_agents, take_turn
+from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse, played
+from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 
 IMITATED = "imitated"
+RESTARTS = frozenset({IMITATED, "imitated_score"})
 logger = logging.getLogger("jaxrl_llm.rollouts")
 
 
 @part
 def restarting(
-    environment: MakeEnvironment,
-    share: Annotated[float, Range(least=0, below=1)] = 0.5,
-    success: float = 0.0,
-    turns: Count = 8,
-    turn_tokens: Count | None = None,
-    episode_tokens: Count | None = None,
-    turn_rewards: bool = False,
-    greedy: bool = False,
-    system: str | None = None,
-    format: PromptFormat | None = None,
-    ahead: Count | None = AHEAD,
+    rollout: Rollout, share: Annotated[float, Range(least=0, below=1)] = 0.5, success: float = 0.0
 ) -> Rollout:
-    """Groups of episodes with an environment, of which a share begins with turns of a success (ROME, 2512.24873).
+    """A rollout of agents of whose episodes a share begins with turns of a success (ROME, 2512.24873).
 
-    Of n samples n - round(share n), at least one, are episodes as `rollouts.agents.agent` has them. The first
-    with a score (and rewards of turns) above `success` is the model. The others begin with its first p turns, p from
-    its last turn back to 1 and then again from the last, each in a copy of its environment as it was then, and sample
-    the rest. Where there is no success, it has a single turn, or the environment cannot be copied, they are episodes of
-    their own.
+    Of n samples n - round(share n), at least one, are episodes as ever. The first with a score (and rewards of turns)
+    above `success` is the model. The others begin with its first p turns, p from its last turn back to 1 and then again
+    from the last, each in a copy of its environment as it was then, and sample the rest. Where there is no success, it
+    has a single turn, or the environment cannot be copied, they are episodes of their own.
 
     info["imitated"] marks the tokens that were taken over: k from the end of the success for those of its k-th last
-    turn, 0 for all others; info["imitated_score"] is its score, 0 without one. Other arguments: as of `agent`. Provides
-    what that does, and imitated and imitated_score.
+    turn, 0 for all others; info["imitated_score"] is its score, 0 without one. Provides both. InputError for a rollout
+    without agents.
     """
     check_number("success", success)
-    limits = Limits(turns, turn_tokens, episode_tokens)
-    settings = AgentSettings(environment, limits, turn_rewards, greedy, system, format or PromptFormat())
 
-    async def program(tools: Tools, task: Task) -> list[Episode]:
+    async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
         again = min(round(share * task.samples), task.samples - 1)
         numbers = range(task.samples)
+        turn_rewards = settings.turn_rewards
 
-        async def fresh(number: int) -> Conversation:
-            (one,) = await converse(tools, task, number, settings)
-            return one
+        async def fresh(number: int) -> Path:
+            return await converse(tools, task, number, settings)
 
         first = list(await gather(*map(fresh, numbers[: task.samples - again])))
-        ends = await ends_of(tools, first, turn_rewards)
+        ends = await ends_of(tools, [path.one for path in first], turn_rewards)
         model, score = _best_first(first, ends, turn_rewards, success)
-        places = anchors(0 if model is None else len(model.rewards), again)
+        length = 0 if model is None else len(model.past)
+        places = anchors(length, again)
 
-        async def restart(number: int, turn: int | None) -> tuple[Conversation, int]:
+        async def restart(number: int, turn: int | None) -> tuple[Path, int]:
             if model is None or turn is None:
                 return await fresh(number), 0
             try:
-                return await _from_turn(tools, task, number, model, turn, settings), turn
+                path = await model.at_turn(turn, number)
             except EnvironmentFailed as error:
                 logger.warning("prompt %d: %s; sample %d is an episode of its own", task.prompt_id, error, number)
                 return await fresh(number), 0
+            path.one.info = {}  # which counts what happens in its own turns
+            return await played(path), turn
 
         found = await gather(*map(restart, numbers[task.samples - again :], places))
-        ends += await ends_of(tools, [one for one, _ in found], turn_rewards)
-        out = []
-        for (one, taken), end in zip([*((one, 0) for one in first), *found], ends, strict=True):
-            length = len(model.rewards) if model is not None else 0
-            out += [
-                row.with_info(
-                    imitated=_left(row, taken, length),
-                    imitated_score=score if taken else 0.0,
-                    **{RESTARTED: float(taken > 0)},
-                )
-                for row in finished(one, end, turn_rewards)
-            ]
-        return out
+        ends += await ends_of(tools, [path.one for path, _ in found], turn_rewards)
+        return [
+            row.with_info(
+                imitated=_left(row, taken, length),
+                imitated_score=score if taken else 0.0,
+                **{RESTARTED: float(taken > 0)},
+            )
+            for (path, taken), end in zip([*((path, 0) for path in first), *found], ends, strict=True)
+            for row in finished(path.one, end, turn_rewards)
+        ]
 
-    rollout = of_agents(program, settings, ahead)
-    return replace(rollout, name="restarting", provides=rollout.provides | {IMITATED, "imitated_score"})
+    return with_episodes(rollout, play, "episodes of agents begin in the middle of a success", "restarting", RESTARTS)
 
 
 def anchors(turns: int, count: int) -> list[int | None]:
@@ -107,44 +92,14 @@ def anchors(turns: int, count: int) -> list[int | None]:
 
 
 def _best_first(
-    found: Sequence[Conversation], ends: Sequence[Episode], turn_rewards: bool, success: float
-) -> tuple[Conversation | None, float]:
+    paths: Sequence[Path], ends: Sequence[Episode], turn_rewards: bool, success: float
+) -> tuple[Path | None, float]:
     """The first success, and its score with the rewards of its turns."""
-    for one, end in zip(found, ends, strict=True):
-        score = (end.reward or 0.0) + (sum(one.rewards) if turn_rewards else 0.0)
+    for path, end in zip(paths, ends, strict=True):
+        score = (end.reward or 0.0) + (sum(path.one.rewards) if turn_rewards else 0.0)
         if score > success:
-            return one, score
+            return path, score
     return None, 0.0
-
-
-async def _from_turn(
-    tools: Tools, task: Task, number: int, model: Conversation, turn: int, settings: AgentSettings
-) -> Conversation:
-    """An episode that begins as the model does up to its turn `turn`. EnvironmentFailed if it cannot be copied."""
-    assert model.world is not None
-    world = await copied(tools, model.world, name=f"{number}/from {turn}", turns=turn)
-    rows: list[Episode] = []
-    before = 0
-    for row in model.rows:
-        count = int(row.turns.max(initial=-1)) + 1
-        if before + count > turn:  # the row of that turn
-            rows.append(row.first(int(np.argmax(row.turns == turn - before))))
-            break
-        rows.append(row)
-        before += count
-    step = task.samples
-    one = Conversation(
-        [replace(row, sample=number + place * step, info={}) for place, row in enumerate(rows)], step,
-        list(model.messages[: model.before[turn]]), list(model.asked), list(model.rewards[:turn]),
-        states=list(model.states[:turn]), before=list(model.before[:turn]), replies=turn, world=world,
-        said=model.said_until(turn),
-    )  # fmt: skip
-    chat = settings.chat(tools.tokenizer, task.row, world.tools)
-    path = Path(one.rows[0].sample, [one], world, chat, world.seen[turn], turn)
-    while not path.over:
-        await take_turn(tools, task, path, settings)
-    (one,) = await closed(tools, task, path)
-    return one
 
 
 def _left(row: Episode, taken: int, length: int) -> list[float]:

@@ -10,7 +10,8 @@ from difflib import SequenceMatcher
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.rollouts.agents.program import converse, graded, settings_of
+from jaxrl_llm.rollouts.agents.path import AgentSettings, converse
+from jaxrl_llm.rollouts.agents.program import graded, with_episodes
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import group
@@ -51,16 +52,13 @@ def similar_states(least: float = 0.95) -> Rollout:
     """
     check_number("least", least, least=0, most=1)
 
-    def around(inner: Rollout) -> Rollout:
-        settings = settings_of(inner, "the states of agents can be similar")
+    async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
+        paths = await gather(*(converse(tools, task, number, settings) for number in range(task.samples)))
+        found = [path.one for path in paths]
+        first = joined((state for one in found for state in one.states), least)
+        for one in found:
+            one.states = [first[state] for state in one.states]
+        return [row for of_one in await graded(tools, found, settings.turn_rewards) for row in of_one]
 
-        async def program(tools: Tools, task: Task) -> list[Episode]:
-            found = [one for (one,) in await gather(*(converse(tools, task, n, settings) for n in range(task.samples)))]
-            first = joined((state for one in found for state in one.states), least)
-            for one in found:
-                one.states = [first[state] for state in one.states]
-            return [row for of_one in await graded(tools, found, settings.turn_rewards) for row in of_one]
-
-        return replace(inner, program=program, name=f"{inner.name}, similar_states({least:g})", wrap=around)
-
-    return replace(group(), wrap=around)
+    name = f"similar_states({least:g})"
+    return replace(group(), wrap=lambda inner: with_episodes(inner, play, "the states of agents can be similar", name))
