@@ -24,7 +24,7 @@ from jaxrl_llm.algorithms import CATALOGUE, Given, build_of, with_facts
 from jaxrl_llm.algorithms.parts import check_needs, check_whole, going_without, names_in
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.checks import expect
-from jaxrl_llm.core.needs import of_reference, value_of
+from jaxrl_llm.core.needs import of_previous, of_reference, value_of
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.trajectory import Array, in_words
 from jaxrl_llm.core.transform import Metrics, RunFacts
@@ -35,7 +35,6 @@ from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.in_jax.tasks.environment import replayed
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import draw_steps
-from jaxrl_llm.learner.previous import first_previous
 from jaxrl_llm.learner.update import TrainState, init_state, update
 from jaxrl_llm.models.checks import check_key, check_params
 from jaxrl_llm.models.critic import critic_of, init_critic
@@ -196,7 +195,7 @@ def make_train(
             batch = provide(policy, method.needs, state.params, of, batch, steps, previous, target=target)
             batch = batch.replace(feedback=feedback)
             memory, batch = method.transform.apply(memory, batch)
-            previous = first_previous(method.needs, state.params)
+            previous = without_critic(state.params) if of_previous(method.needs) else None
             state, metrics = update(policy, method.objective, optimizer, state, batch, steps)
             if feedback is not None:
                 feedback = {**metrics, "updates": feedback["updates"] + 1}
@@ -208,7 +207,8 @@ def make_train(
 
         carry = Carry(
             init_state(params, optimizer), method.transform.init(facts), None, None if rule is None else reference,
-            first_previous(method.needs, params), None if method.target is None else params["critic"],
+            without_critic(params) if of_previous(method.needs) else None,
+            None if method.target is None else params["critic"],
         )  # fmt: skip
         steps = (jnp.arange(settings.iterations), jax.random.split(for_steps, settings.iterations))
         if asks(method, "feedback"):

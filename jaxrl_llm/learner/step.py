@@ -6,6 +6,7 @@ Batches can be filled up to one size (`fill_up`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
@@ -25,7 +26,6 @@ from jaxrl_llm.distributed.fully_sharded import fully_sharded
 from jaxrl_llm.distributed.mesh import replicate, to_mesh
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import Steps, plan_steps
-from jaxrl_llm.learner.previous import replaced
 from jaxrl_llm.learner.turnwise_updates import after_turn, at_turn, joined, phase_count, without_factor
 from jaxrl_llm.learner.update import FIRST, TrainState, init_state, prepare, update
 from jaxrl_llm.models.parameters import combine
@@ -45,8 +45,7 @@ class Learner(NamedTuple):
     micro_batches: int = 1
     reference: Params | Mixture | None = None  # of the reference policy, where the method needs one
     frozen: Params | None = None  # the parameters that never learn, where some do not
-    previous: Params | None = None  # that learn, before the last update, where the method needs them
-    target: Params | None = None  # of the target critic, where the method needs one
+    policies: Mapping[str, Params] = {}  # others that move, by name: "previous", before the last update, "target" ...
 
 
 class LearnedBatch(NamedTuple):
@@ -57,7 +56,7 @@ class LearnedBatch(NamedTuple):
     batch: Trajectories  # as the transform prepared it, on the devices
     steps: Steps
     metrics: Metrics
-    previous: Params | None = None  # for the next iteration: the parameters before this update, without a critic
+    policies: Mapping[str, Params] = {}  # the learner's, of which "previous" has the parameters before this update
 
 
 def start(
@@ -94,7 +93,7 @@ def learn_batch(
     only: str | None = None,
 ) -> LearnedBatch:
     """Plan the gradient steps, put the batch on the mesh, provide, prepare, update. The state is donated, like the
-    learner's previous parameters.
+    learner's "previous" policy.
 
     batch: scored, on the host, with the last update's metrics as `feedback` where there are some. seed: of the order of
     rows; see `plan_steps`. objective: instead of the algorithm's. only: the one entry of the parameters that learns; by
@@ -153,7 +152,7 @@ def _by_turns(
     for turn in reversed(range(count)):
         now = phase._replace(turn=turn, before=None if found is None else found.batch.old_logp)
         if found is not None:
-            learner = learner._replace(previous=found.previous)
+            learner = learner._replace(policies=found.policies)
             state, memory = found.state, found.memory
             batch = batch.with_info(turn_factor=found.batch.need("turn_factor"))
         found = _learn(learner, state, memory, batch, now, rule)
@@ -170,13 +169,14 @@ def _learn(
     policy, algorithm, steps, only = learner.policy, learner.algorithm, phase.steps, phase.only
     params, feedback = combine(learner.frozen, state.params), batch.feedback
     # Without the feedback, which no policy reads: there is none before the first update, and then another program.
-    previous = None if learner.previous is None else combine(learner.frozen, learner.previous)
+    policies = dict(learner.policies)
+    previous = combine(learner.frozen, policies["previous"]) if "previous" in policies else None
     batch = provide(
         policy, algorithm.needs, params, learner.reference, batch.replace(feedback=None), phase.every,
-        previous, phase.record_experts, learner.target,
+        previous, phase.record_experts, policies.get("target"),
     )  # fmt: skip
-    if learner.previous is not None:
-        previous = replaced(learner.previous, state.params)
+    if "previous" in policies:
+        policies["previous"] = replaced(policies["previous"], state.params)
     if rule is not None and phase.turn is not None and phase.before is not None:
         batch = _after_turn(batch, phase.before, np.int32(phase.turn + 1), clip=rule.clip)
     experts = batch.experts  # which no transform reads, nor copies
@@ -186,7 +186,15 @@ def _learn(
         batch = _at_turn(batch, np.int32(phase.turn))
     objective = algorithm.objective if phase.objective is None else phase.objective
     state, metrics = update(policy, objective, learner.optimizer, state, batch, steps, only=only, frozen=learner.frozen)
-    return LearnedBatch(state, memory, batch, steps, metrics, previous)
+    return LearnedBatch(state, memory, batch, steps, metrics, policies)
+
+
+def replaced(previous: Params, params: Params) -> Params:
+    """A copy of the parameters, without a critic, in the place of what `previous` takes, so that there is one copy."""
+    if not all(isinstance(x, jax.Array) for x in jax.tree.leaves(previous)):  # shapes: programs are only compiled
+        return previous
+    jax.tree.map(lambda x: x.delete(), previous)
+    return jax.tree.map(jnp.copy, {name: params[name] for name in previous})
 
 
 def compile_learning(

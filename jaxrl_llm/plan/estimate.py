@@ -73,10 +73,7 @@ def held_bytes(shapes: StateShapes, mesh: AbstractMesh, reference_memory: str = 
         on_a_device(state.params),
         on_a_device(shapes.frozen),
         on_a_device(state.optimizer) + on_a_device(state.step),
-        on_a_device(shapes.other)
-        + (on_a_device(shapes.copied_reference) if reference_memory == "device" else 0)
-        + on_a_device(shapes.previous)
-        + on_a_device(shapes.target),
+        on_a_device(shapes.policies) + (on_a_device(shapes.copied_reference) if reference_memory == "device" else 0),
         on_a_device(state.params, jnp.dtype(jnp.int8)),
     )
 

@@ -227,7 +227,7 @@ def held_by(shapes: RunShapes) -> dict[str, int]:
         "parameters": bytes_on_a_device(state.params),
         "frozen": bytes_on_a_device(shapes.learner.frozen),
         "optimiser": bytes_on_a_device(state[1:]),  # with the counter of steps
-        "reference": bytes_on_a_device((shapes.learner.previous, shapes.learner.target))
+        "reference": bytes_on_a_device(shapes.learner.policies)
         + (bytes_on_a_device(reference) if shapes.config.reference_memory == "device" else 0),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,6 @@ from jaxrl_llm.distributed import ahead_of_time, check_mesh, mesh_of, sampling_m
 from jaxrl_llm.distributed.chips import Topology
 from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
 from jaxrl_llm.learner.optimizer import make_optimizer
-from jaxrl_llm.learner.previous import first_previous
 from jaxrl_llm.learner.step import Learner, shard
 from jaxrl_llm.learner.update import TrainState, init_state
 from jaxrl_llm.models.config import ModelConfig, from_hf
@@ -38,7 +38,7 @@ from jaxrl_llm.sampling.scheduler import Size, for_conversations, lasting
 from jaxrl_llm.sampling.scheduler import plan as slots_for
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import check_method, with_routing
-from jaxrl_llm.training.reference import wants_reference
+from jaxrl_llm.training.reference import first_policies, wants_reference
 from jaxrl_llm.training.rollout import hook_of, rollout_of, strategy_of
 from jaxrl_llm.training.setup import remat_of, split_parameters, with_critic, with_precision
 from jaxrl_llm.utils.errors import InputError
@@ -164,23 +164,13 @@ def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None
     policy = dataclasses.replace(policy, mesh=mesh) if mesh.size > 1 else policy
     optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
     with ahead_of_time():
-        frozen, reference, state, previous, target = (
-            shard(tree, policy, mesh)
-            for tree in (found.frozen, found.reference, found.state, found.previous, found.target)
+        frozen, reference, state, policies = (
+            shard(tree, policy, mesh) for tree in (found.frozen, found.reference, found.state, found.policies)
         )
     learner = Learner(
-        policy,
-        algorithm,
-        optimizer,
-        mesh,
-        config.epochs,
-        config.minibatches,
-        config.micro_batches,
-        reference,
-        frozen,
-        previous,
-        target,
-    )
+        policy, algorithm, optimizer, mesh, config.epochs, config.minibatches, config.micro_batches, reference, frozen,
+        policies,
+    )  # fmt: skip
     devices = row_shards(of_this_host(sampler), SAMPLED_ROWS)
     sizes = engine_sizes(config, algorithm, devices, units_of(sampler), policy.config.max_positions)
     return RunShapes(config, topology, learner, state, sampler, *sizes)
@@ -194,10 +184,8 @@ class StateShapes(NamedTuple):
     frozen: Any  # the parameters that never learn; None where all do
     reference: Any  # of a reference policy; with adapters the frozen parameters
     params: Any  # of the policy, all together
-    previous: Any  # that learn, before the last update, where the method needs them
+    policies: Mapping[str, Any]  # that move beside it, but for the reference
     engines: int = 1  # that sample at a time, each with weights and caches of its own
-    other: Any = None  # what moves of a second policy that is run beside it
-    target: Any = None  # the target critic, where the method has one
 
     @property
     def copied_reference(self) -> Any:
@@ -221,13 +209,10 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
         reference = frozen or {name: x for name, x in params.items() if name != "critic"}
     optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
     state = jax.eval_shape(partial(init_state, optimizer=optimizer), learning)
-    previous = jax.eval_shape(partial(first_previous, algorithm.needs), learning)
-    engines, other = 2 if rollout_of(config, algorithm).demands.reference else 1, None
-    if has_second_policy(config, algorithm):
-        other = {name: x for name, x in learning.items() if name != "critic"}
-    params = combine(frozen, learning)
-    target = None if algorithm.target is None else learning["critic"]
-    return StateShapes(made["policy"], state, frozen, reference, params, previous, engines, other, target)
+    moving = jax.eval_shape(partial(first_policies, config, algorithm, hook_of(config, algorithm)), learning)
+    policies = {name: tree for name, tree in moving.items() if name != "reference"}
+    engines = 2 if rollout_of(config, algorithm).demands.reference else 1
+    return StateShapes(made["policy"], state, frozen, reference, combine(frozen, learning), policies, engines)
 
 
 def has_second_policy(config: TrainConfig, algorithm: Algorithm) -> bool:
@@ -339,7 +324,7 @@ def sharding_table(shapes: RunShapes) -> list[Row]:
     trees = {
         "parameters": shapes.state.params, "frozen": shapes.learner.frozen, "optimiser": shapes.state.optimizer,
         "reference": shapes.copied_reference if shapes.config.reference_memory == "device" else None,
-        "previous": shapes.learner.previous,
+        **shapes.learner.policies,
         "sampler": engine.weights, "prompt cache": engine.prefix_cache, "ring cache": engine.ring_cache,
         "conversations": engine.parked,
     }  # fmt: skip

@@ -93,12 +93,8 @@ def begun(
             else:
                 batches = timed(source(parts), clock)
                 check_provided(config, parts.algorithm, batches.provides)
-            state = RunState(
-                train_state, memory, batches.init(), reference=parts.moving, previous=parts.previous,
-                other=parts.other, target=parts.target,
-            )  # fmt: skip
-            # The state has them, and an update donates them.
-            parts = parts._replace(moving=None, previous=None, other=None, target=None)
+            state = RunState(train_state, memory, batches.init(), parts.policies)
+            parts = parts._replace(policies={})  # the state has them, and an update donates them
         started()
         hosts = parts.hosts
         if hosts.any(terminated()):  # also the hosts that were not told

@@ -1,9 +1,9 @@
-"""The reference policy of a run: where it comes from, and how it moves; and other copies that move like it."""
+"""The policies of a run beside the one that learns: its reference, and those that move."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hooks import Hook
-from jaxrl_llm.core.needs import of_reference
+from jaxrl_llm.core.needs import of_previous, of_reference
 from jaxrl_llm.core.reference import Mixture, ReferenceRule, Update
 from jaxrl_llm.distributed.mesh import to_host
 from jaxrl_llm.models.checks import check_params
@@ -61,21 +61,20 @@ def check_reference(config: TrainConfig, algorithm: Algorithm) -> None:
     gather(complete, fixed, movable)
 
 
-def first_reference(
+def fixed_reference(
     config: TrainConfig, rule: ReferenceRule | None, policy: Policy, frozen: Params | None, params: Params,
     others: Sequence[Params],
-) -> tuple[Any, Any]:  # fmt: skip
-    """(reference that stays or None, what moves of one or None), in buffers that no update donates.
+) -> Any:  # fmt: skip
+    """The reference that stays, in buffers that no update donates; None where it moves.
 
-    frozen: the weights that do not learn, if only adapters do. others: the parameters of the rule's models. What moves
-    has the structure of `params` without a critic: with adapters, `reference_now` adds the frozen weights.
+    frozen: the weights that do not learn, if only adapters do. others: the parameters of the rule's models.
     Raises InputError for models of other shapes.
     """
     own = without_critic(params)
     if rule is not None and rule.update is not None:
-        return None, jax.tree.map(jnp.copy, own)
+        return None
     if rule is None:
-        return _kept(config, frozen, own), None
+        return _kept(config, frozen, own)
     initial = own if frozen is None else frozen
     for name, other in zip(rule.models, others, strict=True):
         try:
@@ -89,7 +88,7 @@ def first_reference(
                 "of the same architecture"
             )
     found = rule.init(initial, others)
-    return (found if found is frozen else _kept(config, None, found)), None
+    return found if found is frozen else _kept(config, None, found)
 
 
 def _kept(config: TrainConfig, frozen: Params | None, own: Any) -> Any:
@@ -106,19 +105,22 @@ def reference_now(fixed: Any, moving: Any, frozen: Params | None) -> Any:
     return fixed if moving is None else combine(frozen, moving)
 
 
-def first_second_policy(hook: Hook | None, params: Params) -> Any:
-    """What moves of the second policy that a hook reads, in buffers that no update donates; None without one.
+def first_policies(config: TrainConfig, algorithm: Algorithm, hook: Hook | None, params: Params) -> dict[str, Params]:
+    """The policies that move beside the one that learns, before the first update, in buffers that no update donates.
 
-    Its structure is that of `params` without a critic, as that of a moving reference.
+    reference: where its rule has an update. previous: the policy before the last update, where the method needs it.
+    other: the second policy that the hook reads. target: the target critic. Their structure is that of `params` without
+    a critic, or of the critic: with adapters, the frozen weights are added as they are read.
     """
-    if hook is None or hook.other is None:
-        return None
-    return jax.tree.map(jnp.copy, without_critic(params))
-
-
-def first_target(algorithm: Algorithm, params: Params) -> Any:
-    """The target critic before the first update: a copy of the critic, where the method has one."""
-    return None if algorithm.target is None else jax.tree.map(jnp.copy, params["critic"])
+    rule, own = algorithm.reference, without_critic(params)
+    moves = rule is not None and rule.update is not None
+    wanted = {
+        "reference": own if moves and wants_reference(config, algorithm) else None,
+        "previous": own if of_previous(algorithm.needs) else None,
+        "other": None if hook is None or hook.other is None else own,
+        "target": None if algorithm.target is None else params["critic"],
+    }
+    return {name: jax.tree.map(jnp.copy, tree) for name, tree in wanted.items() if tree is not None}
 
 
 def with_second_policy(moving: Any, frozen: Params | None) -> Params | None:
@@ -126,11 +128,22 @@ def with_second_policy(moving: Any, frozen: Params | None) -> Params | None:
     return frozen if moving is None else {**(frozen or {}), "other": combine(frozen, moving)}
 
 
-def moved(rule: ReferenceRule | None, moving: Any, params: Params, updates: int) -> Any:
-    """What moves of the reference after an update. moving is donated; None where nothing moves."""
-    if moving is None or rule is None or rule.update is None:
-        return None
-    return _program(rule.update)(moving, without_critic(params), jnp.int32(updates))
+def moved(
+    algorithm: Algorithm, hook: Hook | None, policies: Mapping[str, Params], params: Params, updates: int
+) -> dict[str, Params]:
+    """The policies after an update, see `first_policies`; they are donated. The previous one is the learner's to move.
+
+    updates: so far.
+    """
+    rules = {
+        "reference": algorithm.reference, "other": None if hook is None else hook.other, "target": algorithm.target,
+    }  # fmt: skip
+    out = dict(policies)
+    for name, rule in rules.items():
+        if name in policies and rule is not None and rule.update is not None:
+            now = params["critic"] if name == "target" else without_critic(params)
+            out[name] = _program(rule.update)(policies[name], now, jnp.int32(updates))
+    return out
 
 
 @functools.lru_cache(maxsize=4)

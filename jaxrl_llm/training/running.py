@@ -57,7 +57,7 @@ class Running:
 
     def params(self) -> Params:
         """The parameters that tokens are sampled with: those that learn, the frozen ones, and a second policy's."""
-        return combine(with_second_policy(self.state.other, self.parts.frozen), self.state.train.params)
+        return combine(with_second_policy(self.state.policies.get("other"), self.parts.frozen), self.state.train.params)
 
     def stop_if_told(self, finish: bool = False) -> None:
         """End the run if any host was told to. finish: not after SIGTERM, which lets the step at hand finish."""

@@ -23,7 +23,6 @@ from jaxrl_llm.distributed import check_mesh, fully_sharded, mesh_of, sampling_m
 from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
 from jaxrl_llm.distributed.on_hosts import in_units
 from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
-from jaxrl_llm.learner.previous import first_previous
 from jaxrl_llm.learner.step import shard, start
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models import load_policy, lora
@@ -41,7 +40,7 @@ from jaxrl_llm.training.folder.checksums import checksums, structure
 from jaxrl_llm.training.folder.code_digest import code_digest
 from jaxrl_llm.training.inputs import Inputs, make_rewards, prompt_sets, split_prompts
 from jaxrl_llm.training.method import check_components, check_method, method_digests, named, record_of, with_routing
-from jaxrl_llm.training.reference import first_reference, first_second_policy, first_target, wants_reference
+from jaxrl_llm.training.reference import first_policies, fixed_reference, wants_reference
 from jaxrl_llm.training.rollout import check_columns, hook_of
 from jaxrl_llm.utils.starting import phase
 
@@ -65,11 +64,8 @@ class RunParts(NamedTuple):
     hosts: Hosts = ALONE
     notes: tuple[str, ...] = ()  # what to say when the run starts
     record: Mapping[str, Any] = {}  # what config.json says of a method outside of the catalogue
-    moving: Any = None  # what moves of a reference at first, see `reference.first_reference`
-    previous: Params | None = None  # at first, see `learner.previous.first_previous`
-    other: Any = None  # and of the second policy that the hook reads
+    policies: Mapping[str, Any] = {}  # those that move, at first, see `reference.first_policies`
     hook: Hook | None = None  # what tokens are drawn through
-    target: Any = None  # the target critic at first, where the method has one
 
 
 def with_critic(config: TrainConfig, needs: Collection[str], policy: Policy, params: Params) -> tuple[Policy, Params]:
@@ -143,13 +139,13 @@ def split_parameters(config: TrainConfig, policy: Policy, params: Params) -> tup
     return lora.scaled(base, rank, config.lora_alpha), learning
 
 
-def references_of(
+def reference_of(
     config: TrainConfig, algorithm: Algorithm, policy: Policy, frozen: Params | None, params: Params
-) -> tuple[Any, Any, dict[str, str]]:
-    """(reference that stays, what moves of one, digests of further models); see `reference.first_reference`."""
+) -> tuple[Any, dict[str, str]]:
+    """(reference that stays or None, digests of further models); see `reference.fixed_reference`."""
     rule = algorithm.reference
     if not wants_reference(config, algorithm):
-        return None, None, {}
+        return None, {}
     others, digests = [], {}
     for name in () if rule is None else rule.models:
         spread = None if policy.mesh is None else partial(_sharded, policy.mesh, policy.mesh)
@@ -158,7 +154,7 @@ def references_of(
         if frozen is not None:
             other = lora.scaled(other, config.lora_rank, config.lora_alpha)
         others.append(other if policy.mesh is None else shard(other, policy, policy.mesh))
-    return *first_reference(config, rule, policy, frozen, params, others), digests
+    return fixed_reference(config, rule, policy, frozen, params, others), digests
 
 
 def set_up(
@@ -195,10 +191,9 @@ def set_up(
     if mesh.size > 1:
         policy = dataclasses.replace(policy, mesh=mesh)
     frozen, params = shard(split_parameters(config, policy, params), policy, mesh)
-    reference, moving, of_models = references_of(config, algorithm, policy, frozen, params)
+    reference, of_models = reference_of(config, algorithm, policy, frozen, params)
     digests |= of_models
     hook = hook_of(config, algorithm, own_source)
-    other = first_second_policy(hook, params)
     gradient_steps = config.steps * config.epochs * config.minibatches
     optimizer = make_optimizer(config.optimizer, gradient_steps)
     facts = RunFacts(prompts=len(prompts.rows), steps=config.steps)
@@ -206,7 +201,6 @@ def set_up(
     parts = RunParts(
         algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
         learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, sampler, frozen, hosts,
-        record=record_of(config, algorithm, given), moving=moving, previous=first_previous(algorithm.needs, params),
-        other=other, hook=hook, target=first_target(algorithm, params),
+        record=record_of(config, algorithm, given), policies=first_policies(config, algorithm, hook, params), hook=hook,
     )  # fmt: skip
     return parts, state, memory

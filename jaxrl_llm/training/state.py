@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,8 +24,6 @@ from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.process import Preempted
 
-POLICIES = ("reference", "previous", "other", "target")  # of a `RunState`, beside the one that learns
-
 
 class RunState(NamedTuple):
     """Everything that a step updates."""
@@ -33,10 +31,7 @@ class RunState(NamedTuple):
     train: TrainState
     memory: Any  # state of the method's transform
     source: Any  # state of the source
-    reference: Any = None  # what moves of the reference policy, if it does
-    previous: Any = None  # what learns, before the last update, if the method needs it
-    other: Any = None  # what moves of the second policy that the sampler's hook reads, if it does
-    target: Any = None  # the target critic, if the method has one
+    policies: Mapping[str, Any] = {}  # that move beside the one that learns, by name, see `reference.first_policies`
 
 
 @dataclass
@@ -119,8 +114,7 @@ def restore(
 
     params, rest = shapes_of(state)
     if checkpoints.steps():  # the new state is not needed: make room for the one that is read
-        unneeded = (state.train, state.memory, *(getattr(state, name) for name in POLICIES))
-        jax.tree.map(lambda x: x.delete(), unneeded)
+        jax.tree.map(lambda x: x.delete(), (state.train, state.memory, state.policies))
     restored = checkpoints.latest(params, rest, check=changes)
     loop.summary = folder.read_summary()
     logs: dict[str, Any] = {}
@@ -164,13 +158,11 @@ def shapes_of(state: RunState) -> tuple[Any, Any]:
 
 def restored_state(restored: Restored, source: Any) -> RunState:
     """The state in a checkpoint, with this state of the source."""
-    rest = restored.state
-    train = TrainState(restored.params, *rest["rest"])
-    return RunState(train, rest["memory"], source, **{name: rest.get(name) for name in POLICIES})
+    rest = dict(restored.state)
+    train, memory = TrainState(restored.params, *rest.pop("rest")), rest.pop("memory")
+    return RunState(train, memory, source, rest)
 
 
 def _rest(state: RunState) -> dict[str, Any]:
     """What a checkpoint holds beside the parameters and the source's state."""
-    policies = {name: getattr(state, name) for name in POLICIES}
-    kept = {name: params for name, params in policies.items() if params is not None}
-    return {"rest": state.train[1:], "memory": state.memory, **kept}
+    return {"rest": state.train[1:], "memory": state.memory, **state.policies}

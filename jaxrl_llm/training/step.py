@@ -45,11 +45,12 @@ def learn(
     source should provide, and NotFiniteError if the update was rejected because a loss, gradient or parameter was not
     finite.
     """
-    policy, frozen = dataclasses.replace(parts.policy, hook=parts.hook), with_second_policy(state.other, parts.frozen)
+    policy = dataclasses.replace(parts.policy, hook=parts.hook)
+    frozen = with_second_policy(state.policies.get("other"), parts.frozen)
+    reference = reference_now(parts.reference, state.policies.get("reference"), parts.frozen)
     learner = Learner(
         policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs, config.minibatches,
-        config.micro_batches, reference_now(parts.reference, state.reference, parts.frozen), frozen,
-        state.previous, state.target,
+        config.micro_batches, reference, frozen, state.policies,
     )  # fmt: skip
     later = frozenset[str]() if learner.algorithm.phases is None else learner.algorithm.phases.provides
     needs.check_provided(batch, learner.algorithm.needs - later)
@@ -57,7 +58,7 @@ def learn(
     batch = with_feedback(batch, feedback) if "feedback" in learner.algorithm.needs else batch
     warming = step < config.critic_steps and needs_values(learner.algorithm.needs)
     objective, only = (WARM_UP, "critic") if warming else (learner.algorithm.objective, None)
-    train, memory, batch, steps, found, previous = learn_batch(
+    train, memory, batch, steps, found, policies = learn_batch(
         learner, state.train, state.memory, batch, (config.seed, step), objective, only
     )
     batch, steps = to_numpy((batch, steps), parts.mesh)
@@ -68,11 +69,8 @@ def learn(
             optimizer=parts.optimizer, frozen=frozen, only=only,
         )  # fmt: skip
         raise NotFiniteError(refusal(step + 1, what, finite, steps))
-    reference = moved(parts.algorithm.reference, state.reference, train.params, step + 1)
-    other = moved(parts.hook.other, state.other, train.params, step + 1) if parts.hook is not None else None
-    target = moved(parts.algorithm.target, state.target, train.params.get("critic", {}), step + 1)
-    policies = {"reference": reference, "previous": previous, "other": other, "target": target}
-    state = state._replace(train=train, memory=memory, **policies)
+    policies = moved(parts.algorithm, parts.hook, policies, train.params, step + 1)
+    state = state._replace(train=train, memory=memory, policies=policies)
     return state, Learned(batch, metrics, filled(steps))
 
 

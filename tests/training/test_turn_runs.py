@@ -171,9 +171,9 @@ def test_a_target_critic_follows_the_critic_and_transitions_are_replayed(
     learn = training_step.learn
 
     def watched(parts: Any, config: Any, state: Any, batch: Any, *more: Any) -> Any:
-        before = jax.tree.map(np.array, state.target)
+        before = jax.tree.map(np.array, state.policies["target"])
         after, learned = learn(parts, config, state, batch, *more)
-        seen.append((before, *jax.tree.map(np.array, (after.train.params["critic"], after.target))))
+        seen.append((before, *jax.tree.map(np.array, (after.train.params["critic"], after.policies["target"]))))
         return after, learned
 
     monkeypatch.setattr(training_step, "learn", watched)

@@ -62,8 +62,7 @@ def arrays_of(parts: RunParts, state: RunState) -> dict[str, Any]:
     """The run's arrays by name."""
     return {
         "params": state.train.params, "optimizer": state.train.optimizer, "memory": state.memory,
-        "frozen": parts.frozen, "reference": (parts.reference, state.reference, state.other),
-        "previous": state.previous, "target": state.target,
+        "frozen": parts.frozen, "reference": parts.reference, **state.policies,
     }  # fmt: skip
 
 
