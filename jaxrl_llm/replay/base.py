@@ -108,7 +108,7 @@ def whole_groups(
             numbers = np.repeat(group.max() + 1 + np.arange(len(chosen)), [len(rows) for rows in members])
         kept = ~np.isnan(mean) if equal else deviation > TOLERANCE
         added = marked(fresh, item=buffers.next_item(store) + group, step=step)
-        store = buffers.newest(join(store, keep(added, kept)), groups) if groups else {}
+        store = buffers.newest(join(store, keep(added, kept)), groups)
         return mixed(scored, fresh, past, group, numbers), store
 
     return Replay(dict, mix, frozenset({"replayed"}), buffers.metrics, lambda rows: rows + round(share * rows), True)
@@ -138,10 +138,11 @@ def refilled(
             past = take(store, drawn)
         advantage = (np.asarray(scored.batch.need("reward")) - mean) / (deviation + epsilon)
         known = ~silent & ~np.isnan(advantage) & (np.abs(advantage) > TOLERANCE)
-        added = marked(fresh, item=np.arange(len(group)), step=step, advantage=advantage.astype(np.float32))
+        item = buffers.next_item(store) + np.arange(len(group))
+        added = marked(fresh, item=item, step=step, advantage=advantage.astype(np.float32))
         numbers = group.max() + 1 + np.arange(count(past))
         found = mixed(scored, keep(fresh, left), past, group[left], numbers, with_advantage=True)
-        return found, marked_in_order(join(store, keep(added, known)), rows)
+        return found, buffers.newest(join(store, keep(added, known)), rows)
 
     return Replay(dict, mix, frozenset({"replayed", "replay_advantage"}), buffers.metrics, by_row=True)
 
@@ -183,10 +184,3 @@ def group_moments(scored: Scored, ddof: int = 0, values: np.ndarray | None = Non
     squares = np.bincount(index, np.where(known, (score - mean[index]) ** 2, 0.0))
     deviation = np.sqrt(squares / np.maximum(number - ddof, 1)) * (number > ddof)
     return mean[index], deviation[index]
-
-
-def marked_in_order(store: Store, rows: int) -> Store:
-    """The newest rows, at most `rows`, each an item of its own."""
-    if not rows or not count(store):
-        return {}
-    return take(store, np.arange(max(count(store) - rows, 0), count(store)))

@@ -123,11 +123,11 @@ def next_item(store: Store) -> int:
 
 
 def newest(store: Store, items: int) -> Store:
-    """The newest items."""
-    if not count(store):
-        return store
+    """The newest items, at most so many."""
+    if not items or not count(store):
+        return {}
     numbers = np.unique(store["of:item"])
-    return keep(store, store["of:item"] >= numbers[-items]) if 0 < items < len(numbers) else store
+    return keep(store, store["of:item"] >= numbers[-items]) if items < len(numbers) else store
 
 
 def newest_of_prompts(store: Store, items: int) -> Store:

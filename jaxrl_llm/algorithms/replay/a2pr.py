@@ -127,7 +127,6 @@ def best_of_prompt(prompts: NonNegativeInt = 4096) -> Replay:
             ids = everything["row:prompt_id"][order]
             best[order[np.append(ids[1:] != ids[:-1], True)]] = True
             everything = keep(everything, best)
-        store = buffers.newest(everything, prompts) if prompts else {}
-        return mixed(scored, fresh, past, group, places), store
+        return mixed(scored, fresh, past, group, places), buffers.newest(everything, prompts)
 
     return Replay(dict, mix, frozenset({"replayed"}), buffers.metrics, lambda rows: 2 * rows, True)  # groups of one

@@ -17,7 +17,7 @@ from jaxrl_llm.core.source import Replay
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay import buffers
-from jaxrl_llm.replay.base import TOLERANCE, group_moments, marked_in_order, mixed
+from jaxrl_llm.replay.base import TOLERANCE, group_moments, mixed
 from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows
 from jaxrl_llm.rewards.scoring import Scored
 
@@ -80,10 +80,11 @@ def recent_and_reservoir(
         past = join(first, second)
         mean, deviation = group_moments(scored, ddof)
         advantage = (np.asarray(scored.batch.need("reward")) - mean) / (deviation + epsilon)
-        rows = marked(fresh, item=np.arange(len(group)), step=step, advantage=advantage.astype(np.float32))
+        item = buffers.next_item(of_recent) + np.arange(len(group))
+        rows = marked(fresh, item=item, step=step, advantage=advantage.astype(np.float32))
         rows = keep(marked(rows, key=random.random(len(group))), deviation > TOLERANCE)
         new = {
-            "recent": marked_in_order(join(of_recent, rows), recent),
+            "recent": buffers.newest(join(of_recent, rows), recent),
             "reservoir": kept_in_reservoir(join(of_all, rows), reservoir),
         }
         numbers = group.max() + 1 + np.arange(count(past))

@@ -130,7 +130,7 @@ def last_responses(prompts: NonNegativeInt = 16_384) -> Replay:
         answered: Any = np.asarray(scored.batch.action_mask).any(axis=1)
         new = keep(new, answered)
         old = marked(state, place=-1) if count(state) else {}
-        store = buffers.newest(buffers.newest_of_prompts(join(old, new), 1), prompts) if prompts else {}
+        store = buffers.newest(buffers.newest_of_prompts(join(old, new), 1), prompts)
         batch = found.batch
         return found._replace(batch=batch.with_info(measured=(batch.info or {})["replayed"])), store
 
