@@ -23,6 +23,11 @@ class Segment(NamedTuple):
     sampled: bool
     before: np.ndarray | None = None  # int[m, layers, k], experts of the first m tokens of its context, where recorded
 
+    def elsewhere(self) -> Segment:
+        """The segment after other tokens, where what top-k, top-p and min-p kept, and its experts, are not known."""
+        unknown = self.tokens._replace(floor=np.full_like(self.tokens.floor, -np.inf), experts=None)
+        return self._replace(tokens=unknown, before=None)
+
 
 @dataclass(frozen=True)
 class Episode:
@@ -181,12 +186,7 @@ class Episode:
             raise InputError(f"segment {place} of the episode was sampled: only given tokens can be replaced")
         if self.segments[place].tokens.token.tolist() == list(ids):
             return self.with_info(off_prompt=0.0)
-        later = [
-            one._replace(
-                tokens=one.tokens._replace(floor=np.full_like(one.tokens.floor, -np.inf), experts=None), before=None
-            )
-            for one in self.segments[place + 1 :]
-        ]
+        later = (one.elsewhere() for one in self.segments[place + 1 :])
         segments = (*self.segments[:place], given(ids), *later)
         return replace(self, segments=segments).with_info(off_prompt=1.0)
 

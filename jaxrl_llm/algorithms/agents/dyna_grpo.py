@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import jax.numpy as jnp
-import numpy as np
 
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.advantages.turns.episodes import EPISODES, one_row_each
@@ -33,7 +32,7 @@ from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun, converse
 from jaxrl_llm.rollouts.agents.plans import items_in
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
 from jaxrl_llm.rollouts.context import Task, Tools
-from jaxrl_llm.rollouts.episode import Episode, Segment, given
+from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.programs import group, marked
 from jaxrl_llm.utils.errors import InputError, require_choice
 
@@ -197,10 +196,7 @@ async def refine(path: Path, depth: int, ask: str, numbers: tuple[int, int]) -> 
 
 def with_reply(row: Episode, asked: Episode) -> Episode:
     """The row with the last reply of another, as if it had been sampled there."""
-    tokens = asked.segments[-1].tokens
-    unknown = tokens._replace(floor=np.full_like(tokens.floor, -np.inf), experts=None)
-    longer = row + Segment(unknown, sampled=True)
-    return replace(longer, ended=asked.ended, truncated=asked.truncated)
+    return replace(row + asked.segments[-1].elsewhere(), ended=asked.ended, truncated=asked.truncated)
 
 
 def under_its_prompt(asked: Episode, number: int) -> Episode:
@@ -228,9 +224,9 @@ async def refined_episode(
     return out
 
 
-def rows_of(refined: Refined, end: Episode, settings: AgentSettings, revealed: Revealed) -> list[Episode]:
+def rows_of(refined: Refined, end: Episode, revealed: Revealed) -> list[Episode]:
     """The rows of a refined episode that are trained on, with its reward."""
-    rows = finished(refined.path.one, end, settings.turn_rewards)
+    rows = finished(refined.path.one, end, refined.path.settings.turn_rewards)
     if revealed == "removed" or not refined.replies:
         return [row.with_info(off_prompt=float(refined.told), refined=1.0) for row in rows]
     first = rows[0]
@@ -281,7 +277,7 @@ def simulating(
             for row in finished(one, end, settings.turn_rewards)
         ]
         for one, end in zip(refined, ends[G:], strict=True):
-            out += rows_of(one, end, settings, revealed)
+            out += rows_of(one, end, revealed)
         return out
 
     def around(inner: Rollout) -> Rollout:

@@ -265,14 +265,14 @@ async def retried_from(first: Attempt, step: int, number: int, text: str) -> Att
     return attempt
 
 
-def rows_of(attempt: Attempt, end: Episode, settings: AgentSettings, told: bool = False) -> list[Episode]:
+def rows_of(attempt: Attempt, end: Episode, told: bool = False) -> list[Episode]:
     """The rows of an episode that are trained on, with its reward. told: with the guidance of a retry, not without."""
-    rows, at = finished(attempt.path.one, end, settings.turn_rewards), attempt.guided
+    path, at = attempt.path, attempt.guided
+    rows = finished(path.one, end, path.settings.turn_rewards)
     if at is not None:
-        first, *others = rows[at.row :]
+        rows = rows[at.row :]
         if at.place is not None and not told:
-            first = first.with_given(at.place, at.plain)
-        rows = [first, *others]
+            rows[0] = rows[0].with_given(at.place, at.plain)
     if told:
         rows = [replace(row, trained_prompt=None).with_info(off_prompt=0.0) for row in rows]
     marks = {PIVOT: float(attempt.pivot), "guided": float(at is not None)}
@@ -337,11 +337,7 @@ def reflecting(
 
         seconds = await gather(*map(second, range(half)))
         later = await ends_of(tools, [again.path.one for again in seconds], settings.turn_rewards)
-        rows = [
-            row
-            for one, end in zip([*firsts, *seconds], [*ends, *later], strict=True)
-            for row in rows_of(one, end, settings)
-        ]
+        rows = [row for one, end in zip([*firsts, *seconds], [*ends, *later], strict=True) for row in rows_of(one, end)]
         out = [row.in_part(0) for row in rows]
 
         def add(number: int, more: Sequence[Episode]) -> None:
@@ -358,7 +354,7 @@ def reflecting(
             if answer is not None and (better or right):
                 add(2 * n + 1, [answer])
             if better:
-                add(2 * n + 2, rows_of(seconds[n], later[n], settings, told=True))
+                add(2 * n + 2, rows_of(seconds[n], later[n], told=True))
         return out
 
     def around(inner: Rollout) -> Rollout:
