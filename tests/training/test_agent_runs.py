@@ -312,7 +312,7 @@ def test_neither_slots_nor_delays_change_episodes(kind: str, tmp_path: Path, mon
 def is_in_the_middle(kind: str, log: GroupLog) -> bool:
     """Whether a group in flight has a conversation that goes on; of the kind that the test is about."""
     if kind == "forks":
-        return any(name.endswith("/fork") for name in log.recorded)
+        return any("/from " in name for name in log.recorded)
     if kind == "summaries":
         return any(call.number >= log.samples for call in log.drawn)
     return len(log.recorded) > 1
