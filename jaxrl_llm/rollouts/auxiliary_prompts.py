@@ -19,6 +19,8 @@ from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.data.chat.encode import encode_prompt, is_conversation, prompt_text
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
+from jaxrl_llm.rollouts.guidance.repair import succeeds
+from jaxrl_llm.rollouts.programs import samples, scored_samples
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
 
@@ -64,10 +66,7 @@ async def answers(tools: Tools, task: Task, prompt: Sequence[int], count: int, p
         )
         return []
     first = part * max(count, task.samples)
-    return [
-        episode.in_part(part)
-        for episode in await gather(*(tools.sample(prompt, number=first + i) for i in range(count)))
-    ]
+    return [episode.in_part(part) for episode in await samples(tools, prompt, range(first, first + count))]
 
 
 def graded(episode: Episode, reward: float, like: Episode) -> Episode:
@@ -136,11 +135,6 @@ def agreement(
     return sum(scores) / 3
 
 
-def is_right(episode: Episode, success: float) -> bool:
-    """Whether its reward is above `success`."""
-    return episode.reward is not None and episode.reward > success
-
-
 @part
 def with_predictions(
     predictions: Count | None = None,
@@ -156,10 +150,10 @@ def with_predictions(
     group 1 (info["part"]), and their components of the reward are NaN.
     """
     check_number("base", base, above=0, most=1)
+    is_right = succeeds(success)
 
     async def solutions(tools: Tools, task: Task) -> list[Episode]:
-        found = await gather(*(tools.sample(task.prompt, number=i) for i in range(task.samples)))
-        return [episode.in_part(0) for episode in await tools.score(found)]
+        return [one.in_part(0) for one in await scored_samples(tools, task.prompt, range(task.samples))]
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         problem = problem_of(tools, task)
@@ -167,7 +161,7 @@ def with_predictions(
         solved, predicted = await gather(
             solutions(tools, task), answers(tools, task, prompt, predictions or task.samples, 1)
         )
-        right, texts = [is_right(one, success) for one in solved], [tools.decode(sampled_ids(one)) for one in solved]
+        right, texts = list(map(is_right, solved)), [tools.decode(sampled_ids(one)) for one in solved]
         lengths = [int(one.actions.sum()) for one in solved]
         found = [prediction_of(tools.decode(sampled_ids(one)), levels) for one in predicted]
         rewards = [agreement(one, problem, right, lengths, texts, base, inclusive) for one in found]
@@ -266,15 +260,13 @@ def recycled(share: float = 0.5, pointwise: float = 0.3, whole: float = 0.5, suc
     """
     for name, value in {"share": share, "pointwise": pointwise, "whole": whole}.items():
         check_number(name, value, least=0, most=1)
+    is_right = succeeds(success)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        sampled = await gather(*(tools.sample(task.prompt, number=i) for i in range(task.samples)))
-        first = [episode.in_part(0) for episode in await tools.score(sampled)]
+        first = [one.in_part(0) for one in await scored_samples(tools, task.prompt, range(task.samples))]
         random, texts = tools.random("recycled"), [tools.decode(sampled_ids(one)) for one in first]
         kept = random.random(2) < share
-        items = recycled_items(
-            random, problem_of(tools, task), texts, [is_right(one, success) for one in first], pointwise, whole
-        )
+        items = recycled_items(random, problem_of(tools, task), texts, list(map(is_right, first)), pointwise, whole)
 
         async def ask(part: int, item: Item) -> list[Episode]:
             found = await answers(tools, task, second_prompt(tools, task, item.text), task.samples, part)

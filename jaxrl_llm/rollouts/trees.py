@@ -264,7 +264,7 @@ def valued(
         several = [state for state in states for _ in range(continuations)]
         grown = (grow(tools, task, state, number=next(numbers), reference=by_reference) for state in several)
         scored = await tools.score(await gather(*grown))
-        rewards = np.array([np.nan if one.reward is None else one.reward for one in scored])
+        rewards = np.array([one.score for one in scored])
         values = [mean_of_known(some) for some in rewards.reshape(len(states), continuations)]
         out, later, node = [], iter(values[1:]), 0
         for episode, own in zip(episodes, places, strict=True):

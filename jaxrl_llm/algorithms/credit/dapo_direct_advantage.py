@@ -91,7 +91,7 @@ def next_lines(continuations: Count = 16) -> Rollout:
         wanted = [1 if one.ended or one.truncated else continuations for one in lines]
         begun = [one for one, k in zip(lines, wanted, strict=True) for _ in range(k)]
         ends = await gather(*(grow(tools, task, one, number=next(numbers)) for one in begun))
-        rewards = [np.nan if one.reward is None else one.reward for one in await scored_whole(tools, ends)]
+        rewards = [one.score for one in await scored_whole(tools, ends)]
         values = map(mean_of_known, np.split(np.array(rewards), np.cumsum(wanted)[:-1]))
         return [line.scored(value) for line, value in zip(lines, values, strict=True)]
 

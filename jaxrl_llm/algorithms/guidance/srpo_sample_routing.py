@@ -24,8 +24,9 @@ from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.prompted import texts_of
-from jaxrl_llm.rollouts.guidance.repair import Succeeds, sampled, succeeds
+from jaxrl_llm.rollouts.guidance.repair import Succeeds, succeeds
 from jaxrl_llm.rollouts.guidance.teachers import taught
+from jaxrl_llm.rollouts.programs import scored_samples
 
 
 @method(paper="arXiv 2604.02288", year=2026, test="test_self_distilled.py::test_srpo_is_its_loop")
@@ -181,7 +182,7 @@ def with_right_siblings(succeeds: Succeeds, column: str | None = None, text: str
     """
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        found = await sampled(tools, task.prompt, 0, task.samples)
+        found = await scored_samples(tools, task.prompt, range(task.samples))
         right = [tools.decode(one.own.token.tolist()) for one in found if succeeds(one)]
         known = right or (texts_of(task.row.get(column), column) if column is not None else [])
         drawn = tools.random("teacher").integers(0, max(len(known), 1), len(found))

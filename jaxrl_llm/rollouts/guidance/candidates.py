@@ -12,10 +12,12 @@ from jaxrl_llm.core.ranges import Count, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rewards.workers.loading import load_function
-from jaxrl_llm.rollouts.auxiliary_prompts import answers, final_answer, is_right, problem_of, second_prompt
+from jaxrl_llm.rollouts.auxiliary_prompts import answers, final_answer, problem_of, second_prompt
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, Segment, given, sampled_ids
 from jaxrl_llm.rollouts.guidance.prefixes import responses_of
+from jaxrl_llm.rollouts.guidance.repair import succeeds
+from jaxrl_llm.rollouts.programs import scored_samples
 
 CONTRASTED, WRONG_ONES = 1, 2  # parts of the program: what prompts show
 
@@ -77,6 +79,7 @@ def with_candidates(
     call of the teacher, or by the policy itself (None). Raises InputError for a rewriter that cannot be loaded.
     """
     external = None if rewriter is None else load_function(rewriter, "the rewriter").function
+    is_right = succeeds(success)
 
     async def rewritten(tools: Tools, task: Task, problem: str, texts: Sequence[str]) -> list[str]:
         async def one(number: int, text: str) -> str:
@@ -96,13 +99,12 @@ def with_candidates(
         order = random.permutation(len(known))[:teachers]
         tried = [Episode(task.prompt, task.prompt_id, segments=(_as_sampled(known[i]),)) for i in order]
         scored = await tools.score(tried) if tried else []
-        return [tools.decode(sampled_ids(one)) for one in scored if is_right(one, success)]
+        return [tools.decode(sampled_ids(one)) for one in scored if is_right(one)]
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        sampled = await gather(*(tools.sample(task.prompt, number=i) for i in range(task.samples)))
-        plain = [episode.in_part(0) for episode in await tools.score(sampled)]
-        solved = float(np.mean([0.0 if e.reward is None or np.isnan(e.reward) else e.reward for e in plain]))
-        texts = [tools.decode(sampled_ids(episode)) for episode in plain if not is_right(episode, success)]
+        plain = [one.in_part(0) for one in await scored_samples(tools, task.prompt, range(task.samples))]
+        solved = float(np.nan_to_num([one.score for one in plain]).mean())
+        texts = [tools.decode(sampled_ids(episode)) for episode in plain if not is_right(episode)]
         found = plain
         if solved < threshold and texts:
             random, problem = tools.random("candidates"), problem_of(tools, task)

@@ -6,8 +6,6 @@ its `behaviour_logp` is 0: methods read its log-probabilities as `old_logp`, or 
 
 from __future__ import annotations
 
-from asyncio import gather
-
 import numpy as np
 
 from jaxrl_llm.core.ranges import check_number
@@ -15,6 +13,7 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, Segment
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.offline import tokens_of
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -68,8 +67,7 @@ def demonstrated_before(step: int, column: str = "answer") -> Rollout:
     async def program(tools: Tools, task: Task) -> list[Episode]:
         if tools.first_step < step:
             return [demonstration(tools, task, column)]
-        sampled = await gather(*(tools.sample(task.prompt, number=i) for i in range(task.samples)))
-        return [one.with_info(demonstrated=0.0) for one in sampled]
+        return [one.with_info(demonstrated=0.0) for one in await group().program(tools, task)]
 
     return Rollout(
         program,

@@ -6,22 +6,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from jaxrl_llm.core.ranges import Fraction, NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
-from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.episode import Episode, known_scores
 from jaxrl_llm.rollouts.guidance.prefixes import continued, responses_of
-from jaxrl_llm.rollouts.guidance.repair import marked, sampled
+from jaxrl_llm.rollouts.guidance.repair import marked
+from jaxrl_llm.rollouts.programs import scored_samples
 from jaxrl_llm.utils.errors import InputError
 
 
 def failure_rate(episodes: Sequence[Episode]) -> float:
     """1 - the mean reward of those that are scored, within [0, 1]; 0 where none is."""
-    known = [e.reward for e in episodes if e.reward is not None and not math.isnan(e.reward)]
-    return min(max(1 - float(np.mean(known)), 0.0), 1.0) if known else 0.0
+    known = known_scores(episodes)
+    return min(max(1 - float(known.mean()), 0.0), 1.0) if known.size else 0.0
 
 
 def hint_ratio(failure: float, low: float = 0.1, high: float = 0.9, noise: float = 0.0) -> float:
@@ -53,7 +52,7 @@ def hinted_by_failures(
         raise InputError(f"hints are of {low:g} to {high:g} of a solution: give low, then high")
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        plain = await sampled(tools, task.prompt, 0, task.samples)
+        plain = await scored_samples(tools, task.prompt, range(task.samples))
         plain = [e.with_info(guided=0.0, prefix=0.0, hint_tokens=0.0) for e in plain]
         solutions, failure = responses_of(tools, task, column), failure_rate(plain)
         if not solutions or not failure:

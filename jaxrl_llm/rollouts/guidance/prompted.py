@@ -14,7 +14,8 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.guidance.repair import Succeeds, marked, sampled
+from jaxrl_llm.rollouts.guidance.repair import Succeeds, marked
+from jaxrl_llm.rollouts.programs import scored_samples
 from jaxrl_llm.utils.errors import InputError, shown
 
 BUDGET = "<think> I will answer the question with {} tokens"
@@ -51,7 +52,7 @@ def in_context(
         own, others = found[: G - count], [episode.with_info(guided=1.0) for episode in found[G - count :]]
         if keep is not None:
             others = [episode for episode in others if keep(episode)]
-        own += await sampled(tools, task.prompt, G, G - len(own) - len(others)) if len(own) + len(others) < G else []
+        own += await scored_samples(tools, task.prompt, range(G, 2 * G - len(own) - len(others)))
         return marked([e.trained_under(task.prompt) for e in (*own, *others)], float(not examples))
 
     return Rollout(
@@ -103,7 +104,7 @@ def taught(
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         nothing: dict[str, Any] = {"reference_span": [0.0, 0.0], "off_prompt": 0.0}
-        found = [e.with_info(**nothing) for e in await sampled(tools, task.prompt, 0, task.samples)]
+        found = [e.with_info(**nothing) for e in await scored_samples(tools, task.prompt, range(task.samples))]
         if any(map(succeeds, found)):
             return marked(found)
         texts = [one for one in by_quality(task.row.get(column), column)[:most]]

@@ -16,6 +16,7 @@ from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import Hints, from_column, problem_of
+from jaxrl_llm.rollouts.programs import scored_samples
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 REWRITES = ("both", "hard_only", "medium_only")
@@ -43,24 +44,16 @@ Succeeds = Callable[[Episode], bool]
 def succeeds(success: float = 0.0, accuracy: str | None = None) -> Succeeds:
     """A function of a scored episode: whether its reward, or that component of it, is above `success`.
 
-    Raises InputError, when it is called, for a component that the run's rewards do not have.
+    Without a score it is not. Raises InputError, when it is called, for a component that the run's rewards do not have.
     """
 
     def test(episode: Episode) -> bool:
         if accuracy is not None and accuracy not in episode.rewards:
             names = ", ".join(sorted(episode.rewards)) or "none"
             raise InputError(f"accuracy is {accuracy!r}, but the rewards are {names}: name one of them")
-        value = episode.reward if accuracy is None else episode.rewards[accuracy]
-        return value is not None and value > success
+        return (episode.score if accuracy is None else episode.rewards[accuracy]) > success
 
     return test
-
-
-async def sampled(tools: Tools, prompt: Sequence[int], first: int, count: int) -> list[Episode]:
-    """`count` scored samples of a prompt, with numbers from `first` on."""
-    if not count:
-        return []
-    return await tools.score(await gather(*(tools.sample(prompt, number=first + i) for i in range(count))))
 
 
 def marked(episodes: Sequence[Episode], unhinted: float = 0.0) -> list[Episode]:
@@ -91,7 +84,7 @@ def retried(
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         G = task.samples
-        found = await sampled(tools, task.prompt, 0, G)
+        found = await scored_samples(tools, task.prompt, range(G))
         right = sum(map(succeeds, found))
         source = hints if right == 0 else harder if right == G else None
         if tools.first_step < start or source is None:
@@ -101,8 +94,8 @@ def retried(
         for level, text in enumerate(texts, start=1):
             first = level * G + source.samples
             with_text, others = await gather(
-                sampled(tools, tools.prompt_with(text), first, longer),
-                sampled(tools, task.prompt, first + longer, G - longer),
+                scored_samples(tools, tools.prompt_with(text), range(first, first + longer)),
+                scored_samples(tools, task.prompt, range(first + longer, first + G)),
             )
             found = [*(episode.with_info(**{mark: 1.0}) for episode in with_text), *others]
             if sum(map(succeeds, found)) != right:
@@ -136,7 +129,7 @@ def rescued(hints: Hints, succeeds: Succeeds, start: NonNegativeInt = 0) -> Roll
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         G = task.samples
-        found = await sampled(tools, task.prompt, 0, G)
+        found = await scored_samples(tools, task.prompt, range(G))
         if tools.first_step < start or any(map(succeeds, found)):
             return marked(found)
         texts = await hints.write(tools, task, G)
@@ -179,7 +172,7 @@ def rewritten(
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         G, plain = task.samples, {"rewritten": 0.0, "hard": 0.0, "unhinted": 0.0}
-        old = await sampled(tools, task.prompt, 0, G)
+        old = await scored_samples(tools, task.prompt, range(G))
         share = sum(map(succeeds, old)) / G
         is_hard = share <= hard
         plain["hard"] = float(is_hard)
@@ -192,7 +185,7 @@ def rewritten(
         text = fenced(tools.decode(answer.last))
         if not text or (solution and states(text, solution) and not states(said, solution)):
             return [episode.with_info(**{**plain, "unhinted": 1.0}) for episode in old]
-        new = await sampled(tools, tools.prompt(text), G + 1, G)
+        new = await scored_samples(tools, tools.prompt(text), range(G + 1, 2 * G + 1))
         kept = [episode.with_info(**plain) for episode in old] if 0 < share < 1 else []
         if 0 < sum(map(succeeds, new)) < G:
             kept += [episode.with_info(**{**plain, "rewritten": 1.0}) for episode in new]
