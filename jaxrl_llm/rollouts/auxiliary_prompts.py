@@ -19,6 +19,7 @@ from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.data.chat.encode import encode_prompt, is_conversation, prompt_text
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
+from jaxrl_llm.rollouts.guidance.hints import problem_of
 from jaxrl_llm.rollouts.guidance.repair import succeeds
 from jaxrl_llm.rollouts.programs import samples, scored_samples
 
@@ -32,12 +33,12 @@ Right: how many of {most} solutions will be right, a whole number from 0 to {mos
 Notions: mathematical notions that a right solution uses, separated by commas"""
 
 
-def problem_of(tools: Tools, task: Task) -> str:
-    """The text of the problem: the prompt, or the content of its last message."""
+def problem_text(tools: Tools, task: Task) -> str:
+    """The text of the problem, see `problem_of`; of a prompt of token ids, their text."""
     prompt: Any = task.row["prompt"]
-    if isinstance(prompt, str):
-        return prompt
-    return _content(prompt[-1]) if is_conversation(prompt) else prompt_text(tools.tokenizer, task.prompt)
+    if isinstance(prompt, str) or is_conversation(prompt):
+        return problem_of(task.row)
+    return prompt_text(tools.tokenizer, task.prompt)
 
 
 def second_prompt(tools: Tools, task: Task, text: str) -> tuple[int, ...]:
@@ -46,11 +47,6 @@ def second_prompt(tools: Tools, task: Task, text: str) -> tuple[int, ...]:
     other = [*prompt[:-1], {**prompt[-1], "content": text}] if is_conversation(prompt) else text
     ids = tools.prompt(other) if tools.encode_prompt else encode_prompt(tools.tokenizer, other)
     return tuple(map(int, ids))
-
-
-def _content(message: dict[str, Any]) -> str:
-    content = message.get("content")
-    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
 
 
 async def answers(tools: Tools, task: Task, prompt: Sequence[int], count: int, part: int) -> list[Episode]:
@@ -156,7 +152,7 @@ def with_predictions(
         return [one.in_part(0) for one in await scored_samples(tools, task.prompt, range(task.samples))]
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        problem = problem_of(tools, task)
+        problem = problem_text(tools, task)
         prompt = second_prompt(tools, task, PREDICT.format(problem=problem, most=levels))
         solved, predicted = await gather(
             solutions(tools, task), answers(tools, task, prompt, predictions or task.samples, 1)
@@ -266,7 +262,7 @@ def recycled(share: float = 0.5, pointwise: float = 0.3, whole: float = 0.5, suc
         first = [one.in_part(0) for one in await scored_samples(tools, task.prompt, range(task.samples))]
         random, texts = tools.random("recycled"), [tools.decode(sampled_ids(one)) for one in first]
         kept = random.random(2) < share
-        items = recycled_items(random, problem_of(tools, task), texts, list(map(is_right, first)), pointwise, whole)
+        items = recycled_items(random, problem_text(tools, task), texts, list(map(is_right, first)), pointwise, whole)
 
         async def ask(part: int, item: Item) -> list[Episode]:
             found = await answers(tools, task, second_prompt(tools, task, item.text), task.samples, part)

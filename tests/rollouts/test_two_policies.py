@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fake_engine import LIMIT, Ran, begin, length_of
 
-from jaxrl_llm.rollouts.guidance.two_policies import two_policies
+from jaxrl_llm.rollouts.guidance.prefixes import two_policies
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.utils.errors import InputError

@@ -12,7 +12,7 @@ from jaxrl_llm.core.ranges import Count, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rewards.workers.loading import load_function
-from jaxrl_llm.rollouts.auxiliary_prompts import answers, final_answer, problem_of, second_prompt
+from jaxrl_llm.rollouts.auxiliary_prompts import answers, final_answer, problem_text, second_prompt
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, Segment, given, sampled_ids
 from jaxrl_llm.rollouts.guidance.prefixes import responses_of
@@ -107,7 +107,7 @@ def with_candidates(
         texts = [tools.decode(sampled_ids(episode)) for episode in plain if not is_right(episode)]
         found = plain
         if solved < threshold and texts:
-            random, problem = tools.random("candidates"), problem_of(tools, task)
+            random, problem = tools.random("candidates"), problem_text(tools, task)
             right = await taught(tools, task, random)
             teacher, student = int(random.integers(max(len(right), 1))), int(random.integers(len(texts)))
             short = await rewritten(tools, task, problem, [*texts, *right[teacher : teacher + 1]])
