@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.rollouts.auxiliary_prompts import (
-    Item,
     Prediction,
+    Question,
     agreement,
     boxed,
     final_answer,
@@ -144,7 +144,7 @@ def test_responses_without_an_answer() -> None:
     random = np.random.default_rng(0)
     judge, reflect = recycled_items(random, "p", ["no idea", "none"], [False, False], whole=0.0)
     assert judge is None
-    assert isinstance(reflect, Item), "with the whole text, whatever the share"
+    assert isinstance(reflect, Question), "with the whole text, whatever the share"
     assert recycled_items(random, "p", ["no idea"], [True]) == (None, None)
 
 

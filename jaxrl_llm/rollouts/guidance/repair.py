@@ -74,7 +74,8 @@ def all_succeed(succeeds: Succeeds) -> When:
     return lambda found: all(map(succeeds, found))
 
 
-def repair(*cases: tuple[When, Fix], start: int = 0, **info: float | Sequence[float]) -> Rollout:
+@part
+def repair(*cases: tuple[When, Fix], start: NonNegativeInt = 0, **info: float | Sequence[float]) -> Rollout:
     """A group of samples, which is fixed as the first of the cases says whose condition holds of it, if any does.
 
     cases: a condition of the scored group, and its fix, an async function (tools, task, group) that returns the group
@@ -96,7 +97,8 @@ def repair(*cases: tuple[When, Fix], start: int = 0, **info: float | Sequence[fl
     return Rollout(program, "repair", frozenset({"guided"}))
 
 
-def again(hints: Hints, when: When, plain: int, mark: str = "guided") -> Fix:
+@part
+def again(hints: Hints, when: When, plain: NonNegativeInt = 0, mark: str = "guided") -> Fix:
     """Sample the group again with the hints of its prompt, one after the other, as long as the condition holds of it.
 
     plain: samples of each new group without a hint. mark: the entry of info that is 1 for the others, "guided", or
