@@ -14,7 +14,7 @@ from jaxrl_llm.core.ranges import Count
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
-from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.episode import Episode, Segment
 from jaxrl_llm.selection.rows import max_variance_subset
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -30,6 +30,14 @@ async def scored_samples(tools: Tools, prompt: Sequence[int], numbers: Iterable[
     """`samples`, which are scored together."""
     found = await samples(tools, prompt, numbers)
     return await tools.score(found) if found else []
+
+
+async def scored_whole(tools: Tools, episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes with the rewards of all their tokens after the prompt, given ones too."""
+    # Reward functions see what is marked as sampled.
+    whole = [replace(episode, segments=(Segment(episode.own, True, episode.experts),)) for episode in episodes]
+    found = await tools.score(whole)
+    return [replace(e, reward=one.reward, rewards=one.rewards) for e, one in zip(episodes, found, strict=True)]
 
 
 async def _group(tools: Tools, task: Task) -> list[Episode]:

@@ -20,9 +20,10 @@ from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rewards.workers.loading import load_function
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.context import Task, Tools
-from jaxrl_llm.rollouts.episode import Episode, Segment, given, known_scores
+from jaxrl_llm.rollouts.episode import Episode, given, known_scores
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import repair
+from jaxrl_llm.rollouts.programs import scored_whole
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 BOTH_LEARN = -1.0  # info["switch"] of an episode whose sampled tokens are all the learner's
@@ -42,14 +43,6 @@ async def continued(tools: Tools, task: Task, prefixes: Sequence[Sequence[int]],
         return episode.with_info(prefix=float(len(ids)))
 
     return await scored_whole(tools, await gather(*(one(first + i, ids) for i, ids in enumerate(prefixes))))
-
-
-async def scored_whole(tools: Tools, episodes: Sequence[Episode]) -> list[Episode]:
-    """The episodes with the rewards of all their tokens after the prompt, given ones too."""
-    # Reward functions see what is marked as sampled.
-    whole = [replace(episode, segments=(Segment(episode.own, True, episode.experts),)) for episode in episodes]
-    found = await tools.score(whole)
-    return [replace(e, reward=one.reward, rewards=one.rewards) for e, one in zip(episodes, found, strict=True)]
 
 
 def responses_of(tools: Tools, task: Task, column: str) -> list[list[int]]:

@@ -207,25 +207,27 @@ def rewritten(
     require_choice("which", which, REWRITES)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        G, plain = task.samples, {"rewritten": 0.0, "hard": 0.0, "unhinted": 0.0}
+        G = task.samples
         old = await scored_samples(tools, task.prompt, range(G))
         share = sum(map(succeeds, old)) / G
-        is_hard = share <= hard
-        plain["hard"] = float(is_hard)
-        solved = bool(harder) and share == 1
+        is_hard, solved = share <= hard, bool(harder) and share == 1
+
+        def told(episodes: Sequence[Episode], rewritten: float = 0.0, unhinted: float = 0.0) -> list[Episode]:
+            known = {"rewritten": rewritten, "hard": float(is_hard), "unhinted": unhinted}
+            return [episode.with_info(**known) for episode in episodes]
+
         if not solved and (share > medium or which == ("medium_only" if is_hard else "hard_only")):
-            return [episode.with_info(**plain) for episode in old]
+            return told(old)
         said, solution = problem_of(task.row), str(task.row.get(column, ""))
         asked = (harder if solved else simpler if is_hard else reworded).format(problem=said, solution=solution)
         answer = await tools.sample(tools.prompt(asked), number=G, limit=limit)
         text = fenced(tools.decode(answer.last))
         if not text or (solution and states(text, solution) and not states(said, solution)):
-            return [episode.with_info(**{**plain, "unhinted": 1.0}) for episode in old]
+            return told(old, unhinted=1.0)
         new = await scored_samples(tools, tools.prompt(text), range(G + 1, 2 * G + 1))
-        kept = [episode.with_info(**plain) for episode in old] if 0 < share < 1 else []
-        if 0 < sum(map(succeeds, new)) < G:
-            kept += [episode.with_info(**{**plain, "rewritten": 1.0}) for episode in new]
-        return kept or [episode.with_info(**plain) for episode in old]
+        groups = [told(old), told(new, rewritten=1.0)]
+        kept = [episode for some in groups if 0 < sum(map(succeeds, some)) < G for episode in some]
+        return kept or groups[0]
 
     provides = frozenset({"rewritten", "hard"})
     return Rollout(
