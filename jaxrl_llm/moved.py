@@ -38,7 +38,7 @@ _MOVES = (
     ),
     (
         "rollouts.guidance", "rollouts",
-        "hints hint_lengths repair prompted candidates teachers prefixes demonstrated two_policies"
+        "hints hint_lengths=prefixes repair prompted candidates prefixes demonstrated two_policies=prefixes"
     ),
     (
         "rollouts.agents", "rollouts",
@@ -143,7 +143,8 @@ _INTO_METHODS = (
     "rollouts.revisits=score_function.spo_single_stream rollouts.second_stage=prompts.dars "
     "rollouts.simulations=agents.dyna_grpo rollouts.slices=rewards.baichuan_m2 "
     "rollouts.solved_pool=exploration.xrpo rollouts.stored_states=turn_credit.archer "
-    "rollouts.tempered=regularisation.aepo_arbitrary_entropy rollouts.unsolved=guidance.nurl"
+    "rollouts.teachers=guidance.srpo_sample_routing rollouts.tempered=regularisation.aepo_arbitrary_entropy "
+    "rollouts.unsolved=guidance.nurl"
 )  # fmt: skip
 # Modules of several methods, each of which has a file now: all are names of `jaxrl_llm.algorithms`.
 _SPLIT = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from asyncio import gather
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,9 +15,10 @@ from jaxrl_llm.core.ranges import Count, NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
-from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.guidance.prompted import texts_of
+from jaxrl_llm.rollouts.episode import Episode, known_scores
+from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import Succeeds, marked
+from jaxrl_llm.rollouts.programs import scored_samples
 from jaxrl_llm.utils.errors import InputError, shown
 
 # (rewards of the samples of each prompt so far, without those that have none; samples to divide) -> samples of each
@@ -91,12 +91,6 @@ class _Numbers(NamedTuple):
         return place if place < self.own else self.beyond + place - self.own
 
 
-def _rewards(found: Sequence[Episode]) -> list[float]:
-    """The rewards that are known."""
-    rewards = [float("nan") if one.reward is None else one.reward for one in found]
-    return [reward for reward in rewards if not np.isnan(reward)]
-
-
 def _counts(divide: Divide, rounds: int, values: Sequence[Any]) -> list[int]:
     """The samples of each prompt in the next of so many rounds, from what the programs bring to its meeting."""
     budget = sum(samples - drawn for _, samples, drawn, _ in values) // rounds
@@ -141,13 +135,13 @@ def in_rounds(
 
         async def sample(count: int, prompt: Sequence[int], guided: float = 0.0) -> None:
             some = range(len(found), len(found) + count)
-            drawn = await gather(*(tools.sample(prompt, number=numbers.of(place)) for place in some))
-            found.extend(one.with_info(guided=guided) for one in (await tools.score(drawn) if drawn else ()))
+            drawn = await scored_samples(tools, prompt, map(numbers.of, some))
+            found.extend(one.with_info(guided=guided) for one in drawn)
 
         await sample(begun, task.prompt)
 
         for number in range(rounds):
-            own: Any = [task.prompt_id, task.samples, len(found), _rewards(found)]
+            own: Any = [task.prompt_id, task.samples, len(found), known_scores(found).tolist()]
             counts = partial(_counts, divide, rounds - number)
             met = await tools.meet(own, name=f"round {number}", decide=counts)
             if not number:
@@ -160,7 +154,7 @@ def in_rounds(
                 helped = _with_examples(tools, task, column, text)
                 unhinted |= helped is None
             await sample(more, helped or task.prompt, float(helped is not None))
-        return marked([one.trained_under(task.prompt) for one in found], float(unhinted))
+        return marked([one.trained_under(task.prompt) for one in found], unhinted)
 
     provides = frozenset({"guided"}) if solved is not None else frozenset[str]()
     name = f"in_rounds({'half' if first is None else first}, {rounds})"

@@ -9,16 +9,19 @@ import logging
 import math
 import re
 from asyncio import gather
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from jaxrl_llm.core.ranges import Count, check_number
+from jaxrl_llm.core.ranges import Count, NonNegativeInt, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.data.chat.encode import encode_prompt, is_conversation, prompt_text
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
+from jaxrl_llm.rollouts.guidance.hints import problem_of
+from jaxrl_llm.rollouts.guidance.repair import succeeds
+from jaxrl_llm.rollouts.programs import samples, scored_samples
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
 
@@ -30,12 +33,12 @@ Right: how many of {most} solutions will be right, a whole number from 0 to {mos
 Notions: mathematical notions that a right solution uses, separated by commas"""
 
 
-def problem_of(tools: Tools, task: Task) -> str:
-    """The text of the problem: the prompt, or the content of its last message."""
+def problem_text(tools: Tools, task: Task) -> str:
+    """The text of the problem, see `problem_of`; of a prompt of token ids, their text."""
     prompt: Any = task.row["prompt"]
-    if isinstance(prompt, str):
-        return prompt
-    return _content(prompt[-1]) if is_conversation(prompt) else prompt_text(tools.tokenizer, task.prompt)
+    if isinstance(prompt, str) or is_conversation(prompt):
+        return problem_of(task.row)
+    return prompt_text(tools.tokenizer, task.prompt)
 
 
 def second_prompt(tools: Tools, task: Task, text: str) -> tuple[int, ...]:
@@ -44,11 +47,6 @@ def second_prompt(tools: Tools, task: Task, text: str) -> tuple[int, ...]:
     other = [*prompt[:-1], {**prompt[-1], "content": text}] if is_conversation(prompt) else text
     ids = tools.prompt(other) if tools.encode_prompt else encode_prompt(tools.tokenizer, other)
     return tuple(map(int, ids))
-
-
-def _content(message: dict[str, Any]) -> str:
-    content = message.get("content")
-    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
 
 
 async def answers(tools: Tools, task: Task, prompt: Sequence[int], count: int, part: int) -> list[Episode]:
@@ -64,15 +62,53 @@ async def answers(tools: Tools, task: Task, prompt: Sequence[int], count: int, p
         )
         return []
     first = part * max(count, task.samples)
-    return [
-        episode.in_part(part)
-        for episode in await gather(*(tools.sample(prompt, number=first + i) for i in range(count)))
-    ]
+    return [episode.in_part(part) for episode in await samples(tools, prompt, range(first, first + count))]
 
 
 def graded(episode: Episode, reward: float, like: Episode) -> Episode:
     """The episode with a reward that the program computed. The run's components, those of `like`, are NaN."""
     return episode.scored(reward, dict.fromkeys(like.rewards, math.nan))
+
+
+class Question(NamedTuple):
+    """A question about scored responses, and the label of its right answer; None: the row's own answer."""
+
+    text: str
+    label: str | None = None
+
+
+Questions = Callable[[Tools, Task, list[Episode]], Awaitable[dict[int, Question]]]
+
+
+@part
+def also_ask(questions: Questions, most: NonNegativeInt = 1) -> Rollout:
+    """A scored group of samples, and a group of `task.samples` answers to each of the questions about it.
+
+    questions: an async function of (tools, task, group) that returns at most so many, by the number of their group
+    (info["part"]), from 1 on; samples that it draws have numbers from (1 + most) `task.samples` on. An answer's reward
+    is 1 if its last \\boxed{...} is the label, else 0, and its components of the reward are NaN; without a label it is
+    scored by the run's rewards, as an answer to the row.
+    """
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        group = [one.in_part(0) for one in await scored_samples(tools, task.prompt, range(task.samples))]
+        asked = await questions(tools, task, group)
+        prompts = {part: second_prompt(tools, task, asked[part].text) for part in sorted(asked)}
+        found = await gather(*(answers(tools, task, ids, task.samples, part) for part, ids in prompts.items()))
+        more = [episode for some in found for episode in some]
+        unlabelled = [one for one in more if asked[one.part].label is None]
+        scored = iter(await tools.score(unlabelled) if unlabelled else ())
+
+        def with_reward(one: Episode) -> Episode:
+            if (label := asked[one.part].label) is not None:
+                return graded(one, float(boxed(tools.decode(sampled_ids(one))) == label), group[0])
+            like = next(scored)
+            return replace(one, reward=like.reward, rewards=like.rewards)
+
+        return [*group, *map(with_reward, more)]
+
+    demands = Demands(variable_size=True, max_episodes=lambda G: (1 + most) * G)
+    return Rollout(program, "also_ask", demands=demands)
 
 
 class Prediction(NamedTuple):
@@ -136,11 +172,6 @@ def agreement(
     return sum(scores) / 3
 
 
-def is_right(episode: Episode, success: float) -> bool:
-    """Whether its reward is above `success`."""
-    return episode.reward is not None and episode.reward > success
-
-
 @part
 def with_predictions(
     predictions: Count | None = None,
@@ -156,18 +187,18 @@ def with_predictions(
     group 1 (info["part"]), and their components of the reward are NaN.
     """
     check_number("base", base, above=0, most=1)
+    is_right = succeeds(success)
 
     async def solutions(tools: Tools, task: Task) -> list[Episode]:
-        found = await gather(*(tools.sample(task.prompt, number=i) for i in range(task.samples)))
-        return [episode.in_part(0) for episode in await tools.score(found)]
+        return [one.in_part(0) for one in await scored_samples(tools, task.prompt, range(task.samples))]
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        problem = problem_of(tools, task)
+        problem = problem_text(tools, task)
         prompt = second_prompt(tools, task, PREDICT.format(problem=problem, most=levels))
         solved, predicted = await gather(
             solutions(tools, task), answers(tools, task, prompt, predictions or task.samples, 1)
         )
-        right, texts = [is_right(one, success) for one in solved], [tools.decode(sampled_ids(one)) for one in solved]
+        right, texts = list(map(is_right, solved)), [tools.decode(sampled_ids(one)) for one in solved]
         lengths = [int(one.actions.sum()) for one in solved]
         found = [prediction_of(tools.decode(sampled_ids(one)), levels) for one in predicted]
         rewards = [agreement(one, problem, right, lengths, texts, base, inclusive) for one in found]
@@ -196,13 +227,6 @@ def final_answer(text: str) -> str | None:
     return None
 
 
-class Item(NamedTuple):
-    """A question about scored responses, and the label of its right answer; None: the row's own answer."""
-
-    text: str
-    label: str | None
-
-
 JUDGE = (
     "{problem}\n\nA proposed answer: {answer}\n\nIs it right? Think, then write \\boxed{{yes}} or \\boxed{{no}}.",
     "Judge the answer {answer} to this problem:\n\n{problem}\n\nEnd with \\boxed{{yes}} if it is right, \\boxed{{no}} "
@@ -222,7 +246,7 @@ REFLECT = (
 
 def recycled_items(
     random: Any, problem: str, texts: Sequence[str], right: Sequence[bool], pointwise: float = 0.3, whole: float = 0.5
-) -> tuple[Item | None, Item | None]:
+) -> tuple[Question | None, Question | None]:
     """A question that judges scored responses, and one that corrects a wrong response; None where there is none.
 
     All right: whether the first stated answer is right (yes). All wrong: whether a random one is (no). Mixed: with
@@ -239,19 +263,19 @@ def recycled_items(
     stated = [final_answer(text) for text in texts]
     good = [a for a, is_so in zip(stated, right, strict=True) if is_so and a is not None]
     bad = [a for a, is_so in zip(stated, right, strict=True) if not is_so and a is not None]
-    judge: Item | None = None
+    judge: Question | None = None
     if good and bad and random.random() >= pointwise:
         first = random.random() < 0.5
         pair = (pick(good), pick(bad)) if first else (pick(bad), pick(good))
         text = pick(COMPARE).format(problem=problem, first=pair[0], second=pair[1])
-        judge = Item(text, "A" if first else "B")
+        judge = Question(text, "A" if first else "B")
     elif good or bad:
         is_good = bool(good) and (not bad or random.random() < 0.5)
         answer = pick(bad) if not is_good else good[0] if all(right) else pick(good)
-        judge = Item(pick(JUDGE).format(problem=problem, answer=answer), "yes" if is_good else "no")
+        judge = Question(pick(JUDGE).format(problem=problem, answer=answer), "yes" if is_good else "no")
     wrong = [text for text, is_so in zip(texts, right, strict=True) if not is_so]
     attempt = pick(wrong) if wrong and (random.random() < whole or not bad) else pick(bad) if bad else None
-    reflect = None if attempt is None else Item(pick(REFLECT).format(problem=problem, attempt=attempt), None)
+    reflect = None if attempt is None else Question(pick(REFLECT).format(problem=problem, attempt=attempt), None)
     return judge, reflect
 
 
@@ -259,38 +283,21 @@ def recycled_items(
 def recycled(share: float = 0.5, pointwise: float = 0.3, whole: float = 0.5, success: float = 0.5) -> Rollout:
     """A scored group, and groups of questions about it that are made by `recycled_items`.
 
-    share: the probability with which a judging question is asked, and likewise a correcting one; 0: this is `group`. A
-    judgement's reward is 1 if its last \\boxed{...} is the label, else 0, and its components of the reward are NaN; a
-    correction is scored by the run's rewards, as an answer to the row. Judgements are group 1 and corrections group 2
-    (info["part"]), each of `task.samples` samples. A response is right if its reward is above `success`.
+    share: the probability with which a judging question is asked, and likewise a correcting one; 0: this is `group`.
+    Judgements are group 1 and corrections group 2, see `also_ask`. A response is right if its reward is above
+    `success`.
     """
     for name, value in {"share": share, "pointwise": pointwise, "whole": whole}.items():
         check_number(name, value, least=0, most=1)
+    is_right = succeeds(success)
 
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        sampled = await gather(*(tools.sample(task.prompt, number=i) for i in range(task.samples)))
-        first = [episode.in_part(0) for episode in await tools.score(sampled)]
-        random, texts = tools.random("recycled"), [tools.decode(sampled_ids(one)) for one in first]
-        kept = random.random(2) < share
-        items = recycled_items(
-            random, problem_of(tools, task), texts, [is_right(one, success) for one in first], pointwise, whole
-        )
+    async def questions(tools: Tools, task: Task, group: list[Episode]) -> dict[int, Question]:
+        random, texts = tools.random("recycled"), [tools.decode(sampled_ids(one)) for one in group]
+        kept, right = random.random(2) < share, list(map(is_right, group))
+        items = recycled_items(random, problem_text(tools, task), texts, right, pointwise, whole)
+        return {part: item for part, item in enumerate(items, start=1) if item is not None and kept[part - 1]}
 
-        async def ask(part: int, item: Item) -> list[Episode]:
-            found = await answers(tools, task, second_prompt(tools, task, item.text), task.samples, part)
-            if item.label is None:
-                scored = await tools.score(found) if found else []
-                return [replace(e, reward=s.reward, rewards=s.rewards) for e, s in zip(found, scored, strict=True)]
-            labels = [boxed(tools.decode(sampled_ids(one))) for one in found]
-            return [graded(e, float(said == item.label), first[0]) for e, said in zip(found, labels, strict=True)]
-
-        chosen = [(part, item) for part, item in enumerate(items, start=1) if item is not None and kept[part - 1]]
-        more = await gather(*(ask(part, item) for part, item in chosen))
-        return [*first, *(episode for some in more for episode in some)]
-
-    return Rollout(
-        program, "recycled", demands=Demands(variable_size=True, max_episodes=lambda G: 3 * G if share else G)
-    )
+    return replace(also_ask(questions, 2 if share else 0), name="recycled")
 
 
 def boxed(text: str) -> str | None:

@@ -84,6 +84,11 @@ class Episode:
         return replace(self, segments=(*self.segments, segment), ended=False)
 
     @property
+    def score(self) -> float:
+        """The reward, NaN (not scored) without one."""
+        return float("nan") if self.reward is None else self.reward
+
+    @property
     def size(self) -> int:
         """Number of tokens after the prompt."""
         return sum(segment.tokens.size for segment in self.segments)
@@ -206,6 +211,12 @@ def given(ids: Sequence[int], policy_step: int = 0) -> Segment:
 def sampled_ids(episode: Episode) -> list[int]:
     """The sampled token ids, which reward functions see."""
     return episode.own.token[episode.actions].tolist()
+
+
+def known_scores(episodes: Sequence[Episode]) -> np.ndarray:
+    """f64[m]: the scores of those episodes that have one."""
+    scores = np.asarray([episode.score for episode in episodes], np.float64)
+    return scores[~np.isnan(scores)]
 
 
 def checksum(ids: Sequence[int] | np.ndarray) -> int:

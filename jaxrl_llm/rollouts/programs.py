@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncio import gather
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,15 +14,34 @@ from jaxrl_llm.core.ranges import Count
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
-from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.episode import Episode, Segment
 from jaxrl_llm.selection.rows import max_variance_subset
 from jaxrl_llm.utils.errors import InputError, shown
 
 _max_variance_subset = jax.jit(max_variance_subset)
 
 
+async def samples(tools: Tools, prompt: Sequence[int], numbers: Iterable[int]) -> list[Episode]:
+    """A sample of a prompt's token ids with each of these sample numbers."""
+    return list(await gather(*(tools.sample(prompt, number=number) for number in numbers)))
+
+
+async def scored_samples(tools: Tools, prompt: Sequence[int], numbers: Iterable[int]) -> list[Episode]:
+    """`samples`, which are scored together."""
+    found = await samples(tools, prompt, numbers)
+    return await tools.score(found) if found else []
+
+
+async def scored_whole(tools: Tools, episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes with the rewards of all their tokens after the prompt, given ones too."""
+    # Reward functions see what is marked as sampled.
+    whole = [replace(episode, segments=(Segment(episode.own, True, episode.experts),)) for episode in episodes]
+    found = await tools.score(whole)
+    return [replace(e, reward=one.reward, rewards=one.rewards) for e, one in zip(episodes, found, strict=True)]
+
+
 async def _group(tools: Tools, task: Task) -> list[Episode]:
-    return list(await gather(*(tools.sample(task.prompt, number=i) for i in range(task.samples))))
+    return await samples(tools, task.prompt, range(task.samples))
 
 
 @part
@@ -74,8 +93,7 @@ def down_sampled(times: int = 2) -> Rollout:
         raise InputError(f"down_sampled's times is {shown(times)}, but must be a whole number, at least 2")
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        numbers = range(times * task.samples)
-        episodes = await tools.score(await gather(*(tools.sample(task.prompt, number=i) for i in numbers)))
+        episodes = await scored_samples(tools, task.prompt, range(times * task.samples))
         return [episodes[i] for i in most_varied([episode.reward for episode in episodes], task.samples)]
 
     return Rollout(program, f"down_sampled({times})", demands=Demands(at_once=True))
@@ -90,7 +108,7 @@ def most_varied(rewards: Sequence[float | None], keep: int) -> list[int]:
     >>> most_varied([0.1, 0.2, 0.9, 0.4, 0.5, 1.0], 4)
     [0, 1, 2, 5]
     """
-    values = np.array([np.nan if reward is None else reward for reward in rewards], np.float32)
+    values = np.array(rewards, np.float32)  # of None: NaN
     known, places = ~np.isnan(values), np.arange(len(rewards), dtype=np.float32)
     chosen = np.flatnonzero(_max_variance_subset(np.where(known, values, 0), known, np.float32(keep), places))
     return sorted([*chosen.tolist(), *np.flatnonzero(~known)[: keep - len(chosen)].tolist()])

@@ -14,10 +14,8 @@ from jaxrl_llm.rollouts.agents.state_clusters import similar_states
 from jaxrl_llm.rollouts.auxiliary_prompts import recycled, with_predictions
 from jaxrl_llm.rollouts.guidance.candidates import with_candidates
 from jaxrl_llm.rollouts.guidance.demonstrated import demonstrated, demonstrated_before
-from jaxrl_llm.rollouts.guidance.hint_lengths import hinted_by_failures
-from jaxrl_llm.rollouts.guidance.prefixes import prefixed_groups, reset_to_data
+from jaxrl_llm.rollouts.guidance.prefixes import hinted_by_failures, prefixed_groups, reset_to_data, two_policies
 from jaxrl_llm.rollouts.guidance.repair import hinted
-from jaxrl_llm.rollouts.guidance.two_policies import two_policies
 from jaxrl_llm.rollouts.hooked import top_nsigma
 from jaxrl_llm.rollouts.lookahead import near_ties
 from jaxrl_llm.rollouts.programs import down_sampled, forked, group

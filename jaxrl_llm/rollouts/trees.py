@@ -20,7 +20,8 @@ from jaxrl_llm.core.ranges import Count, Fraction, Range, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
-from jaxrl_llm.rollouts.episode import Episode, checksum, sampled_ids
+from jaxrl_llm.rollouts.episode import Episode, checksum, known_scores, sampled_ids
+from jaxrl_llm.rollouts.programs import scored_whole
 from jaxrl_llm.utils.errors import InputError, require_choice, shown
 
 BOXED = re.compile(r"\\boxed\{[^{}]*\}")
@@ -260,12 +261,8 @@ def valued(
         episodes = await gather(*(grow(tools, task, root) for root in roots))
         places = [cuts(tools, episode) for episode in episodes]
         states = [roots[0], *(e.first(t) for e, own in zip(episodes, places, strict=True) for t in own[1:])]
-        numbers = count(task.samples)
-        several = [state for state in states for _ in range(continuations)]
-        grown = (grow(tools, task, state, number=next(numbers), reference=by_reference) for state in several)
-        scored = await tools.score(await gather(*grown))
-        rewards = np.array([np.nan if one.reward is None else one.reward for one in scored])
-        values = [mean_of_known(some) for some in rewards.reshape(len(states), continuations)]
+        counts = [continuations] * len(states)
+        values = await state_values(tools, task, states, counts, task.samples, by_reference)
         out, later, node = [], iter(values[1:]), 0
         for episode, own in zip(episodes, places, strict=True):
             sizes = np.diff([*own, episode.size])
@@ -284,7 +281,19 @@ def line_starts(tools: Tools, episode: Episode) -> list[int]:
     return [t + 1 for t, token in enumerate(episode.own.token.tolist()) if "\n" in tools.decode([token])]
 
 
-def mean_of_known(values: np.ndarray) -> float:
-    """The mean of the values that are not NaN; NaN if all are."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")
+async def state_values(
+    tools: Tools, task: Task, states: Sequence[Episode], counts: Sequence[int], first: int, reference: bool = False
+) -> list[float]:
+    """The mean reward of so many completions of each state, with sample numbers from `first` on; NaN: none is scored.
+
+    A state that is complete has its own reward. reference: the completions are the reference policy's.
+    """
+    begun = [state for state, several in zip(states, counts, strict=True) for _ in range(several)]
+    ends = await gather(
+        *(grow(tools, task, state, number=first + i, reference=reference) for i, state in enumerate(begun))
+    )
+    ends, out = await scored_whole(tools, ends), []
+    for several in counts:
+        known, ends = known_scores(ends[:several]), ends[several:]
+        out.append(float(known.mean()) if known.size else float("nan"))
+    return out

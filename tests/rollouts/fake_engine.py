@@ -136,3 +136,14 @@ class Ran:
     @property
     def requests(self) -> list[Request]:
         return [request for engine in self.engines for request in engine.requests]
+
+
+def resumed(flight: Pool, rollout: Rollout, segment: int = 3, **options: Any) -> dict[int, list[Episode]]:
+    """The episodes by prompt, where each step stops after a group or a segment, and the next one goes on."""
+    pool, step, done = flight, 0, dict[int, list[Episode]]()
+    while pool:
+        ran = Ran(pool, Rule(1, segment), rollout, step=step, **options)
+        done |= {one.task.prompt_id: one.episodes for one in ran.found.groups}
+        pool, step = ran.pool, step + 1
+    assert step > 1
+    return done

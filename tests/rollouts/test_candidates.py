@@ -9,7 +9,7 @@ from typing import Any
 import fake_engine
 import numpy as np
 import pytest
-from fake_engine import Ran, Words, begin
+from fake_engine import Ran, Words, begin, resumed
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -86,18 +86,11 @@ def test_a_function_may_rewrite(tmp_path: Path) -> None:
 def test_a_resumed_program_asks_the_same() -> None:
     row, rollout = {"prompt": "p", "teacher": [RIGHT, BAD]}, with_candidates(**HARD)
 
-    def texts(one: Any) -> list[Any]:
-        return [(e.own.token.tolist(), e.reward, e.part) for e in one.episodes]
-
-    flight, done = begin([2, 3, 4], 2), {}
-    whole = Ran(flight, Rule(), rollout, row=row, limit=12).found.groups
-    pool, step = flight, 0
-    while pool:
-        ran = Ran(pool, Rule(1, 4), rollout, step=step, row=row, limit=12)
-        done |= {one.task.prompt_id: texts(one) for one in ran.found.groups}
-        pool, step = ran.pool, step + 1
-    assert step > 1
-    assert done == {one.task.prompt_id: texts(one) for one in whole}
+    done = resumed(begin([2, 3, 4], 2), rollout, 4, row=row, limit=12)
+    for one in Ran(begin([2, 3, 4], 2), Rule(), rollout, row=row, limit=12).found.groups:
+        assert [(e.own.token.tolist(), e.reward, e.part) for e in done[one.task.prompt_id]] == [
+            (e.own.token.tolist(), e.reward, e.part) for e in one.episodes
+        ]
 
 
 @drawn(st.integers(0, 1000))

@@ -7,7 +7,7 @@ from typing import Any
 import fake_engine
 import numpy as np
 import pytest
-from fake_engine import LIMIT, Ran, Words, begin, length_of
+from fake_engine import LIMIT, Ran, Words, begin, length_of, resumed
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -101,15 +101,8 @@ def test_prefixed_groups_share_a_context_and_are_groups_of_their_own() -> None:
 def test_a_resumed_program_draws_the_same(rollout: Any) -> None:
     """Stopped after a segment and resumed in a later step, as against run at once."""
     flight, options = begin([2, 3], 5), {"row": ROW, "limit": 20}
-    whole = Ran(flight, Rule(), rollout, **options).found.groups
-    pool, step = flight, 0
-    done: dict[int, list[Any]] = {}
-    while pool:
-        ran = Ran(pool, Rule(1, 3), rollout, step=step, **options)
-        done |= {one.task.prompt_id: one.episodes for one in ran.found.groups}
-        pool, step = ran.pool, step + 1
-    assert step > 1
-    for one in whole:
+    done = resumed(flight, rollout, **options)
+    for one in Ran(flight, Rule(), rollout, **options).found.groups:
         assert tokens(done[one.task.prompt_id]) == tokens(one.episodes)
         assert [e.reward for e in done[one.task.prompt_id]] == [e.reward for e in one.episodes]
 

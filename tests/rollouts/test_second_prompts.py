@@ -8,14 +8,14 @@ from typing import Any
 import fake_engine
 import numpy as np
 import pytest
-from fake_engine import Ran, Words, begin, length_of
+from fake_engine import Ran, Words, begin, length_of, resumed
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.rollouts.auxiliary_prompts import (
-    Item,
     Prediction,
+    Question,
     agreement,
     boxed,
     final_answer,
@@ -144,7 +144,7 @@ def test_responses_without_an_answer() -> None:
     random = np.random.default_rng(0)
     judge, reflect = recycled_items(random, "p", ["no idea", "none"], [False, False], whole=0.0)
     assert judge is None
-    assert isinstance(reflect, Item), "with the whole text, whatever the share"
+    assert isinstance(reflect, Question), "with the whole text, whatever the share"
     assert recycled_items(random, "p", ["no idea"], [True]) == (None, None)
 
 
@@ -176,13 +176,8 @@ def test_a_resumed_program_asks_the_same(speaker: type[Speaker]) -> None:
     Own.chat_template = "x"
     Own.apply_chat_template = lambda self, messages, **_: self(messages[-1]["content"])["input_ids"]
     for rollout in (recycled(share=0.5, success=3), with_predictions()):
-        whole = Ran(begin([2, 3], 3), Rule(), rollout, row=row, limit=20).found.groups
-        pool, step, done = begin([2, 3], 3), 0, {}
-        while pool:
-            ran = Ran(pool, Rule(1, 3), rollout, step=step, row=row, limit=20)
-            done |= {one.task.prompt_id: one.episodes for one in ran.found.groups}
-            pool, step = ran.pool, step + 1
-        for one in whole:
+        done = resumed(begin([2, 3], 3), rollout, row=row, limit=20)
+        for one in Ran(begin([2, 3], 3), Rule(), rollout, row=row, limit=20).found.groups:
             assert [(e.prompt, e.own.token.tolist(), e.reward) for e in done[one.task.prompt_id]] == [
                 (e.prompt, e.own.token.tolist(), e.reward) for e in one.episodes
             ]

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import LIMIT, Ran, begin, length_of
+from fake_engine import LIMIT, Ran, begin, length_of, resumed
 
-from jaxrl_llm.rollouts.guidance.two_policies import two_policies
+from jaxrl_llm.rollouts.guidance.prefixes import two_policies
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.utils.errors import InputError
@@ -67,14 +67,9 @@ def test_a_resumed_program_draws_the_same(guide: str) -> None:
     """Also where it is resumed in a step in which the guide would begin."""
     rollout = two_policies("learner_first", guide=guide, steps=1)
     flight, options = begin([2, 3], 4), {"row": ROW, "limit": 20}
-    whole = Ran(flight, Rule(), rollout, **options).found.groups
-    pool, step, done = flight, 0, {}
-    while pool:
-        ran = Ran(pool, Rule(1, 3), rollout, step=step, **options)
-        done |= {one.task.prompt_id: [e.own.token.tolist() for e in one.episodes] for one in ran.found.groups}
-        pool, step = ran.pool, step + 1
-    assert step > 1
-    assert done == {one.task.prompt_id: [e.own.token.tolist() for e in one.episodes] for one in whole}
+    done = resumed(flight, rollout, **options)
+    for one in Ran(flight, Rule(), rollout, **options).found.groups:
+        assert [e.own.token.tolist() for e in done[one.task.prompt_id]] == [e.own.token.tolist() for e in one.episodes]
 
 
 def test_without_the_guide_it_is_a_group() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from asyncio import gather
-from itertools import count
 from typing import Annotated
 
 import jax.numpy as jnp
-import numpy as np
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.group import bucket_best, drop_rows
@@ -25,8 +23,7 @@ from jaxrl_llm.core.transform import Metrics, Transform, chain
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.guidance.prefixes import scored_whole
-from jaxrl_llm.rollouts.trees import grow, line_starts, mean_of_known
+from jaxrl_llm.rollouts.trees import grow, line_starts, state_values
 
 
 @method(
@@ -87,12 +84,8 @@ def next_lines(continuations: Count = 16) -> Rollout:
         for one in map(first_line, drawn):
             different.setdefault(one.tokens, one)
         lines = list(different.values())
-        numbers = count(1 + task.samples)
         wanted = [1 if one.ended or one.truncated else continuations for one in lines]
-        begun = [one for one, k in zip(lines, wanted, strict=True) for _ in range(k)]
-        ends = await gather(*(grow(tools, task, one, number=next(numbers)) for one in begun))
-        rewards = [np.nan if one.reward is None else one.reward for one in await scored_whole(tools, ends)]
-        values = map(mean_of_known, np.split(np.array(rewards), np.cumsum(wanted)[:-1]))
+        values = await state_values(tools, task, lines, wanted, 1 + task.samples)
         return [line.scored(value) for line, value in zip(lines, values, strict=True)]
 
     demands = Demands(variable_size=True, max_episodes=lambda G: G)

@@ -72,7 +72,7 @@ def a2fm_apo(
     return replace(plain, rollout=tagged(tags, forced, alpha, easy, by, agentic=agentic))
 
 
-Factors = Callable[[Sequence[float | None], Sequence[int], Sequence[bool]], list[float]]
+Factors = Callable[[Sequence[float], Sequence[int], Sequence[bool]], list[float]]
 
 
 def mode_of(text: str, tags: Sequence[str]) -> int:
@@ -132,8 +132,8 @@ def tagged(
         raise InputError(f"agentic is {shown(agentic)}, but must be a tag that is not among {shown(tags)}")
     require_choice("by", by, ("first", "all"))
 
-    def factors(scores: Sequence[float | None], found: Sequence[int], is_forced: Sequence[bool]) -> list[float]:
-        right = [float(score is not None and score > success) for score in scores]
+    def factors(scores: Sequence[float], found: Sequence[int], is_forced: Sequence[bool]) -> list[float]:
+        right = [float(score > success) for score in scores]
         return adaptive_factors(right, found, is_forced, alpha, easy, by)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
@@ -141,7 +141,7 @@ def tagged(
         episodes = await continued(tools, task, [[] if ids is None else ids[1] for ids in given])
         texts = [tools.decode(episode.own.token.tolist()) for episode in episodes]
         found = [mode_of(text, names) if ids is None else ids[0] for text, ids in zip(texts, given, strict=True)]
-        worth = factors([episode.reward for episode in episodes], found, [ids is not None for ids in given])
+        worth = factors([episode.score for episode in episodes], found, [ids is not None for ids in given])
         proper = [mode_of(text, names) == mode >= 0 for text, mode in zip(texts, found, strict=True)]
         return [
             replace(e, reward=None if e.reward is None else e.reward * is_proper * factor).with_info(
@@ -194,7 +194,7 @@ async def _episodes(
     ends = await ends_of(tools, [_with_tag(one) for one in found], settings.turn_rewards)
     texts = [tools.decode(_first_reply(one.rows[0])) for one in found]
     chosen = [ids[0] if ids else mode_of(text, modes) for ids, text in zip(given, texts, strict=True)]
-    worth = factors([end.reward for end in ends], chosen, [ids is not None for ids in given])
+    worth = factors([end.score for end in ends], chosen, [ids is not None for ids in given])
     out = []
     for one, end, text, mode, factor, ids in zip(found, ends, texts, chosen, worth, given, strict=True):
         assert end.reward is not None

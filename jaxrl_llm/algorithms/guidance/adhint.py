@@ -18,7 +18,7 @@ from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, bucket_moment
 from jaxrl_llm.core.transform import Metrics, Transform, chain, stateless
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
-from jaxrl_llm.rollouts.guidance.hint_lengths import hinted_by_failures
+from jaxrl_llm.rollouts.guidance.prefixes import hinted_by_failures
 from jaxrl_llm.utils.errors import require_choice
 
 

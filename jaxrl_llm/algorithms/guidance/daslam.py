@@ -25,7 +25,7 @@ from jaxrl_llm.rewards.decomposition import coverage
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rewards.workers.loading import load_function
 from jaxrl_llm.rollouts.agents.plans import items_in
-from jaxrl_llm.rollouts.auxiliary_prompts import problem_of, second_prompt
+from jaxrl_llm.rollouts.auxiliary_prompts import problem_text, second_prompt
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, Segment
 from jaxrl_llm.utils.errors import InputError, shown
@@ -287,7 +287,7 @@ def decomposing(
         return blank + Segment(answer.segments[-1].tokens, sampled=True)
 
     async def one(tools: Tools, task: Task, number: int, attempt: str) -> tuple[Episode, Episode, list[str], list[str]]:
-        problem = problem_of(tools, task)
+        problem = problem_text(tools, task)
         prompt = second_prompt(tools, task, DECOMPOSE.format(problem=problem, attempt=attempt))
         if not tools.fits(prompt):
             raise InputError(
@@ -307,7 +307,7 @@ def decomposing(
         return episode, again, asked, answers
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        problem, solution = problem_of(tools, task), task.row.get(column) or ""
+        problem, solution = problem_text(tools, task), task.row.get(column) or ""
         if not isinstance(solution, str):
             raise InputError(f"the solution of a prompt is a text, but the column {column!r} has {shown(solution)}")
         attempt = tools.decode((await solved(tools, task, task.prompt, problem, task.samples)).last)

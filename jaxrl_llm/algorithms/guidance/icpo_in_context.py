@@ -95,4 +95,4 @@ def icpo_in_context(
 @part
 def reaches(threshold: float) -> Succeeds:
     """A function of a scored episode: whether its reward is at least the threshold."""
-    return lambda episode: episode.reward is not None and episode.reward >= threshold
+    return lambda episode: episode.score >= threshold

@@ -17,7 +17,7 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.values import value_loss
-from jaxrl_llm.rollouts.guidance.two_policies import two_policies
+from jaxrl_llm.rollouts.guidance.prefixes import two_policies
 from jaxrl_llm.utils.errors import is_off
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import jax
@@ -23,9 +25,9 @@ from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.guidance.prompted import texts_of
-from jaxrl_llm.rollouts.guidance.repair import Succeeds, sampled, succeeds
-from jaxrl_llm.rollouts.guidance.teachers import taught
+from jaxrl_llm.rollouts.guidance.hints import texts_of
+from jaxrl_llm.rollouts.guidance.repair import Succeeds, succeeds
+from jaxrl_llm.rollouts.programs import scored_samples
 
 
 @method(paper="arXiv 2604.02288", year=2026, test="test_self_distilled.py::test_srpo_is_its_loop")
@@ -180,11 +182,19 @@ def with_right_siblings(succeeds: Succeeds, column: str | None = None, text: str
     Provides teacher_tokens (`batch.teacher_tokens`); info["taught"] is 1 for samples with a teacher's prompt.
     """
 
+    def taught(tools: Tools, episode: Episode, known: Sequence[str], which: int) -> Episode:
+        """The episode with its teacher's prompt, where it failed and something is known."""
+        prompt: tuple[int, ...] = ()
+        if known and not succeeds(episode):
+            longer = tools.prompt_with(text.format(known[which]))
+            prompt = longer if tools.fits((*longer, *episode.own.token.tolist())) else ()
+        return replace(episode, teacher_prompt=prompt).with_info(taught=float(bool(prompt)))
+
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        found = await sampled(tools, task.prompt, 0, task.samples)
+        found = await scored_samples(tools, task.prompt, range(task.samples))
         right = [tools.decode(one.own.token.tolist()) for one in found if succeeds(one)]
         known = right or (texts_of(task.row.get(column), column) if column is not None else [])
         drawn = tools.random("teacher").integers(0, max(len(known), 1), len(found))
-        return [taught(tools, one, known, int(i), text, succeeds(one)) for one, i in zip(found, drawn, strict=True)]
+        return [taught(tools, one, known, int(which)) for one, which in zip(found, drawn, strict=True)]
 
     return Rollout(program, "with_right_siblings", frozenset({"teacher_tokens"}), () if column is None else (column,))

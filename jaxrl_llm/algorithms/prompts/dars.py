@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-from asyncio import gather
 from collections.abc import Sequence
 from typing import Annotated, Literal
-
-import numpy as np
 
 from jaxrl_llm.advantages.group import drop_rows, group_relative, uniform_groups
 from jaxrl_llm.algorithms.method import method
@@ -19,7 +16,8 @@ from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.context import Task, Tools
-from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.episode import Episode, known_scores
+from jaxrl_llm.rollouts.programs import scored_samples
 from jaxrl_llm.utils.errors import require_choice
 
 
@@ -86,14 +84,11 @@ def topped_up(most: int = 32, rule: Literal["equal", "hard"] = "equal", scaled: 
     check_number("topped_up: most", most, least=2, whole=True)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        numbers = range(task.samples)
-        first = await tools.score(await gather(*(tools.sample(task.prompt, number=i) for i in numbers)))
+        first = await scored_samples(tools, task.prompt, range(task.samples))
         rate = success_rate(first)
         extra = 0 if rate is None else extra_samples(rate, len(first), most, rule, scaled)
-        if not extra:
-            return first
         later = range(task.samples, task.samples + extra)
-        return [*first, *await tools.score(await gather(*(tools.sample(task.prompt, number=i) for i in later)))]
+        return [*first, *await scored_samples(tools, task.prompt, later)]
 
     return Rollout(
         program, f"topped_up({most}, {rule})", demands=Demands(variable_size=True, max_episodes=lambda G: max(G, most))
@@ -102,5 +97,5 @@ def topped_up(most: int = 32, rule: Literal["equal", "hard"] = "equal", scaled: 
 
 def success_rate(episodes: Sequence[Episode]) -> float | None:
     """The mean of the rewards, each clipped to [0, 1]; None if no episode has a score."""
-    known = [episode.reward for episode in episodes if episode.reward is not None and not math.isnan(episode.reward)]
-    return float(np.mean(np.clip(known, 0.0, 1.0))) if known else None
+    known = known_scores(episodes)
+    return float(known.clip(0.0, 1.0).mean()) if known.size else None

@@ -20,7 +20,7 @@ from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_rat
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.guidance.prompted import texts_of
+from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.runtime.answer_likelihood import around
 
 

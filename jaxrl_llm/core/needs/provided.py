@@ -49,7 +49,8 @@ PROVIDED = (
     Need(
         "teacher_tokens", "info['teacher_tokens']", "[N, T]",
         "another prompt for the row's tokens and these, -1 after them; -1 everywhere without one",
-        StandIn("no row has a teacher", teachers, no_teachers), provider="a rollout of rollouts.guidance.teachers",
+        StandIn("no row has a teacher", teachers, no_teachers),
+        provider="a --rollout whose episodes have a teacher_prompt",
     ),
     Need(
         "budget", "info['budget']", "[N]", "token budget that the row's prompt states",

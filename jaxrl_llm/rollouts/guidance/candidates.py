@@ -10,12 +10,13 @@ import numpy as np
 
 from jaxrl_llm.core.ranges import Count, NonNegativeInt
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rewards.workers.loading import load_function
-from jaxrl_llm.rollouts.auxiliary_prompts import answers, final_answer, is_right, problem_of, second_prompt
+from jaxrl_llm.rollouts.auxiliary_prompts import Question, also_ask, final_answer, problem_text, second_prompt
 from jaxrl_llm.rollouts.context import Task, Tools
-from jaxrl_llm.rollouts.episode import Episode, Segment, given, sampled_ids
+from jaxrl_llm.rollouts.episode import Episode, given, sampled_ids
 from jaxrl_llm.rollouts.guidance.prefixes import responses_of
+from jaxrl_llm.rollouts.guidance.repair import succeeds
 
 CONTRASTED, WRONG_ONES = 1, 2  # parts of the program: what prompts show
 
@@ -77,6 +78,7 @@ def with_candidates(
     call of the teacher, or by the policy itself (None). Raises InputError for a rewriter that cannot be loaded.
     """
     external = None if rewriter is None else load_function(rewriter, "the rewriter").function
+    is_right = succeeds(success)
 
     async def rewritten(tools: Tools, task: Task, problem: str, texts: Sequence[str]) -> list[str]:
         async def one(number: int, text: str) -> str:
@@ -94,43 +96,35 @@ def with_candidates(
         """Right responses of the teacher among those drawn."""
         known = responses_of(tools, task, column)
         order = random.permutation(len(known))[:teachers]
-        tried = [Episode(task.prompt, task.prompt_id, segments=(_as_sampled(known[i]),)) for i in order]
+        blank = Episode(task.prompt, task.prompt_id)
+        tried = [blank + given(known[i])._replace(sampled=True) for i in order]
         scored = await tools.score(tried) if tried else []
-        return [tools.decode(sampled_ids(one)) for one in scored if is_right(one, success)]
+        return [tools.decode(sampled_ids(one)) for one in scored if is_right(one)]
+
+    async def questions(tools: Tools, task: Task, group: list[Episode]) -> dict[int, Question]:
+        texts = [tools.decode(sampled_ids(episode)) for episode in group if not is_right(episode)]
+        if mean_score(group) >= threshold or not texts:
+            return {}
+        random, problem = tools.random("candidates"), problem_text(tools, task)
+        right = await taught(tools, task, random)
+        teacher, student = int(random.integers(max(len(right), 1))), int(random.integers(len(texts)))
+        short = await rewritten(tools, task, problem, [*texts, *right[teacher : teacher + 1]])
+        stated = [final_answer(text) for text in texts]
+        asked = {WRONG_ONES: Question(wrong_ones(problem, stated, short[: len(texts)]))}
+        if right:
+            asked[CONTRASTED] = Question(contrast(random, problem, short[-1], short[student]))
+        return asked
+
+    asking = also_ask(questions, 2)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        sampled = await gather(*(tools.sample(task.prompt, number=i) for i in range(task.samples)))
-        plain = [episode.in_part(0) for episode in await tools.score(sampled)]
-        solved = float(np.mean([0.0 if e.reward is None or np.isnan(e.reward) else e.reward for e in plain]))
-        texts = [tools.decode(sampled_ids(episode)) for episode in plain if not is_right(episode, success)]
-        found = plain
-        if solved < threshold and texts:
-            random, problem = tools.random("candidates"), problem_of(tools, task)
-            right = await taught(tools, task, random)
-            teacher, student = int(random.integers(max(len(right), 1))), int(random.integers(len(texts)))
-            short = await rewritten(tools, task, problem, [*texts, *right[teacher : teacher + 1]])
-            prompts = {WRONG_ONES: wrong_ones(problem, [final_answer(text) for text in texts], short[: len(texts)])}
-            if right:
-                prompts[CONTRASTED] = contrast(random, problem, short[-1], short[student])
-            groups = await gather(*(
-                answers(tools, task, second_prompt(tools, task, text), task.samples, number)
-                for number, text in sorted(prompts.items())
-            ))  # fmt: skip
-            more = [episode for some in groups for episode in some]
-            scored = await tools.score(more) if more else []
-            found = [
-                *plain,
-                *(replace(e, reward=s.reward, rewards=s.rewards) for e, s in zip(more, scored, strict=True)),
-            ]
+        found = await asking.program(tools, task)
+        solved = mean_score(found[: task.samples])
         return [episode.with_info(solved=solved) for episode in found]
 
-    return Rollout(
-        program,
-        f"with_candidates({column})",
-        columns=(column,),
-        demands=Demands(variable_size=True, max_episodes=lambda G: 3 * G),
-    )
+    return replace(asking, program=program, name=f"with_candidates({column})", columns=(column,))
 
 
-def _as_sampled(ids: Sequence[int]) -> Segment:
-    return given(ids)._replace(sampled=True)
+def mean_score(episodes: Sequence[Episode]) -> float:
+    """The mean reward, 0 for episodes that are not scored."""
+    return float(np.nan_to_num([one.score for one in episodes]).mean())

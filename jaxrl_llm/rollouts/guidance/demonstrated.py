@@ -6,16 +6,12 @@ its `behaviour_logp` is 0: methods read its log-probabilities as `old_logp`, or 
 
 from __future__ import annotations
 
-from asyncio import gather
-
-import numpy as np
-
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
-from jaxrl_llm.rollouts.episode import Episode, Segment
-from jaxrl_llm.rollouts.runtime.offline import tokens_of
+from jaxrl_llm.rollouts.episode import Episode, given
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError, shown
 
 NEED = "demonstrated"
@@ -31,10 +27,9 @@ def demonstration(tools: Tools, task: Task, column: str) -> Episode:
         raise InputError(f"prompt {task.prompt_id} has no text in the column {column!r}: found {shown(text)}")
     end = getattr(tools.tokenizer, "eos_token_id", None)
     ids = [*tools.encode(text), *([] if end is None else [end])]
-    kept = np.asarray(ids[: task.limit], np.int32)
-    tokens = tokens_of(kept)._replace(policy_step=np.full(kept.shape, tools.step, np.int32))
+    actions = given(ids[: task.limit], tools.step)._replace(sampled=True)
     whole = len(ids) <= task.limit
-    episode = Episode(task.prompt, task.prompt_id, segments=(Segment(tokens, True),), ended=whole, truncated=not whole)
+    episode = Episode(task.prompt, task.prompt_id, segments=(actions,), ended=whole, truncated=not whole)
     return episode.with_info(demonstrated=1.0)
 
 
@@ -68,8 +63,7 @@ def demonstrated_before(step: int, column: str = "answer") -> Rollout:
     async def program(tools: Tools, task: Task) -> list[Episode]:
         if tools.first_step < step:
             return [demonstration(tools, task, column)]
-        sampled = await gather(*(tools.sample(task.prompt, number=i) for i in range(task.samples)))
-        return [one.with_info(demonstrated=0.0) for one in sampled]
+        return [one.with_info(demonstrated=0.0) for one in await group().program(tools, task)]
 
     return Rollout(
         program,

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import layout, part
+from jaxrl_llm.data.chat.messages import text_of
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -86,6 +87,14 @@ def levels_of(value: Any) -> list[str]:
         else:
             raise InputError(f"a tier of hints is a list of texts, but found {shown(tier)}")
     return out
+
+
+def texts_of(value: Any, column: str) -> list[str]:
+    """The texts in a column: one, or those of a list; none for empty or missing ones. InputError for anything else."""
+    listed = list(value) if isinstance(value, list | tuple) else [value]
+    if not all(one is None or isinstance(one, str) for one in listed):
+        raise InputError(f"the column {column!r} must have a text or a list of texts, but has {shown(value)}")
+    return [one for one in listed if one]
 
 
 @part
@@ -174,10 +183,7 @@ def problem_of(row: Mapping[str, Any]) -> str:
     """
     prompt = row.get("prompt")
     if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[-1], Mapping):
-        content = prompt[-1].get("content")
-        if isinstance(content, str):
-            return content
-        return "".join(str(one.get("text", "")) for one in content or ())
+        return text_of(prompt[-1].get("content"))
     return prompt if isinstance(prompt, str) else ""
 
 

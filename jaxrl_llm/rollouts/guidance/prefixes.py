@@ -1,24 +1,32 @@
-"""Rollouts whose completions begin with given tokens: part of a response of the data set.
+"""Rollouts whose completions begin with given tokens: part of a response of the data set, of a solution, or a guide's.
 
-Given tokens are conditioned on and masked out of the loss. They belong to the response: they count towards the limit of
-its tokens, and reward functions read them.
+Given tokens are conditioned on and masked out of the loss, unless the rollout says otherwise. They belong to the
+response: they count towards the limit of its tokens, and reward functions read them.
 """
 
 from __future__ import annotations
 
+import math
 from asyncio import gather
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
-from jaxrl_llm.core.ranges import Count, Fraction, check_number
+from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.rewards.workers.loading import load_function
+from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.context import Task, Tools
-from jaxrl_llm.rollouts.episode import Episode, Segment, given
-from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.rollouts.episode import Episode, given, known_scores
+from jaxrl_llm.rollouts.guidance.hints import texts_of
+from jaxrl_llm.rollouts.guidance.repair import repair
+from jaxrl_llm.rollouts.programs import scored_whole
+from jaxrl_llm.utils.errors import InputError, require_choice
+
+BOTH_LEARN = -1.0  # info["switch"] of an episode whose sampled tokens are all the learner's
 
 
 async def continued(tools: Tools, task: Task, prefixes: Sequence[Sequence[int]], first: int = 0) -> list[Episode]:
@@ -37,24 +45,9 @@ async def continued(tools: Tools, task: Task, prefixes: Sequence[Sequence[int]],
     return await scored_whole(tools, await gather(*(one(first + i, ids) for i, ids in enumerate(prefixes))))
 
 
-async def scored_whole(tools: Tools, episodes: Sequence[Episode]) -> list[Episode]:
-    """The episodes with the rewards of all their tokens after the prompt, given ones too."""
-    # Reward functions see what is marked as sampled.
-    whole = [replace(episode, segments=(Segment(episode.own, True, episode.experts),)) for episode in episodes]
-    found = await tools.score(whole)
-    return [replace(e, reward=one.reward, rewards=one.rewards) for e, one in zip(episodes, found, strict=True)]
-
-
 def responses_of(tools: Tools, task: Task, column: str) -> list[list[int]]:
-    """The token ids of the row's responses: those of a text, or of each text of a list; none for an empty entry.
-
-    Raises InputError for anything else.
-    """
-    entry: Any = task.row.get(column)
-    texts = list(entry) if isinstance(entry, list | tuple) else [entry]
-    if not all(text is None or isinstance(text, str) for text in texts):
-        raise InputError(f"the column {column!r} has {shown(entry)}, but must have a text or a list of texts")
-    return [tools.encode(text) for text in texts if text]
+    """The token ids of the row's responses, see `texts_of`."""
+    return [tools.encode(text) for text in texts_of(task.row.get(column), column)]
 
 
 def reset_lengths(random: np.random.Generator, samples: int, length: int, share: float) -> list[int]:
@@ -66,6 +59,18 @@ def reset_lengths(random: np.random.Generator, samples: int, length: int, share:
         return [0] * samples
     begins = random.random(samples) < share
     return np.where(begins, random.integers(1, length, samples), 0).tolist()
+
+
+def random_prefixes(tools: Tools, task: Task, column: str, share: float, name: str) -> list[list[int]]:
+    """For each sample, the first tokens of one of the row's responses, as many as `reset_lengths` draws.
+
+    Of a response, at most the task's limit of tokens counts. name: of the random numbers, `Tools.random`.
+    """
+    responses, random = responses_of(tools, task, column), tools.random(name)
+    if not responses:
+        return [[]] * task.samples
+    chosen = [responses[i][: task.limit] for i in random.integers(0, len(responses), task.samples)]
+    return [ids[: reset_lengths(random, 1, len(ids), share)[0]] for ids in chosen]
 
 
 @part
@@ -80,13 +85,7 @@ def reset_to_data(column: str = "response", share: float = 1.0) -> Rollout:
     check_number("share", share, least=0, most=1)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        responses, random = responses_of(tools, task, column), tools.random("reset")
-        prefixes: list[list[int]] = [[]] * task.samples
-        if responses:
-            which = random.integers(0, len(responses), task.samples).tolist()
-            chosen = [responses[i][: task.limit] for i in which]
-            prefixes = [ids[: reset_lengths(random, 1, len(ids), share)[0]] for ids in chosen]
-        return await continued(tools, task, prefixes)
+        return await continued(tools, task, random_prefixes(tools, task, column, share, "reset"))
 
     return Rollout(program, f"reset_to_data({column}, {share:g})", columns=(column,))
 
@@ -129,3 +128,109 @@ def prefixed_groups(column: str = "trace", low: Fraction = 0.4, high: Fraction =
         columns=(column,),
         demands=Demands(variable_size=True, max_episodes=lambda G: G * (1 + prefixes)),
     )
+
+
+def failure_rate(episodes: Sequence[Episode]) -> float:
+    """1 - the mean reward of those that are scored, within [0, 1]; 0 where none is."""
+    known = known_scores(episodes)
+    return min(max(1 - float(known.mean()), 0.0), 1.0) if known.size else 0.0
+
+
+def hint_ratio(failure: float, low: float = 0.1, high: float = 0.9, noise: float = 0.0) -> float:
+    """(high - low) failure + low + noise, within [0, 1]; 0 without failures (2512.13095).
+
+    >>> round(hint_ratio(0.75), 6), hint_ratio(0.0)
+    (0.7, 0.0)
+    """
+    return min(max((high - low) * failure + low + noise, 0.0), 1.0) if failure > 0 else 0.0
+
+
+@part
+def hinted_by_failures(
+    column: str = "solution", hinted: int = 4, low: Fraction = 0.1, high: Fraction = 0.9, noise: NonNegative = 0.0
+) -> Rollout:  # fmt: skip
+    """A group of plain samples, and `hinted` more that begin with a part of a known solution, longer the more fail.
+
+    column: a text, or a list of texts of which the first is taken. Its first floor(w T) of T tokens, but fewer than the
+    limit, are given to all the further samples of the group, with w the `hint_ratio` of the plain samples'
+    `failure_rate` and, for each group, a normal number with the standard deviation `noise`. Rewards must be within 0
+    and 1, and are those of hint and continuation together. Without failures, or without a solution, there are no
+    further samples.
+
+    Hints are trained on: they are actions, with the `behaviour_logp` 0. Provides info["hint_tokens"], how many a row
+    begins with; info["guided"] is 1 for rows with some, and info["unhinted"] in a group that failed without a solution.
+    """
+    check_number("hinted", hinted, least=1, whole=True)
+    if low > high:
+        raise InputError(f"hints are of {low:g} to {high:g} of a solution: give low, then high")
+
+    async def lengthen(tools: Tools, task: Task, plain: list[Episode]) -> list[Episode] | None:
+        if not (solutions := responses_of(tools, task, column)):
+            return None
+        ids, random = solutions[0], tools.random("hint")
+        ratio = hint_ratio(failure_rate(plain), low, high, noise * float(random.normal()))
+        length = min(math.floor(ratio * len(ids) + 1e-9), task.limit - 1)  # 0.7 * 10 may be 6.999...
+        helped = await continued(tools, task, [ids[:length]] * hinted, task.samples) if length >= 1 else []
+        return [*plain, *(acted(e).with_info(guided=1.0, hint_tokens=float(length)) for e in helped)]
+
+    return replace(
+        repair((lambda found: failure_rate(found) > 0, lengthen), prefix=0.0, hint_tokens=0.0),
+        name=f"hinted_by_failures({column})",
+        provides=frozenset({"hint_tokens"}),
+        columns=(column,),
+        demands=Demands(variable_size=True),
+    )
+
+
+def acted(episode: Episode) -> Episode:
+    """The episode whose given tokens are actions, too."""
+    return replace(episode, segments=tuple(segment._replace(sampled=True) for segment in episode.segments))
+
+
+@part
+def two_policies(
+    begins: Literal["guide", "learner", "learner_first"] = "guide", column: str = "guide", guide: str | None = None,
+    share: float = 0.8, steps: int = 20,
+) -> Rollout:  # fmt: skip
+    """Responses of which one policy writes the first h tokens, and the other the rest.
+
+    h is drawn by `reset_lengths` from the length of a full response of the first, with probability `share`; otherwise
+    h = 0. begins: "guide"; "learner"; "learner_first", the learner in the first `steps` training steps, then the guide.
+
+    column: the guide's responses, a text or a list of texts, of which each sample that the guide begins draws one; a
+    row without any is sampled from the prompt. guide: FILE.py:FUNCTION of (problem, response so far) that returns the
+    rest as a text, a call of the guide; only needed where the learner begins. The rest is marked as actions, so that a
+    critic values it, but has no log-probabilities. Adds info "switch", the number of the learner's tokens before the
+    guide's, or -1 where the guide begins, and "prefix", the number of given tokens. Raises InputError for a learner
+    that begins without a guide, and for a guide that cannot be loaded.
+    """
+    require_choice("begins", begins, ("guide", "learner", "learner_first"))
+    check_number("share", share, least=0, most=1)
+    check_number("steps", steps, least=0, whole=True)
+    if begins != "guide" and guide is None:
+        raise InputError(f"begins is {begins!r}, whose responses a guide completes: give guide, FILE.py:FUNCTION")
+    function = None if guide is None else load_function(guide, "the guide").function
+
+    async def completed(tools: Tools, task: Task, number: int, place: float, is_long: bool) -> Episode:
+        """A response that the learner begins."""
+        assert function is not None
+        own = await tools.sample(task.prompt, number=number)
+        h = 1 + int(place * (own.size - 1)) if is_long and own.size >= 2 else 0
+        begun = own.first(h)
+        so_far = tools.decode(begun.own.token.tolist())
+        text = str(await tools.call(function, problem_text(tools, task), so_far, name=f"guide {number}"))
+        rest = tools.given(text)
+        rest = rest._replace(tokens=rest.tokens.first(task.limit - h), sampled=True)
+        cut = len(tools.encode(text)) > task.limit - h
+        return replace(begun + rest, ended=not cut, truncated=cut).with_info(switch=float(h), prefix=0.0)
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        if begins == "learner" or (begins == "learner_first" and tools.first_step < steps):
+            random, numbers = tools.random("switch"), range(task.samples)
+            places, longs = random.random(task.samples).tolist(), (random.random(task.samples) < share).tolist()
+            responses = (completed(tools, task, i, places[i], longs[i]) for i in numbers)
+            return await tools.score(await gather(*responses))
+        begun = await continued(tools, task, random_prefixes(tools, task, column, share, "guide"))
+        return [episode.with_info(switch=BOTH_LEARN) for episode in begun]
+
+    return Rollout(program, f"two_policies({begins})", columns=() if begins == "learner" else (column,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from asyncio import gather
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -14,11 +15,12 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.guidance.repair import Succeeds, marked, sampled
-from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.rollouts.guidance.hints import texts_of
+from jaxrl_llm.rollouts.guidance.repair import Succeeds, marked, none_succeed, repair
+from jaxrl_llm.rollouts.programs import scored_samples
+from jaxrl_llm.utils.errors import InputError
 
 BUDGET = "<think> I will answer the question with {} tokens"
-_NOT_DRAWN = 0.0  # log-probability of tokens of which no sampler drew a single one: their ratio is pi(a)
 
 
 @part
@@ -51,8 +53,8 @@ def in_context(
         own, others = found[: G - count], [episode.with_info(guided=1.0) for episode in found[G - count :]]
         if keep is not None:
             others = [episode for episode in others if keep(episode)]
-        own += await sampled(tools, task.prompt, G, G - len(own) - len(others)) if len(own) + len(others) < G else []
-        return marked([e.trained_under(task.prompt) for e in (*own, *others)], float(not examples))
+        own += await scored_samples(tools, task.prompt, range(G, 2 * G - len(own) - len(others)))
+        return marked([e.trained_under(task.prompt) for e in (*own, *others)], not examples)
 
     return Rollout(
         program, f"in_context({column})", frozenset({"guided"}), (column,), demands=Demands(min_samples=samples + 1)
@@ -101,25 +103,20 @@ def taught(
     teacher's answer.
     """
 
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        nothing: dict[str, Any] = {"reference_span": [0.0, 0.0], "off_prompt": 0.0}
-        found = [e.with_info(**nothing) for e in await sampled(tools, task.prompt, 0, task.samples)]
-        if any(map(succeeds, found)):
-            return marked(found)
-        texts = [one for one in by_quality(task.row.get(column), column)[:most]]
+    async def teach(tools: Tools, task: Task, found: list[Episode]) -> list[Episode] | None:
+        texts = by_quality(task.row.get(column), column)[:most]
         made = [one_taught(tools, task, text, str(task.row.get(answer, "")), i) for i, text in enumerate(texts)]
         fitting = [episode for episode in made if episode.size <= task.limit]
         if not fitting:
-            return marked(found, 1.0)
+            return None
         out = min(replaced, len(fitting), task.samples - 1)
-        return marked([*found[out:], *await tools.score(fitting)])
+        return [*found[out:], *await tools.score(fitting)]
 
-    provides = frozenset({"guided", "reference_span"})
-    return Rollout(
-        program,
-        f"taught({column})",
-        provides,
-        (column, answer),
+    return replace(
+        repair((none_succeed(succeeds), teach), reference_span=[0.0, 0.0], off_prompt=0.0),
+        name=f"taught({column})",
+        provides=frozenset({"guided", "reference_span"}),
+        columns=(column, answer),
         demands=Demands(variable_size=True, max_episodes=lambda G: G + most - min(replaced, most, G - 1)),
     )
 
@@ -131,19 +128,9 @@ def one_taught(tools: Tools, task: Task, text: str, answer: str, number: int) ->
     ids = [tools.encode(piece) for piece in pieces]
     span = [0.0, 0.0] if at < 0 else [float(len(ids[0])), float(len(ids[0]) + len(ids[1]))]
     stop = getattr(tools.tokenizer, "eos_token_id", None)
-    segment = given([*chain.from_iterable(ids), *([] if stop is None else [int(stop)])], tools.first_step)
-    logp = np.full_like(segment.tokens.logp, _NOT_DRAWN)
-    actions = segment._replace(tokens=segment.tokens._replace(logp=logp), sampled=True)
-    episode = Episode(tuple(task.prompt), task.prompt_id, task.samples + number) + actions
+    actions = given([*chain.from_iterable(ids), *([] if stop is None else [int(stop)])], tools.first_step)
+    episode = Episode(tuple(task.prompt), task.prompt_id, task.samples + number) + actions._replace(sampled=True)
     return episode.with_info(guided=1.0, off_prompt=1.0, reference_span=span)
-
-
-def texts_of(value: Any, column: str) -> list[str]:
-    """The texts in a column: one, or a list; none for an empty or missing value. InputError for anything else."""
-    listed = [value] if isinstance(value, str) else [] if value is None else value
-    if not isinstance(listed, list | tuple) or not all(isinstance(one, str) for one in listed):
-        raise InputError(f"the column {column!r} must have a text or a list of texts, but has {shown(value)}")
-    return [one for one in listed if one]
 
 
 def by_quality(value: Any, column: str) -> list[str]:

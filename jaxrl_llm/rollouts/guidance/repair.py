@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from asyncio import gather
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import Hints, from_column, problem_of
+from jaxrl_llm.rollouts.programs import scored_samples
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 REWRITES = ("both", "hard_only", "medium_only")
@@ -37,35 +38,88 @@ between two lines of three backticks.
 Problem: {problem}
 """
 Succeeds = Callable[[Episode], bool]
+When = Callable[[Sequence[Episode]], bool]
+Fix = Callable[[Tools, Task, list[Episode]], Awaitable[list[Episode] | None]]
 
 
 @part
 def succeeds(success: float = 0.0, accuracy: str | None = None) -> Succeeds:
     """A function of a scored episode: whether its reward, or that component of it, is above `success`.
 
-    Raises InputError, when it is called, for a component that the run's rewards do not have.
+    Without a score it is not. Raises InputError, when it is called, for a component that the run's rewards do not have.
     """
 
     def test(episode: Episode) -> bool:
         if accuracy is not None and accuracy not in episode.rewards:
             names = ", ".join(sorted(episode.rewards)) or "none"
             raise InputError(f"accuracy is {accuracy!r}, but the rewards are {names}: name one of them")
-        value = episode.reward if accuracy is None else episode.rewards[accuracy]
-        return value is not None and value > success
+        return (episode.score if accuracy is None else episode.rewards[accuracy]) > success
 
     return test
 
 
-async def sampled(tools: Tools, prompt: Sequence[int], first: int, count: int) -> list[Episode]:
-    """`count` scored samples of a prompt, with numbers from `first` on."""
-    if not count:
-        return []
-    return await tools.score(await gather(*(tools.sample(prompt, number=first + i) for i in range(count))))
+def marked(episodes: Sequence[Episode], unhinted: bool = False, **info: float | Sequence[float]) -> list[Episode]:
+    """The episodes with `info` and info["guided"] 0 where they have no such entry, and info["unhinted"] for all."""
+    known = {"guided": 0.0, **info}
+    return [episode.with_info(**{**known, **episode.info, "unhinted": float(unhinted)}) for episode in episodes]
 
 
-def marked(episodes: Sequence[Episode], unhinted: float = 0.0) -> list[Episode]:
-    """The episodes with info["guided"], 0 where it is not set, and info["unhinted"] for all."""
-    return [episode.with_info(**{"guided": 0.0, **episode.info, "unhinted": unhinted}) for episode in episodes]
+def none_succeed(succeeds: Succeeds) -> When:
+    """A condition: no sample of the group succeeds."""
+    return lambda found: not any(map(succeeds, found))
+
+
+def all_succeed(succeeds: Succeeds) -> When:
+    """A condition: all samples of the group succeed."""
+    return lambda found: all(map(succeeds, found))
+
+
+@part
+def repair(*cases: tuple[When, Fix], start: NonNegativeInt = 0, **info: float | Sequence[float]) -> Rollout:
+    """A group of samples, which is fixed as the first of the cases says whose condition holds of it, if any does.
+
+    cases: a condition of the scored group, and its fix, an async function (tools, task, group) that returns the group
+    in its place, or None where the row has nothing that helps. The samples that it draws have numbers from
+    `task.samples` on. start: the first training step, from 0, in which groups are fixed. info: of episodes to which a
+    fix gave no such entry.
+
+    Provides info["guided"], 1 for episodes to which a fix gave it; info["unhinted"] is 1 where nothing helped.
+    """
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        found = await scored_samples(tools, task.prompt, range(task.samples))
+        fix = next((fix for when, fix in cases if when(found)), None)
+        if fix is None or tools.first_step < start:
+            return marked(found, False, **info)
+        fixed = await fix(tools, task, found)
+        return marked(found if fixed is None else fixed, fixed is None, **info)
+
+    return Rollout(program, "repair", frozenset({"guided"}))
+
+
+@part
+def again(hints: Hints, when: When, plain: NonNegativeInt = 0, mark: str = "guided") -> Fix:
+    """Sample the group again with the hints of its prompt, one after the other, as long as the condition holds of it.
+
+    plain: samples of each new group without a hint. mark: the entry of info that is 1 for the others, "guided", or
+    "harder" for texts that no group needs.
+    """
+
+    async def fix(tools: Tools, task: Task, found: list[Episode]) -> list[Episode] | None:
+        G, texts = task.samples, await hints.write(tools, task, task.samples)
+        longer = G - min(plain, G - 1)
+        for level, text in enumerate(texts, start=1):
+            first = level * G + hints.samples
+            with_text, others = await gather(
+                scored_samples(tools, tools.prompt_with(text), range(first, first + longer)),
+                scored_samples(tools, task.prompt, range(first + longer, first + G)),
+            )
+            found = [*(episode.with_info(**{mark: 1.0}) for episode in with_text), *others]
+            if not when(found):
+                break
+        return found if texts or mark == "harder" else None
+
+    return fix
 
 
 @part
@@ -86,36 +140,14 @@ def retried(
     With `harder`, info["harder"] is 1 for episodes with such a text.
     """
     expect("retried's hints", hints, Hints)
-    if harder is not None:
-        expect("retried's harder", harder, Hints)
-
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        G = task.samples
-        found = await sampled(tools, task.prompt, 0, G)
-        right = sum(map(succeeds, found))
-        source = hints if right == 0 else harder if right == G else None
-        if tools.first_step < start or source is None:
-            return told(found)
-        texts, mark = await source.write(tools, task, G), "harder" if right else "guided"
-        longer = G - min(plain, G - 1)
-        for level, text in enumerate(texts, start=1):
-            first = level * G + source.samples
-            with_text, others = await gather(
-                sampled(tools, tools.prompt_with(text), first, longer),
-                sampled(tools, task.prompt, first + longer, G - longer),
-            )
-            found = [*(episode.with_info(**{mark: 1.0}) for episode in with_text), *others]
-            if sum(map(succeeds, found)) != right:
-                break
-        return told(found, float(not texts and not right))
-
-    def told(episodes: Sequence[Episode], unhinted: float = 0.0) -> list[Episode]:
-        known = {} if harder is None else {"harder": 0.0}
-        return [one.with_info(**{**known, **one.info}) for one in marked(episodes, unhinted)]
-
-    name = hints.name if harder is None else f"{hints.name}, {harder.name}"
-    columns = (*hints.columns, *(() if harder is None else harder.columns))
-    return Rollout(program, f"retried({name})", frozenset({"guided"}), columns)
+    none, every = none_succeed(succeeds), all_succeed(succeeds)
+    failed = none, again(hints, none, plain)
+    if harder is None:
+        return replace(repair(failed, start=start), name=f"retried({hints.name})", columns=hints.columns)
+    expect("retried's harder", harder, Hints)
+    rollout = repair(failed, (every, again(harder, every, plain, "harder")), start=start, harder=0.0)
+    name, columns = f"retried({hints.name}, {harder.name})", (*hints.columns, *harder.columns)
+    return replace(rollout, name=name, columns=columns)
 
 
 @part
@@ -134,20 +166,17 @@ def rescued(hints: Hints, succeeds: Succeeds, start: NonNegativeInt = 0) -> Roll
     """
     expect("rescued's hints", hints, Hints)
 
-    async def program(tools: Tools, task: Task) -> list[Episode]:
-        G = task.samples
-        found = await sampled(tools, task.prompt, 0, G)
-        if tools.first_step < start or any(map(succeeds, found)):
-            return marked(found)
-        texts = await hints.write(tools, task, G)
-        first = G + hints.samples
+    async def rescue(tools: Tools, task: Task, found: list[Episode]) -> list[Episode] | None:
+        texts = await hints.write(tools, task, task.samples)
+        first = task.samples + hints.samples
         tried = await tools.score(
             await gather(*(tools.sample(tools.prompt_with(t), number=first + i) for i, t in enumerate(texts)))
         )
-        right = [episode.with_info(guided=1.0) for episode in tried if succeeds(episode)]
-        return marked([*right[:1], *found[len(right[:1]) :]], float(not texts))
+        right = [episode.with_info(guided=1.0) for episode in tried if succeeds(episode)][:1]
+        return [*right, *found[len(right) :]] if texts else None
 
-    return Rollout(program, f"rescued({hints.name})", frozenset({"guided"}), hints.columns)
+    rollout = repair((none_succeed(succeeds), rescue), start=start)
+    return replace(rollout, name=f"rescued({hints.name})", columns=hints.columns)
 
 
 @part
@@ -178,25 +207,27 @@ def rewritten(
     require_choice("which", which, REWRITES)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        G, plain = task.samples, {"rewritten": 0.0, "hard": 0.0, "unhinted": 0.0}
-        old = await sampled(tools, task.prompt, 0, G)
+        G = task.samples
+        old = await scored_samples(tools, task.prompt, range(G))
         share = sum(map(succeeds, old)) / G
-        is_hard = share <= hard
-        plain["hard"] = float(is_hard)
-        solved = bool(harder) and share == 1
+        is_hard, solved = share <= hard, bool(harder) and share == 1
+
+        def told(episodes: Sequence[Episode], rewritten: float = 0.0, unhinted: float = 0.0) -> list[Episode]:
+            known = {"rewritten": rewritten, "hard": float(is_hard), "unhinted": unhinted}
+            return [episode.with_info(**known) for episode in episodes]
+
         if not solved and (share > medium or which == ("medium_only" if is_hard else "hard_only")):
-            return [episode.with_info(**plain) for episode in old]
+            return told(old)
         said, solution = problem_of(task.row), str(task.row.get(column, ""))
         asked = (harder if solved else simpler if is_hard else reworded).format(problem=said, solution=solution)
         answer = await tools.sample(tools.prompt(asked), number=G, limit=limit)
         text = fenced(tools.decode(answer.last))
         if not text or (solution and states(text, solution) and not states(said, solution)):
-            return [episode.with_info(**{**plain, "unhinted": 1.0}) for episode in old]
-        new = await sampled(tools, tools.prompt(text), G + 1, G)
-        kept = [episode.with_info(**plain) for episode in old] if 0 < share < 1 else []
-        if 0 < sum(map(succeeds, new)) < G:
-            kept += [episode.with_info(**{**plain, "rewritten": 1.0}) for episode in new]
-        return kept or [episode.with_info(**plain) for episode in old]
+            return told(old, unhinted=1.0)
+        new = await scored_samples(tools, tools.prompt(text), range(G + 1, 2 * G + 1))
+        groups = [told(old), told(new, rewritten=1.0)]
+        kept = [episode for some in groups if 0 < sum(map(succeeds, some)) < G for episode in some]
+        return kept or groups[0]
 
     provides = frozenset({"rewritten", "hard"})
     return Rollout(
