@@ -48,8 +48,8 @@ class Machine(NamedTuple):
     size: (state, count) -> the number of prompts to draw, where a step would have `count`.
     counts: (state, prompts, total, generator) -> samples int[n] of each, at least 1, which add up to `total`.
     observe: (state, results, the prompts of the results with the records of before) -> state.
-    on_update: (state, the batch after the update) -> state, see `sources.Source`.
-    only_measured: (state, ids of prompts just sampled) -> bool[n], see `sources.Curriculum`.
+    on_update: (state, the batch after the update) -> state, see `core.source.Source`.
+    columns: (state, ids int[n]) -> columns of each prompt's row, see `core.source.Curriculum`.
     """
 
     start: Mapping[str, Any] = MappingProxyType({})
@@ -61,7 +61,7 @@ class Machine(NamedTuple):
     metrics: Callable[[State], Mapping[str, float]] | None = None
     reasons: tuple[Why, ...] = ()
     on_update: Callable[[State, Trajectories], State] | None = None
-    only_measured: Callable[[State, Array], Array] | None = None
+    columns: Callable[[State, Array], Sequence[Mapping[str, Any]]] | None = None
 
 
 RuleOf = Callable[[PromptFacts], Machine]
@@ -110,8 +110,6 @@ def _curriculum(facts: PromptFacts, machines: list[Machine], noise: float, memor
     (sizes, counters) = ([i for i, m in enumerate(machines) if getattr(m, name)] for name in ("size", "counts"))
     if len(sizes) > 1 or len(counters) > 1:
         raise InputError("two rules of a curriculum give counts or sizes: leave out one of them")
-
-    measurers = [i for i, machine in enumerate(machines) if machine.only_measured]
 
     def own(state: State, number: int) -> State:
         return {name: state[f"rule{number}_{name}"] for name in machines[number].start}
@@ -188,11 +186,9 @@ def _curriculum(facts: PromptFacts, machines: list[Machine], noise: float, memor
                 state = {**state, **{f"rule{number}_{name}": value for name, value in one.items()}}
         return state
 
-    def only_measured(state: State, ids: Array) -> Array:
-        out = np.zeros(len(ids), bool)
-        for number in measurers:
-            out |= machines[number].only_measured(own(state, number), ids)  # type: ignore[misc]
-        return out
+    def columns(state: State, ids: Array) -> list[dict[str, Any]]:
+        given = [machine.columns(own(state, i), ids) for i, machine in enumerate(machines) if machine.columns]
+        return [{name: one for part in parts for name, one in part.items()} for parts in zip(*given, strict=True)]
 
     def counts(state: State, ids: Array, total: int) -> Array:
         random = np.random.default_rng([facts.seed, 2, state["draws"]])
@@ -216,7 +212,7 @@ def _curriculum(facts: PromptFacts, machines: list[Machine], noise: float, memor
 
     return Curriculum(
         lambda: start, select, observe, counts if counters else None, metrics, left_out if reasons else None,
-        on_update=on_update, only_measured=only_measured if measurers else None,
+        columns=columns if any(machine.columns for machine in machines) else None, on_update=on_update,
     )  # fmt: skip
 
 

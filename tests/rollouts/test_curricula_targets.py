@@ -10,9 +10,9 @@ from choosing import rows_of, step_of
 from stored_rows import all_facts, facts, scored_of
 
 from jaxrl_llm.algorithms.prompts.dots_rr import near_predicted
-from jaxrl_llm.core.source import Curriculum, Step
+from jaxrl_llm.core.source import ONLY_MEASURED, Curriculum, Step
 from jaxrl_llm.curriculum.compose import choose_prompts
-from jaxrl_llm.curriculum.reference_groups import without_groups
+from jaxrl_llm.curriculum.reference_groups import without_references
 from jaxrl_llm.utils.errors import InputError
 
 N = 40
@@ -20,15 +20,19 @@ ANGLE = np.arange(N) / N * np.pi / 2
 EMBEDDED = rows_of(N, vector=[[float(np.cos(a)), float(np.sin(a))] for a in ANGLE])
 
 
+def references(curriculum: Curriculum, state: Any, ids: Any) -> np.ndarray:
+    assert curriculum.columns is not None
+    return np.array([row[ONLY_MEASURED] for row in curriculum.columns(state, ids)])
+
+
 def test_rounds_of_references() -> None:
     """In steps 0, 2, 4 ... 8 references beside the 3 prompts, uniformly; no prompt is drawn twice in two steps, and
     once there are rates, the prompts are those in the middle, whose rate is near the target."""
     curriculum: Curriculum = choose_prompts(near_predicted(references=8, width=0.02, column="vector"))(EMBEDDED, 1)
-    assert curriculum.only_measured is not None
     state, asked, errors, round_ = curriculum.init(), list[list[int]](), list[float](), list[int]()
     for step in range(12):
         ids, state = curriculum.select(state, 3)
-        measured = curriculum.only_measured(state, ids)
+        measured = references(curriculum, state, ids)
         assert measured.sum() == (8 if step % 2 == 0 else 0)
         assert len(set(ids.tolist())) == len(ids) == 3 + measured.sum()
         own = ids[~measured].tolist()
@@ -63,9 +67,8 @@ def test_draws_are_in_proportion_to_nearness() -> None:
 def test_references_are_half_the_prompts_at_most() -> None:
     for size, most in ((5, 2), (1, 0)):
         curriculum = choose_prompts(near_predicted(every=1))(rows_of(size), 0)
-        assert curriculum.only_measured is not None
         ids, state = curriculum.select(curriculum.init(), 2)
-        assert curriculum.only_measured(state, np.arange(size)).sum() == most
+        assert references(curriculum, state, np.arange(size)).sum() == most
         assert len(ids) == 2 + most
 
 
@@ -81,8 +84,8 @@ def test_a_column_without_embeddings(second: Any, message: str) -> None:
 
 def test_groups_that_are_left_out() -> None:
     scored = scored_of([[1.0, 0.0], [0.5], [0.0, 1.0, 1.0]], [4, 2, 7], 0)
-    step = Step(scored, [{"prompt": str(i)} for i in (4, 2, 7)], {"a": 1.0})
-    found = without_groups(step, lambda ids: ids == 2)
+    step = Step(scored, [{"prompt": str(i), ONLY_MEASURED: i == 2} for i in (4, 2, 7)], {"a": 1.0})
+    found = without_references(step)
     assert all_facts(found.scored) == [facts(scored, i) for i in (0, 1, 3, 4, 5)]
     assert found.scored.batch.group.tolist() == [0, 0, 1, 1, 1]
     assert [row["prompt"] for row in found.rows] == ["4", "7"]
@@ -91,5 +94,6 @@ def test_groups_that_are_left_out() -> None:
     assert why == "reference"
     assert found.sampled is None
     assert found.scored.batch.tokens.shape[1] == scored.batch.tokens.shape[1]
-    for nothing in (np.zeros(3, bool), np.ones(3, bool)):
-        assert without_groups(step, lambda ids, out=nothing: out) is step  # type: ignore[misc]
+    for given in ({}, {ONLY_MEASURED: False}, {ONLY_MEASURED: True}):
+        alike = step._replace(rows=[{"prompt": str(i), **given} for i in (4, 2, 7)])
+        assert without_references(alike) is alike

@@ -24,6 +24,7 @@ from jaxrl_llm.core.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.log_ratios import LARGEST
 from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, NonNegativeInt, Positive, Share, ZeroOrOne
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.source import ONLY_MEASURED
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.curriculum.compose import Machine, RuleOf, choose_prompts
 from jaxrl_llm.curriculum.excluded import Why, where
@@ -220,8 +221,8 @@ def near_predicted(
                 after |= {"predictor": fitted(state["predictor"], *known), "error": error}
             return {**after, "references": ids.astype(np.int32), "rates": rates}
 
-        def only_measured(state: State, ids: Array) -> Array:
-            return np.isin(ids, chosen(state))
+        def columns(state: State, ids: Array) -> list[dict[str, bool]]:
+            return [{ONLY_MEASURED: bool(one)} for one in np.isin(ids, chosen(state))]
 
         rank = np.empty(facts.size, np.int64)
         rank[facts.order] = np.arange(facts.size)
@@ -232,7 +233,7 @@ def near_predicted(
         return Machine(
             start, score, left_out, lambda state, count: count + len(chosen(state)), observe=observe,
             metrics=lambda state: {"prediction_error": state["error"]}, reasons=(Why.RECENT,),
-            only_measured=only_measured,
+            columns=columns,
         )  # fmt: skip
 
     return make
