@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
 
 import numpy as np
 
 from jaxrl_llm.core.ranges import Count, NonNegative, OpenFraction, check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.curriculum.compose import Machine, RuleOf
-from jaxrl_llm.curriculum.records import Array, Prompts, State
-from jaxrl_llm.utils.errors import InputError, require_choice
+from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State
+from jaxrl_llm.curriculum.rules import Machine, RuleOf
+from jaxrl_llm.curriculum.success_models import ModelOf, posterior_mean
+from jaxrl_llm.utils.errors import InputError
 
 
 def apportion(weights: Array, total: int, least: int = 1, most: int | None = None) -> Array:
@@ -78,36 +79,61 @@ def smallest_mixed(p: Array, target: float, most: int) -> Array:
     return high
 
 
+# (success rates f64[n], their prompts, the most samples of one) -> weights f64[n]: samples are in proportion to them
+Budget = Callable[[Array, Prompts, int], Array]
+
+
+def by_variance(v: Array, prompts: Prompts, most: int) -> Array:
+    """v (1 - v)."""
+    return v * (1 - v)
+
+
+def by_deviation(v: Array, prompts: Prompts, most: int) -> Array:
+    """sqrt(v (1 - v)), which minimises the variance of the mean gradient."""
+    return np.sqrt(v * (1 - v))
+
+
+def by_failure(v: Array, prompts: Prompts, most: int) -> Array:
+    """1 - v, more for hard prompts."""
+    return 1 - v
+
+
 @part
-def samples_by(
-    weight: Literal["variance", "deviation", "failure", "bound", "target"] = "deviation",
-    *,
-    exploration: NonNegative = 0.1,
-    target: OpenFraction = 0.9,
-    least: Count = 1,
-    most: int | None = None,
+def by_bound(exploration: NonNegative = 0.1) -> Budget:
+    """sqrt(v (1 - v)) + exploration sqrt(log(1 + T) / tries), an upper confidence bound with T the steps so far."""
+
+    def weigh(v: Array, prompts: Prompts, most: int) -> Array:
+        bonus: Array = exploration * np.sqrt(np.log1p(prompts.step) / np.maximum(prompts.tries, 1))
+        return np.sqrt(v * (1 - v)) + bonus
+
+    return weigh
+
+
+@part
+def by_mixed(target: OpenFraction = 0.9) -> Budget:
+    """The smallest group that has right and wrong samples with probability `target`."""
+    return lambda v, prompts, most: smallest_mixed(v, target, most)
+
+
+@part
+def divide(
+    budget: Budget = by_deviation, model: ModelOf = posterior_mean, *, least: Count = 1, most: int | None = None
 ) -> RuleOf:
-    """Divide a step's samples by what is known of each prompt's success rate v (the mean of its posterior).
+    """Divide a step's samples by the success rates that a model predicts.
 
-    weight: "variance" v (1 - v); "deviation" sqrt(v (1 - v)), which minimises the variance of the mean gradient;
-    "failure" 1 - v, more for hard prompts; "bound" sqrt(v (1 - v)) + exploration sqrt(log(1 + T) / tries), an upper
-    confidence bound with T the steps so far; "target" the smallest group that is mixed with probability `target`.
-    Each prompt gets from `least` to `most` samples; the total is exact. InputError where these do not allow it.
+    budget: such as `by_variance`. Each prompt gets from `least` to `most` samples; the total is exact. InputError where
+    these do not allow it.
     """
-    require_choice("weight", weight, ("variance", "deviation", "failure", "bound", "target"))
-    check_number("samples_by: most", most, least=least, whole=True, or_none=True)
+    check_number("divide: most", most, least=least, whole=True, or_none=True)
 
-    def counts(state: State, prompts: Prompts, total: int, random: np.random.Generator) -> Array:
-        check_budget("samples_by", len(prompts.ids), total, least, most)
-        return apportion(weigh(prompts.value, prompts, total), total, least, most)
+    def make(facts: PromptFacts) -> Machine:
+        own = model(facts)
 
-    def weigh(v: Array, prompts: Prompts, total: int) -> Any:
-        if weight == "target":
-            return smallest_mixed(v, target, most or total)
-        if weight == "failure":
-            return 1 - v
-        spread = v * (1 - v)
-        bonus = exploration * np.sqrt(np.log1p(prompts.step) / np.maximum(prompts.tries, 1)) if weight == "bound" else 0
-        return spread if weight == "variance" else np.sqrt(spread) + bonus
+        def counts(state: State, prompts: Prompts, total: int, random: np.random.Generator) -> Array:
+            check_budget("divide", len(prompts.ids), total, least, most)
+            v = own.predict(state, prompts, random)
+            return apportion(budget(v, prompts, most or total), total, least, most)
 
-    return lambda facts: Machine(counts=counts)
+        return own.rule(counts=counts)
+
+    return make

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
 from jaxrl_llm.core.ranges import Count, Fraction, Range
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.curriculum.compose import Machine, RuleOf
 from jaxrl_llm.curriculum.excluded import Why, where
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State, changed
-from jaxrl_llm.rollouts.runtime.group_results import Results
+from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
 
 
 @part
@@ -29,12 +28,12 @@ def drop_solved(
         out = since >= 0
         return where(Why.SOLVED, out if back is None else out & (prompts.step - since < back))
 
-    def observe(state: State, results: Results, before: Prompts, everything: Any) -> State:
-        ids = results.ids
-        streak = np.where(results.mean >= at, np.minimum(state["streak"][ids].astype(np.int64) + 1, 255), 0)
+    def observe(state: State, outcome: Outcome) -> State:
+        ids = outcome.results.ids
+        streak = np.where(outcome.results.mean >= at, np.minimum(state["streak"][ids].astype(np.int64) + 1, 255), 0)
         out, was = streak >= visits, state["since"][ids] >= 0
         return {
-            "since": changed(state["since"], ids, np.where(out, before.step, -1)),
+            "since": changed(state["since"], ids, np.where(out, outcome.before.step, -1)),
             "streak": changed(state["streak"], ids, streak),
             "returned": state["returned"] + int(np.sum(was & ~out)),
         }

@@ -127,7 +127,7 @@ def test_reference_groups_are_measured_and_not_trained_on(tmp_path: Path) -> Non
     with runs.watched(taken):
         runs.train(config)
     for number, one in enumerate(taken):
-        batch, references = one.scored.batch, one.after.curriculum["rule0_references"].tolist()
+        batch, references = one.scored.batch, one.after.curriculum["rule1_references"].tolist()
         trained = np.unique(batch.prompt_id)
         assert len(trained) == 4
         assert np.bincount(batch.group).tolist() == [4] * 4
