@@ -173,6 +173,9 @@ KINDS: dict[str, str] = {
     "hard_buffer(score=0.5)": "score.*0.5",
     "solved_examples(column=3)": "column.*3",
     "kept_states(None)": "samples.*None",
+    "drop_solved(measure=0.5)": "measure.*0.5",
+    "in_epochs(drop_solved)": r"rules\[0\].*call it",
+    "in_epochs(at_end='yes')": "at_end.*'yes'",
     # Where they are composed into a method
     "Algorithm(group_relative(), objective, curriculum=near_target())": "curriculum.*near_target",
     "Algorithm(group_relative(), objective, curriculum=choose_prompts)": "curriculum.*call it",

@@ -17,23 +17,10 @@ import numpy as np
 from jaxrl_llm.core.objective import require_function
 from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.source import Curriculum, MakeCurriculum, Step
+from jaxrl_llm.core.source import Curriculum, MakeCurriculum
 from jaxrl_llm.curriculum.excluded import Why
-from jaxrl_llm.curriculum.records import (
-    Array,
-    Memory,
-    PromptFacts,
-    Prompts,
-    State,
-    facts_of,
-    grown,
-    look_up,
-    note,
-    start_record,
-)
-from jaxrl_llm.curriculum.rules import Outcome, RuleOf, Rules
-from jaxrl_llm.rollouts.runtime.group_results import results_of
-from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.curriculum.records import Array, Memory, Prompts, State, facts_of
+from jaxrl_llm.curriculum.rules import RuleOf, Rules, curriculum_of
 
 POOL = 65_536  # candidates of a draw
 
@@ -65,30 +52,21 @@ def choose_prompts(
 
     def make(rows: Sequence[Mapping[str, Any]], seed: int) -> Curriculum:
         facts = facts_of(rows, seed)
-        return _curriculum(facts, Rules([rule(facts) for rule in rules]), noise, Memory(prior, kept, faded), pool)
+        own = Rules(facts, Memory(prior, kept, faded), [rule(facts) for rule in rules])
+        return _by_score(own, noise, pool)
 
     return make
 
 
-def _curriculum(facts: PromptFacts, rules: Rules, noise: float, memory: Memory, pool: int) -> Curriculum:
-    if not facts.size:
-        raise InputError("a curriculum needs at least one prompt")
-    start: State = {"draws": 0, "forced": 0, "pending": np.zeros(0, np.int32), **start_record(facts.size, memory)}
-    start |= rules.start()
-    if len(rules.having("size")) > 1 or len(rules.having("counts")) > 1:
-        raise InputError("two rules of a curriculum give counts or sizes: leave out one of them")
+def _by_score(rules: Rules, noise: float, pool: int) -> Curriculum:
+    facts = rules.facts
 
     def admitted(state: State, ids: Array) -> Prompts:
-        found = look_up(state, memory, ids)
+        found = rules.prompts(state, ids)
         allowed = rules.why(state, found) == Why.DRAWN
-        return found if allowed.all() else look_up(state, memory, ids[allowed])
-
-    def left_out(state: State) -> Array:
-        state = grown(state, start, facts.size)
-        return rules.why(state, look_up(state, memory, np.arange(facts.size)))
+        return found if allowed.all() else rules.prompts(state, ids[allowed])
 
     def select(state: State, count: int) -> tuple[Array, State]:
-        state = grown(state, start, facts.size)
         if count < 1:
             return np.zeros(0, np.int32), state
         random = np.random.default_rng([facts.seed, 1, state["draws"]])
@@ -99,18 +77,18 @@ def _curriculum(facts: PromptFacts, rules: Rules, noise: float, memory: Memory, 
         if len(found.ids) < count and facts.size > pool:
             ids = facts.order[random.permutation(facts.size)]
             found = admitted(state, _without(ids, state["pending"]))
-        chosen, forced = _best(state, found, count, random), 0
+        chosen, forced = best(state, found, count, random), 0
         if len(chosen) < count:
             again = admitted(state, ids)
             forced = 0 if len(again.ids) else count - len(chosen)
-            again = again if len(again.ids) else look_up(state, memory, ids)
-            ranked = np.concatenate([chosen, np.setdiff1d(_best(state, again, count, random), chosen)])
+            again = again if len(again.ids) else rules.prompts(state, ids)
+            ranked = np.concatenate([chosen, np.setdiff1d(best(state, again, count, random), chosen)])
             chosen = np.resize(ranked, count)
         pending = np.concatenate([state["pending"], chosen.astype(np.int32)])
         after = {"draws": state["draws"] + 1, "forced": state["forced"] + forced, "pending": pending}
         return chosen.astype(np.int32), {**state, **after}
 
-    def _best(state: State, found: Prompts, count: int, random: np.random.Generator) -> Array:
+    def best(state: State, found: Prompts, count: int, random: np.random.Generator) -> Array:
         """The ids of at most `count` prompts with the largest scores, the largest first."""
         total = np.zeros(len(found.ids))
         for _, score in rules.of("score", state):
@@ -125,20 +103,6 @@ def _curriculum(facts: PromptFacts, rules: Rules, noise: float, memory: Memory, 
             top = np.arange(len(total))
         return found.ids[top[np.argsort(-total[top], kind="stable")]]
 
-    def observe(state: State, step: Step) -> State:
-        state = grown(state, start, facts.size)
-        results = results_of(step)
-        before = look_up(state, memory, results.ids)
-        after = {**note(state, memory, results), "pending": np.zeros(0, np.int32)}
-        outcome = Outcome(step, results, before, lambda: look_up(after, memory, facts.order))
-        return {**after, **rules.observe(state, outcome)}
-
-    def counts(state: State, ids: Array, total: int) -> Array:
-        random = np.random.default_rng([facts.seed, 2, state["draws"]])
-        found = look_up(state, memory, np.asarray(ids, np.int64))
-        ((_, divide),) = rules.of("counts", state)
-        return np.asarray(divide(found, total, random), np.int32)
-
     def metrics(state: State) -> dict[str, float]:
         tried = int(np.count_nonzero(state["seen"] >= 0))
         last = state["rate"][state["seen"] == state["step"] - 1]
@@ -146,13 +110,11 @@ def _curriculum(facts: PromptFacts, rules: Rules, noise: float, memory: Memory, 
             "curriculum/tried": tried / facts.size,
             "curriculum/solve_rate": float(np.mean(last)) if len(last) else float("nan"),
         }
-        out |= {"curriculum/forced": float(state["forced"])} if state["forced"] else {}
-        return out | rules.metrics(state, left_out(state) if rules.reasons else None)
+        return out | ({"curriculum/forced": float(state["forced"])} if state["forced"] else {})
 
-    return Curriculum(
-        lambda: start, select, observe, counts if rules.having("counts") else None, metrics,
-        left_out if rules.reasons else None, rules.columns if rules.having("columns") else None, rules.on_update,
-    )  # fmt: skip
+    none: Array = np.zeros(0, np.int32)
+    start = {"draws": 0, "forced": 0, "pending": none}
+    return curriculum_of(rules, start, select, metrics=metrics, observed={"pending": none})
 
 
 def _places(random: np.random.Generator, count: int, pool: int) -> Array:

@@ -1,4 +1,4 @@
-"""Rules of a curriculum, and their composition: several rules over one prompt set."""
+"""Rules of a curriculum, the record of prompts that they read, and the curriculum composed of them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.core.source import Step
+from jaxrl_llm.core.source import Curriculum, Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.curriculum.excluded import Why, first_reason, left_out_metrics
-from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State
-from jaxrl_llm.rollouts.runtime.group_results import Results
+from jaxrl_llm.curriculum.records import Array, Memory, PromptFacts, Prompts, State, grown, look_up, note, start_record
+from jaxrl_llm.rollouts.runtime.group_results import Results, results_of
+from jaxrl_llm.utils.errors import InputError
 
 
 class Outcome(NamedTuple):
@@ -56,17 +57,22 @@ RuleOf = Callable[[PromptFacts], Machine]
 
 
 class Rules(NamedTuple):
-    """Rules over one prompt set; their states are entries of one dict, under names that begin with their numbers."""
+    """Rules over one prompt set, with a record of its prompts.
 
+    The state is one dict: the record, and the entries of the rules, under names that begin with their numbers.
+    """
+
+    facts: PromptFacts
+    memory: Memory
     machines: Sequence[Machine]
 
-    def start(self) -> State:
-        """The entries of the rules at the start of a run."""
-        return _named((number, machine.start) for number, machine in enumerate(self.machines))
-
     def having(self, name: str) -> list[int]:
-        """The numbers of the rules that have the function `name`."""
+        """The numbers of the rules that say something of `name`, a field."""
         return [number for number, machine in enumerate(self.machines) if getattr(machine, name) is not None]
+
+    def begun(self, which: Iterable[int]) -> State:
+        """The entries of these rules at the start of a run."""
+        return _named((number, self.machines[number].start) for number in which)
 
     def of(self, name: str, state: State) -> Iterator[tuple[int, Callable[..., Any]]]:
         """The functions `name` of the rules that have one, with their own states given; each after its number."""
@@ -75,32 +81,69 @@ class Rules(NamedTuple):
             own = {one: state[f"rule{number}_{one}"] for one in machine.start}
             yield number, partial(getattr(machine, name), own)
 
-    @property
-    def reasons(self) -> tuple[Why, ...]:
-        """Why rules leave prompts out."""
-        return tuple(dict.fromkeys(reason for machine in self.machines for reason in machine.reasons))
+    def prompts(self, state: State, ids: Array) -> Prompts:
+        """What the record says of some prompts."""
+        return look_up(state, self.memory, ids)
 
-    def why(self, state: State, found: Prompts) -> Array:
-        """uint8[n]: why a prompt may not be drawn, by the first rule that leaves it out."""
+    def why(self, state: State, found: Prompts | None = None) -> Array:
+        """uint8[n]: why prompts may not be drawn, by the first rule that leaves each out; found: None for all."""
+        found = self.prompts(state, np.arange(self.facts.size)) if found is None else found
         return first_reason((excluded(found) for _, excluded in self.of("excluded", state)), len(found.ids))
 
-    def observe(self, state: State, outcome: Outcome) -> State:
-        """The entries that change with a step."""
-        return _named((number, observe(outcome)) for number, observe in self.of("observe", state))
 
-    def on_update(self, state: State, batch: Trajectories) -> State:
-        """The whole state after an update."""
-        return {**state, **_named((number, learn(batch)) for number, learn in self.of("on_update", state))}
+def curriculum_of(
+    rules: Rules, draws: State, select: Callable[[State, int], tuple[Array, State]], *,
+    metrics: Callable[[State], dict[str, float]], observed: Mapping[str, Any] = MappingProxyType({}),
+    excluded: Callable[[State], Array] | None = None,
+) -> Curriculum:  # fmt: skip
+    """The curriculum that draws prompts by `select`, and otherwise does what the rules say.
 
-    def columns(self, state: State, ids: Array) -> list[dict[str, Any]]:
-        """The columns of each prompt's row."""
-        given = [columns(ids) for _, columns in self.of("columns", state)]
+    draws: the entries of the state beside those of `Rules`; "draws", which changes with each draw, seeds how samples
+    are divided. observed: what some of them are after each step. metrics: beside those of the rules. excluded: state ->
+    uint8[P], why prompts are not drawn now; None: as the rules say. Raises InputError for an empty prompt set, and
+    where several rules give counts or sizes.
+    """
+    facts, reasons = rules.facts, tuple(dict.fromkeys(one for machine in rules.machines for one in machine.reasons))
+    if not facts.size:
+        raise InputError("a curriculum needs at least one prompt")
+    if len(rules.having("size")) > 1 or len(rules.having("counts")) > 1:
+        raise InputError("two rules of a curriculum give counts or sizes: leave out one of them")
+    start = {**draws, **start_record(facts.size, rules.memory), **rules.begun(rules.having("start"))}
+
+    def whole(state: State) -> State:
+        return grown(state, start, facts.size)
+
+    def observe(state: State, step: Step) -> State:
+        state, results = whole(state), results_of(step)
+        before, after = rules.prompts(state, results.ids), note(state, rules.memory, results)
+        outcome = Outcome(step, results, before, lambda: rules.prompts(after, facts.order))
+        changed = _named((number, observe(outcome)) for number, observe in rules.of("observe", state))
+        return {**after, **observed, **changed}
+
+    def on_update(state: State, batch: Trajectories) -> State:
+        return {**state, **_named((number, learn(batch)) for number, learn in rules.of("on_update", state))}
+
+    def counts(state: State, ids: Array, total: int) -> Array:
+        random = np.random.default_rng([facts.seed, 2, state["draws"]])
+        ((_, divide),) = rules.of("counts", state)
+        return np.asarray(divide(rules.prompts(state, np.asarray(ids, np.int64)), total, random), np.int32)
+
+    def columns(state: State, ids: Array) -> list[dict[str, Any]]:
+        given = [columns(ids) for _, columns in rules.of("columns", state)]
         return [{name: one for part in parts for name, one in part.items()} for parts in zip(*given, strict=True)]
 
-    def metrics(self, state: State, why: Array | None) -> dict[str, float]:
-        """The metrics of the rules, and the shares of prompts that are left out; why: of all prompts."""
-        out = left_out_metrics(why, self.reasons) if why is not None else {}
-        return out | {f"curriculum/{k}": x for _, metrics in self.of("metrics", state) for k, x in metrics().items()}
+    def left_out(state: State) -> Array:
+        return (excluded or rules.why)(whole(state))
+
+    def all_metrics(state: State) -> dict[str, float]:
+        out = metrics(state) | (left_out_metrics(left_out(state), reasons) if reasons else {})
+        return out | {f"curriculum/{k}": x for _, own in rules.of("metrics", state) for k, x in own().items()}
+
+    return Curriculum(
+        lambda: start, lambda state, count: select(whole(state), count), observe,
+        counts if rules.having("counts") else None, all_metrics, left_out if reasons else None,
+        columns if rules.having("columns") else None, on_update,
+    )  # fmt: skip
 
 
 def _named(entries: Iterable[tuple[int, Mapping[str, Any]]]) -> State:
