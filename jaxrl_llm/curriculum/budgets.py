@@ -60,25 +60,6 @@ def check_budget(rule: str, prompts: int, total: int, least: int, most: int | No
         raise InputError(f"{each}, but each gets at most {most}: lower group_size, or raise the most")
 
 
-def mixed_probability(p: Array, n: Array) -> Array:
-    """1 - p^n - (1 - p)^n: the probability that a group of n samples has both right and wrong ones."""
-    return 1 - p**n - (1 - p) ** n
-
-
-def smallest_mixed(p: Array, target: float, most: int) -> Array:
-    """int64[n]: the smallest group that is mixed with probability `target` at success rates p f64[n], at most `most`.
-
-    >>> smallest_mixed(np.array([0.5, 0.1, 0.0]), 0.9, 64).tolist()
-    [5, 22, 64]
-    """
-    low, high = np.ones(len(p), np.int64), np.full(len(p), most)
-    while np.any(low < high):  # the probability grows with the group
-        middle = (low + high) // 2
-        enough = mixed_probability(p, middle) >= target
-        low, high = np.where(enough, low, np.minimum(middle + 1, high)), np.where(enough, middle, high)
-    return high
-
-
 # (success rates f64[n], their prompts, the most samples of one) -> weights f64[n]: samples are in proportion to them
 Budget = Callable[[Array, Prompts, int], Array]
 
@@ -111,8 +92,21 @@ def by_bound(exploration: NonNegative = 0.1) -> Budget:
 
 @part
 def by_mixed(target: OpenFraction = 0.9) -> Budget:
-    """The smallest group that has right and wrong samples with probability `target`."""
-    return lambda v, prompts, most: smallest_mixed(v, target, most)
+    """The smallest group of n samples that has right and wrong ones with probability 1 - v^n - (1 - v)^n >= target.
+
+    >>> by_mixed(0.9)(np.array([0.5, 0.1, 0.0]), None, 64).tolist()
+    [5, 22, 64]
+    """
+
+    def weigh(v: Array, prompts: Prompts, most: int) -> Array:
+        low, high = np.ones(len(v), np.int64), np.full(len(v), most)
+        while np.any(low < high):  # the probability grows with the group
+            n = (low + high) // 2
+            enough = 1 - v**n - (1 - v) ** n >= target
+            low, high = np.where(enough, low, np.minimum(n + 1, high)), np.where(enough, n, high)
+        return high
+
+    return weigh
 
 
 @part
