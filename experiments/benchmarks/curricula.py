@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.core.source import Step
-from jaxrl_llm.curriculum.budgets import samples_by
+from jaxrl_llm.curriculum.budgets import by_bound, by_failure, by_mixed, divide
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.scores import least_tried, near_target, thompson, uncertain
 from jaxrl_llm.curriculum.stages import drop_solved
 
 CURRICULA = {
-    "uncertain, counts": choose_prompts(uncertain(), samples_by("deviation"), prior=(0.5, 0.5), kept=0.875),
-    "near_target, counts": choose_prompts(near_target(), samples_by("bound")),
-    "thompson, counts": choose_prompts(thompson(), samples_by("target"), noise=0.0, kept=0.9, faded=0.95),
-    "drop_solved, counts": choose_prompts(least_tried(), drop_solved(back=100), samples_by("failure")),
+    "uncertain, counts": choose_prompts(uncertain(), divide(), prior=(0.5, 0.5), kept=0.875),
+    "near_target, counts": choose_prompts(near_target(), divide(by_bound())),
+    "thompson, counts": choose_prompts(thompson(), divide(by_mixed()), noise=0.0, kept=0.9, faded=0.95),
+    "drop_solved, counts": choose_prompts(least_tried(), drop_solved(back=100), divide(by_failure)),
 }
 
 

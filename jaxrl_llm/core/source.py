@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jaxrl_llm.rewards.scoring import Scored
 
 State = Any
+ONLY_MEASURED = "only_measured"  # a column that a curriculum may give, see `Curriculum.columns`
 
 
 class Step(NamedTuple):
@@ -65,10 +66,9 @@ class Curriculum(NamedTuple):
     metrics: state -> metrics for the log.
     excluded: state -> uint8[P], why each prompt is not drawn now (`excluded.Why`); None: every prompt is drawn.
     columns: (state, prompt ids int32[n]) -> of each prompt, columns that rollout programs find in its row in this step,
-    beside those of the data set; None: no others.
+    beside those of the data set; None: no others. A group whose row has a true `ONLY_MEASURED` is sampled for `observe`
+    alone: the step does not train on it.
     on_update: as that of a `Source`.
-    only_measured: (state before `observe`, ids int[n] of the prompts of a step's groups) -> bool[n], whether the step
-    sampled the group for `observe` alone and does not train on it; None: it trains on all.
     """
 
     init: Callable[[], State]
@@ -79,7 +79,6 @@ class Curriculum(NamedTuple):
     excluded: Callable[[State], np.ndarray] | None = None
     columns: Callable[[State, np.ndarray], Sequence[Mapping[str, Any]]] | None = None
     on_update: Callable[[State, Trajectories], State] = lambda state, batch: state
-    only_measured: Callable[[State, np.ndarray], np.ndarray] | None = None
 
 
 MakeCurriculum = Callable[[Sequence[dict[str, Any]], int], Curriculum]  # (training rows, seed) -> Curriculum

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
 
 import numpy as np
 
 from jaxrl_llm.core.ranges import Count, NonNegative, OpenFraction, check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.curriculum.compose import Machine, RuleOf
-from jaxrl_llm.curriculum.records import Array, Prompts, State
-from jaxrl_llm.utils.errors import InputError, require_choice
+from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State
+from jaxrl_llm.curriculum.rules import Machine, RuleOf
+from jaxrl_llm.curriculum.success_models import ModelOf, posterior_mean
+from jaxrl_llm.utils.errors import InputError
 
 
 def apportion(weights: Array, total: int, least: int = 1, most: int | None = None) -> Array:
@@ -59,55 +60,74 @@ def check_budget(rule: str, prompts: int, total: int, least: int, most: int | No
         raise InputError(f"{each}, but each gets at most {most}: lower group_size, or raise the most")
 
 
-def mixed_probability(p: Array, n: Array) -> Array:
-    """1 - p^n - (1 - p)^n: the probability that a group of n samples has both right and wrong ones."""
-    return 1 - p**n - (1 - p) ** n
+# (success rates f64[n], their prompts, the most samples of one) -> weights f64[n]: samples are in proportion to them
+Budget = Callable[[Array, Prompts, int], Array]
 
 
-def smallest_mixed(p: Array, target: float, most: int) -> Array:
-    """int64[n]: the smallest group that is mixed with probability `target` at success rates p f64[n], at most `most`.
+def by_variance(v: Array, prompts: Prompts, most: int) -> Array:
+    """v (1 - v)."""
+    return v * (1 - v)
 
-    >>> smallest_mixed(np.array([0.5, 0.1, 0.0]), 0.9, 64).tolist()
-    [5, 22, 64]
-    """
-    low, high = np.ones(len(p), np.int64), np.full(len(p), most)
-    while np.any(low < high):  # the probability grows with the group
-        middle = (low + high) // 2
-        enough = mixed_probability(p, middle) >= target
-        low, high = np.where(enough, low, np.minimum(middle + 1, high)), np.where(enough, middle, high)
-    return high
+
+def by_deviation(v: Array, prompts: Prompts, most: int) -> Array:
+    """sqrt(v (1 - v)), which minimises the variance of the mean gradient."""
+    return np.sqrt(v * (1 - v))
+
+
+def by_failure(v: Array, prompts: Prompts, most: int) -> Array:
+    """1 - v, more for hard prompts."""
+    return 1 - v
 
 
 @part
-def samples_by(
-    weight: Literal["variance", "deviation", "failure", "bound", "target"] = "deviation",
-    *,
-    exploration: NonNegative = 0.1,
-    target: OpenFraction = 0.9,
-    least: Count = 1,
-    most: int | None = None,
-) -> RuleOf:
-    """Divide a step's samples by what is known of each prompt's success rate v (the mean of its posterior).
+def by_bound(exploration: NonNegative = 0.1) -> Budget:
+    """sqrt(v (1 - v)) + exploration sqrt(log(1 + T) / tries), an upper confidence bound with T the steps so far."""
 
-    weight: "variance" v (1 - v); "deviation" sqrt(v (1 - v)), which minimises the variance of the mean gradient;
-    "failure" 1 - v, more for hard prompts; "bound" sqrt(v (1 - v)) + exploration sqrt(log(1 + T) / tries), an upper
-    confidence bound with T the steps so far; "target" the smallest group that is mixed with probability `target`.
-    Each prompt gets from `least` to `most` samples; the total is exact. InputError where these do not allow it.
+    def weigh(v: Array, prompts: Prompts, most: int) -> Array:
+        bonus: Array = exploration * np.sqrt(np.log1p(prompts.step) / np.maximum(prompts.tries, 1))
+        return np.sqrt(v * (1 - v)) + bonus
+
+    return weigh
+
+
+@part
+def by_mixed(target: OpenFraction = 0.9) -> Budget:
+    """The smallest group of n samples that has right and wrong ones with probability 1 - v^n - (1 - v)^n >= target.
+
+    >>> by_mixed(0.9)(np.array([0.5, 0.1, 0.0]), None, 64).tolist()
+    [5, 22, 64]
     """
-    require_choice("weight", weight, ("variance", "deviation", "failure", "bound", "target"))
-    check_number("samples_by: most", most, least=least, whole=True, or_none=True)
 
-    def counts(state: State, prompts: Prompts, total: int, random: np.random.Generator) -> Array:
-        check_budget("samples_by", len(prompts.ids), total, least, most)
-        return apportion(weigh(prompts.value, prompts, total), total, least, most)
+    def weigh(v: Array, prompts: Prompts, most: int) -> Array:
+        low, high = np.ones(len(v), np.int64), np.full(len(v), most)
+        while np.any(low < high):  # the probability grows with the group
+            n = (low + high) // 2
+            enough = 1 - v**n - (1 - v) ** n >= target
+            low, high = np.where(enough, low, np.minimum(n + 1, high)), np.where(enough, n, high)
+        return high
 
-    def weigh(v: Array, prompts: Prompts, total: int) -> Any:
-        if weight == "target":
-            return smallest_mixed(v, target, most or total)
-        if weight == "failure":
-            return 1 - v
-        spread = v * (1 - v)
-        bonus = exploration * np.sqrt(np.log1p(prompts.step) / np.maximum(prompts.tries, 1)) if weight == "bound" else 0
-        return spread if weight == "variance" else np.sqrt(spread) + bonus
+    return weigh
 
-    return lambda facts: Machine(counts=counts)
+
+@part
+def divide(
+    budget: Budget = by_deviation, model: ModelOf = posterior_mean, *, least: Count = 1, most: int | None = None
+) -> RuleOf:
+    """Divide a step's samples by the success rates that a model predicts.
+
+    budget: such as `by_variance`. Each prompt gets from `least` to `most` samples; the total is exact. InputError where
+    these do not allow it.
+    """
+    check_number("divide: most", most, least=least, whole=True, or_none=True)
+
+    def make(facts: PromptFacts) -> Machine:
+        own = model(facts)
+
+        def counts(state: State, prompts: Prompts, total: int, random: np.random.Generator) -> Array:
+            check_budget("divide", len(prompts.ids), total, least, most)
+            v = own.predict(state, prompts, random)
+            return apportion(budget(v, prompts, most or total), total, least, most)
+
+        return own.rule(counts=counts)
+
+    return make

@@ -1,16 +1,16 @@
-"""A rule of a curriculum that predicts success rates from similar prompts, and divides a step's samples by them."""
+"""Features of prompts' words, by which similar prompts are found."""
 
 from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.curriculum.records import Array
+from jaxrl_llm.curriculum.records import Array, PromptFacts
 
 WIDTH = 256  # numbers that describe a prompt
 
@@ -31,3 +31,15 @@ def features_of(row: Mapping[str, Any]) -> Array:
     return text_features(
         prompt if isinstance(prompt, str) else " ".join(str(turn.get("content") or "") for turn in prompt)
     )
+
+
+def word_features(facts: PromptFacts) -> Callable[[Array], Array]:
+    """The function of ids int[n] that gives `features_of` their rows, f32[n, 256], which are made when needed."""
+    table, made = np.zeros((facts.size, WIDTH), np.float32), np.zeros(facts.size, bool)
+
+    def of(ids: Array) -> Array:
+        for i in np.unique(ids[~made[ids]]).tolist():
+            table[i], made[i] = features_of(facts.rows[i]), True
+        return table[ids]
+
+    return of

@@ -33,6 +33,11 @@ class PromptFacts(NamedTuple):
         """P."""
         return len(self.order)
 
+    @property
+    def rank(self) -> Array:
+        """int64[P]: the place of each row in `order`."""
+        return np.argsort(self.order)
+
     def column(self, name: str) -> list[Any]:
         """The values of a column, of all rows. InputError where a row has none, and for rows read as they are drawn."""
         if not isinstance(self.rows, list | tuple):

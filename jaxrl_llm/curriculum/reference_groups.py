@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from jaxrl_llm.core.source import Step
+from jaxrl_llm.core.source import ONLY_MEASURED, Step
 from jaxrl_llm.replay.buffers import take, to_rows, to_scored
 from jaxrl_llm.rewards.scoring import Scored
 
 
-def without_groups(found: Step, left_out: Callable[[np.ndarray], np.ndarray]) -> Step:
-    """The step without the groups that it is not to train on, which are in `others` as "reference".
+def without_references(found: Step) -> Step:
+    """The step without the groups that are `ONLY_MEASURED`, as their rows say, which are in `others` as "reference".
 
-    left_out: prompt ids int[n] of the groups -> bool[n]. A step trains on one group at least: nothing is left out if
-    all groups would be.
+    A step trains on one group at least: nothing is left out if all groups would be.
     """
-    batch = found.scored.batch
-    group = np.asarray(batch.group)
-    numbers, first = np.unique(group, return_index=True)
-    out = left_out(np.asarray(batch.prompt_id)[first])
+    out = np.array([bool(row.get(ONLY_MEASURED)) for row in found.rows])
     if out.all() or not out.any():
         return found
-    rows = to_rows(found.scored)
+    batch = found.scored.batch
+    group = np.asarray(batch.group)
+    numbers, rows = np.unique(group), to_rows(found.scored)
 
     def of(chosen: np.ndarray) -> Scored:
         index = np.flatnonzero(np.isin(group, numbers[chosen]))

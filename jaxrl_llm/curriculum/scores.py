@@ -12,9 +12,9 @@ import numpy as np
 
 from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, Positive, check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.curriculum.compose import Machine, RuleOf
-from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State
-from jaxrl_llm.rollouts.runtime.group_results import Results
+from jaxrl_llm.curriculum.records import Array, PromptFacts, State
+from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
+from jaxrl_llm.curriculum.success_models import ModelOf, posterior_mean, posterior_sample, prefer
 from jaxrl_llm.utils.errors import InputError, shown
 
 _TINY = 1e-30
@@ -27,28 +27,21 @@ def least_tried() -> RuleOf:
 
 
 @part
-def uncertain(least: Positive = 0.05) -> RuleOf:
-    """Weights sqrt(v (1 - v)) + least, with v the mean of the prompt's posterior. `least` is above 0."""
-    return lambda facts: Machine(
-        score=lambda state, prompts, random: np.log(np.sqrt(prompts.value * (1 - prompts.value)) + least)
-    )
+def uncertain(least: Positive = 0.05, model: ModelOf = posterior_mean) -> RuleOf:
+    """Weights sqrt(v (1 - v)) + least, with v the success rate that the model predicts. `least` is above 0."""
+    return prefer(lambda v: np.log(np.sqrt(v * (1 - v)) + least), model)
 
 
 @part
-def near_target(target: Fraction = 0.5, temperature: Positive = 1e-3) -> RuleOf:
-    """Weights exp(-|v - target| / temperature), with v the mean of the prompt's posterior."""
-    return lambda facts: Machine(score=lambda state, prompts, random: -np.abs(prompts.value - target) / temperature)
+def near_target(target: Fraction = 0.5, temperature: Positive = 1e-3, model: ModelOf = posterior_mean) -> RuleOf:
+    """Weights exp(-|v - target| / temperature), with v the success rate that the model predicts."""
+    return prefer(lambda v: -np.abs(v - target) / temperature, model)
 
 
 @part
 def thompson() -> RuleOf:
     """Weights p (1 - p), with p drawn from the prompt's Beta posterior; use it without noise, as p is random itself."""
-
-    def score(state: State, prompts: Prompts, random: np.random.Generator) -> Array:
-        p = random.beta(prompts.alpha, prompts.beta)
-        return np.log(np.maximum(p * (1 - p), _TINY))
-
-    return lambda facts: Machine(score=score)
+    return prefer(lambda p: np.log(np.maximum(p * (1 - p), _TINY)), posterior_sample)
 
 
 @part
@@ -98,10 +91,10 @@ def adversarial_sets(column: str, rate: NonNegative = 0.1, floor: Fraction = 0.5
         names, place = sets_of(facts, column)
         K = len(names)
 
-        def observe(state: State, results: Results, before: Prompts, everything: Any) -> State:
-            at = place[results.ids]
+        def observe(state: State, outcome: Outcome) -> State:
+            at, mean = place[outcome.results.ids], outcome.results.mean
             count = np.bincount(at, minlength=K)
-            failed = np.bincount(at, 1 - results.mean, K) / np.maximum(count, 1)
+            failed = np.bincount(at, 1 - mean, K) / np.maximum(count, 1)
             S = np.where(np.isnan(state["loss"]), failed, state["loss"] + smoothing * (failed - state["loss"]))
             S = np.where(count > 0, S, state["loss"])
             known = ~np.isnan(S)

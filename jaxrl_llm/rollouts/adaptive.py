@@ -120,7 +120,7 @@ def in_rounds(
 
     solved: None, or a function of a scored episode, see `repair.succeeds`. A prompt without a success so far gets the
     samples of the next round with the texts of the column in front, joined, each written as `text`, where its row has
-    any: a curriculum may give it, such as `few_shot_memory.solved_examples`. They are trained on under the plain
+    any: a curriculum may give it, such as xrpo's `solved_examples`. They are trained on under the plain
     prompt.
 
     Provides info["guided"], 1 for samples with examples, info["off_prompt"] (`Episode.trained_under`), and

@@ -22,7 +22,7 @@ from jaxrl_llm.algorithms.policy_loss.remix import remix
 from jaxrl_llm.algorithms.prompts.dots_rr import dots_rr
 from jaxrl_llm.algorithms.replay.a2pr import a2pr, best_answers
 from jaxrl_llm.algorithms.replay.arpo_replay import arpo_replay
-from jaxrl_llm.algorithms.replay.rapo_reward_aware import epochs_without_solved, rapo_reward_aware
+from jaxrl_llm.algorithms.replay.rapo_reward_aware import rapo_reward_aware
 from jaxrl_llm.algorithms.replay.sapo_swarm import sapo_swarm
 from jaxrl_llm.algorithms.replay.spear import spear, varied_groups, warm_up_replay
 from jaxrl_llm.algorithms.replay.symphony_fading_replay import symphony_fading_replay
@@ -294,7 +294,9 @@ def test_rapo_worked_example_and_loop() -> None:
 
 
 def test_rapo_drops_solved_prompts_at_the_end_of_an_epoch() -> None:
-    curriculum = epochs_without_solved(0.9, 0.5)([{}] * 4, 7)
+    method = rapo_reward_aware()
+    assert method.prompts is not None
+    curriculum = method.prompts([{}] * 4, 7)
     state = curriculum.init()
     for epoch in range(3):
         ids, state = curriculum.select(state, 4 if epoch == 0 else 3)

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.algorithms.prompts.dots_rr import attention, reference_groups
 from jaxrl_llm.core.source import Curriculum, MakeCurriculum, Step
+from jaxrl_llm.curriculum.rules import RuleOf
+from jaxrl_llm.curriculum.scores import near_target
 
 Rates = Callable[[int, int], float]  # (prompt, step) -> success rate
 
@@ -33,6 +36,13 @@ def results(ids: Any, samples: Any, rate: Callable[[int], float], seed: int, nam
         prompts += [int(i)] * int(n)
         rewards += (drawn < rate(int(named[int(i)]))).tolist()
     return step_of(prompts, rewards)
+
+
+def near_predicted(
+    references: int = 256, every: int = 2, temperature: float = 1e-3, **options: Any
+) -> tuple[RuleOf, RuleOf]:
+    """The rules of `dots_rr`."""
+    return reference_groups(references, every), near_target(0.5, temperature, attention(references, every, **options))
 
 
 class Ran:

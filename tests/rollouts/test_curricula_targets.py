@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from choosing import rows_of, step_of
+from choosing import near_predicted, rows_of, step_of
 from stored_rows import all_facts, facts, scored_of
 
-from jaxrl_llm.algorithms.prompts.dots_rr import near_predicted
-from jaxrl_llm.core.source import Curriculum, Step
+from jaxrl_llm.core.source import ONLY_MEASURED, Curriculum, Step
 from jaxrl_llm.curriculum.compose import choose_prompts
-from jaxrl_llm.curriculum.reference_groups import without_groups
+from jaxrl_llm.curriculum.reference_groups import without_references
 from jaxrl_llm.utils.errors import InputError
 
 N = 40
@@ -20,15 +19,19 @@ ANGLE = np.arange(N) / N * np.pi / 2
 EMBEDDED = rows_of(N, vector=[[float(np.cos(a)), float(np.sin(a))] for a in ANGLE])
 
 
+def references(curriculum: Curriculum, state: Any, ids: Any) -> np.ndarray:
+    assert curriculum.columns is not None
+    return np.array([row[ONLY_MEASURED] for row in curriculum.columns(state, ids)])
+
+
 def test_rounds_of_references() -> None:
     """In steps 0, 2, 4 ... 8 references beside the 3 prompts, uniformly; no prompt is drawn twice in two steps, and
     once there are rates, the prompts are those in the middle, whose rate is near the target."""
-    curriculum: Curriculum = choose_prompts(near_predicted(references=8, width=0.02, column="vector"))(EMBEDDED, 1)
-    assert curriculum.only_measured is not None
+    curriculum: Curriculum = choose_prompts(*near_predicted(references=8, width=0.02, column="vector"))(EMBEDDED, 1)
     state, asked, errors, round_ = curriculum.init(), list[list[int]](), list[float](), list[int]()
     for step in range(12):
         ids, state = curriculum.select(state, 3)
-        measured = curriculum.only_measured(state, ids)
+        measured = references(curriculum, state, ids)
         assert measured.sum() == (8 if step % 2 == 0 else 0)
         assert len(set(ids.tolist())) == len(ids) == 3 + measured.sum()
         own = ids[~measured].tolist()
@@ -39,8 +42,8 @@ def test_rounds_of_references() -> None:
         if step > 2:
             assert (np.abs(np.asarray(own) / N - 0.5) < 0.2).all()
         state = curriculum.observe(state, step_of(ids, np.asarray(ids) / N))
-        np.testing.assert_allclose(state["rule0_rates"], state["rule0_references"] / N, rtol=1e-6)
-        assert sorted(state["rule0_references"].tolist()) == sorted(asked[-1])
+        np.testing.assert_allclose(state["rule1_rates"], state["rule1_references"] / N, rtol=1e-6)
+        assert sorted(state["rule1_references"].tolist()) == sorted(asked[-1])
         errors.append(curriculum.metrics(state)["curriculum/prediction_error"])
     assert len({tuple(one) for one in asked}) == len(asked)
     assert np.bincount(np.concatenate(asked), minlength=N).max() <= 5, "uniform"
@@ -51,8 +54,9 @@ def test_rounds_of_references() -> None:
 def test_draws_are_in_proportion_to_nearness() -> None:
     """The example of the method: rates 0.1, 0.45, 0.5, 0.56 and 0.9, each known of its own prompt."""
     rows = rows_of(5, vector=np.eye(5).tolist())
-    curriculum = choose_prompts(near_predicted(temperature=0.05, width=1e-3, every=10**6, column="vector"))(rows, 0)
-    known = {"rule0_references": np.arange(5), "rule0_rates": np.array([0.1, 0.45, 0.5, 0.56, 0.9]), "rule0_step": 1}
+    rules = near_predicted(temperature=0.05, width=1e-3, every=10**6, column="vector")
+    curriculum = choose_prompts(*rules)(rows, 0)
+    known = {"rule1_references": np.arange(5), "rule1_rates": np.array([0.1, 0.45, 0.5, 0.56, 0.9]), "rule0_step": 1}
     found = np.zeros(5)
     for draw in range(4000):
         (first,), _ = curriculum.select({**curriculum.init(), **known, "draws": draw}, 1)
@@ -62,10 +66,9 @@ def test_draws_are_in_proportion_to_nearness() -> None:
 
 def test_references_are_half_the_prompts_at_most() -> None:
     for size, most in ((5, 2), (1, 0)):
-        curriculum = choose_prompts(near_predicted(every=1))(rows_of(size), 0)
-        assert curriculum.only_measured is not None
+        curriculum = choose_prompts(*near_predicted(every=1))(rows_of(size), 0)
         ids, state = curriculum.select(curriculum.init(), 2)
-        assert curriculum.only_measured(state, np.arange(size)).sum() == most
+        assert references(curriculum, state, np.arange(size)).sum() == most
         assert len(ids) == 2 + most
 
 
@@ -76,13 +79,13 @@ def test_references_are_half_the_prompts_at_most() -> None:
 )  # fmt: skip
 def test_a_column_without_embeddings(second: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        choose_prompts(near_predicted(column="vector"))(rows_of(2, vector=[[0.0, 1.0], second]), 0)
+        choose_prompts(*near_predicted(column="vector"))(rows_of(2, vector=[[0.0, 1.0], second]), 0)
 
 
 def test_groups_that_are_left_out() -> None:
     scored = scored_of([[1.0, 0.0], [0.5], [0.0, 1.0, 1.0]], [4, 2, 7], 0)
-    step = Step(scored, [{"prompt": str(i)} for i in (4, 2, 7)], {"a": 1.0})
-    found = without_groups(step, lambda ids: ids == 2)
+    step = Step(scored, [{"prompt": str(i), ONLY_MEASURED: i == 2} for i in (4, 2, 7)], {"a": 1.0})
+    found = without_references(step)
     assert all_facts(found.scored) == [facts(scored, i) for i in (0, 1, 3, 4, 5)]
     assert found.scored.batch.group.tolist() == [0, 0, 1, 1, 1]
     assert [row["prompt"] for row in found.rows] == ["4", "7"]
@@ -91,5 +94,6 @@ def test_groups_that_are_left_out() -> None:
     assert why == "reference"
     assert found.sampled is None
     assert found.scored.batch.tokens.shape[1] == scored.batch.tokens.shape[1]
-    for nothing in (np.zeros(3, bool), np.ones(3, bool)):
-        assert without_groups(step, lambda ids, out=nothing: out) is step  # type: ignore[misc]
+    for given in ({}, {ONLY_MEASURED: False}, {ONLY_MEASURED: True}):
+        alike = step._replace(rows=[{"prompt": str(i), **given} for i in (4, 2, 7)])
+        assert without_references(alike) is alike

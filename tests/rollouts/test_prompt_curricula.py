@@ -9,19 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from choosing import Ran, rows_of, step_of
+from choosing import Ran, near_predicted, rows_of, step_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.algorithms.prompts.craft_gui import staged
-from jaxrl_llm.algorithms.prompts.dots_rr import near_predicted
 from jaxrl_llm.algorithms.prompts.drive_pre_grpo import hardest_in_phases
 from jaxrl_llm.algorithms.prompts.gdro import samples_by_bin
 from jaxrl_llm.algorithms.prompts.sgpo import sorted_by_profile
-from jaxrl_llm.algorithms.prompts.v0_value import samples_by_neighbours
-from jaxrl_llm.algorithms.score_function.spo_single_stream import tracked_uncertainty
+from jaxrl_llm.algorithms.prompts.v0_value import neighbours
+from jaxrl_llm.algorithms.score_function.spo_single_stream import tracker
 from jaxrl_llm.core.source import MakeCurriculum
-from jaxrl_llm.curriculum.budgets import apportion, samples_by
+from jaxrl_llm.curriculum.budgets import apportion, by_bound, by_failure, by_variance, divide
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.excluded import Why
 from jaxrl_llm.curriculum.scores import (
@@ -51,18 +50,18 @@ def skill(number: int, step: int) -> float:
 EVERY: dict[str, MakeCurriculum] = {
     "plain": choose_prompts(),
     "least_tried": choose_prompts(least_tried()),
-    "uncertain": choose_prompts(uncertain(), samples_by("deviation"), prior=(0.5, 0.5), kept=0.9),
-    "near_target": choose_prompts(near_target(), samples_by("bound")),
-    "predicted": choose_prompts(near_predicted(references=6)),
-    "tracked": choose_prompts(tracked_uncertainty()),
+    "uncertain": choose_prompts(uncertain(), divide(), prior=(0.5, 0.5), kept=0.9),
+    "near_target": choose_prompts(near_target(), divide(by_bound())),
+    "predicted": choose_prompts(*near_predicted(references=6)),
+    "tracked": choose_prompts(uncertain(model=tracker()), divide(by_variance, tracker())),
     "thompson": choose_prompts(thompson(), noise=0.0, kept=0.9, faded=0.95),
     "adversarial": choose_prompts(adversarial_sets("source")),
-    "mixed": choose_prompts(mixed_sets("source", {"a": 3.0, "b": 1.0}), retry_failed(), samples_by("failure")),
+    "mixed": choose_prompts(mixed_sets("source", {"a": 3.0, "b": 1.0}), retry_failed(), divide(by_failure)),
     "staged": choose_prompts(staged("level", 4, earlier=0.2), drop_solved(back=5)),
     "phases": choose_prompts(hardest_in_phases(6, [(6, 4), (2, 4)], times=2), least_tried()),
     "profile": choose_prompts(sorted_by_profile(3), least_tried()),
     "arms": choose_prompts(least_tried(), samples_by_bin(bins=4)),
-    "neighbours": choose_prompts(least_tried(), samples_by_neighbours(context=16)),
+    "neighbours": choose_prompts(least_tried(), divide(by_variance, neighbours(context=16))),
     "profiled": choose_prompts(sorted_by_profile(3, "rate"), least_tried()),
 }
 every = pytest.mark.parametrize("name", EVERY)
@@ -339,14 +338,18 @@ def test_the_square_root_law() -> None:
 
 
 def test_hard_prompts_get_more_samples() -> None:
-    ran = Ran(choose_prompts(samples_by("failure"), least_tried()), ROWS, lambda i, s: float(i % 2), 12)
+    ran = Ran(choose_prompts(divide(by_failure), least_tried()), ROWS, lambda i, s: float(i % 2), 12)
     late: Any = dict(zip(itertools.chain(*ran.ids[6:]), itertools.chain(*ran.counts[6:]), strict=True))
     assert min(late[i] for i in range(0, 24, 2)) > max(late[i] for i in range(1, 24, 2))
 
 
 @pytest.mark.parametrize(
-    "rule", [samples_by("variance", least=3, most=5), samples_by_neighbours(least=3, most=5), samples_by_bin(4, 3, 5)]
-)
+    "rule",
+    [
+        divide(by_variance, least=3, most=5), divide(by_variance, neighbours(), least=3, most=5),
+        samples_by_bin(4, 3, 5),
+    ],
+)  # fmt: skip
 def test_bounds_that_a_budget_does_not_allow_are_an_error(rule: Any) -> None:
     """They would be relaxed to the mean, which is plain groups."""
     curriculum = choose_prompts(rule)(ROWS, 0)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.algorithms.exploration.xrpo import nearest, solved_examples, texts_in
+from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.neighbours import text_features
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
@@ -33,18 +34,24 @@ def shown(curriculum: Any, state: Any, *ids: int) -> list[list[str]]:
     return [one["solved_examples"] for one in curriculum.columns(state, np.asarray(ids, np.int32))]
 
 
+def own(state: Any) -> Any:
+    return {name.removeprefix("rule0_"): value for name, value in state.items()}
+
+
 def test_it_shows_the_most_similar_problems_but_not_the_prompt_itself() -> None:
-    curriculum = solved_examples(2, **PLAIN)(ROWS, 0)
+    curriculum = in_epochs(solved_examples(2, **PLAIN))(ROWS, 0)
     empty = curriculum.init()
     assert shown(curriculum, empty, 0, 4) == [[], []]
     step = step_of((0, "three", 0.0), (0, "two", 1.0), (0, "2!", 1.0), (3, "2", 0.5), (2, "no", 0.0), (4, "a", 1.0))
     state = curriculum.observe(empty, step)
     apples, seven = "how many apples are in the basket > two", "solve x + 7 = 9 > 2"
-    assert texts_in(state) == [apples, seven], "of a problem the first success; none without one, or without a text"
+    assert texts_in(own(state)) == [apples, seven], (
+        "of a problem the first success; none without one, or without a text"
+    )
     assert shown(curriculum, state, 0, 1, 2, 3, 4) == [[seven], [seven, apples], [apples, seven], [apples], []]
-    assert texts_in(empty) == [], "a state is not changed"
+    assert texts_in(own(empty)) == [], "a state is not changed"
     state = curriculum.observe(state, step_of((0, "it is 2", 1.0), (1, "4", 1.0)))
-    assert texts_in(state)[1:] == [
+    assert texts_in(own(state))[1:] == [
         "how many apples are in the basket > it is 2",
         "how many pears are in the basket > 4",
     ]
@@ -52,14 +59,14 @@ def test_it_shows_the_most_similar_problems_but_not_the_prompt_itself() -> None:
 
 
 def test_the_pool_holds_those_solved_last() -> None:
-    curriculum = solved_examples(9, pool=2, **PLAIN)(ROWS, 0)
+    curriculum = in_epochs(solved_examples(9, pool=2, **PLAIN))(ROWS, 0)
     state = curriculum.init()
     for prompt in (0, 1, 0, 2):
         state = curriculum.observe(state, step_of((prompt, str(prompt), 1.0)))
-    assert state["pool_ids"].tolist() == [0, 2]
+    assert own(state)["pool_ids"].tolist() == [0, 2]
     for row, prompt in enumerate((0, 2)):
         words = ROWS[prompt]["prompt"] if prompt == 0 else "solve x + 2 = 5"
-        np.testing.assert_array_equal(state["pool_features"][row], text_features(words))
+        np.testing.assert_array_equal(own(state)["pool_features"][row], text_features(words))
 
 
 def test_nearest_is_a_loop() -> None:
@@ -70,7 +77,7 @@ def test_nearest_is_a_loop() -> None:
 
 
 def test_it_goes_on_from_a_checkpoint_and_draws_shuffled_epochs() -> None:
-    curriculum, plain = solved_examples(**PLAIN)(ROWS, 3), shuffled_epochs(ROWS, 3)
+    curriculum, plain = in_epochs(solved_examples(**PLAIN))(ROWS, 3), shuffled_epochs(ROWS, 3)
     state, other = curriculum.init(), plain.init()
     for turn in range(4):
         ids, state = curriculum.select(state, 3)

@@ -12,6 +12,7 @@ from speaking import TEMPLATES, run_agents, tokenizer_of
 from test_probes import Saying
 
 from jaxrl_llm.algorithms.turn_credit.archer import COLUMN, kept_states, replying_at_stored_states
+from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
@@ -28,8 +29,9 @@ def step_of(tokens: Any, turn: Any, reward: Any, anew: Any = None) -> Any:
     tokens = np.asarray(tokens)
     info = None if anew is None else {"resampled": np.asarray(anew, np.float32)}
     batch = SimpleNamespace(
-        tokens=tokens, token_mask=tokens > 0, turn=np.asarray(turn), need=lambda name: np.asarray(reward), info=info
-    )
+        tokens=tokens, token_mask=tokens > 0, turn=np.asarray(turn), need=lambda name: np.asarray(reward), info=info,
+        prompt_id=np.arange(len(tokens)),
+    )  # fmt: skip
     return SimpleNamespace(scored=SimpleNamespace(batch=batch), sampled=None)
 
 
@@ -46,33 +48,33 @@ def shown(curriculum: Any, state: Any, count: int) -> list[Any]:
 
 
 def test_states_are_those_before_turns_of_scored_rows() -> None:
-    curriculum = kept_states(3)(ROWS, 0)
+    curriculum = in_epochs(kept_states(3))(ROWS, 0)
     empty = curriculum.init()
     assert shown(curriculum, empty, 2) == [[], []]
     state = curriculum.observe(empty, STEP)
     assert sorted(shown(curriculum, state, 1)[0]) == sorted(STATES)
-    assert len(empty["places"]) == 0, "a state is not changed"
+    assert len(empty["rule0_places"]) == 0, "a state is not changed"
     assert curriculum.metrics(state) == {"curriculum/states": 3.0}
     first, second = shown(curriculum, state, 2)
     assert (len(first), len(second)) == (2, 1), "each once, in turn"
     assert sorted([*first, *second]) == sorted(STATES)
-    assert len(shown(kept_states(1)(ROWS, 0), state, 2)[0]) == 1
+    assert len(shown(in_epochs(kept_states(1))(ROWS, 0), state, 2)[0]) == 1
 
 
 def test_it_draws_uniformly_and_the_newest_rows_stay() -> None:
-    curriculum = kept_states(1, episodes=3)(ROWS, 0)
+    curriculum = in_epochs(kept_states(1, episodes=3))(ROWS, 0)
     state, drawn = curriculum.init(), []
     for number in range(300):
         state = curriculum.observe(state, step_of([[100 + number, 5]], [[-1, 0]], [1.0]))
         (one,) = shown(curriculum, state, 1)
         drawn.append(number - (one[0][0][0] - 100))
-        assert len(state["lengths"]) == min(number + 1, 3)
+        assert len(state["rule0_lengths"]) == min(number + 1, 3)
     assert set(drawn) == {0, 1, 2}
     assert all(70 < drawn.count(age) < 130 for age in range(3))
 
 
 def test_it_goes_on_from_a_checkpoint_and_draws_shuffled_epochs() -> None:
-    curriculum, plain = kept_states(2)(ROWS, 3), shuffled_epochs(ROWS, 3)
+    curriculum, plain = in_epochs(kept_states(2))(ROWS, 3), shuffled_epochs(ROWS, 3)
     state, other = curriculum.init(), plain.init()
     for _ in range(3):
         ids, state = curriculum.select(state, 3)
@@ -97,7 +99,7 @@ def test_the_policy_replies_at_them() -> None:
     plain, _ = run_agents(agent(Saying, turns=3), tokenizer, says, [{"prompt": "Go."}])
     batch = to_batch(plain.groups, SamplingConfig(), 0)
     reward = np.ones(len(batch.tokens))
-    curriculum = kept_states(4)(ROWS, 0)
+    curriculum = in_epochs(kept_states(4))(ROWS, 0)
     state = curriculum.observe(curriculum.init(), SimpleNamespace(
         scored=SimpleNamespace(batch=batch.replace(reward=reward)), sampled=None
     ))  # fmt: skip

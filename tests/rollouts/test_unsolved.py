@@ -11,11 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.algorithms.guidance.nurl import solved_prompts, without_solved
+from jaxrl_llm.algorithms.guidance.nurl import all_succeed, solved_prompts
 from jaxrl_llm.core.source import Curriculum, Step
 from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.curriculum.epochs import in_epochs
+from jaxrl_llm.curriculum.stages import drop_solved
 from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
+from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.utils.errors import InputError
 
 ROWS: list[dict[str, Any]] = [{"prompt": str(i)} for i in range(6)]
@@ -39,13 +43,18 @@ def step_of(ids: Any, reward: Any, guided: Any = None, order: Any = None) -> Ste
 
 
 def made(**options: Any) -> Curriculum:
-    return without_solved(**options)(ROWS, 3)
+    return in_epochs(drop_solved(measure=all_succeed(), **options))(ROWS, 3)
 
 
-def through_json(state: Any) -> Any:
+def restored(state: Any) -> Any:
     """As a checkpoint restores it."""
-    assert isinstance(state["solved"], np.ndarray)
-    return {**json.loads(json.dumps({k: v for k, v in state.items() if k != "solved"})), "solved": state["solved"] * 1}
+    kept, arrays = saved(ExperienceState(state, {}, (), Drafts()))
+    return loaded(json.loads(json.dumps(kept)), {name: value * 1 for name, value in arrays.items()}).curriculum
+
+
+def dropped(curriculum: Curriculum, state: Any) -> list[int]:
+    assert curriculum.excluded is not None
+    return np.flatnonzero(curriculum.excluded(state)).tolist()
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.lists(st.booleans(), min_size=8, max_size=8)), max_size=8))
@@ -59,22 +68,20 @@ def test_what_is_solved_is_never_drawn_again(history: list[tuple[int, list[bool]
                 curriculum.select(state, count)
             return
         ids, state = curriculum.select(state, count)
-        same, again = curriculum.select(through_json(again), count)
+        same, again = curriculum.select(restored(again), count)
         assert ids.tolist() == same.tolist()
         assert len(ids) == count
         assert not solved & set(ids.tolist())
         reward = np.asarray(right[: 2 * count], float).reshape(count, 2)
-        before = {**state, "solved": state["solved"].copy()}
+        before = dropped(curriculum, state)
         order = np.random.default_rng(count).permutation(2 * count)
         after = curriculum.observe(state, step_of(ids, reward))
-        np.testing.assert_array_equal(state["solved"], before["solved"], "a state is not changed")
+        assert dropped(curriculum, state) == before, "a state is not changed"
         other = curriculum.observe(state, step_of(ids, reward, order=order))
-        np.testing.assert_array_equal(after["solved"], other["solved"], "the order of rows does not matter")
+        assert dropped(curriculum, after) == dropped(curriculum, other), "the order of rows does not matter"
         solved |= {int(i) for i, both in zip(ids, reward, strict=True) if both.all()}
-        assert set(np.flatnonzero(after["solved"]).tolist()) == solved
         assert curriculum.metrics(after) == {"curriculum/left_out/solved": len(solved) / len(ROWS)}
-        assert curriculum.excluded is not None
-        assert set(np.flatnonzero(curriculum.excluded(after))) == solved
+        assert set(dropped(curriculum, after)) == solved
         state, again = after, curriculum.observe(again, step_of(ids, reward))
 
 
@@ -95,5 +102,5 @@ def test_what_counts_as_solved() -> None:
     assert solved_prompts(one, 0.0, "right").tolist() == []
     late = made(start=1)
     state = late.observe(late.init(), step_of([4], [[1, 1]]))
-    assert not state["solved"].any(), "before its first step"
-    assert late.observe(state, step_of([4], [[1, 1]]))["solved"].tolist() == [False] * 4 + [True, False]
+    assert dropped(late, state) == [], "before its first step"
+    assert dropped(late, late.observe(state, step_of([4], [[1, 1]]))) == [4]

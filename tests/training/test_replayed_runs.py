@@ -18,6 +18,7 @@ from jaxrl_llm.learner.inputs import outputs_of
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.utils.errors import InputError
 
 GIVEN: dict[str, dict[str, Any]] = {"spear": {"replay_rows": 2, "surplus": 1.0}}
 # Those of several turns are in test_turn_runs.py.
@@ -126,13 +127,15 @@ def test_reference_groups_are_measured_and_not_trained_on(tmp_path: Path) -> Non
     with runs.watched(taken):
         runs.train(config)
     for number, one in enumerate(taken):
-        batch, references = one.scored.batch, one.after.curriculum["rule0_references"].tolist()
+        batch, references = one.scored.batch, one.after.curriculum["rule1_references"].tolist()
         trained = np.unique(batch.prompt_id)
         assert len(trained) == 4
         assert np.bincount(batch.group).tolist() == [4] * 4
         assert len(references) == 3
         if number != 1:
             assert not set(references) & set(trained.tolist())
+    with pytest.raises(InputError, match="the curriculum needs all groups of a step in that step"):
+        runs.train(dataclasses.replace(config, output=str(tmp_path / "partial"), oversample=2.0))
     lines = runs.lines_of(Path(config.output) / "metrics.jsonl")
     groups = runs.lines_of(Path(config.output) / "groups.jsonl")
     assert [one.get("left_out", []).count("reference") for one in groups] == [3, 0, 3]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import jax
@@ -16,15 +16,17 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.ranges import Count, NonNegative, check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.source import Curriculum, MakeCurriculum, State, Step
+from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
 from jaxrl_llm.core.transform import chain
+from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.neighbours import WIDTH, text_features
+from jaxrl_llm.curriculum.records import PromptFacts, State
+from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.rollouts.adaptive import by_confidence, in_rounds
 from jaxrl_llm.rollouts.guidance.hints import problem_of
 from jaxrl_llm.rollouts.guidance.repair import succeeds
-from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 
 
 @part
@@ -81,7 +83,7 @@ def xrpo(
             group_relative(epsilon=1e-8), revised(with_novelty_bonus(novelty_coefficient, kappa), {"old_logp"})
         ),
         objective=policy_gradient(token_ratio("old"), clip(clip_low, clip_high), sequence_mean()),
-        curriculum=solved_examples(examples, pool, success) if examples else None,
+        curriculum=in_epochs(solved_examples(examples, pool, success)) if examples else None,
         rollout=in_rounds(
             by_confidence(exploration, level), first, rounds, solved=succeeds(success) if examples else None
         ),
@@ -103,8 +105,8 @@ EXAMPLE = "Problem: {problem}\nSolution: {solution}"
 @part
 def solved_examples(
     examples: int = 2, pool: int = 1000, success: float = 0.0, column: str = "solved_examples", text: str = EXAMPLE
-) -> MakeCurriculum:
-    """Shuffled epochs, with solved problems of the steps before, like the prompt's own, in a column of each row.
+) -> RuleOf:
+    """Give each row solved problems of the steps before, like the prompt's own, in a column.
 
     The pool holds a completion with a reward above `success` of each problem that has had one, of several the first in
     the newest batch; it holds the `pool` problems that were solved last. A prompt gets the `examples` problems, others
@@ -115,23 +117,16 @@ def solved_examples(
     check_number("examples", examples, least=0, whole=True)
     check_number("pool", pool, least=1, whole=True)
 
-    def make(rows: Sequence[dict[str, Any]], seed: int) -> Curriculum:
-        stream = shuffled_epochs(rows, seed)
+    def make(facts: PromptFacts) -> Machine:
+        rows = facts.rows
+        empty: State = {
+            "pool_ids": np.zeros(0, np.int32), "pool_features": np.zeros((0, WIDTH), np.float32),
+            "pool_sizes": np.zeros(0, np.int64), "pool_text": np.zeros(0, np.uint8),
+        }  # fmt: skip
 
-        def init() -> State:
-            empty: dict[str, np.ndarray] = {
-                "pool_ids": np.zeros(0, np.int32), "pool_features": np.zeros((0, WIDTH), np.float32),
-                "pool_sizes": np.zeros(0, np.int64), "pool_text": np.zeros(0, np.uint8),
-            }  # fmt: skip
-            return {"stream": stream.init(), **empty}
-
-        def select(state: State, count: int) -> tuple[np.ndarray, State]:
-            ids, at = stream.select(state["stream"], count)
-            return ids, {**state, "stream": at}
-
-        def observe(state: State, step: Step) -> State:
+        def observe(state: State, outcome: Outcome) -> State:
             found = dict(zip(state["pool_ids"].tolist(), texts_in(state), strict=True))
-            for prompt, solution in solutions(step, success).items():
+            for prompt, solution in solutions(outcome.step, success).items():
                 if examples and (problem := problem_of(rows[prompt])):
                     found.pop(prompt, None)  # so that it is the newest
                     found[prompt] = text.format(problem=problem, solution=solution)
@@ -140,7 +135,6 @@ def solved_examples(
             features = [known[i] if i in known else text_features(problem_of(rows[i])) for i, _ in kept]
             coded = [one.encode() for _, one in kept]
             return {
-                **state,
                 "pool_ids": np.asarray([i for i, _ in kept], np.int32),
                 "pool_features": np.stack(features) if features else np.zeros((0, WIDTH), np.float32),
                 "pool_sizes": np.asarray([len(one) for one in coded], np.int64),
@@ -159,10 +153,8 @@ def solved_examples(
 
             return [{column: of(int(prompt))} for prompt in ids]
 
-        def metrics(state: State) -> dict[str, float]:
-            return {"curriculum/pool": float(len(state["pool_ids"]))}
-
-        return Curriculum(init, select, observe, metrics=metrics, columns=columns)
+        metrics = lambda state: {"pool": float(len(state["pool_ids"]))}  # noqa: E731
+        return Machine(empty, observe=observe, metrics=metrics, columns=columns)
 
     return make
 

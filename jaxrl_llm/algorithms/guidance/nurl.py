@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -13,15 +12,16 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import AverageName
 from jaxrl_llm.core.hyperparameters import OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import Count, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.ranges import Count, NonNegative, ZeroOrOne
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.source import Curriculum, MakeCurriculum, State, Step
+from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.curriculum.excluded import Why, left_out_metrics, where
+from jaxrl_llm.curriculum import stages
+from jaxrl_llm.curriculum.epochs import in_epochs
+from jaxrl_llm.curriculum.stages import Measure
 from jaxrl_llm.rollouts.guidance.hints import from_column, own_hint
 from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
-from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
-from jaxrl_llm.utils.errors import InputError, require_choice
+from jaxrl_llm.utils.errors import require_choice
 
 
 @method(
@@ -70,46 +70,22 @@ def nurl(
     )  # fmt: skip
     hints = own_hint(column or "answer") if source == "own" else from_column(column or "hint")
     program = retried(hints, succeeds(success, accuracy), 1, hints_from)
-    return replace(
-        base, rollout=program, curriculum=without_solved(success, accuracy, hints_from) if drop_solved else None
-    )  # fmt: skip
+    solved = stages.drop_solved(measure=all_succeed(success, accuracy), start=hints_from)
+    return replace(base, rollout=program, curriculum=in_epochs(solved) if drop_solved else None)
 
 
 @part
-def without_solved(success: float = 0.0, accuracy: str | None = None, start: NonNegativeInt = 0) -> MakeCurriculum:
-    """Epochs over all prompts, in random order, without those of which a whole group succeeded from step `start` on.
+def all_succeed(success: float = 0.0, accuracy: str | None = None) -> Measure:
+    """1 for prompts with a group in which every sample succeeds, as in `repair.succeeds`, and none was guided; else 0.
 
-    A sample succeeds as in `repair.succeeds`, and a group with a guided sample (info["guided"]) is never solved. The
-    metric "curriculum/left_out/solved" is the share of prompts that are left out. InputError when none is left.
+    A guided sample is one with info["guided"].
     """
 
-    def make(rows: Sequence[dict[str, Any]], seed: int) -> Curriculum:
-        epochs = shuffled_epochs(rows, seed)
+    def measure(step: Step) -> tuple[np.ndarray, np.ndarray]:
+        ids = np.unique(np.asarray(step.scored.batch.prompt_id))
+        return ids, np.isin(ids, solved_prompts(step.scored.batch, success, accuracy)).astype(np.float64)
 
-        def select(state: State, count: int) -> tuple[np.ndarray, State]:
-            order, solved, ids = state["order"], np.asarray(state["solved"], bool), list[int]()
-            if count and solved.all():
-                raise InputError("the policy solves every prompt, so that none is left to train on: add harder ones")
-            while len(ids) < count:
-                drawn, order = epochs.select(order, count - len(ids))
-                ids += [int(i) for i in drawn if not solved[i]]
-            return np.asarray(ids, np.int32), {**state, "order": order}
-
-        def observe(state: State, step: Step) -> State:
-            solved = np.array(state["solved"], bool)
-            if state["steps"] >= start:
-                solved[solved_prompts(step.scored.batch, success, accuracy)] = True
-            return {**state, "solved": solved, "steps": state["steps"] + 1}
-
-        def left_out(state: State) -> np.ndarray:
-            return where(Why.SOLVED, np.asarray(state["solved"], bool))
-
-        return Curriculum(
-            lambda: {"order": epochs.init(), "solved": np.zeros(len(rows), bool), "steps": 0}, select, observe,
-            metrics=lambda state: left_out_metrics(left_out(state), (Why.SOLVED,)), excluded=left_out,
-        )  # fmt: skip
-
-    return make
+    return measure
 
 
 def solved_prompts(batch: Trajectories, success: float, accuracy: str | None = None) -> np.ndarray:

@@ -14,11 +14,11 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import OURS
 from jaxrl_llm.core.ranges import Count, NonNegative, Range
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.curriculum.compose import Machine, RuleOf, choose_prompts
+from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.excluded import Why, where
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State
+from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
 from jaxrl_llm.curriculum.scores import set_scores, sets_of
-from jaxrl_llm.rollouts.runtime.group_results import Results
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -83,8 +83,8 @@ def staged(
             current = (place[prompts.ids] == stage(prompts.step)).astype(np.int32)
             return set_scores(np.array([earlier, 1 - earlier]), current)
 
-        def observe(state: State, results: Results, before: Prompts, everything: Any) -> State:
-            return {"stage": stage(before.step + 1)}
+        def observe(state: State, outcome: Outcome) -> State:
+            return {"stage": stage(outcome.before.step + 1)}
 
         return Machine(
             {"stage": 0}, score, left_out, observe=observe, metrics=lambda state: {"stage": float(state["stage"])},

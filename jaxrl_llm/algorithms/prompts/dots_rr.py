@@ -13,7 +13,8 @@ references of one round predicted from those of the round before.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated
 
 import numpy as np
 
@@ -22,17 +23,20 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.log_ratios import LARGEST
-from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, NonNegativeInt, Positive, Share, ZeroOrOne
+from jaxrl_llm.core.ranges import Count, NonNegative, NonNegativeInt, Positive, Share, ZeroOrOne
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.source import ONLY_MEASURED
 from jaxrl_llm.core.transform import chain
-from jaxrl_llm.curriculum.compose import Machine, RuleOf, choose_prompts
+from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.excluded import Why, where
-from jaxrl_llm.curriculum.neighbours import WIDTH, features_of
+from jaxrl_llm.curriculum.neighbours import word_features
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State
+from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
+from jaxrl_llm.curriculum.scores import near_target
+from jaxrl_llm.curriculum.success_models import ModelOf, SuccessModel
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.off_policy import importance_correction
 from jaxrl_llm.replay.base import times_as_many, whole_groups
-from jaxrl_llm.rollouts.runtime.group_results import Results
 from jaxrl_llm.utils.errors import InputError, shown
 
 
@@ -85,11 +89,12 @@ def dots_rr(
     numbers fitted during the run by the same cross-entropy (`predict`). The paper measures the references
     before it draws the same step's prompts; here they are sampled beside these, and serve the draws after that step.
     """
-    rule = near_predicted(target, temperature, references, every, width, embedding or None)
+    near = near_target(target, temperature, attention(references, every, width, embedding or None))
     weighted = importance_correction("token", "truncate", high=math.exp(LARGEST))  # never truncated
     objective = policy_gradient(token_ratio("old"), clip(clip_low, clip_high), token_mean())
     return Algorithm(
-        chain(group_relative(ddof=ddof, epsilon=epsilon), weighted), objective, curriculum=choose_prompts(rule),
+        chain(group_relative(ddof=ddof, epsilon=epsilon), weighted), objective,
+        curriculum=choose_prompts(reference_groups(references, every), near),
         replay=whole_groups(**times_as_many((1 - fresh_share) / fresh_share), groups=replay_groups),
     )  # fmt: skip
 
@@ -163,93 +168,92 @@ def fitted(
 _FIRST = 1e12  # a score above those of all others
 
 
-@part
-def near_predicted(
-    target: Fraction = 0.5,
-    temperature: Positive = 1e-3,
-    references: Count = 256,
-    every: Count = 2,
-    width: Positive = 0.2,
-    column: str | None = None,
-) -> RuleOf:
-    """Weights exp(-|p - target| / temperature), with p predicted from reference prompts; see `predict`.
+def references_of(facts: PromptFacts, references: int, every: int) -> Callable[[int], Array]:
+    """The function of a step that gives its references int64[K], drawn uniformly; none but in every `every`-th step.
 
-    In every `every`-th step, from the first on, `references` more prompts are sampled than the step has, chosen
-    uniformly: their groups measure difficulties and are not trained on. Until the next such step all other prompts are
-    predicted from them, and none is drawn twice. The first draws are uniform. There are at most half as many references
-    as prompts. column: of the data set, with the embedding of each prompt, a list of numbers; None: counts of its words
-    and pairs of words, hashed. The metric curriculum/prediction_error is the mean squared error on the last references.
+    There are at most half as many as prompts.
+    """
+    K = min(references, facts.size // 2)
+
+    def chosen(step: int) -> Array:
+        if not K or step % every:
+            return np.zeros(0, np.int64)
+        return facts.order[np.random.default_rng([facts.seed, 3, step]).choice(facts.size, K, replace=False)]
+
+    return chosen
+
+
+@part
+def reference_groups(references: Count = 256, every: Count = 2) -> RuleOf:
+    """In every `every`-th step, from the first on, sample `references` more prompts, see `references_of`.
+
+    Their groups measure difficulties and are not trained on. Until the next such step no other prompt is drawn twice.
     """
 
     def make(facts: PromptFacts) -> Machine:
-        K = min(references, facts.size // 2)
-        embedded = _embeddings(facts, column)
+        chosen = references_of(facts, references, every)
 
-        def chosen(state: State) -> Array:
-            """The references of this step; none in most."""
-            if not K or state["step"] % every:
-                return np.zeros(0, np.int64)
-            random = np.random.default_rng([facts.seed, 3, state["step"]])
-            return facts.order[random.choice(facts.size, K, replace=False)]
+        def asked(state: State, ids: Array) -> Array:
+            return np.isin(ids, chosen(state["step"]))
 
-        def left_out(state: State, prompts: Prompts) -> Array:
-            drawn = np.isin(prompts.ids, state["drawn"]) & ~np.isin(prompts.ids, chosen(state))
-            return where(Why.RECENT, drawn)
-
-        def score(state: State, prompts: Prompts, random: np.random.Generator) -> Array:
-            near = np.zeros(len(prompts.ids))
-            if len(state["references"]):
-                keys = embedded(state["references"])
-                p = predict(state["predictor"], embedded(prompts.ids), keys, state["rates"])
-                near = -np.abs(p - target) / temperature
-            return np.where(np.isin(prompts.ids, chosen(state)), _FIRST, near)
-
-        def observe(state: State, results: Results, before: Prompts, everything: Any) -> State:
-            asked = chosen(state)
-            new, step = np.isin(results.ids, asked), state["step"] + 1
-            others = results.ids[~new].astype(np.int32)
+        def observe(state: State, outcome: Outcome) -> State:
+            ids, step = outcome.results.ids, state["step"] + 1
+            others = ids[~asked(state, ids)].astype(np.int32)
             drawn = np.zeros(0, np.int32) if step % every == 0 else np.concatenate([state["drawn"], others])
-            after = {**state, "step": step, "drawn": drawn}
-            if not new.any():
-                return after
-            order = np.argsort(rank[results.ids[new]])
-            ids, rates = results.ids[new][order], results.mean[new][order]
-            if len(state["references"]):
-                known = embedded(ids), rates, embedded(state["references"]), state["rates"]
-                error = float(np.mean((predict(state["predictor"], known[0], *known[2:]) - rates) ** 2))
-                after |= {"predictor": fitted(state["predictor"], *known), "error": error}
-            return {**after, "references": ids.astype(np.int32), "rates": rates}
+            return {"step": step, "drawn": drawn}
 
-        def only_measured(state: State, ids: Array) -> Array:
-            return np.isin(ids, chosen(state))
-
-        rank = np.empty(facts.size, np.int64)
-        rank[facts.order] = np.arange(facts.size)
-        start = {
-            "step": 0, "drawn": np.zeros(0, np.int32), "references": np.zeros(0, np.int32), "rates": np.zeros(0),
-            "predictor": start_predictor(width), "error": 0.0,
-        }  # fmt: skip
         return Machine(
-            start, score, left_out, lambda state, count: count + len(chosen(state)), observe=observe,
-            metrics=lambda state: {"prediction_error": state["error"]}, reasons=(Why.RECENT,),
-            only_measured=only_measured,
-        )  # fmt: skip
+            {"step": 0, "drawn": np.zeros(0, np.int32)},
+            score=lambda state, prompts, random: np.where(asked(state, prompts.ids), _FIRST, 0.0),
+            excluded=lambda state, prompts: where(
+                Why.RECENT, np.isin(prompts.ids, state["drawn"]) & ~asked(state, prompts.ids)
+            ),
+            size=lambda state, count: count + len(chosen(state["step"])),
+            observe=observe,
+            reasons=(Why.RECENT,),
+            columns=lambda state, ids: [{ONLY_MEASURED: bool(one)} for one in asked(state, ids)],
+        )
 
     return make
 
 
-def _embeddings(facts: PromptFacts, column: str | None) -> Any:
-    """A function of ids int[n] that gives the embeddings f32[n, D], of norm 1. Those of words are made when needed."""
-    if column is not None:
-        return _given(facts, column).__getitem__
-    table, made = np.zeros((facts.size, WIDTH), np.float32), np.zeros(facts.size, bool)
+@part
+def attention(references: Count = 256, every: Count = 2, width: Positive = 0.2, column: str | None = None) -> ModelOf:
+    """Success rates predicted from the last references, which `reference_groups` samples; see `predict`.
 
-    def of_words(ids: Array) -> Array:
-        for i in np.unique(ids[~made[ids]]).tolist():
-            table[i], made[i] = features_of(facts.rows[i]), True
-        return table[ids]
+    Before the first ones it is 1/2. column: of the data set, with the embedding of each prompt, a list of numbers;
+    None: counts of its words and pairs of words, hashed. The metric curriculum/prediction_error is the mean squared
+    error on the last references.
+    """
 
-    return of_words
+    def make(facts: PromptFacts) -> SuccessModel:
+        chosen, rank = references_of(facts, references, every), facts.rank
+        embedded = word_features(facts) if column is None else _given(facts, column).__getitem__
+
+        def predicted(state: State, prompts: Prompts, random: np.random.Generator) -> Array:
+            if not len(state["references"]):
+                return np.full(len(prompts.ids), 0.5)
+            return predict(state["predictor"], embedded(prompts.ids), embedded(state["references"]), state["rates"])
+
+        def observe(state: State, outcome: Outcome) -> State:
+            results = outcome.results
+            new = np.isin(results.ids, chosen(outcome.before.step))
+            if not new.any():
+                return {}
+            order = np.argsort(rank[results.ids[new]])
+            ids, rates = results.ids[new][order], results.mean[new][order]
+            after: State = {"references": ids.astype(np.int32), "rates": rates}
+            if len(state["references"]):
+                known = embedded(ids), rates, embedded(state["references"]), state["rates"]
+                after["error"] = float(np.mean((predict(state["predictor"], known[0], *known[2:]) - rates) ** 2))
+                after["predictor"] = fitted(state["predictor"], *known)
+            return after
+
+        start = {"references": np.zeros(0, np.int32), "rates": np.zeros(0), "error": 0.0}
+        start["predictor"] = start_predictor(width)
+        return SuccessModel(predicted, start, observe, lambda state: {"prediction_error": state["error"]})
+
+    return make
 
 
 def _given(facts: PromptFacts, column: str) -> Array:

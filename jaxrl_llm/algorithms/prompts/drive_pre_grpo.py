@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -15,11 +15,11 @@ from jaxrl_llm.core.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.ranges import Count, NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.curriculum.budgets import apportion
-from jaxrl_llm.curriculum.compose import Machine, RuleOf, choose_prompts
+from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.excluded import Why, where
-from jaxrl_llm.curriculum.records import PromptFacts, Prompts, State
+from jaxrl_llm.curriculum.records import PromptFacts, State
+from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
 from jaxrl_llm.curriculum.scores import least_tried
-from jaxrl_llm.rollouts.runtime.group_results import Results
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -83,11 +83,11 @@ def hardest_in_phases(first_steps: Count, phases: Sequence[tuple[int, int]], tim
     starts = np.cumsum([first_steps, *(steps for _, steps in phases)])[:-1] if phases else np.zeros(0, np.int64)
 
     def make(facts: PromptFacts) -> Machine:
-        def observe(state: State, results: Results, before: Prompts, everything: Callable[[], Prompts]) -> State:
-            phase = int(np.sum(before.step + 1 >= starts))
+        def observe(state: State, outcome: Outcome) -> State:
+            phase = int(np.sum(outcome.before.step + 1 >= starts))
             if phase == state["phase"]:
                 return {}
-            every = everything()
+            every = outcome.everything()
             rate = np.where(np.isnan(every.rate), np.inf, every.rate)
             rate[~state["members"][every.ids]] = np.nan  # sorted behind all others
             ties = np.random.default_rng([facts.seed, 3, phase]).random(len(rate))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,10 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
 from jaxrl_llm.core.transform import RunFacts, Transform, chain
 from jaxrl_llm.curriculum.budgets import apportion, check_budget
-from jaxrl_llm.curriculum.compose import Machine, RuleOf, choose_prompts
+from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State, changed
+from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
 from jaxrl_llm.curriculum.scores import least_tried
-from jaxrl_llm.rollouts.runtime.group_results import Results
 from jaxrl_llm.utils.errors import require_choice
 
 
@@ -235,8 +235,8 @@ def samples_by_bin(
         wanted = best_arms(np.log(p), np.bincount(place), arms, total)[place]
         return apportion(wanted.astype(np.float64), total) if wanted.sum() != total else wanted
 
-    def observe(state: State, results: Results, before: Prompts, everything: Any) -> State:
-        score, at = state["score"].copy(), bin_of(state, before)
+    def observe(state: State, outcome: Outcome) -> State:
+        results, score, at = outcome.results, state["score"].copy(), bin_of(state, outcome.before)
         for b in np.unique(at):
             inside = at == b
             arm = int(np.clip(np.rint(np.median(results.samples[inside])), least, most)) - least

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
@@ -13,11 +13,11 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, Range
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.curriculum.compose import Machine, RuleOf, choose_prompts
+from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.excluded import Why, where
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State, changed
+from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
 from jaxrl_llm.curriculum.scores import least_tried
-from jaxrl_llm.rollouts.runtime.group_results import Results
 from jaxrl_llm.utils.errors import InputError, shown
 
 
@@ -94,8 +94,7 @@ def sorted_by_profile(
         raise InputError(f"sorted_by_profile: samples is {samples}, but must be a multiple of {GROUP_SIZES[-1]}")
 
     def make(facts: PromptFacts) -> Machine:
-        chance = np.empty(facts.size)
-        chance[facts.order] = np.random.default_rng([facts.seed, 4]).random(facts.size)
+        chance = np.random.default_rng([facts.seed, 4]).random(facts.size)[facts.rank]
 
         def classes(ids: Array, rate: Array) -> Array:
             found = profile_class(rate, trivial)
@@ -121,7 +120,8 @@ def sorted_by_profile(
             why = where(Why.LATER, later) + where(Why.EARLIER, (mine < now) & ~later)
             return why + where(Why.SOLVED, mine == _TRIVIAL) + where(Why.UNSOLVED, mine == _LEFT_OUT)
 
-        def observe(state: State, results: Results, before: Prompts, everything: Any) -> State:
+        def observe(state: State, outcome: Outcome) -> State:
+            results = outcome.results
             if state["size"] == 0:
                 new = state["class"][results.ids] == _UNKNOWN
                 ids = results.ids[new]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -11,14 +11,15 @@ from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import Count, NonNegative, OpenFraction, Positive
+from jaxrl_llm.core.ranges import Count, NonNegative, Positive
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.curriculum.budgets import apportion, check_budget, smallest_mixed
-from jaxrl_llm.curriculum.compose import Machine, RuleOf, choose_prompts
-from jaxrl_llm.curriculum.neighbours import WIDTH, features_of
-from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State
+from jaxrl_llm.curriculum.budgets import by_mixed, by_variance, divide
+from jaxrl_llm.curriculum.compose import choose_prompts
+from jaxrl_llm.curriculum.neighbours import word_features
+from jaxrl_llm.curriculum.records import Array, PromptFacts, State
+from jaxrl_llm.curriculum.rules import Outcome
 from jaxrl_llm.curriculum.scores import least_tried
-from jaxrl_llm.rollouts.runtime.group_results import Results
+from jaxrl_llm.curriculum.success_models import ModelOf, SuccessModel
 from jaxrl_llm.utils.errors import require_choice
 
 
@@ -61,10 +62,10 @@ def v0_value(
     The paper's predictor is a pretrained tabular network over text embeddings, an external model; the kernel average
     has its interface. The paper's rule for the allocation was not available: both rules are ours.
     """
-    budget = samples_by_neighbours(
-        allocation, context, kernel_width, threshold, mixed_target, least_samples, most_samples
-    )
-    return replace(grpo(clip_low, clip_high, kl_coefficient), curriculum=choose_prompts(least_tried(), budget))
+    require_choice("allocation", allocation, ("variance", "target"))
+    budget = by_variance if allocation == "variance" else by_mixed(mixed_target)
+    samples = divide(budget, neighbours(context, kernel_width, threshold), least=least_samples, most=most_samples)
+    return replace(grpo(clip_low, clip_high, kl_coefficient), curriculum=choose_prompts(least_tried(), samples))
 
 
 def kernel_average(
@@ -80,51 +81,33 @@ def kernel_average(
 
 
 @part
-def samples_by_neighbours(
-    weight: Literal["variance", "target"] = "variance",
-    context: Count = 256,
-    width: Positive = 0.2,
-    threshold: float | None = 0.5,
-    target: OpenFraction = 0.9,
-    least: Count = 1,
-    most: Count | None = None,
-) -> RuleOf:
-    """Divide a step's samples by success rates p that are predicted from the last `context` prompts tried.
+def neighbours(context: Count = 256, width: Positive = 0.2, threshold: float | None = 0.5) -> ModelOf:
+    """Success rates predicted from the last `context` prompts tried.
 
     The prediction is `kernel_average` over the words of the prompts, `width` its kernel's. The label of a prompt is 1
-    where its mean reward was at least `threshold`, else 0, or the mean reward itself if that is None. weight: samples
-    in proportion to "variance" p (1 - p), or the smallest group that is mixed with probability `target`; from `least`
-    to `most` each; the total is exact. The metric curriculum/prediction_error is the last step's mean squared error.
+    where its mean reward was at least `threshold`, else 0, or the mean reward itself if that is None. The metric
+    curriculum/prediction_error is the last step's mean squared error.
     """
-    require_choice("samples_by_neighbours: weight", weight, ("variance", "target"))
 
-    def make(facts: PromptFacts) -> Machine:
-        rank = np.empty(facts.size, np.int64)
-        rank[facts.order] = np.arange(facts.size)
-
-        def features(ids: Array) -> Array:
-            found = [features_of(facts.rows[int(i)]) for i in ids]
-            return np.stack(found) if found else np.zeros((0, WIDTH), np.float32)
+    def make(facts: PromptFacts) -> SuccessModel:
+        rank, features = facts.rank, word_features(facts)
 
         def predict(state: State, ids: Array) -> Array:
             return kernel_average(features(ids), features(state["recent"]), state["labels"], width)
 
-        def counts(state: State, prompts: Prompts, total: int, random: np.random.Generator) -> Array:
-            check_budget("samples_by_neighbours", len(prompts.ids), total, least, most)
-            p = predict(state, prompts.ids)
-            wanted = p * (1 - p) if weight == "variance" else smallest_mixed(p, target, most or total)
-            return apportion(wanted, total, least, most)
-
-        def observe(state: State, results: Results, before: Prompts, everything: Any) -> State:
-            labels = results.mean if threshold is None else (results.mean >= threshold).astype(np.float64)
-            known, new = ~np.isin(state["recent"], results.ids), np.argsort(rank[results.ids])
-            recent = np.concatenate([state["recent"][known], results.ids[new].astype(np.int32)])[-context:]
-            error = float(np.mean((predict(state, results.ids) - labels) ** 2)) if len(labels) else 0.0
+        def observe(state: State, outcome: Outcome) -> State:
+            ids, mean = outcome.results.ids, outcome.results.mean
+            labels = mean if threshold is None else (mean >= threshold).astype(np.float64)
+            known, new = ~np.isin(state["recent"], ids), np.argsort(rank[ids])
+            recent = np.concatenate([state["recent"][known], ids[new].astype(np.int32)])[-context:]
+            error = float(np.mean((predict(state, ids) - labels) ** 2)) if len(labels) else 0.0
             after = np.concatenate([state["labels"][known], labels[new]])[-context:]
             return {"recent": recent, "labels": after, "error": error}
 
         start = {"recent": np.zeros(0, np.int32), "labels": np.zeros(0), "error": 0.0}
-        metrics: Any = lambda state: {"prediction_error": state["error"]}  # noqa: E731
-        return Machine(start, counts=counts, observe=observe, metrics=metrics)
+        return SuccessModel(
+            lambda state, prompts, random: predict(state, prompts.ids), start, observe,
+            lambda state: {"prediction_error": state["error"]},
+        )  # fmt: skip
 
     return make

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,15 +11,17 @@ from jaxrl_llm.advantages.group import group_relative, uniform_groups
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import Fraction, NonNegative, Share, ZeroOrOne
+from jaxrl_llm.core.ranges import Fraction, NonNegative, ZeroOrOne
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.source import Curriculum, MakeCurriculum, Step
+from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
 from jaxrl_llm.core.transform import Transform, chain, stateless
-from jaxrl_llm.curriculum.excluded import Why, left_out_metrics, where
-from jaxrl_llm.curriculum.records import State
+from jaxrl_llm.curriculum.epochs import in_epochs
+from jaxrl_llm.curriculum.records import Array
+from jaxrl_llm.curriculum.stages import Measure, drop_solved
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.replay.into_groups import none_above, outcomes, swapped_successes
+from jaxrl_llm.rollouts.runtime.group_results import mean_by_prompt
 
 
 @method(
@@ -58,7 +59,8 @@ def rapo_reward_aware(
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean())
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), rescale_to_informative())
     replay = swapped_successes(none_above(success), success, 1, "random", accuracy)
-    return Algorithm(transform, objective, epochs_without_solved(solved, success, accuracy), replay=replay)
+    easy = drop_solved(solved, measure=solve_rate(success, accuracy))
+    return Algorithm(transform, objective, in_epochs(easy, at_end=True, restart=True), replay=replay)
 
 
 @part
@@ -80,59 +82,16 @@ def rescale_to_informative() -> Transform:
 
 
 @part
-def epochs_without_solved(solved: Share = 0.9, success: float = 0.0, component: str | None = None) -> MakeCurriculum:
-    """Epochs in random order; at the end of each, prompts whose last solve rate is at least `solved` are dropped.
+def solve_rate(success: float = 0.0, component: str | None = None) -> Measure:
+    """The share of a prompt's samples with an outcome above `success`; those without an outcome do not count.
 
-    The solve rate is the share of a group's samples with an outcome above `success`. component: the reward that is the
-    outcome; None: their combination. If all prompts are dropped, all come back: metric "curriculum/restarts". Metric
-    "curriculum/left_out/solved": the share of dropped ones.
+    component: the reward that is the outcome; None: their combination.
     """
 
-    def make(rows: Sequence[dict[str, Any]], seed: int) -> Curriculum:
-        number = len(rows)
+    def measure(step: Step) -> tuple[Array, Array]:
+        outcome = outcomes(step.scored, component)
+        succeeds = np.where(np.isnan(outcome), np.nan, outcome > success)
+        ids, _, rate = mean_by_prompt(np.asarray(step.scored.batch.prompt_id), succeeds)
+        return ids, rate
 
-        def epoch(state: State) -> State:
-            left = state["left"] & ~(state["rate"] >= solved)
-            restarts = state["restarts"] + (not left.any())
-            left = left if left.any() else np.ones(number, bool)
-            order = np.random.default_rng([seed, state["epoch"] + 1]).permutation(np.flatnonzero(left))
-            rate = np.where(left & (state["rate"] >= solved), 0.0, state["rate"]).astype(np.float32)
-            return {
-                "order": order.astype(np.int32), "at": 0, "epoch": state["epoch"] + 1, "left": left, "rate": rate,
-                "restarts": int(restarts),
-            }  # fmt: skip
-
-        def init() -> State:
-            return epoch({"left": np.ones(number, bool), "rate": np.zeros(number, np.float32), "epoch": -1,
-                          "restarts": 0})  # fmt: skip
-
-        def select(state: State, count: int) -> tuple[np.ndarray, State]:
-            chosen = [np.zeros(0, np.int32)]
-            while count:
-                if state["at"] == len(state["order"]):
-                    state = epoch(state)
-                taken = state["order"][state["at"] : state["at"] + count]
-                chosen.append(taken)
-                state, count = {**state, "at": state["at"] + len(taken)}, count - len(taken)
-            return np.concatenate(chosen), state
-
-        def observe(state: State, step: Step) -> State:
-            outcome, prompt = outcomes(step.scored, component), np.asarray(step.scored.batch.prompt_id)
-            known, rate = ~np.isnan(outcome), state["rate"].copy()
-            ids, index = np.unique(prompt[known], return_inverse=True)
-            if len(ids):
-                rate[ids] = np.bincount(index, outcome[known] > success) / np.bincount(index)
-            return {**state, "rate": rate}
-
-        def left_out(state: State) -> np.ndarray:
-            return where(Why.SOLVED, ~state["left"])
-
-        def metrics(state: State) -> dict[str, float]:
-            return {
-                **left_out_metrics(left_out(state), (Why.SOLVED,)),
-                "curriculum/restarts": float(state["restarts"]),
-            }
-
-        return Curriculum(init, select, observe, metrics=metrics, excluded=left_out)
-
-    return make
+    return measure

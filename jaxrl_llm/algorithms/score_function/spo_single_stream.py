@@ -17,8 +17,10 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.curriculum.compose import Machine, RuleOf, choose_prompts
+from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State, changed
+from jaxrl_llm.curriculum.scores import uncertain
+from jaxrl_llm.curriculum.success_models import ModelOf, SuccessModel
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import mixed
@@ -36,15 +38,14 @@ def one_sample(why: str) -> RunSetting:
 
 
 @part
-def tracked_uncertainty(
-    floor: Positive = 0.05,
+def tracker(
     half_life: Positive = 0.06,
     least: Fraction = 0.875,
     most: Fraction = 0.96,
     column: str | None = None,
     samples: Count = 8,
-) -> RuleOf:
-    """Weights sqrt(v (1 - v)) + floor, with v the estimate of `advantages.trackers.tracked_baseline` for the prompt.
+) -> ModelOf:
+    """The estimate of `advantages.trackers.tracked_baseline` for the prompt, within 0 and 1.
 
     It is updated after each update of the policy, from the prepared batch and its info["drift"], as that tracker is,
     and a prompt of which the run's own tracker says v has the same v here. column: of the data set, with the mean
@@ -52,9 +53,8 @@ def tracked_uncertainty(
     curriculum/drift is the mean drift of the last update's prompts that had been answered before, 0 without such.
     """
 
-    def score(state: State, prompts: Prompts, random: np.random.Generator) -> Array:
-        v = np.clip(state["value"][prompts.ids].astype(np.float64), 0.0, 1.0)
-        return np.log(np.sqrt(v * (1 - v)) + floor)
+    def predict(state: State, prompts: Prompts, random: np.random.Generator) -> Array:
+        return np.clip(state["value"][prompts.ids].astype(np.float64), 0.0, 1.0)
 
     def learned(state: State, batch: Trajectories) -> State:
         info = batch.info or {}
@@ -73,14 +73,13 @@ def tracked_uncertainty(
         arrays = {name: changed(state[name], ids, x) for name, x in new.items()}
         return {**arrays, "drift": float(moved.mean()) if len(moved) else 0.0}
 
-    def make(facts: PromptFacts) -> Machine:
+    def make(facts: PromptFacts) -> SuccessModel:
         value, memory = np.full(facts.size, 0.5, np.float32), np.ones(facts.size, np.float32)
         if column is not None:
             mean = _means(facts, column)
             value, memory = ((samples * mean + 0.5) / (samples + 1)).astype(np.float32), memory / np.float32(1 - least)
-        start = {"value": value, "memory": memory, "seen": np.zeros(facts.size, bool)}
-        metrics: Any = lambda state: {"drift": state["drift"]}  # noqa: E731
-        return Machine({**start, "drift": 0.0}, score=score, on_update=learned, metrics=metrics)
+        start = {"value": value, "memory": memory, "seen": np.zeros(facts.size, bool), "drift": 0.0}
+        return SuccessModel(predict, start, metrics=lambda state: {"drift": state["drift"]}, on_update=learned)
 
     return make
 
@@ -202,7 +201,7 @@ def spo_single_stream(
     share entries. Several responses to a prompt are one update. The run's group_size should be 1.
     """
     column, offline = profile or None, profile_samples if profile else 0
-    rule = tracked_uncertainty(least_weight, half_life, least_kept, most_kept, column, profile_samples)
+    rule = uncertain(least_weight, tracker(half_life, least_kept, most_kept, column, profile_samples))
     transform = tracked_baseline(prompts, half_life, least_kept, most_kept, epsilon, offline)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
     return Algorithm(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from asyncio import gather
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -39,16 +38,18 @@ from jaxrl_llm.core.ranges import Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.source import Curriculum, MakeCurriculum, State, Step
+from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import Transform, chain, counted, stateless
+from jaxrl_llm.curriculum.epochs import in_epochs
+from jaxrl_llm.curriculum.records import PromptFacts, State
+from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
 from jaxrl_llm.objectives import constant, log_probability, policy_gradient, token_ratio
 from jaxrl_llm.objectives.value_heads import head_value_loss
 from jaxrl_llm.replay.base import whole_groups
 from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 
 
 def following(values: Array, mask: Array) -> Array:
@@ -118,7 +119,7 @@ def archer(
     return Algorithm(
         chain(advantages_of_replies(gamma), actor_after(critic_updates)),
         objective,
-        curriculum=kept_states(states),
+        curriculum=in_epochs(kept_states(states)),
         rollout=replying_at_stored_states(states),
         replay=whole_groups(replay_share, groups=replay_groups, equal=True),
         target=exponential_average(1 - rate),
@@ -208,30 +209,21 @@ FIRST_NUMBER = 2**19  # of samples, above those of a group's own
 
 
 @part
-def kept_states(samples: NonNegativeInt, episodes: NonNegativeInt = 1024, column: str = COLUMN) -> MakeCurriculum:
-    """Shuffled epochs, with `samples` states of the episodes of earlier steps in a column of each row.
+def kept_states(samples: NonNegativeInt, episodes: NonNegativeInt = 1024, column: str = COLUMN) -> RuleOf:
+    """Give each row `samples` states of the episodes of earlier steps, in a column.
 
     States are drawn uniformly, of any prompt, from those before the turns of the newest `episodes` rows that had a
     score; fewer than `samples` until there are as many. The metric curriculum/states counts them.
     """
 
-    def make(rows: Sequence[dict[str, Any]], seed: int) -> Curriculum:
-        stream = shuffled_epochs(rows, seed)
+    def make(facts: PromptFacts) -> Machine:
+        empty: State = {
+            "tokens": np.zeros(0, np.int32), "lengths": np.zeros(0, np.int64), "places": np.zeros((0, 3), np.int64),
+            "steps": 0,
+        }  # fmt: skip
 
-        def init() -> State:
-            none: dict[str, np.ndarray] = {
-                "tokens": np.zeros(0, np.int32),
-                "lengths": np.zeros(0, np.int64),
-                "places": np.zeros((0, 3), np.int64),
-            }
-            return {"stream": stream.init(), "steps": 0, **none}
-
-        def select(state: State, count: int) -> tuple[np.ndarray, State]:
-            ids, at = stream.select(state["stream"], count)
-            return ids, {**state, "stream": at}
-
-        def observe(state: State, step: Step) -> State:
-            found = [found for found in _rows_of(step) if found[1]]
+        def observe(state: State, outcome: Outcome) -> State:
+            found = [found for found in _rows_of(outcome.step) if found[1]]
             own = [one[: at[-1][1]] for one, at in found]  # after the last state nothing is needed
             old = len(state["lengths"])
             places = [(old + number, start, place) for number, (_, at) in enumerate(found) for start, place in at]
@@ -241,11 +233,11 @@ def kept_states(samples: NonNegativeInt, episodes: NonNegativeInt = 1024, column
             if gone := max(len(lengths) - episodes, 0):
                 tokens, lengths = tokens[lengths[:gone].sum() :], lengths[gone:]
                 table = table[table[:, 0] >= gone] - np.asarray([gone, 0, 0])
-            return {**state, "steps": state["steps"] + 1, "tokens": tokens, "lengths": lengths, "places": table}
+            return {"steps": state["steps"] + 1, "tokens": tokens, "lengths": lengths, "places": table}
 
         def columns(state: State, ids: np.ndarray) -> list[dict[str, Any]]:
             table, begins = state["places"], np.cumsum(state["lengths"]) - state["lengths"]
-            random = np.random.default_rng([seed, state["steps"]])
+            random = np.random.default_rng([facts.seed, state["steps"]])
             chosen = random.permutation(len(table))[: samples * len(ids)]
 
             def of(number: int) -> Where:
@@ -255,10 +247,8 @@ def kept_states(samples: NonNegativeInt, episodes: NonNegativeInt = 1024, column
 
             return [{column: [of(int(n)) for n in chosen[i :: len(ids)]]} for i in range(len(ids))]
 
-        def metrics(state: State) -> dict[str, float]:
-            return {"curriculum/states": float(len(state["places"]))}
-
-        return Curriculum(init, select, observe, metrics=metrics, columns=columns)
+        metrics = lambda state: {"states": float(len(state["places"]))}  # noqa: E731
+        return Machine(empty, observe=observe, metrics=metrics, columns=columns)
 
     return make
 

@@ -24,14 +24,19 @@ class Results(NamedTuple):
     """f64[n]: their largest reward, clipped likewise."""
 
 
+def mean_by_prompt(prompt_id: Array, values: Array) -> tuple[Array, Array, Array]:
+    """(prompts int64[n], ascending; values of each that are not NaN, at least 1; their mean f64[n]) of rows."""
+    known = ~np.isnan(values)
+    ids, place = np.unique(np.asarray(prompt_id, np.int64)[known], return_inverse=True)
+    count = np.bincount(place, minlength=len(ids))
+    return ids, count, np.bincount(place, values[known], len(ids)) / np.maximum(count, 1)
+
+
 def results_of(step: Step) -> Results:
     """The results of a step; rows without a score are ignored."""
     batch = step.scored.batch
-    reward = np.asarray(batch.need("reward"), np.float64)
-    known = ~np.isnan(reward)
-    ids, place = np.unique(np.asarray(batch.prompt_id, np.int64)[known], return_inverse=True)
-    clipped = np.clip(reward[known], 0.0, 1.0)
-    samples = np.bincount(place, minlength=len(ids))
-    best = np.zeros(len(ids))
-    np.maximum.at(best, place, clipped)
-    return Results(ids, samples, np.bincount(place, clipped, len(ids)) / np.maximum(samples, 1), best)
+    reward = np.clip(np.asarray(batch.need("reward"), np.float64), 0.0, 1.0)
+    ids, samples, mean = mean_by_prompt(np.asarray(batch.prompt_id), reward)
+    known, best = ~np.isnan(reward), np.zeros(len(ids))
+    np.maximum.at(best, np.searchsorted(ids, np.asarray(batch.prompt_id)[known]), reward[known])
+    return Results(ids, samples, mean, best)

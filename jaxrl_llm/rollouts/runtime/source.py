@@ -16,7 +16,7 @@ from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.core.source import Source, Step
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.curriculum.reference_groups import without_groups
+from jaxrl_llm.curriculum.reference_groups import without_references
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rewards.scoring import (
     Scored,
@@ -69,9 +69,10 @@ def experience(setup: Experience) -> Source:
     with columns of a curriculum, which a group would not find again in the next step.
     """
     if setup.partial is not None and (setup.rollout.demands.meets or setup.curriculum.columns is not None):
+        part = f"rollout {setup.rollout.name}" if setup.rollout.demands.meets else "curriculum"
         raise InputError(
-            f"the rollout {setup.rollout.name} needs all groups of a step in that step, but oversample and "
-            "segment_tokens leave some of them to later steps: leave them out"
+            f"the {part} needs all groups of a step in that step, but oversample and segment_tokens leave some of them "
+            "to later steps: leave them out"
         )
     if setup.rollout.demands.reference and (setup.reference is None or isinstance(setup.reference, Mixture)):
         raise InputError(
@@ -91,10 +92,9 @@ def experience(setup: Experience) -> Source:
             ids = np.asarray(found.scored.batch.prompt_id).tolist()
             added = zip(ids, completion_ids(found.scored.batch), strict=True)
             state = state._replace(drafts=state.drafts.with_added(added))
-        before = state.curriculum
-        curriculum = setup.curriculum.observe(before, found)  # of what was sampled, without replay
-        if (only_measured := setup.curriculum.only_measured) is not None:
-            found = without_groups(found, lambda ids: only_measured(before, ids))
+        curriculum = setup.curriculum.observe(state.curriculum, found)  # of what was sampled, without replay
+        if setup.curriculum.columns is not None:
+            found = without_references(found)
         found = found._replace(metrics=found.metrics | setup.curriculum.metrics(curriculum))
         found, replay = replayed(setup.replay, state.replay, found, key, step, setup.prompts)
         return found, state._replace(replay=replay, curriculum=curriculum)
