@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_llm.models.kinds import (
     FLAG,
     SECTION,
     TEXT,
+    Kind,
     check,
     either,
     list_of,
@@ -87,12 +89,15 @@ ROPE_SETTINGS = {
 }
 
 
-def check_settings(raw: Any, where: str) -> None:
-    """InputError for the first setting of a config.json that is missing, or of a wrong type or range."""
+def check_settings(raw: Any, where: str, more: Mapping[str, Kind]) -> None:
+    """InputError for the first setting of a config.json that is missing, or of a wrong type or range.
+
+    more: settings of its family.
+    """
     for name in REQUIRED:
         if name not in raw:
             raise InputError(f"{where} lacks {name!r}")
-    check(raw, SETTINGS, where)
+    check(raw, {**SETTINGS, **more}, where)
 
 
 def check_rope(scaling: dict[str, Any], where: str, section: str) -> None:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxrl_kernels.packed_attention import PackedTokens
 
 from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.models import decoder
+from jaxrl_llm.models.attention import Attend, Weighing, attention
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.moe import NOT_RECORDED
 from jaxrl_llm.models.packed_attention import by_kernel
@@ -184,7 +184,7 @@ def _states(hidden: Array, packing: Packing, tiles: tuple[int, int], size: int, 
 
 def _by_levels(
     config: ModelConfig, packing: Packing, split: Callable[[Array], list[Array]], joined: Callable[[list[Array]], Array]
-) -> decoder.Attend:
+) -> Attend:
     """Attention by dense masks, of each level to itself and to its prefixes. split, joined: tokens of the levels."""
     levels = packing.levels
 
@@ -199,15 +199,15 @@ def _by_levels(
     windows = any(config.window_of_layer)
     visible = [_visible(level, keys) for level, keys in zip(levels, seen, strict=True)]
 
-    def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, None]:
+    def attend(q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, None]:
         keys, values = ([x.swapaxes(1, 2) for x in split(y)] for y in (k, v))
         if len(levels) > 1:
             keys, values = ([x[0], jnp.concatenate([of_parents(x[0]), x[1]], axis=2)] for x in (keys, values))
         out = []
         for query, key, value, level, all_seen, sees in zip(split(q), keys, values, levels, seen, visible, strict=True):
-            near = partial(_visible, seen=all_seen, window=window if windows else 0)
+            near = partial(_visible, seen=all_seen, window=how.window if windows else 0)
             sees = near(level) if windows else sees
-            out.append(decoder.attention(query, key, value, sees, config, (level, near)))
+            out.append(attention(query, key, value, sees, how, (level, near)))
         return joined(out), None
 
     return attend
@@ -249,7 +249,7 @@ def _of_states(packing: Packing, tiles: tuple[int, int]) -> tuple[Array, Array]:
 
 
 def _visible(level: PackedRows, seen: PackedRows, window: Any = 0) -> Array:
-    """bool[R, W, S]: which of the tokens seen [R, S] each token of a level sees. window: see `decoder.Attend`."""
+    """bool[R, W, S]: which of the tokens seen [R, S] each token of a level sees. window: see `attention.Weighing`."""
     number = level.enter[:, :, None]
     visible = (seen.enter[:, None] <= number) & (number < seen.leave[:, None])
     if isinstance(window, int) and window == 0:

@@ -18,7 +18,8 @@ from jaxrl_kernels import fused_sample, sample_logits
 
 from jaxrl_llm.core.hooks import Context, first_state
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models.layers import rotation
+from jaxrl_llm.models.attention import Weighing
+from jaxrl_llm.models.layers import Rotations, rotations_of
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.filters import Filters, keep, support_floor
 from jaxrl_llm.sampling.kv_cache import (
@@ -262,12 +263,12 @@ def decode(
     T = ring_cache.drawn.token.shape[1]
     params = narrowed(policy, params)
 
-    def rotations(rows: RowState) -> tuple[Array, Array]:
+    def rotations(rows: RowState) -> tuple[Rotations, ...]:
         """Rotary embeddings of each row's next position.
 
         They are carried from the step before, because within the step XLA on CPU recomputes them for every head.
         """
-        return rotation(policy.config.ropes, policy.config.head_dim, (rows.prompt + rows.own)[:, None])
+        return rotations_of(policy.config, (rows.prompt + rows.own)[:, None])
 
     def unfinished(carry: tuple[RingCache, RowState, LoopCounts, Any]) -> Array:
         return (carry[2].steps < most) & (jnp.sum(carry[1].done) < leave_at)
@@ -276,7 +277,7 @@ def decode(
         ring_cache, rows, counts, rotated = carry
         position = rows.prompt + rows.own
 
-        def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, LayerCache]:
+        def attend(q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, LayerCache]:
             own, prefix = memory
             return cascade_attention(
                 q,
@@ -289,15 +290,15 @@ def decode(
                 prefix_cache.length,
                 position,
                 ring_cache.step,
-                window,
-                policy.config,
+                how,
             )
 
         memory = tuple(zip(ring_cache.layers, prefix_cache.layers, strict=True))
         record = ring_cache.drawn.experts is not None
         hidden, layers = run(
-            policy, params, rows.newest[:, None], position[:, None], attend, memory, rotations=rotated, record=record
-        )
+            policy, params, rows.newest[:, None], position[:, None], attend, memory, rotations=rotated, record=record,
+            again=lambda got, left: (left, got[1]),  # another layer's keys are attended to after they are written
+        )  # fmt: skip
         layers, experts = layers if record else (layers, None)
         which = ~rows.done
         rows = rows._replace(own=rows.own + which)

@@ -84,7 +84,7 @@ class Engine:
         self.kept = Store(weights.zeros(beside) if size.parked else None, size.parked, split)  # rows that ended
         self.steps = 0
         self.tail: TailRows | None = None  # the rows that decode by speculation
-        self.shortest = min(layer.values.shape[2] for layer in self.ring_cache.layers)
+        self.shortest = min(layer.values.shape[2] for layer in self.ring_cache.layers if layer is not None)
         self.prefix_slot = np.arange(shape.rows, dtype=np.int32) % (shape.prompts * shape.slots_per_prompt)
         self.stats.rows, self.stats.prompt_slots = shape.rows, shape.prompts
         self.stats.moved_bytes, self.stats.moved_seconds = weights.moved_bytes, weights.moved_seconds

@@ -16,6 +16,7 @@ import numpy as np
 from jaxrl_llm.core.shapes import bucket, pad_rows
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models import decoder
+from jaxrl_llm.models.attention import Weighing
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.causal import causal_pass, of_layer
@@ -176,7 +177,9 @@ def prefill(
 
         return each(at_slots, store, new)
 
-    layers = tuple(put(store, i, of_layer(kvs, i)) for i, store in enumerate(prefix_cache.layers))
+    layers = tuple(
+        None if store is None else put(store, i, of_layer(kvs, i)) for i, store in enumerate(prefix_cache.layers)
+    )
     return PrefixCache(
         layers,
         prefix_cache.length.at[into].set(length, mode="drop"),
@@ -225,7 +228,8 @@ def restore(
     if ring_experts is not None:  # those of a token are with the one after it, in the column of its key
         chosen = take_columns(experts, columns(ring_experts.shape[1]), 1)
         ring_experts = ring_experts.at[into].set(chosen, mode="drop")
-    return tuple(put(store, number) for number, store in enumerate(ring_layers)), ring_experts
+    layers = tuple(None if store is None else put(store, number) for number, store in enumerate(ring_layers))
+    return layers, ring_experts
 
 
 @jax.jit(static_argnames=("policy",))
@@ -255,7 +259,7 @@ def extend(
     M = tokens.shape[1]
     positions = prefix_cache.length[slot][:, None] + usable[:, None] + jnp.arange(M)
 
-    def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, LayerCache]:
+    def attend(q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, LayerCache]:
         store, prefix = memory
         S, P = store.values.shape[2], prefix.values.shape[2]
         column = jnp.arange(S)[None]
@@ -269,13 +273,13 @@ def extend(
             at_prompt < prefix_cache.length[slot][:, None], old >= 0, jnp.arange(M)[None] < (own - usable)[:, None],
         ], axis=1)  # fmt: skip
         distance = positions[:, :, None] - places[:, None, :]
-        seen = real[:, None, :] & (distance >= 0) & ((distance < window) | (window == 0))
+        seen = real[:, None, :] & (distance >= 0) & ((distance < how.window) | (how.window == 0))
         new = pack(k, v, store.keys.dtype)
         keys, values = (
             jnp.concatenate([each_x.astype(q.dtype) for each_x in parts], axis=2)
             for parts in zip(_plain(each(lambda x, _: x[slot], prefix)), _plain(seen_before), _plain(new), strict=True)
         )
-        y = decoder.attention(q, keys, values, seen, policy.config)
+        y = decoder.attention(q, keys, values, seen, how)
         index = own[:, None] - 1 - (step - 1 - column) % S  # own token in each column afterwards
         at_new = jnp.clip(index - usable[:, None], 0, M - 1)
 

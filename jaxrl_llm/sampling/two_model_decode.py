@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models.decoder import Attend
+from jaxrl_llm.models.attention import Attend
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.kv_cache import LayerCache, empty
 from jaxrl_llm.utils.errors import InputError
@@ -40,6 +40,7 @@ def run(
     record: bool = False, **options: Any,
 ) -> tuple[Array, Any]:  # fmt: skip
     """`Policy.run`, of both policies where there are two. InputError if their experts are to be recorded."""
+    options = {"absorbed": True, **options}
     if not is_pair(policy):
         return policy.run(params, tokens, positions, attend, memory, record=record, **options)
     if record:
@@ -51,7 +52,7 @@ def run(
     for weights, remembered in zip((params, params["other"]), memories, strict=True):
         found.append(policy.run(weights, tokens, positions, attend, remembered, **options))
     (hidden, layers), (other, others) = found
-    if isinstance(params["layers"], tuple):
+    if isinstance(layers, tuple) and len(layers) == n:
         layers += others
     else:  # stacked along their first axis
         layers = jax.tree.map(lambda *x: jnp.concatenate(x), layers, others)

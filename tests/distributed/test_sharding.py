@@ -30,7 +30,7 @@ from jaxrl_llm.distributed import (
     shard_params,
 )
 from jaxrl_llm.models import ModelConfig, init_params
-from jaxrl_llm.models.decoder import unstack
+from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.utils.errors import InputError
 
 FAMILIES = ("llama", "qwen3", "gemma2", "qwen3_moe")
@@ -87,8 +87,8 @@ from jaxrl_llm.distributed import (
 )
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.critic import Critic, init_critic
-from jaxrl_llm.models.decoder import unstack
 from jaxrl_llm.models.policy import positions_of
+from jaxrl_llm.models.stacks import unstack
 
 assert len(jax.devices()) == 8
 even = ModelConfig(
@@ -145,7 +145,7 @@ for family in {families}:
     compare(family, policy, params, {meshes})
 start = noisy(init_params(jax.random.key(0), even))
 compare("even", Policy(even), start, [(2, 4), (1, 8)])
-compare("unstacked", Policy(even), start, [(2, 4)], unstack)
+compare("unstacked", Policy(even), start, [(2, 4)], lambda p: unstack(p, even))
 print("RESULT" + json.dumps(out))
 """
 
@@ -195,7 +195,7 @@ out["compiler"], out["counted"], out["total"] = compiled.memory_analysis().argum
 # A critic's tower is split like the policy it was copied from, and its head is not; layers unstacked or not.
 policy = Policy(even)
 tower = init_critic(jax.random.key(1), policy, params, Critic())
-for tree in (tower, unstack(tower)):
+for tree in (tower, unstack(tower, even)):
     placed = shard_params(tree, even, mesh)["critic"]
     assert placed["tower"]["layers"]["up"].sharding == put(None, None, "tensor")
     assert placed["tower"]["embed"].sharding == put("tensor") and placed["head"]["weight"].sharding == put()
@@ -308,7 +308,9 @@ def test_specs_of_qwen3_8b() -> None:
 def test_specs_of_unstacked_layers_and_of_experts() -> None:
     config = dataclasses.replace(QWEN3_8B, num_experts=8, experts_per_token=2, num_layers=2, intermediate_size=768)
     specs = parameter_specs(config, abstract(1, 4), stacked=False)
-    assert jax.tree.structure(specs) == jax.tree.structure(jax.eval_shape(unstack, shapes_of(config)))
+    assert jax.tree.structure(specs) == jax.tree.structure(
+        jax.eval_shape(lambda p: unstack(p, config), shapes_of(config))
+    )
     for layer in specs["layers"]:
         assert layer["query"] == P(None, "tensor")
         assert layer["out"] == P("tensor")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from transformers import CONFIG_MAPPING, __version__
 
 from jaxrl_llm.models import from_hf, to_hf
-from jaxrl_llm.models.config import FAMILIES, ModelConfig
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.families import FAMILIES
 from jaxrl_llm.models.rope import Rope
 
 pytestmark = pytest.mark.skipif(

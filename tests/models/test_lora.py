@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 from jaxrl_llm.distributed import bytes_per_device, parameter_specs
 from jaxrl_llm.distributed.sharding import describe_sharding
 from jaxrl_llm.models import load_policy, lora, save_policy
-from jaxrl_llm.models.decoder import unstack
 from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.utils.errors import InputError
 
 RANK, ALPHA = 3, 4.5
@@ -120,8 +120,8 @@ def test_the_policy_is_that_of_the_merged_weights(
     assert np.abs(expected - model.policy.logits(model.params, TOKENS)).max() > 0.1
     assert_close(model.policy.logits(params, TOKENS), expected, 1e-4)
     if not targets:
-        assert_close(model.policy.logits(unstack(params), TOKENS), expected, 1e-4)
-        for i, layer in enumerate(lora.merge(unstack(params))["layers"]):
+        assert_close(model.policy.logits(unstack(params, model.policy.config), TOKENS), expected, 1e-4)
+        for i, layer in enumerate(lora.merge(unstack(params, model.policy.config))["layers"]):
             for name, w in layer.items():
                 assert_close(w, hand["layers"][name][i], 1e-6)
             assert layer.keys() == model.params["layers"].keys()
@@ -252,7 +252,12 @@ def test_each_adapter_is_split_where_its_weight_is(vectors: Callable[[str], Any]
     apart = parameter_specs(model.policy.config, mesh, stacked=False, adapted=params)["layers"]
     assert apart[1]["out_lora_in"] == P("tensor")
     assert apart[1]["lora_scale"] == P()
-    assert apart == parameter_specs(model.policy.config, mesh, stacked=False, adapted=unstack(params))["layers"]
+    assert (
+        apart
+        == parameter_specs(model.policy.config, mesh, stacked=False, adapted=unstack(params, model.policy.config))[
+            "layers"
+        ]
+    )
     bare = parameter_specs(model.policy.config, mesh)["layers"]
     assert bare.keys() == model.params["layers"].keys()
     shapes = jax.eval_shape(lambda: params["layers"])

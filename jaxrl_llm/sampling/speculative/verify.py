@@ -18,10 +18,11 @@ import jax.numpy as jnp
 from jaxrl_kernels.decode_attention import decode_attention, merge, partial_attention
 
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models.layers import rotation
+from jaxrl_llm.models.attention import Weighing
+from jaxrl_llm.models.layers import rotations_of
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.decode import Drawn, DrawSettings, RingCache, RowState, draw, narrowed
-from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, pack, take_columns
+from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, merge_sinks, pack, take_columns
 from jaxrl_llm.sampling.two_model_decode import run
 
 LONGEST_MATCH = 16  # tokens of a suffix that are compared
@@ -78,7 +79,8 @@ def gather(
 
         return each(both, prefix, ring)
 
-    layers = tuple(layer(*pair) for pair in zip(prefix_cache.layers, ring_cache.layers, strict=True))
+    pairs = zip(prefix_cache.layers, ring_cache.layers, strict=True)
+    layers = tuple(None if pair[0] is None else layer(*pair) for pair in pairs)
     drawn = jax.tree.map(lambda x: jnp.zeros((rows.shape[0], *x.shape[1:]), x.dtype), ring_cache.drawn)
     return Tail(layers, tokens, drawn, jnp.zeros_like(rows))
 
@@ -174,17 +176,18 @@ def _advance(
     ahead = jnp.arange(k + 1)[None]
     tokens, positions = jnp.concatenate([rows.newest[:, None], draft.tokens], axis=1), position[:, None] + ahead
     # XLA on CPU recomputes rotations for every head unless they are computed before.
-    rotated = jax.lax.optimization_barrier(rotation(config.ropes, config.head_dim, positions))
+    rotated = jax.lax.optimization_barrier(rotations_of(config, positions))
     record = tail.drawn.experts is not None
     hidden, layers = run(
         policy,
         params,
         tokens,
         positions,
-        partial(_attend, policy, position),
+        partial(_attend, position),
         tail.layers,
         rotations=rotated,
         record=record,
+        again=lambda got, left: left,  # a layer that attends to another's keys writes them again
     )
     layers, experts = layers if record else (layers, None)
     at = rows.own[:, None] + 1 + ahead  # which own token each of the new ones is
@@ -225,7 +228,7 @@ def _advance(
 
 @jax.named_scope("attention")
 def _attend(
-    policy: Policy, position: Array, q: Array, k: Array, v: Array, memory: LayerCache, window: Any
+    position: Array, q: Array, k: Array, v: Array, memory: LayerCache, how: Weighing
 ) -> tuple[Array, LayerCache]:
     """Attention of the newest tokens, q [R, W, H, h], to the cache and to those among them that are not later.
 
@@ -233,21 +236,23 @@ def _attend(
     that turn out to be wrong are overwritten before any query attends to them.
     """
     R, W, H, h = q.shape
-    K, config = memory.keys.shape[1], policy.config
-    numbers: Any = {"query_scale": config.query_scale, "softcap": config.attention_softcap}
+    K, window = memory.keys.shape[1], how.window
+    numbers: Any = {"query_scale": how.scale, "softcap": how.softcap}
     q = q.reshape(R, W, K, H // K, h).swapaxes(1, 2)
     ahead = jnp.arange(W)
     old = decode_attention(
         q, memory.keys, memory.values, position, position[:, None] + ahead, key_scale=memory.key_scale,
         value_scale=memory.value_scale, window=window, **numbers,
     )  # fmt: skip
+    if how.sinks is not None:
+        old = merge_sinks(old, how.sinks.reshape(1, K, 1, H // K))
     new = pack(k, v, memory.keys.dtype)
     distance = ahead[:, None] - ahead[None, :]
     seen = (distance >= 0) & (distance < window if window else True)
     among = partial_attention(
         q, new.keys, new.values, jnp.broadcast_to(seen, (R, W, W)), new.key_scale, new.value_scale, **numbers
     )
-    y = merge(old, among).astype(q.dtype).swapaxes(1, 2).reshape(R, W, H, h)
+    y = merge(old, among).astype(q.dtype).swapaxes(1, 2).reshape(R, W, H, -1)
 
     def put(store: Array, x: Array, axis: int) -> Array:
         """Write x from column `position` on, which columns there are enough of."""
