@@ -137,6 +137,11 @@ def heads_of(
     return Heads(q, rotated("key"), v)
 
 
+def gate_of(y: Array, layer: Layer, placement: Placement = ANYWHERE) -> Array:
+    """What multiplies the results of attention, [N, L, H, h]."""
+    return jax.nn.sigmoid(_project(y, layer, "query_gate", placement))
+
+
 def latent_heads(
     y: Array, layer: Layer, config: ModelConfig, rotations: Rotations, rope: Any, placement: Placement = ANYWHERE,
     absorbed: bool = False,
@@ -144,9 +149,9 @@ def latent_heads(
     """The heads of attention to compressed keys and values (DeepSeek-V2, 2405.04434, section 2.1).
 
     A token has one vector c of `rank` numbers and one rotated key r for all heads. A head's key is [c U, r] and its
-    value c V. absorbed: since q . (c U) = (q U') . c, the one key [c, r] serves all heads, with queries [q U', r_q], and as
-    a value too: `latent_values` makes a sum of values of the sum of c that heads then get. In decoding only c and r are
-    kept, and nothing is made of them for each head.
+    value c V. absorbed: since q . (c U) = (q U') . c, the one key [c, r] serves all heads, with queries [q U', r_q]. It
+    is their value too: `latent_values` makes a sum of values of the sum of c that heads then get. In decoding only c
+    and r are kept, and nothing is made of them for each head.
     """
     latent = config.latent
     assert latent is not None

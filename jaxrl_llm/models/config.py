@@ -20,6 +20,16 @@ class Latent(NamedTuple):
     value: int  # of a head's values
 
 
+class DeltaRule(NamedTuple):
+    """Heads of the gated delta rule (`models.delta`): their numbers and sizes."""
+
+    keys: int  # heads of queries and keys, each of which serves as many heads of values
+    values: int
+    key: int  # numbers of a key
+    value: int
+    taps: int  # of the convolution before it
+
+
 class Kind(NamedTuple):
     """Layers of a model that have the same weights and compute the same, but for windows and rotations."""
 
@@ -93,6 +103,8 @@ class ModelConfig:
     shared_gate: bool = False  # that MLP's output is multiplied by a sigmoid of the token's own (Qwen)
     shared_apart: bool = False  # that MLP and the experts have norms of their own, before and after (Gemma 4)
     latent: Latent | None = None  # None: keys and values are projections of the token
+    delta: DeltaRule | None = None  # in place of attention
+    convolution: int = 0  # taps of a gated short convolution in place of attention; 0: none (LFM2)
     gated_attention: bool = False  # what a head gives is multiplied by a sigmoid of the token's own (Qwen3.5)
 
     @property
@@ -104,6 +116,16 @@ class ModelConfig:
     def unpadded(self) -> int | None:
         """The ids that may be drawn, if there are others; else None."""
         return self.num_tokens if 0 < self.num_tokens < self.vocab_size else None
+
+    @property
+    def carries(self) -> bool:
+        """Whether a layer carries a state from token to token instead of attending to those before."""
+        return self.delta is not None or self.convolution > 0
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether some layer does."""
+        return any(kind.carries for kind in self.each_kind)
 
     @property
     def rotated_size(self) -> int:

@@ -42,7 +42,7 @@ SETTINGS = {
     "mlp_bias": _OPTIONAL_FLAG,
     "use_bidirectional_attention": _OPTIONAL_FLAG,
     "max_position_embeddings": whole(0),
-    "layer_types": or_null(list_of(one_of(*LAYER_TYPES))),
+    "layer_types": or_null(list_of(one_of(*LAYER_TYPES, "linear_attention", "conv"))),
     "sliding_window": or_null(whole(0)),
     "use_sliding_window": _OPTIONAL_FLAG,
     "max_window_layers": or_null(whole(0)),

@@ -22,7 +22,9 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layer import Given, Settings, run_layer
 from jaxrl_llm.models.layers import Rotations, accumulation_dtype, project, ropes_of_kind, rotations_of
 from jaxrl_llm.models.placement import ANYWHERE, Placement, all_but_weights
+from jaxrl_llm.models.recurrent import Flow, segments_flow
 from jaxrl_llm.models.stacks import Block, blocks_of, of_kind, place_of, unstack
+from jaxrl_llm.utils.errors import InputError
 
 Params = dict[str, Any]
 # Whether layers are recomputed in the backward pass; or what of them is saved, one of jax.checkpoint_policies.
@@ -94,6 +96,7 @@ def run(
     record: bool = False,
     absorbed: bool = False,
     again: Callable[[Any, Any], Any] = _given,
+    flow: Flow | None = None,
 ) -> tuple[jax.Array, Any]:
     """Hidden states after the last norm, [N, L, D], and the layers' memory as `attend` leaves it.
 
@@ -102,14 +105,14 @@ def run(
     they are already computed. placement: how states and weights are sharded. experts: int[N, L, layers, k], of each
     token in each layer of a mixture, see `moe.expert_mlp`. record: the second result is (memory, the experts of each
     token, in the same form). absorbed: see `attention.latent_heads`. again: the memory that a layer gets which attends
-    to another's keys, made of what that one got and what it left; the former by default. For the other arguments see
-    `forward`.
+    to another's keys, made of what that one got and what it left; the former by default. flow: of layers that carry
+    states; a model without any needs none. For the other arguments see `forward`.
     """
     dtype = dtype or params["embed"].dtype
     x = placement.states(_embed(params, config, tokens, dtype).astype(activations or dtype), False)
     rotations = rotations or rotations_of(config, positions, accumulation_dtype(dtype))
     layers, inputs = params["layers"], _inputs(params, config, tokens, x, dtype)
-    settings = Settings(config, attend, placement, dtype, rounding, record, absorbed)
+    settings = Settings(config, attend, flow, placement, dtype, rounding, record, absorbed)
     keep: Any = None
     if remat or placement.gathers:
         keep = remat if callable(remat) else None if remat else all_but_weights
@@ -294,8 +297,11 @@ def forward(
         return attention(q, k.astype(q.dtype), v.astype(q.dtype), near, how), memory
 
     if cache is None:
-        hidden, _ = run(params, config, tokens, positions, attend, **options)
+        flow = segments_flow(segments) if config.recurrent else None
+        hidden, _ = run(params, config, tokens, positions, attend, flow=flow, **options)
         return hidden, None
+    if config.recurrent:
+        raise InputError("a model that carries states has no cache of this kind: draw tokens with `sample`")
     if config.kinds:
         params = unstack(params, config)
     hidden, memory = run(params, config, tokens, positions, attend, cache.memory, **options)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxrl_llm.models.attention import (
     Attend,
     Weighing,
+    gate_of,
     heads_of,
     latent_heads,
     latent_values,
@@ -22,6 +23,7 @@ from jaxrl_llm.models.layers import Rotations, project
 from jaxrl_llm.models.moe import expert_mlp, not_recorded
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 from jaxrl_llm.models.quantised import cast, straight_through_layer
+from jaxrl_llm.models.recurrent import convolution_mixer, delta_mixer
 
 Array = jax.Array
 Layer = dict[str, Any]
@@ -32,6 +34,7 @@ class Settings(NamedTuple):
 
     config: ModelConfig  # of the model
     attend: Attend
+    flow: Any  # `recurrent.Flow`, where some layers carry states
     placement: Placement
     dtype: Any
     rounding: str | None  # of `quantised.KINDS`
@@ -61,20 +64,16 @@ def run_layer(
     settings: Settings,
 ) -> tuple[Array, Left]:  # fmt: skip
     """States [N, L, D] after the layer. window: see `Weighing`; rope: which of the rotations; config: of the layer."""
-    attend, placement = settings.attend, settings.placement
+    placement = settings.placement
     place = placement.states
     layer = straight_through_layer(placement.weights(cast(layer, settings.dtype)), settings.rounding)
     y = place(norm(x, layer["attention_norm"], config) if config.pre_norms else x, True)
-    if config.latent:
-        own = latent_heads(y, layer, config, rotations, rope, placement, settings.absorbed)
+    if config.carries:
+        mixer = delta_mixer if config.delta else convolution_mixer
+        y, memory = mixer(y, layer, config, settings.flow, given.memory, placement)
+        keys: Any = None
     else:
-        own = heads_of(y, layer, config, rotations, rope, placement, given.keys)
-    how = Weighing(window, config.query_scale, config.attention_softcap, layer.get("sinks"))
-    y, memory = attend(*map(placement.heads, own), given.memory, how)
-    y = placement.tokens(y)
-    if config.latent and settings.absorbed:
-        y = latent_values(y, layer)
-    y = project_out(y, layer, placement)
+        y, memory, keys = _attention(y, layer, window, rope, rotations, given, config, settings)
     x = place(_added(x, y, layer.get("attention_post_norm"), config), False)
     y = place(norm(x, layer["mlp_norm"], config) if config.pre_norms else x, True)
     y, experts = _mlp(x, y, layer, config, settings, given.experts)
@@ -83,7 +82,27 @@ def run_layer(
         x = x + norm(_of_inputs(x, layer, config, given.inputs), layer["input_post_norm"], config)
     if config.layer_scale:
         x = x * jax.lax.stop_gradient(layer["layer_scale"]).astype(x.dtype)
-    return place(x, False), Left(memory, experts, (own.keys, own.values))
+    return place(x, False), Left(memory, experts, keys)
+
+
+def _attention(
+    y: Array, layer: Layer, window: Any, rope: Any, rotations: Rotations, given: Given, config: ModelConfig,
+    settings: Settings,
+) -> tuple[Array, Any, tuple[Array, Array]]:  # fmt: skip
+    """What attention makes of states y [N, L, D], the memory that it leaves, and its keys and values."""
+    placement = settings.placement
+    if config.latent:
+        own = latent_heads(y, layer, config, rotations, rope, placement, settings.absorbed)
+    else:
+        own = heads_of(y, layer, config, rotations, rope, placement, given.keys)
+    how = Weighing(window, config.query_scale, config.attention_softcap, layer.get("sinks"))
+    found, memory = settings.attend(*map(placement.heads, own), given.memory, how)
+    found = placement.tokens(found)
+    if config.latent and settings.absorbed:
+        found = latent_values(found, layer)
+    if config.gated_attention:
+        found = found * gate_of(y, layer, placement)
+    return project_out(found, layer, placement), memory, (own.keys, own.values)
 
 
 def _added(x: Array, y: Array, weight: Array | None, config: ModelConfig) -> Array:

@@ -22,7 +22,8 @@ Path = tuple[str, ...]
 Shape = tuple[int, ...]
 Params = dict[str, Any]  # a pytree of arrays
 STACKED = ("layers", "experts")  # leading axes: other formats have a tensor for each index of them
-NORMAL, IDENTITY, ZEROS = "normal", "identity", "zeros"  # initialisers; identity: of a norm, which multiplies by 1
+# Initialisers. Identity: of a norm, which multiplies by 1 with the offset that norms of the model have; plain: without.
+NORMAL, IDENTITY, PLAIN, ZEROS = "normal", "identity", "plain", "zeros"
 LORA_IN, LORA_OUT, LORA_SCALE = "_lora_in", "_lora_out", "lora_scale"
 
 
@@ -67,8 +68,17 @@ def _has(*fields: str) -> Callable[[ModelConfig], bool]:
     return lambda config: all(getattr(config, field) for field in fields)
 
 
+def _attends(config: ModelConfig) -> bool:
+    return not config.carries
+
+
 def _own_keys(config: ModelConfig) -> bool:
-    return not config.latent and not config.keys_of
+    return _attends(config) and not config.latent and not config.keys_of
+
+
+def _attending(*fields: str) -> Callable[[ModelConfig], bool]:
+    """The same as `_has`, of layers that attend."""
+    return lambda config: _attends(config) and all(getattr(config, field) for field in fields)
 
 
 def _dense(config: ModelConfig) -> bool:
@@ -76,10 +86,11 @@ def _dense(config: ModelConfig) -> bool:
 
 
 _KEYS = _own_keys
-_QK_NORM, _JOINT_NORM, _POST_NORMS, _PRE_NORMS = (
-    _has(name) for name in ("qk_norm", "joint_qk_norm", "post_norms", "pre_norms")
+_QK_NORM, _JOINT_NORM = _attending("qk_norm"), _attending("joint_qk_norm")
+_POST_NORMS, _PRE_NORMS = _has("post_norms"), _has("pre_norms")
+_EXPERTS, _SHARED, _LATENT, _DELTA, _CONVOLUTION = (
+    _has(name) for name in ("num_experts", "shared_size", "latent", "delta", "convolution")
 )
-_EXPERTS, _SHARED, _LATENT = (_has(name) for name in ("num_experts", "shared_size", "latent"))
 _ROWS = ("vocabulary", "hidden")
 
 
@@ -105,19 +116,20 @@ TABLE = (
     Weight("unembed", _ROWS, NORMAL, "lm_head.weight", "output.weight", when=lambda config: not config.tie_embeddings),
     _of_layer("attention_norm", "hidden", IDENTITY, "input_layernorm.weight", "attn_norm.weight", when=_PRE_NORMS),
     _of_layer("query", "hidden heads head_size", NORMAL, "self_attn.q_proj.weight", "attn_q.weight", 1, True,
-              lambda config: not config.latent or not config.latent.query_rank),
+              lambda config: _attends(config) and not (config.latent and config.latent.query_rank)),
     _of_layer("key", "hidden kv_heads head_size", NORMAL, "self_attn.k_proj.weight", "attn_k.weight", 1, True, _KEYS),
     _of_layer("value", "hidden kv_heads head_size", NORMAL, "self_attn.v_proj.weight", "attn_v.weight", 1,
               when=lambda config: _own_keys(config) and not config.keys_as_values),
-    _of_layer("out", "heads value_size hidden", NORMAL, "self_attn.o_proj.weight", "attn_output.weight", 2),
+    _of_layer("out", "heads value_size hidden", NORMAL, "self_attn.o_proj.weight", "attn_output.weight", 2,
+              when=_attends),
     _of_layer("mlp_norm", "hidden", IDENTITY, "post_attention_layernorm.weight", "ffn_norm.weight", when=_PRE_NORMS),
     _of_layer("query_bias", "heads head_size", ZEROS, "self_attn.q_proj.bias", "attn_q.bias", 0, True,
-              _has("attention_bias")),
+              _attending("attention_bias")),
     _of_layer("key_bias", "kv_heads head_size", ZEROS, "self_attn.k_proj.bias", "attn_k.bias", 0, True,
-              _has("attention_bias")),
+              _attending("attention_bias")),
     _of_layer("value_bias", "kv_heads head_size", ZEROS, "self_attn.v_proj.bias", "attn_v.bias",
-              when=_has("attention_bias")),
-    _of_layer("out_bias", "hidden", ZEROS, "self_attn.o_proj.bias", "attn_output.bias", when=_has("output_bias")),
+              when=_attending("attention_bias")),
+    _of_layer("out_bias", "hidden", ZEROS, "self_attn.o_proj.bias", "attn_output.bias", when=_attending("output_bias")),
     _of_layer("query_norm", "head_size", IDENTITY, "self_attn.q_norm.weight", "attn_q_norm.weight", 0, True, _QK_NORM),
     _of_layer("key_norm", "head_size", IDENTITY, "self_attn.k_norm.weight", "attn_k_norm.weight", 0, True,
               lambda config: config.qk_norm and _own_keys(config)),
@@ -159,7 +171,7 @@ TABLE = (
               _JOINT_NORM),
     _of_layer("key_joint_norm", "kv_heads head_size", IDENTITY, "self_attn.k_norm.weight", "attn_k_norm.weight", 0,
               True, _JOINT_NORM),
-    _of_layer("sinks", "heads", ZEROS, "self_attn.sinks", "attn_sinks.weight", when=_has("attention_sinks")),
+    _of_layer("sinks", "heads", ZEROS, "self_attn.sinks", "attn_sinks.weight", when=_attending("attention_sinks")),
     _of_layer("layer_scale", "", IDENTITY, "layer_scalar", "layer_output_scale.weight", when=_has("layer_scale")),
     _linear("query_in", "hidden query_rank", "self_attn.q_a_proj.weight", "attn_q_a.weight", 1,
             lambda config: config.latent and config.latent.query_rank),
@@ -173,6 +185,27 @@ TABLE = (
               when=_LATENT),
     _linear("key_out", "rank heads plain", "self_attn.kv_b_proj.weight", "attn_k_b.weight", 1, _LATENT),
     _linear("value_out", "rank heads value_size", "self_attn.kv_b_proj.weight", "attn_v_b.weight", 1, _LATENT),
+    _of_layer("query_gate", "hidden heads head_size", NORMAL, "self_attn.q_proj.weight", "attn_q_gate.weight", 1,
+              when=_attending("gated_attention")),
+    *(_of_layer(f"delta_{name}", f"hidden {heads}_heads {heads}_size", NORMAL, f"linear_attn.in_proj_{name}.weight",
+                f"ssm_{name}.weight", 1, when=_DELTA)
+      for name, heads in (("query", "query"), ("key", "query"), ("value", "state"), ("gate", "state"))),
+    *(_of_layer(f"{name}_taps", f"taps {heads}_heads {heads}_size", NORMAL, f"linear_attn.conv1d_{name}.weight",
+                f"ssm_conv1d_{name}.weight", 1, when=_DELTA)
+      for name, heads in (("query", "query"), ("key", "query"), ("value", "state"))),
+    _of_layer("delta_rate", "hidden state_heads", NORMAL, "linear_attn.in_proj_b.weight", "ssm_beta.weight", 1,
+              when=_DELTA),
+    _of_layer("delta_decay", "hidden state_heads", NORMAL, "linear_attn.in_proj_a.weight", "ssm_alpha.weight", 1,
+              when=_DELTA),
+    _of_layer("log_rate", "state_heads", ZEROS, "linear_attn.A_log", "ssm_a", when=_DELTA),
+    _of_layer("decay_bias", "state_heads", ZEROS, "linear_attn.dt_bias", "ssm_dt.bias", when=_DELTA),
+    _of_layer("delta_norm", "state_size", PLAIN, "linear_attn.norm.weight", "ssm_norm.weight", when=_DELTA),
+    _of_layer("delta_out", "state_heads state_size hidden", NORMAL, "linear_attn.out_proj.weight", "ssm_out.weight", 2,
+              when=_DELTA),
+    *(_linear(name, "hidden channels", f"conv.{name}.weight", f"{name}.weight", 1, _CONVOLUTION)
+      for name in ("conv_in", "conv_gate", "conv_value")),
+    _linear("conv_taps", "taps channels", "conv.conv.weight", "shortconv.conv.weight", 1, _CONVOLUTION),
+    _linear("conv_out", "channels hidden", "conv.out_proj.weight", "shortconv.out_proj.weight", 1, _CONVOLUTION),
     Weight("embed_inputs", ("vocabulary", "all_inputs"), NORMAL, "model.embed_tokens_per_layer.weight",
            "per_layer_token_embd.weight", when=_has("layer_inputs")),
     Weight("project_inputs", ("hidden", "all_inputs"), NORMAL, "model.per_layer_model_projection.weight",
@@ -214,7 +247,7 @@ def weights(config: ModelConfig) -> dict[Path, Weight]:
 
 def axis_sizes(config: ModelConfig) -> dict[str, int]:
     """The size of each logical axis of a policy, or of one kind of layer."""
-    latent = config.latent
+    latent, delta = config.latent, config.delta
     sizes = {
         "layers": config.num_layers, "experts": config.num_experts, "hidden": config.hidden_size,
         "heads": config.num_heads, "kv_heads": config.num_kv_heads, "head_size": config.head_dim,
@@ -223,6 +256,11 @@ def axis_sizes(config: ModelConfig) -> dict[str, int]:
         "inputs": config.layer_inputs,
         "all_inputs": config.layer_inputs * config.num_layers,
     }  # fmt: skip
+    if delta:
+        sizes |= {
+            "query_heads": delta.keys, "query_size": delta.key, "state_heads": delta.values, "state_size": delta.value,
+        }  # fmt: skip
+    sizes |= {"taps": delta.taps if delta else config.convolution, "channels": config.hidden_size}
     if latent:
         sizes |= {"rank": latent.rank, "latent": latent.rank + latent.rotated, "plain": latent.plain}
         sizes["query_rank"] = latent.query_rank
@@ -265,7 +303,8 @@ def adapted_weights(config: ModelConfig) -> dict[Path, Weight]:
 
 
 def _is_adapted(weight: Weight) -> bool:
-    return bool(weight.inputs) and "layers" in weight.axes and "experts" not in weight.axes and "one" not in weight.axes
+    excluded = {"experts", "one", "taps"}
+    return bool(weight.inputs) and "layers" in weight.axes and not excluded & {*weight.axes}
 
 
 def adapter_axes(weight: Weight) -> dict[str, tuple[str, ...]]:

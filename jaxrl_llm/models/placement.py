@@ -44,6 +44,9 @@ SPLIT = {
     "kv_heads": ("heads", TENSOR),
     "inner": ("inner", TENSOR),
     "shared": ("shared", TENSOR),
+    "query_heads": ("states", TENSOR),
+    "state_heads": ("states", TENSOR),
+    "channels": ("channels", TENSOR),
     "vocabulary": ("vocabulary", TENSOR),
     "experts": ("experts", EXPERT),
 }
@@ -90,7 +93,10 @@ def split_counts(config: ModelConfig) -> dict[str, tuple[int, str]]:
     def common(field: str) -> int:
         return math.gcd(*(getattr(kind, field) for kind in config.each_kind))
 
+    deltas = [kind.delta.keys for kind in config.each_kind if kind.delta]
     return {
+        "states": (math.gcd(*deltas), "heads of the delta rule"),
+        "channels": (config.hidden_size, "channels"),
         "heads": (common("num_kv_heads"), "key-value heads"),
         "inner": (common("intermediate_size"), "inner units"),
         "shared": (common("shared_size"), "inner units of the shared MLP"),
@@ -111,7 +117,7 @@ def splits(name: str, shape: Sequence[int], config: ModelConfig) -> dict[int, tu
         at = len(shape) - len(axes) + place
         # The router scores all experts on each device.
         own = axis in SPLIT and (axis != "experts" or place == 1) and at >= 0
-        if own and shape[at] in {size[axis] for size in sizes}:
+        if own and shape[at] in {size.get(axis) for size in sizes}:
             found[at] = SPLIT[axis]
     return found
 

@@ -17,7 +17,7 @@ from jaxrl_llm.models.checks import check_key, check_params, check_tokens
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.kinds import number, require_kind, shown
 from jaxrl_llm.models.layers import accumulation_dtype
-from jaxrl_llm.models.parameters import IDENTITY, ZEROS, Weight, put, weights
+from jaxrl_llm.models.parameters import IDENTITY, PLAIN, ZEROS, Weight, put, weights
 from jaxrl_llm.utils.errors import InputError
 
 Params = decoder.Params
@@ -151,6 +151,8 @@ def init_params(key: jax.Array, config: ModelConfig, dtype: Any = jnp.float32, s
         shape = weight.shape
         if weight.initialiser == IDENTITY:
             return jnp.full(shape, 1.0 - config.norm_offset, dtype)
+        if weight.initialiser == PLAIN:
+            return jnp.ones(shape, dtype)
         if weight.initialiser == ZEROS:
             return jnp.zeros(shape, dtype)
         return (scale * jax.random.normal(jax.random.fold_in(key, place), shape)).astype(dtype)

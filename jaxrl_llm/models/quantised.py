@@ -30,7 +30,8 @@ from jaxrl_llm.utils.errors import InputError, shown
 
 # Name -> dtype of the values, and the greatest of them.
 KINDS: dict[str, tuple[Any, float]] = {"int8": (jnp.int8, 127.0), "float8": (jnp.float8_e4m3fn, 448.0)}
-NAMES = frozenset(PROJECTIONS) - {"router", "shared_switch", "project_inputs"}
+NAMES = frozenset(name for name, weight in PROJECTIONS.items() if not {"one", "taps", "all_inputs"} & {*weight.axes})
+NAMES -= {"router", "delta_rate", "delta_decay"}
 FEW_ROWS = 128  # rows of a product that XLA for CPUs would spend on converting the weights, mostly
 SMALLEST = 1e-30  # what is below is 0
 BLOCK = 2**17  # weights that are converted at a time on CPUs: they stay in a core's cache

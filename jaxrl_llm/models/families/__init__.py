@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.config_checks import check_settings, check_together
-from jaxrl_llm.models.families import deepseek_v3, gemma, gemma4, glm4, gpt_oss, llama, olmo3, qwen
+from jaxrl_llm.models.families import deepseek_v3, gemma, gemma4, glm4, gpt_oss, lfm2, llama, olmo3, qwen, qwen3_5
 from jaxrl_llm.models.families.family import FULL, SLIDING, Family, Tensor
 from jaxrl_llm.models.kinds import given, shown
 from jaxrl_llm.models.rope import rope_to_hf, ropes_of
@@ -35,9 +35,18 @@ FAMILIES: Mapping[str, Family] = {
     "glm4": glm4.GLM4,
     "glm4_moe": glm4.GLM4_MOE,
     "deepseek_v3": deepseek_v3.DEEPSEEK_V3,
+    "qwen3_5_text": qwen3_5.QWEN3_5,
+    "qwen3_5_moe_text": qwen3_5.QWEN3_5_MOE,
+    "lfm2": lfm2.LFM2,
 }
 # Of models with towers for images or sound: where the language model's settings are, and its model type if not said.
-WRAPPERS = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "mistral3": "mistral"}
+WRAPPERS = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "mistral3": "mistral",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
 __all__ = ["FAMILIES", "SLIDING", "Family", "Tensor", "from_hf", "language_model", "to_hf"]
@@ -45,11 +54,11 @@ __all__ = ["FAMILIES", "SLIDING", "Family", "Tensor", "from_hf", "language_model
 
 def language_model(raw: dict[str, Any]) -> dict[str, Any]:
     """The settings of the language model within those of a model with towers; others as they are."""
-    inner = raw.get("text_config")
-    if raw.get("model_type") not in WRAPPERS or not isinstance(inner, dict):
+    inner, name = raw.get("text_config"), raw.get("model_type")
+    if not isinstance(name, str) or name not in WRAPPERS or not isinstance(inner, dict):
         return raw
-    shared = {name: raw[name] for name in ("tie_word_embeddings", "eos_token_id", "quantization_config") if name in raw}
-    return {"model_type": WRAPPERS[raw["model_type"]], **shared, **inner}
+    shared = {key: raw[key] for key in ("tie_word_embeddings", "eos_token_id", "quantization_config") if key in raw}
+    return {"model_type": WRAPPERS[name], **shared, **inner}
 
 
 def from_hf(raw: dict[str, Any], where: str = "the model's config.json") -> ModelConfig:

@@ -118,10 +118,6 @@ def without_prefix(tensors: Tensors, config: ModelConfig) -> Tensors:
 
 def _instead(name: str, tensors: Tensors) -> str:
     """What the file has in place of a tensor that it lacks, for an error."""
-    layer = re.sub(r"\.(experts\.\d+|block_sparse_moe|mlp)\..*", "", name)
-    fused = sorted(other for other in tensors if other.startswith(f"{layer}.") and ".experts.gate_up_proj" in other)
-    if fused:
-        return f", but have {fused[0]!r}: experts that are fused into one tensor are not read; save them one by one"
     longer = sorted(other for other in tensors if other.endswith(f".{name}"))
     if longer:
         prefix = longer[0].removesuffix(name)

@@ -95,6 +95,8 @@ def stored_shape(stored: Stored) -> Shape:
         return stored.weights[0].shape
     if not stored.weights[0].inputs:
         return (*lead, outputs)
+    if "taps" in stored.weights[0].axes:
+        return (outputs, 1, inputs)
     return (*lead, outputs, inputs) if stored.tensor.outputs_first else (*lead, inputs, outputs)
 
 
@@ -114,6 +116,7 @@ def parts_of(stored: Stored, value: np.ndarray) -> dict[Path, np.ndarray]:
     lead, inputs, _ = sizes[0]
     outputs = [size[2] for size in sizes]
     matrix = bool(stored.weights[0].inputs)
+    value = value[:, 0] if "taps" in stored.weights[0].axes else value
     x = value if matrix else value[..., None]  # [experts, outputs, inputs]
     x = x.swapaxes(-1, -2) if matrix and not stored.tensor.outputs_first else x
     groups, widths = _groups(stored, outputs)
