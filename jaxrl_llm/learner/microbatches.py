@@ -69,8 +69,8 @@ def plan_steps(
     the groups of each to `micro_batches` so that these are about as long. Groups stay together where all have as many
     rows and the slices divide them. Sizes are of a short list, so that batches of about the same lengths share a
     compiled update. On a mesh packed rows are spread over ROWS of `models.placement`, and their tokens over
-    "sequence". rows: int[n], those to take; other rows of the batch are in no step. runs: count the runs of packed rows,
-    which models that carry states need (`ModelConfig.recurrent`).
+    "sequence". rows: int[n], those to take; other rows of the batch are in no step. runs: count the runs of packed
+    rows, which models that carry states need (`ModelConfig.recurrent`).
 
     Raises InputError where the rows do not split evenly, and for counts below 1.
     """

@@ -150,8 +150,8 @@ def pack(
     slices: rows int[n], all of one length; a packing speaks of a row by its place in its slice. devices: over which
     packed rows are to be spread; their numbers are multiples of it, and suffixes stand with their prefixes. columns:
     devices over which the tokens of each row are to be spread, an equal part on each; their numbers are multiples of
-    it. multiple: of which the part of a row on a device is one. runs: count the runs of rows (`models.paths`). Actions are listed with the device that has their
-    state.
+    it. multiple: of which the part of a row on a device is one. runs: count the runs of rows (`models.paths`). Actions
+    are listed with the device that has their state.
     """
     n, L = len(slices[0]), rows.tokens.shape[1]
     split = [prefix_tries(TokenRows(*(x[chosen] for x in rows)), np.arange(n)) for chosen in slices]

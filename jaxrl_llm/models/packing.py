@@ -227,8 +227,8 @@ def _flow(packing: Packing, split: Callable[[Array], list[Array]], joined: Calla
     levels, of_parents = packing.levels, partial(_of_parents, packing)
     if not packing.runs:
         raise InputError(
-            "this packing does not say how many runs its rows have, which a model that carries states needs: plan steps "
-            "with `runs=True`"
+            "this packing does not say how many runs its rows have, which a model that carries states needs: plan the "
+            "steps with runs=True"
         )
     paths = [paths_of(levels[0], packing.runs)]
     if len(levels) > 1:

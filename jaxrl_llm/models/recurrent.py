@@ -30,6 +30,16 @@ class State(NamedTuple):
     heads: Array | None = None  # [N, H, k, v], float32; None for convolutions alone
 
 
+def empty_state(config: ModelConfig, rows: int, dtype: Any) -> State:
+    """The state of rows that begin with nothing, of one kind of layer. dtype: of caches, for windows if it is floating."""
+    dtype = dtype if jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize > 1 else jnp.float32
+    if (delta := config.delta) is None:
+        return State(jnp.zeros((rows, config.convolution - 1, config.hidden_size), dtype))
+    channels = 2 * delta.keys * delta.key + delta.values * delta.value
+    heads = jnp.zeros((rows, delta.values, delta.key, delta.value), jnp.float32)
+    return State(jnp.zeros((rows, delta.taps - 1, channels), dtype), heads)
+
+
 class Flow(NamedTuple):
     """How the tokens of a pass follow each other, and what they leave. No window: rows begin with nothing."""
 
@@ -169,3 +179,43 @@ def step_flow(live: Array) -> Flow:
         return jnp.where(live[:, None, None], after, old)
 
     return Flow(lambda x, steps, old: _with_window(x, old, steps)[:, :1], delta, window)
+
+
+class Pending(NamedTuple):
+    """What a layer carried before some tokens of each row, and what these bring: of how many is decided later."""
+
+    old: Any
+    new: Any
+
+
+def pending_flow() -> Flow:
+    """Rows of some tokens, computed one by one as in decoding, of which only the first may count (`committed`)."""
+
+    def delta(x: DeltaInputs, state: Array | None) -> tuple[Array, Pending]:
+        assert state is not None
+        each = jax.tree.map(lambda y: jnp.moveaxis(y, 1, 0), x)
+        _, out = jax.lax.scan(lambda s, token: one_step(token, s)[::-1], state, each)
+        return jnp.moveaxis(out, 0, 1), Pending(state, x)
+
+    return Flow(
+        lambda x, steps, window: _with_window(x, window, steps)[:, : x.shape[1]], delta,
+        lambda x, window, taps: Pending(window, x),
+    )  # fmt: skip
+
+
+def committed(state: State, count: Array) -> State:
+    """What a layer carries after the first `count` (int32[N]) of the tokens of a pass by `pending_flow`."""
+    old, new = state.window
+    window = rows_flow(count).window(new, old, old.shape[1] + 1).astype(old.dtype)
+    if state.heads is None:
+        return State(window)
+    heads, x = state.heads
+    each = jax.tree.map(lambda y: jnp.moveaxis(y, 1, 0), x)
+
+    def step(carry: tuple[Array, Array], token: DeltaInputs) -> tuple[tuple[Array, Array], None]:
+        number, s = carry
+        _, after = one_step(token, s)
+        return (number + 1, jnp.where((number < count)[:, None, None, None], after, s)), None
+
+    (_, after), _ = jax.lax.scan(step, (jnp.int32(0), heads), each)
+    return State(window, after)

@@ -24,6 +24,7 @@ from jaxrl_llm.models.placement import (
     takes_kernels,
 )
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.recurrent import rows_flow
 from jaxrl_llm.sampling.two_model_decode import run
 
 
@@ -47,7 +48,8 @@ def causal_pass(
     def attend(q: Array, k: Array, v: Array, memory: None, how: Weighing) -> tuple[Array, tuple[Array, Array]]:
         return attention(q, k, v, None, how)[0], (k, v)
 
-    return run(policy, params, tokens, positions, attend, record=record, placement=placed)
+    flow = rows_flow(length) if config.recurrent else None
+    return run(policy, params, tokens, positions, attend, record=record, placement=placed, flow=flow)
 
 
 def between_layers(mesh: AnyMesh | None, rows: int, tokens: int) -> Placement:

@@ -21,6 +21,7 @@ from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.attention import Weighing
 from jaxrl_llm.models.layers import Rotations, rotations_of
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.recurrent import State, step_flow
 from jaxrl_llm.sampling.filters import Filters, keep, support_floor
 from jaxrl_llm.sampling.kv_cache import (
     LayerCache,
@@ -216,6 +217,29 @@ def _draw(policy: Policy, params: Params, hidden: Array, rows: RowState, setting
     return draw(policy, params, hidden, counters.astype(jnp.uint32), settings)
 
 
+def _slot_of_row(prefix_cache: PrefixCache, prefix_slots: PrefixSlots | None, rows: int) -> Array:
+    """int32[B]: the prompt slot of each row."""
+    P = prefix_cache.length.shape[0]
+    if prefix_slots is None:
+        return jnp.arange(rows) // (rows // P)
+    return prefix_slots.of_row // (prefix_slots.row.shape[0] // P)
+
+
+@jax.jit(donate_argnames=("layers",))
+def states_of_prompts(
+    prefix_cache: PrefixCache, prefix_slots: PrefixSlots | None, layers: tuple[Any, ...], rows: RowState
+) -> tuple[Any, ...]:
+    """The layers of the ring KV cache (donated), where fresh rows carry what their prompts left."""
+    slot = _slot_of_row(prefix_cache, prefix_slots, rows.own.shape[0])
+    fresh = rows.fresh & ~rows.done
+
+    def begun(old: Array, of_prompts: Array) -> Array:
+        return jnp.where(jnp.expand_dims(fresh, tuple(range(1, old.ndim))), of_prompts[slot].astype(old.dtype), old)
+
+    pairs = zip(layers, prefix_cache.layers, strict=True)
+    return tuple(jax.tree.map(begun, own, prefix) if isinstance(own, State) else own for own, prefix in pairs)
+
+
 @jax.jit(static_argnames=("policy",), donate_argnames=("drawn",))
 def begin(
     policy: Policy,
@@ -234,10 +258,7 @@ def begin(
     This is a separate program, because the host knows when there are fresh rows. As a branch of the loop's program, its
     collectives would not be ordered with the loop's, which deadlocks XLA on CPU with few threads.
     """
-    B, P = rows.own.shape[0], prefix_cache.length.shape[0]
-    slot = (
-        jnp.arange(B) // (B // P) if prefix_slots is None else prefix_slots.of_row // (prefix_slots.row.shape[0] // P)
-    )
+    slot = _slot_of_row(prefix_cache, prefix_slots, rows.own.shape[0])
     new = _draw(policy, params, prefix_cache.hidden[slot], rows, settings)
     if prefix_cache.experts is not None:
         new = new._replace(experts=prefix_cache.experts[slot, jnp.maximum(prefix_cache.length[slot] - 1, 0)])
@@ -293,11 +314,14 @@ def decode(
                 how,
             )
 
-        memory = tuple(zip(ring_cache.layers, prefix_cache.layers, strict=True))
+        pairs = zip(ring_cache.layers, prefix_cache.layers, strict=True)
+        memory = tuple(own if isinstance(own, State) else (own, prefix) for own, prefix in pairs)
+        flow = step_flow(~rows.done)
         record = ring_cache.drawn.experts is not None
         hidden, layers = run(
             policy, params, rows.newest[:, None], position[:, None], attend, memory, rotations=rotated, record=record,
             again=lambda got, left: (left, got[1]),  # another layer's keys are attended to after they are written
+            flow=flow,
         )  # fmt: skip
         layers, experts = layers if record else (layers, None)
         which = ~rows.done

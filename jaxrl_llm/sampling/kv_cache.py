@@ -25,6 +25,7 @@ from jaxrl_llm.models.attention import Weighing
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.moe import NOT_RECORDED, index_dtype
 from jaxrl_llm.models.quantised import kind_of, quantise
+from jaxrl_llm.models.recurrent import State, empty_state
 
 
 class LayerCache(NamedTuple):
@@ -37,9 +38,10 @@ class LayerCache(NamedTuple):
 
 
 class PrefixCache(NamedTuple):
-    """Keys and values of each prompt, stored once. Layers with a sliding window store only the end of a prompt."""
+    """Keys and values of each prompt, stored once. Layers with a sliding window store only the end of a prompt, and
+    those that carry a state that at its end."""
 
-    layers: tuple[LayerCache, ...]
+    layers: tuple[LayerCache | State | None, ...]
     length: Array  # int32[P], tokens of the prompt
     hidden: Array  # [P, D], last hidden state of the prompt, from which first tokens are drawn
     experts: Array | None = None  # int[P, S, layers, k], of the tokens of prompts; None: not recorded
@@ -79,16 +81,18 @@ def columns(config: ModelConfig, layer: int, most: int) -> int:
     return min(most, window) if window else most
 
 
-def empty(config: ModelConfig, rows: int, most: int, dtype: Any) -> tuple[LayerCache | None, ...]:
+def empty(config: ModelConfig, rows: int, most: int, dtype: Any) -> tuple[LayerCache | State | None, ...]:
     """Empty caches for `most` tokens of each row in every layer. dtype: floating, or int8.
 
-    None for layers that attend to the keys of others.
+    A `State` for layers that carry one; None for layers that attend to the keys of others.
     """
 
-    def layer(number: int) -> LayerCache | None:
+    def layer(number: int) -> LayerCache | State | None:
         own = config.of_layer(number)
         if own.keys_of:
             return None
+        if own.carries:
+            return empty_state(own, rows, dtype)
         S = columns(config, number, most)
         heads, key, value = own.heads_kept(absorbed=True)
         scales = jnp.zeros((rows, heads, S), jnp.float32)

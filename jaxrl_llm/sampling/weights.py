@@ -19,6 +19,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.placement import SAMPLED_ROWS, AnyMesh, row_axes
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of, quantised_layer, quantised_specs
+from jaxrl_llm.models.recurrent import State
 from jaxrl_llm.models.stacks import of_kind, place_of, unstack
 from jaxrl_llm.sampling.decode import RingCache
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache
@@ -285,7 +286,13 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
     def cache(layer: LayerCache) -> LayerCache:
         return LayerCache(*(None if x is None else place(x, x.shape[1]) for x in layer))  # type: ignore[arg-type]
 
+    def of_layer(layer: Any) -> Any:
+        if isinstance(layer, State):
+            heads = layer.heads
+            return State(place(layer.window), None if heads is None else place(heads, heads.shape[1]))
+        return None if layer is None else cache(layer)
+
     if isinstance(tree, PrefixCache | RingCache | Tail):
         rest = jax.tree.map(place, tree._replace(layers=()))
-        return rest._replace(layers=tuple(None if layer is None else cache(layer) for layer in tree.layers))
+        return rest._replace(layers=tuple(map(of_layer, tree.layers)))
     return jax.tree.map(place, tree)

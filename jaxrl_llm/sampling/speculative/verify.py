@@ -21,6 +21,7 @@ from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.attention import Weighing
 from jaxrl_llm.models.layers import rotations_of
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.recurrent import State, committed, pending_flow
 from jaxrl_llm.sampling.decode import Drawn, DrawSettings, RingCache, RowState, draw, narrowed
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, merge_sinks, pack, take_columns
 from jaxrl_llm.sampling.two_model_decode import run
@@ -67,7 +68,11 @@ def gather(
     """
     length, at = prefix_cache.length[slot][:, None], jnp.arange(tokens.shape[1])[None]
 
-    def layer(prefix: LayerCache, ring: LayerCache) -> LayerCache:
+    def layer(prefix: Any, ring: Any) -> Any:
+        if isinstance(ring, State):
+            return jax.tree.map(lambda x: x[rows], ring)
+        if ring is None:
+            return None
         P, S = prefix.values.shape[2], ring.values.shape[2]
         in_prompt = jnp.clip(at - jnp.maximum(length - P, 0), 0, P - 1)
         in_ring = (ring_cache.step - own[:, None] + at - length) % S
@@ -79,8 +84,7 @@ def gather(
 
         return each(both, prefix, ring)
 
-    pairs = zip(prefix_cache.layers, ring_cache.layers, strict=True)
-    layers = tuple(None if pair[0] is None else layer(*pair) for pair in pairs)
+    layers = tuple(layer(*pair) for pair in zip(prefix_cache.layers, ring_cache.layers, strict=True))
     drawn = jax.tree.map(lambda x: jnp.zeros((rows.shape[0], *x.shape[1:]), x.dtype), ring_cache.drawn)
     return Tail(layers, tokens, drawn, jnp.zeros_like(rows))
 
@@ -188,6 +192,7 @@ def _advance(
         rotations=rotated,
         record=record,
         again=lambda got, left: left,  # a layer that attends to another's keys writes them again
+        flow=pending_flow(),
     )
     layers, experts = layers if record else (layers, None)
     at = rows.own[:, None] + 1 + ahead  # which own token each of the new ones is
@@ -209,7 +214,7 @@ def _advance(
     tried = (draft.number > 0) & ~rows.done
     misses = jnp.where(right_count > 0, 0, jnp.minimum(tail.misses + 1, MOST_MISSES))
     tail = Tail(
-        layers,
+        tuple(committed(layer, count) if isinstance(layer, State) else layer for layer in layers),
         put(tail.tokens, new.token, positions + 1),
         jax.tree.map(partial(put, column=at), tail.drawn, new),
         jnp.where(tried, misses, tail.misses),
