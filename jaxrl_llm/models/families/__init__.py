@@ -169,4 +169,4 @@ def to_hf(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
     out["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
     if "partial_rotary_factor" in rope:
         out["partial_rotary_factor"] = first["partial_rotary_factor"]
-    return out | own
+    return {name: value for name, value in (out | own).items() if name not in family.unwritten}

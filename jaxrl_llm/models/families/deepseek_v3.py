@@ -43,7 +43,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
         of_all = (growth - 1) / (0.1 * math.log(rope.factor))
         own = ((rope.attention_factor or mscale(rope.factor, 1.0)) * growth - 1) / (0.1 * math.log(rope.factor))
         scaling = {k: v for k, v in rope_to_hf(rope).items() if k != "attention_factor"}
-        found["rope_parameters"] = scaling | {"mscale": own, "mscale_all_dim": of_all}
+        found["rope_parameters"] = scaling | {"mscale": round(own, 12), "mscale_all_dim": round(of_all, 12)}
     return found
 
 

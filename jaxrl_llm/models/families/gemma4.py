@@ -143,5 +143,5 @@ GEMMA4 = family(
     rope_parameters={
         FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
         SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
-    }, **_MULTIMODAL,
+    }, unwritten=("rope_scaling", "rope_theta", "hidden_act"), **_MULTIMODAL,
 )  # fmt: skip
