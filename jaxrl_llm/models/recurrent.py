@@ -31,7 +31,7 @@ class State(NamedTuple):
 
 
 def empty_state(config: ModelConfig, rows: int, dtype: Any) -> State:
-    """The state of rows that begin with nothing, of one kind of layer. dtype: of caches; of windows if it is floating."""
+    """The state of rows that begin with nothing, of one kind of layer. dtype: of caches; of windows where floating."""
     dtype = dtype if jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize > 1 else jnp.float32
     if (delta := config.delta) is None:
         return State(jnp.zeros((rows, config.convolution - 1, config.hidden_size), dtype))
