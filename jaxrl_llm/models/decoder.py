@@ -173,7 +173,7 @@ def _scanned(
         over = _over(config, block, layers, memory, inputs, experts)
         body = partial(_pattern, config, settings, wrap, block, rotations)
         if not config.kinds:
-            (x, _), left = jax.lax.scan(body, (x, {}), over)
+            (x, _), left = jax.lax.scan(body, (x, latest), over)
             (found, marks), *_ = left
             return x, (found, jnp.moveaxis(marks, 0, 2)) if settings.record else found
         if block.repeats == 1:
@@ -219,9 +219,9 @@ def _pattern(
         own, place = config.each_kind[kind], used.get(kind, 0)
         used[kind] = place + 1
         layer = jax.tree.map(lambda y, i=place: y[i], weights[kind])
-        of_this = jax.tree.map(lambda y, i=position: y[i], (memory, experts, inputs))
+        own_memory, marks, own_inputs = jax.tree.map(lambda y, i=position: y[i], (memory, experts, inputs))
         window, rope = _window_and_rope(config, block, position, numbers)
-        given = Given(*of_this, latest.get(own.keys_of))
+        given = Given(own_memory, marks, own_inputs, latest.get(own.keys_of))
         run = wrap(partial(run_layer, config=own, settings=settings))
         x, found = run(x, layer, window, rope, rotations[kind], given)
         name = config.kinds[kind].name if config.kinds else ""

@@ -96,7 +96,8 @@ def _attention(
     else:
         own = heads_of(y, layer, config, rotations, rope, placement, given.keys)
     how = Weighing(window, config.query_scale, config.attention_softcap, layer.get("sinks"))
-    found, memory = settings.attend(*map(placement.heads, own), given.memory, how)
+    q, k, v = map(placement.heads, own)
+    found, memory = settings.attend(q, k, v, given.memory, how)
     found = placement.tokens(found)
     if config.latent and settings.absorbed:
         found = latent_values(found, layer)

@@ -74,9 +74,9 @@ def _rope(theta: float, scaling: dict[str, Any] | None, raw: dict[str, Any], whe
         out |= {name: float(scaling[name]) for name in ("low_freq_factor", "high_freq_factor") if name in scaling}
     if kind == "yarn":
         attention = scaling.get("attention_factor") or 0.0
-        scales = scaling.get("mscale"), scaling.get("mscale_all_dim")
-        if not attention and all(scales):
-            attention = mscale(out["factor"], scales[0]) / mscale(out["factor"], scales[1])
+        own, of_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
+        if not attention and own and of_all:
+            attention = mscale(out["factor"], own) / mscale(out["factor"], of_all)
         out |= {name: float(scaling[name]) for name in ("beta_fast", "beta_slow") if scaling.get(name) is not None}
         out |= {"attention_factor": float(attention), "truncate": scaling.get("truncate", True)}
         out["query_growth"] = float(scaling.get("llama_4_scaling_beta") or 0.0)

@@ -172,8 +172,8 @@ def prefill(
         S = store.values.shape[2]
         if tokens.shape[1] > S:  # a layer with a window stores the last S tokens
             at = jnp.maximum(length - S, 0)[:, None] + jnp.arange(S)
-            kv = tuple(jnp.take_along_axis(x, at[:, :, None, None], axis=1) for x in kv)  # type: ignore[assignment]
-        new = pack(*kv, store.keys.dtype)
+            kv = tuple(jnp.take_along_axis(x, at[:, :, None, None], axis=1) for x in kv)
+        new = pack(kv[0], kv[1], store.keys.dtype)
 
         def at_slots(old: Array, x: Array, axis: int) -> Array:
             place: list[Any] = [slice(None)] * old.ndim

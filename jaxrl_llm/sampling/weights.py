@@ -289,7 +289,8 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
     def of_layer(layer: Any) -> Any:
         if isinstance(layer, State):
             heads = layer.heads
-            return State(place(layer.window), None if heads is None else place(heads, heads.shape[1]))
+            places: Any = place(layer.window), None if heads is None else place(heads, heads.shape[1])
+            return State(*places)
         return None if layer is None else cache(layer)
 
     if isinstance(tree, PrefixCache | RingCache | Tail):

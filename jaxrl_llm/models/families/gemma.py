@@ -25,7 +25,7 @@ _TENSORS = (
     Tensor("post_attention_layernorm.weight", ("attention_post_norm",)),
 )
 _CAPS = dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), or_null(number(least=0)))
-_MULTIMODAL = {
+MULTIMODAL: dict[str, Any] = {
     "prefixes": ("model.language_model.", "language_model.model.", "language_model."),
     "skipped": (
         *("vision_tower.", "multi_modal_projector.", "embed_vision.", "embed_audio.", "audio_tower."),
@@ -91,5 +91,5 @@ GEMMA2 = family(
 GEMMA3 = family(
     "Gemma3ForCausalLM", "gemma3", read=_gemma3, write=_write_gemma3, types=_gemma3_types, thetas=_gemma3_thetas,
     settings=_CAPS, tensors=_TENSORS, max_position_embeddings=131_072, num_key_value_heads=4, head_dim=256,
-    rope_theta=1_000_000.0, sliding_window=4096, **_MULTIMODAL,
+    rope_theta=1_000_000.0, sliding_window=4096, **MULTIMODAL,
 )  # fmt: skip

@@ -17,7 +17,7 @@ from jaxrl_llm.models.families.family import (
     softcaps,
     stacked_experts,
 )
-from jaxrl_llm.models.families.gemma import _MULTIMODAL
+from jaxrl_llm.models.families.gemma import MULTIMODAL
 from jaxrl_llm.models.kinds import FLAG, SECTION, given, or_null, whole
 from jaxrl_llm.utils.errors import InputError
 
@@ -143,5 +143,5 @@ GEMMA4 = family(
     rope_parameters={
         FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
         SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
-    }, unwritten=("rope_scaling", "rope_theta", "hidden_act"), **_MULTIMODAL,
+    }, unwritten=("rope_scaling", "rope_theta", "hidden_act"), **MULTIMODAL,
 )  # fmt: skip

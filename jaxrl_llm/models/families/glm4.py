@@ -14,7 +14,7 @@ ROUTER_SETTINGS = {
     "topk_group": or_null(whole(1)), "routed_scaling_factor": number(above=0), "first_k_dense_replace": whole(0),
     "use_qk_norm": or_null(FLAG),
 }  # fmt: skip
-EXPERT_TENSORS = {
+EXPERT_TENSORS: dict[str, Any] = {
     "others": stacked_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj"), "skipped": ("mtp.",),
 }  # fmt: skip
 

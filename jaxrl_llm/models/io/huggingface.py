@@ -56,7 +56,7 @@ def from_tensors(
             if path not in shards:  # only now is it known that shapes are as small as the file
                 sharding = shardings and reduce(getitem, path, shardings)
                 shards[path] = Shards(shapes[path], jnp.dtype(dtype), sharding)
-            for filled in shards[path].fill(each.index, part):
+            for filled in shards[path].fill(each.place, part):
                 if not all_finite(filled):
                     bad = f"{non_finite(filled)} in {filled.dtype.name}"
                     raise InputError(f"{where}: tensor {each.name!r} holds {bad}: the weights are damaged")
@@ -154,7 +154,7 @@ def to_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.n
                         f"the parameter {'/'.join(weight.path)} holds {non_finite(value)}: it cannot be saved"
                     )
                 whole[weight.path] = value
-        parts = {weight.path: whole[weight.path][each.index] for weight in each.weights}
+        parts = {weight.path: whole[weight.path][each.place] for weight in each.weights}
         out[each.name] = np.ascontiguousarray(joined(each, parts))
     return out
 

@@ -29,7 +29,7 @@ class Stored(NamedTuple):
     tensor: Tensor
     weights: tuple[Weight, ...]
     config: ModelConfig  # of the layer
-    index: tuple[int, ...]  # of what it holds, among the layers, and experts, of the parameters
+    place: tuple[int, ...]  # of what it holds, among the layers, and experts, of the parameters
 
 
 def stored_tensors(config: ModelConfig, found: Container[str] | None = None) -> Iterator[Stored]:
@@ -102,14 +102,14 @@ def stored_shape(stored: Stored) -> Shape:
 
 def _sizes(weight: Weight, stored: Stored) -> tuple[Shape, int, int]:
     """Of what one tensor holds of a weight: the axis of experts, if it has one, inputs and outputs."""
-    shape = weight.shape[len(stored.index) :]
-    lead = shape[: len(weight.stacked) - len(stored.index)]
+    shape = weight.shape[len(stored.place) :]
+    lead = shape[: len(weight.stacked) - len(stored.place)]
     own = shape[len(lead) :]
     return lead, math.prod(own[: weight.inputs]), math.prod(own[weight.inputs :])
 
 
 def parts_of(stored: Stored, value: np.ndarray) -> dict[Path, np.ndarray]:
-    """What a tensor holds: path of the parameter -> its part at `stored.index`."""
+    """What a tensor holds: path of the parameter -> its part at `stored.place`."""
     if "vocabulary" in stored.weights[0].axes:
         return {stored.weights[0].path: value}
     sizes = [_sizes(weight, stored) for weight in stored.weights]
@@ -125,7 +125,7 @@ def parts_of(stored: Stored, value: np.ndarray) -> dict[Path, np.ndarray]:
     found = {}
     for weight, part in zip(stored.weights, np.split(x, ends, axis=-2), strict=True):
         part = part.reshape(*lead, -1, inputs if matrix else 1).swapaxes(-1, -2)
-        part = part.reshape(weight.shape[len(stored.index) :])
+        part = part.reshape(weight.shape[len(stored.place) :])
         order = _order(stored.config, part.shape[-1]) if weight.rotated else None
         found[weight.path] = part if order is None else part[..., order]
     return found

@@ -34,7 +34,7 @@ MOST_MISSES = (LONGEST_MATCH - LEAST_MATCH) // 2
 class Tail(NamedTuple):
     """Rows that advance by different numbers of tokens. The token at position p is in column p."""
 
-    layers: tuple[LayerCache, ...]
+    layers: tuple[LayerCache | State | None, ...]
     tokens: Array  # int32[R, C]; -1 where there is none yet
     drawn: Drawn  # each [R, T], own token n in column n; only those drawn here
     misses: Array  # int32[R], drafts in a row of which no token was right, at most MOST_MISSES
