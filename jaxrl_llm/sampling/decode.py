@@ -129,7 +129,7 @@ class RingCache(NamedTuple):
     """The ring KV cache and the tokens drawn. A token drawn at step s is in column s mod T."""
 
     step: Array  # int32[], number of steps so far
-    layers: tuple[LayerCache, ...]
+    layers: tuple[LayerCache | State | None, ...]
     drawn: Drawn  # each [B, T]
 
 
