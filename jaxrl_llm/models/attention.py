@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import Rotations, project, rms_norm, rotate, scores, softmax, with_adapter
+from jaxrl_llm.models.layers import Rotations, project, rms_norm, rotate, scores, softmax, unit_norm, with_adapter
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 
 Array = jax.Array
@@ -133,7 +133,7 @@ def heads_of(
         return Heads(q, *shared)
     v = _project(y, layer, "key" if config.keys_as_values else "value", placement)
     if config.value_norm:
-        v = rms_norm(v, jnp.ones(v.shape[-1:], v.dtype), config.norm_epsilon)
+        v = unit_norm(v, config.norm_epsilon)
     return Heads(q, rotated("key"), v)
 
 

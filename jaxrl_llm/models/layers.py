@@ -132,6 +132,12 @@ def linear(x: Array, weight: Weight) -> Array:
     return product(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], -1)
 
 
+def unit_norm(x: Array, epsilon: float) -> Array:
+    """x / rms(x) over the last axis, in float32, back in the dtype of x: `rms_norm` without a weight."""
+    wide = x.astype(accumulation_dtype(x.dtype))
+    return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)).astype(x.dtype)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def rms_norm(x: Array, weight: Array, epsilon: float, offset: float = 0.0) -> Array:
     """x / rms(x) * (offset + weight) over the last axis, in float32, back in the dtype of x.

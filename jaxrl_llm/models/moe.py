@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 from jaxrl_kernels.partition import dividing, mesh_of
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import accumulation_dtype, rms_norm
+from jaxrl_llm.models.layers import accumulation_dtype, unit_norm
 from jaxrl_llm.models.placement import ANYWHERE, EXPERT, TENSOR, split_spec
 from jaxrl_llm.models.quantised import ragged_product
 
@@ -121,8 +121,7 @@ def _choices(
 ) -> tuple[jax.Array, jax.Array]:
     """The weights [T, k] and numbers int32[T, k] of each token's experts. given: int[..., k], see `expert_mlp`."""
     if config.router_norm:
-        ones = jnp.ones(x.shape[-1:], x.dtype)
-        x = rms_norm(x, ones, config.norm_epsilon) * layer["router_norm"] * config.hidden_size**-0.5
+        x = unit_norm(x, config.norm_epsilon) * layer["router_norm"] * config.hidden_size**-0.5
     scores = (x @ layer["router"]).astype(accumulation_dtype(x.dtype))
     if "router_bias" in layer:
         scores = scores + layer["router_bias"].astype(scores.dtype)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from compiling import with_devices
+from conftest import KINDS
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 from tpu_environment import tpu_environment
@@ -102,8 +103,9 @@ def noisy(params):
     random = np.random.default_rng(1)
     return jax.tree.unflatten(structure, [x + 0.1 * random.normal(size=x.shape).astype(np.float32) for x in leaves])
 
-out = {}
+out, dtype = {}, jnp.float32
 """
+WIDE = 'jax.config.update("jax_enable_x64", True)\ndtype = jnp.float64\n'
 
 PARITY = """
 def program(policy):
@@ -135,13 +137,14 @@ def compare(name, policy, params, shapes, layers=lambda params: params):
         logits, gradient = jax.device_get(run(placed, *spread))
         largest = max(map(error, jax.tree.leaves(gradient), jax.tree.leaves(expected[1])))
         first = placed["layers"][0] if isinstance(placed["layers"], tuple) else placed["layers"]
+        first = {k: x for k, x in first.items() if not isinstance(x, dict)}
         local = {k: x.addressable_shards[0].data.shape for k, x in (first | {"embed": placed["embed"]}).items()}
         out[f"{name} {shape[0]}x{shape[1]}"] = dict(
             logits=error(logits, expected[0]), gradient=largest, local=local, finite=bool(np.isfinite(logits).all()),
         )
 
 for family in {families}:
-    policy, params, _ = load_policy(f"{vectors}/{family}")
+    policy, params, _ = load_policy(f"{vectors}/{family}", dtype=dtype)
     compare(family, policy, params, {meshes})
 start = noisy(init_params(jax.random.key(0), even))
 compare("even", Policy(even), start, [(2, 4), (1, 8)])
@@ -247,12 +250,14 @@ print("RESULT" + json.dumps({
 """
 
 
-def parity() -> dict[str, Any]:
+def parity(
+    families: tuple[str, ...] = FAMILIES, meshes: tuple[tuple[int, int], ...] = MESHES, before: str = ""
+) -> dict[str, Any]:
     """What PARITY finds of each family on each mesh."""
     folder = Path(__file__).parents[1] / "vectors"
-    program = PARITY.replace("{families}", repr(FAMILIES)).replace("{meshes}", repr(MESHES))
+    program = PARITY.replace("{families}", repr(families)).replace("{meshes}", repr(meshes))
     program = program.replace("{vectors}", str(folder))
-    return run_program(EIGHT + program, {"XLA_FLAGS": with_devices(8)})
+    return run_program(EIGHT + before + program, {"XLA_FLAGS": with_devices(8)})
 
 
 @pytest.fixture(scope="module")
@@ -283,6 +288,16 @@ def test_logits_and_gradients_are_those_of_one_device() -> None:
             assert local["key"][2] == (1 if tensor == 2 else 2), case
             inner = 48 if name == "qwen3_moe" else 112
             assert local["gate"][-1] == local["down"][-2] == inner // tensor, case
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("family", [*KINDS, "gemma4_moe", "glm4_moe", "qwen3_5_moe"])
+def test_kinds_of_layers_are_those_of_one_device(family: str) -> None:
+    """States and compressed keys, sinks, shared keys, and experts beside an MLP, over rows and tensor, in float64."""
+    for case, found in parity((family,), ((4, 2), (2, 4)), WIDE).items():
+        assert found["finite"], case
+        if case not in EVEN:
+            assert max(found["logits"], found["gradient"]) < 1e-9, case
 
 
 def test_specs_of_qwen3_8b() -> None:
