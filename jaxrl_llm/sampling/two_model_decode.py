@@ -53,7 +53,7 @@ def run(
     for weights, remembered in zip((params, params["other"]), memories, strict=True):
         found.append(policy.run(weights, tokens, positions, attend, remembered, **options))
     (hidden, layers), (other, others) = found
-    if isinstance(layers, tuple) and len(layers) == n:
+    if isinstance(params["layers"], tuple) or policy.config.kinds:
         layers += others
     else:  # stacked along their first axis
         layers = jax.tree.map(lambda *x: jnp.concatenate(x), layers, others)

@@ -136,8 +136,9 @@ class Converter(NamedTuple):
         kinds = config.kind_of_layer or (0,) * config.num_layers
         found = []
         for number, kind in enumerate(kinds):
-            given: Any = (layers[number], None)
-            if isinstance(layers, dict):
+            if isinstance(layers, tuple):
+                given: Any = layers[number], None
+            else:
                 given = of_kind(layers, config, kind), np.int32(place_of(config, number))
             found.append(self.layers[kind](policy, *given, self.options))
         return self.others(policy, outside_layers(params), self.options) | {"layers": tuple(found)}
