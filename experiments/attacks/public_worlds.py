@@ -25,7 +25,7 @@ from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.data.load import load_prompts
 from jaxrl_llm.data.stream import PromptStream
 from jaxrl_llm.environments.adapters import adapted
-from jaxrl_llm.models.config import from_hf
+from jaxrl_llm.models.families import from_hf
 from jaxrl_llm.training import inputs, loop
 
 

@@ -23,8 +23,9 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import adapters_of
-from jaxrl_llm.models.parameters import parameter_shapes
+from jaxrl_llm.models.parameters import parameter_shapes, put
 from jaxrl_llm.models.placement import EXPERT, SEQUENCE, TENSOR, split_counts, split_spec, splits
+from jaxrl_llm.models.stacks import of_kind
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -44,18 +45,22 @@ def parameter_specs(
     adapted: parameters whose adapters (`models.lora`) get specs too, where they have some; stacked or not.
     Without an axis "tensor" or "expert" in the mesh, or with those of size 1, everything is replicated.
     """
-    out: dict[str, Any] = {}
-    layer: dict[str, PartitionSpec] = {}
+    found: dict[str, Any] = {}
     for path, shape in parameter_shapes(config).items():
-        if path[0] == "layers":
-            layer[path[-1]] = split_spec(path[-1], shape[not stacked :], config, mesh)
-        else:
-            out[path[-1]] = split_spec(path[-1], shape, config, mesh)
-    if adapted is not None:
-        for name, x in adapters_of(adapted).items():
-            one = x.shape[isinstance(adapted["layers"], dict) :]
-            layer[name] = split_spec(name, (config.num_layers, *one) if stacked else one, config, mesh)
-    return out | {"layers": layer if stacked else tuple(dict(layer) for _ in range(config.num_layers))}
+        put(found, path, split_spec(path[-1], shape, config, mesh))
+    layers = found["layers"]
+    for kind in range(len(config.each_kind)):
+        if adapted is not None:
+            given, numbers = adapted["layers"], config.layers_of(kind)
+            one = isinstance(given, tuple)
+            own = adapters_of({"layers": (given[numbers[0]],)} if one else {"layers": of_kind(given, config, kind)})
+            shapes = {name: (len(numbers), *x.shape) if one else x.shape for name, x in own.items()}
+            of_kind(layers, config, kind).update({n: split_spec(n, shape, config, mesh) for n, shape in shapes.items()})
+    if stacked:
+        return found
+    kinds = config.kind_of_layer or (0,) * config.num_layers
+    each = (of_kind(layers, config, kind) for kind in kinds)
+    return found | {"layers": tuple({name: PartitionSpec(*spec[1:]) for name, spec in own.items()} for own in each)}
 
 
 def describe_sharding(config: ModelConfig, mesh: Mesh | AbstractMesh) -> list[str]:

@@ -11,9 +11,9 @@ from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.trajectory import Array, in_words
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.learner.optimizer import of_critic
-from jaxrl_llm.models import decoder
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.policy import Params, Policy, init_params
+from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.keywords import settings_class
 
@@ -93,7 +93,8 @@ def make_policy(task: Task, settings: LabSettings) -> Policy:
 
 def fresh_params(key: Array, task: Task, settings: LabSettings) -> Params:
     """Random parameters, one dict a layer."""
-    return decoder.unstack(init_params(key, make_policy(task, settings).config, scale=settings.hidden**-0.5))
+    config = make_policy(task, settings).config
+    return unstack(init_params(key, config, scale=settings.hidden**-0.5), config)
 
 
 def make_optimizer(settings: LabSettings, rate: Array | float) -> optax.GradientTransformation:

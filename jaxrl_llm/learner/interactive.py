@@ -102,6 +102,7 @@ def update(
     objective = algorithm if isinstance(algorithm, Objective) else algorithm.objective
     mesh = getattr(policy, "mesh", None)
     steps = plan_steps(
-        batch, epochs=epochs, minibatches=minibatches, micro_batches=micro_batches, seed=seed, mesh=mesh
+        batch, epochs=epochs, minibatches=minibatches, micro_batches=micro_batches, seed=seed, mesh=mesh,
+        runs=policy.config.recurrent,
     )  # fmt: skip
     return programs.update(policy, objective, optimizer, state, batch, steps)

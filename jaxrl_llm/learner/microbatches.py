@@ -61,6 +61,7 @@ def plan_steps(
     seed: int | Sequence[int] = 0,
     mesh: Mesh | None = None,
     rows: np.ndarray | None = None,
+    runs: bool = False,
 ) -> Steps:
     """The gradient steps of a batch, whose rows are read on the host; each slice is packed.
 
@@ -68,7 +69,8 @@ def plan_steps(
     the groups of each to `micro_batches` so that these are about as long. Groups stay together where all have as many
     rows and the slices divide them. Sizes are of a short list, so that batches of about the same lengths share a
     compiled update. On a mesh packed rows are spread over ROWS of `models.placement`, and their tokens over
-    "sequence". rows: int[n], those to take; other rows of the batch are in no step.
+    "sequence". rows: int[n], those to take; other rows of the batch are in no step. runs: count the runs of packed
+    rows, which models that carry states need (`ModelConfig.recurrent`).
 
     Raises InputError where the rows do not split evenly, and for counts below 1.
     """
@@ -107,7 +109,7 @@ def plan_steps(
         for chosen in shuffled.reshape(minibatches, -1):
             slices += deal(chosen)
     taken: Any = np.stack(slices).astype(np.int32)
-    packing = pack(here, slices, row_shards(mesh), token_shards(mesh), lanes(mesh))
+    packing = pack(here, slices, row_shards(mesh), token_shards(mesh), lanes(mesh), runs)
 
     def arranged(x: np.ndarray) -> Any:
         x = x.reshape(-1, minibatches, micro_batches, *x.shape[1:])

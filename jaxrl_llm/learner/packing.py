@@ -25,6 +25,7 @@ from jaxrl_llm.learner.prefix_trie import (
     subtrees,
 )
 from jaxrl_llm.models.packing import PackedRows, Packing
+from jaxrl_llm.models.paths import runs_of
 
 SMALL = 512  # places in packed rows: fewer are not worth a program of their own
 COARSE = 2048  # places up to which compiling another program costs more than a third of padding
@@ -141,14 +142,16 @@ def assign(part: Sequence[PrefixTrie], prefix_width: int, suffix_width: int, col
     return Assigned(prefixes, suffixes, np.array(parents, int), np.concatenate(actions))
 
 
-def pack(rows: TokenRows, slices: Sequence[Array], devices: int = 1, columns: int = 1, multiple: int = 1) -> Packing:
+def pack(
+    rows: TokenRows, slices: Sequence[Array], devices: int = 1, columns: int = 1, multiple: int = 1, runs: bool = False
+) -> Packing:
     """A packing of each slice of the batch's rows, stacked along a first axis: int32[len(slices), ...], on the host.
 
     slices: rows int[n], all of one length; a packing speaks of a row by its place in its slice. devices: over which
     packed rows are to be spread; their numbers are multiples of it, and suffixes stand with their prefixes. columns:
     devices over which the tokens of each row are to be spread, an equal part on each; their numbers are multiples of
-    it. multiple: of which the part of a row on a device is one. Actions are listed with the device that has their
-    state.
+    it. multiple: of which the part of a row on a device is one. runs: count the runs of rows (`models.paths`). Actions
+    are listed with the device that has their state.
     """
     n, L = len(slices[0]), rows.tokens.shape[1]
     split = [prefix_tries(TokenRows(*(x[chosen] for x in rows)), np.arange(n)) for chosen in slices]
@@ -169,7 +172,13 @@ def pack(rows: TokenRows, slices: Sequence[Array], devices: int = 1, columns: in
     most = max(int(np.bincount(actions.shard, minlength=1).max()) for actions in listed)
     M = _share(most, (R1 * W1 or R0 * W0) // (devices * columns))
     packed = [_fill(a, actions, tiles, M, n) for a, actions in zip(assigned, listed, strict=True)]
-    return jax.tree.map(lambda *xs: np.stack(xs), *packed)
+    found = jax.tree.map(lambda *xs: np.stack(xs), *packed)
+    return found.replace(runs=bucket(_most_runs(found), least=1, per_octave=1)) if runs else found
+
+
+def _most_runs(packing: Packing) -> int:
+    """The most runs of one packed row."""
+    return max(int(runs_of(level.enter, level.leave, np).sum(axis=-1).max()) for level in packing.levels)
 
 
 class _Tiles(NamedTuple):

@@ -105,12 +105,13 @@ def learn_batch(
     trained, slices = _trained(batch), learner.minibatches * learner.micro_batches
     steps = plan_steps(
         batch, epochs=learner.epochs, minibatches=learner.minibatches, micro_batches=learner.micro_batches, seed=seed,
-        mesh=mesh, rows=trained,
+        mesh=mesh, rows=trained, runs=policy.config.recurrent,
     )  # fmt: skip
     every = steps
     if trained is not None:  # slices as long as those of the update, over all rows
         times = len(batch.tokens) / len(trained)
-        every = plan_steps(batch, micro_batches=slices * (int(times) if times.is_integer() else 1), mesh=mesh)
+        parts = slices * (int(times) if times.is_integer() else 1)
+        every = plan_steps(batch, micro_batches=parts, mesh=mesh, runs=policy.config.recurrent)
     phase = Phase(steps, every, routing == "recompute", objective, only)
     if algorithm.phases is None:
         return _learn(learner, state, memory, to_mesh(batch, mesh), phase)

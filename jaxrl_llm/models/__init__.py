@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from jaxrl_llm.utils.lazy import imported_at_first_use
 
 if TYPE_CHECKING:
-    from jaxrl_llm.models.config import ModelConfig, from_hf, to_hf
+    from jaxrl_llm.models.config import ModelConfig
+    from jaxrl_llm.models.families import from_hf, to_hf
     from jaxrl_llm.models.io.load import load_policy
     from jaxrl_llm.models.io.save import save_policy
     from jaxrl_llm.models.policy import Policy, init_params, parameter_count
@@ -28,13 +29,13 @@ __all__ = [
 _MODULES = {
     "ModelConfig": "config",
     "Policy": "policy",
-    "from_hf": "config",
+    "from_hf": "families",
     "init_params": "policy",
     "load_policy": "io.load",
     "parameter_count": "policy",
     "parameter_table": "table",
     "save_policy": "io.save",
-    "to_hf": "config",
+    "to_hf": "families",
 }
 
 

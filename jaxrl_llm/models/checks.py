@@ -99,17 +99,24 @@ def _decoder(
     """The parameters of a decoder. extra: further entries that it may have; without: weights that it must not have."""
     n = config.num_layers
     own = [weight for weight in weights(config).values() if weight.name not in without]
-    ends = {weight.name: shape_of(weight.axes, config) for weight in own if "layers" not in weight.axes}
+    ends = {weight.name: weight.shape for weight in own if "layers" not in weight.axes}
     _arrays(params, ends, prefix, ("layers", *extra))
-    layer = {weight.name: shape_of(weight.axes[1:], config) for weight in own if "layers" in weight.axes}
-    layers = params.get("layers")
+    layers, names = params.get("layers"), [kind.name for kind in config.kinds] or [""]
+    of_kind = {name: {w.name: w.shape[1:] for w in own if "layers" in w.axes and w.kind == name} for name in names}
     if isinstance(layers, tuple):
         if len(layers) != n:
             raise InputError(f"the parameters have {len(layers)} layers, but the policy has {n}")
         for number, each in enumerate(layers):
-            _layer(each, layer, (), config, f"{prefix}layers/{number}/")
-    else:
-        _layer(_section(params, "layers", prefix), layer, (n,), config, f"{prefix}layers/")
+            kind = names[config.kind_of_layer[number]] if config.kinds else ""
+            _layer(each, of_kind[kind], (), config.of_layer(number), f"{prefix}layers/{number}/")
+        return
+    stacked = _section(params, "layers", prefix)
+    for number, (kind, shapes) in enumerate(of_kind.items()):
+        found = _section(stacked, kind, f"{prefix}layers/") if kind else stacked
+        lead = (len(config.layers_of(number)),)
+        _layer(found, shapes, lead, config.each_kind[number], f"{prefix}layers/{kind}{'/' * bool(kind)}")
+    if unknown := set(stacked) - set(names) if config.kinds else ():
+        raise InputError(f"the parameter {prefix}layers/{sorted(unknown)[0]} is not part of this policy")
 
 
 def _layer(found: Any, shapes: dict[str, Shape], lead: Shape, config: ModelConfig, prefix: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_llm.models.kinds import (
     FLAG,
     SECTION,
     TEXT,
+    Kind,
     check,
     either,
     list_of,
@@ -40,7 +42,7 @@ SETTINGS = {
     "mlp_bias": _OPTIONAL_FLAG,
     "use_bidirectional_attention": _OPTIONAL_FLAG,
     "max_position_embeddings": whole(0),
-    "layer_types": or_null(list_of(one_of(*LAYER_TYPES))),
+    "layer_types": or_null(list_of(one_of(*LAYER_TYPES, "linear_attention", "conv"))),
     "sliding_window": or_null(whole(0)),
     "use_sliding_window": _OPTIONAL_FLAG,
     "max_window_layers": or_null(whole(0)),
@@ -87,12 +89,15 @@ ROPE_SETTINGS = {
 }
 
 
-def check_settings(raw: Any, where: str) -> None:
-    """InputError for the first setting of a config.json that is missing, or of a wrong type or range."""
+def check_settings(raw: Any, where: str, more: Mapping[str, Kind]) -> None:
+    """InputError for the first setting of a config.json that is missing, or of a wrong type or range.
+
+    more: settings of its family.
+    """
     for name in REQUIRED:
         if name not in raw:
             raise InputError(f"{where} lacks {name!r}")
-    check(raw, SETTINGS, where)
+    check(raw, {**SETTINGS, **more}, where)
 
 
 def check_rope(scaling: dict[str, Any], where: str, section: str) -> None:

@@ -1,151 +1,59 @@
 """One decoder for every supported family: pure functions over a pytree of weights.
 
-N rows, L tokens, S cache slots, D hidden, H query heads, K key-value heads, h head size, F inner size, E experts.
+N rows, L tokens, S cache slots, D hidden, K key-value heads, h head size.
 
 Parameters: {"embed": [V, D], "final_norm": [D], "unembed": [V, D] unless tied, "layers": ...} where the layers
-are either one dict of arrays with a leading layer axis (scanned: compile time does not grow with depth) or a
-tuple of dicts (unrolled: no copy of a layer's weights per step; see `unstack`). The structure decides. A layer may hold
-low-rank adapters of its projections too (`lora`).
+are either dicts of arrays with a leading layer axis, one for each kind of layer (scanned: compile time does not grow
+with depth), or a tuple of dicts (unrolled: no copy of a layer's weights per step); see `stacks`. The structure decides.
+A layer may hold low-rank adapters of its projections too (`lora`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.models.attention import Attend, Weighing, attention, norm
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import accumulation_dtype, project, rms_norm, rotate, rotation, scores, softmax
-from jaxrl_llm.models.moe import expert_mlp
+from jaxrl_llm.models.layer import Given, Settings, run_layer
+from jaxrl_llm.models.layers import Rotations, accumulation_dtype, project, ropes_of_kind, rotations_of
 from jaxrl_llm.models.placement import ANYWHERE, Placement, all_but_weights
-from jaxrl_llm.models.quantised import cast, straight_through_layer
+from jaxrl_llm.models.recurrent import Flow, segments_flow
+from jaxrl_llm.models.stacks import Block, blocks_of, of_kind, place_of, unstack
+from jaxrl_llm.utils.errors import InputError
 
 Params = dict[str, Any]
 # Whether layers are recomputed in the backward pass; or what of them is saved, one of jax.checkpoint_policies.
 Remat = bool | Callable[..., bool]
-OfBlock = tuple[Any, Callable[[Any], jax.Array]]  # see `attention`
-MASKED = -1e30  # finite, so that a row in which everything is masked stays finite
-MAX_LOGITS = 2**28  # of attention at a time: a gibibyte of float32
 
 
 class Cache(NamedTuple):
     """Keys and values of the tokens so far. Slots fill from the left; rows may leave gaps (segment 0)."""
 
-    keys: Any  # like the layers: [n, N, K, S, h] or a tuple of [N, K, S, h]
-    values: Any
+    memory: Any  # (keys, values) of each layer, [N, K, S, h] each; stacked where layers are, and of one kind
     positions: jax.Array  # int32[N, S]
     segments: jax.Array  # int32[N, S], 0 where a slot holds nothing
     length: jax.Array  # int32[]: the next slot
 
 
 def empty_cache(config: ModelConfig, rows: int, slots: int, dtype: Any, stacked: bool = False) -> Cache:
-    """An empty cache for `slots` tokens a row."""
-    shape = (rows, config.num_kv_heads, slots, config.head_dim)
+    """An empty cache for `slots` tokens a row. stacked: the layers are."""
 
-    def zeros() -> Any:
-        if stacked:
-            return jnp.zeros((config.num_layers, *shape), dtype)
-        return tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers))
+    def zeros(number: int, *lead: int) -> Any:
+        own = config.of_layer(number)
+        if own.keys_of:
+            return None
+        heads, *sizes = own.heads_kept(absorbed=False)
+        return tuple(jnp.zeros((*lead, rows, heads, slots, size), dtype) for size in sizes)
 
     marks = jnp.zeros((rows, slots), jnp.int32)
-    return Cache(zeros(), zeros(), marks, marks, jnp.int32(0))
-
-
-def unstack(params: Params) -> Params:
-    """The same parameters with one dict a layer. Inside jit this copies the weights once."""
-    layers = params["layers"]
-    if isinstance(layers, tuple):
-        return params
-    count = jax.tree.leaves(layers)[0].shape[0]
-    return {**params, "layers": tuple(jax.tree.map(lambda x, i=i: x[i], layers) for i in range(count))}
-
-
-@jax.named_scope("norm")
-def norm(x: jax.Array, weight: jax.Array, config: ModelConfig) -> jax.Array:
-    """`rms_norm` as the configuration has it."""
-    return rms_norm(x, weight, config.norm_epsilon, config.norm_offset)
-
-
-@jax.named_scope("attention")
-def attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, config: ModelConfig, of_block: OfBlock | None = None
-) -> jax.Array:
-    """Grouped-query attention: q [N, L, H, h], k and v [N, K, S, h], visible bool[N, L, S] -> [N, L, H, h].
-
-    Many queries are taken in blocks, whose logits are recomputed in the backward pass. of_block: arrays [N, L, ...] of
-    queries, and the function that makes `visible` from them: for blocks of queries the whole is not made.
-    """
-    N, L, H, h = q.shape
-    blocks = -(-N * H * L * k.shape[2] // MAX_LOGITS)
-    size = 128 * -(-L // (128 * blocks))
-    if size >= L:
-        return _attention(q, k, v, visible, config)
-    count = -(-L // size)
-
-    def cut(x: jax.Array) -> jax.Array:
-        x = jnp.pad(x, [(0, 0), (0, count * size - L)] + [(0, 0)] * (x.ndim - 2))
-        return x.reshape(N, count, size, *x.shape[2:]).swapaxes(0, 1)
-
-    of, sees = of_block or (visible, lambda each: each)
-    block = jax.checkpoint(lambda each: _attention(each[0], k, v, sees(each[1]), config), prevent_cse=False)
-    found = jax.lax.map(block, (cut(q), jax.tree.map(cut, of)))
-    return found.swapaxes(0, 1).reshape(N, count * size, H, h)[:, :L]
-
-
-def _attention(q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, config: ModelConfig) -> jax.Array:
-    N, L, H, h = q.shape
-    K = k.shape[1]
-    q = q.reshape(N, L, K, H // K, h).transpose(0, 2, 3, 1, 4).reshape(N, K, -1, h)
-    logits = scores(q, k) * config.query_scale
-    if config.attention_softcap:
-        logits = config.attention_softcap * jnp.tanh(logits / config.attention_softcap)
-    logits = jnp.where(visible[:, None, None], logits.reshape(N, K, H // K, L, -1), MASKED)
-    weights = softmax(logits).astype(v.dtype).reshape(N, K, (H // K) * L, -1)
-    out = jnp.einsum("nkqs,nksh->nkqh", weights, v)
-    return out.reshape(N, K, H // K, L, h).transpose(0, 3, 1, 2, 4).reshape(N, L, H, h)
-
-
-@jax.named_scope("mlp")
-def mlp(
-    x: jax.Array, layer: Params, config: ModelConfig, placement: Placement = ANYWHERE,
-    experts: jax.Array | None = None, record: bool = False,
-) -> Any:  # fmt: skip
-    """Gated MLP, [N, L, D] -> [N, L, D]; a mixture of experts where the configuration has experts.
-
-    experts, record: see `moe.expert_mlp`.
-    """
-    if config.num_experts:
-        return expert_mlp(x, layer, config, _activation(config), placement.routed, experts, record)
-    gate, up = (project(x, layer[name], layer, name, name in placement.joined) for name in ("gate", "up"))
-    if config.mlp_bias:
-        gate, up = gate + layer["gate_bias"], up + layer["up_bias"]
-    gate, up = placement.units(gate), placement.units(up)
-    inner = placement.units(_activation(config)(gate) * up)
-    out = project(inner, layer["down"], layer, "down", "down" in placement.joined)
-    return out + layer["down_bias"] if config.mlp_bias else out
-
-
-def _activation(config: ModelConfig) -> Any:
-    if config.activation == "silu":
-        return jax.nn.silu
-    return lambda x: jax.nn.gelu(x, approximate=config.activation == "gelu_pytorch_tanh")
-
-
-@jax.named_scope("projection")
-def _project(x: jax.Array, layer: Params, name: str, bias: bool, joined: bool) -> jax.Array:
-    heads, h = layer[name].shape[1:]
-    out = project(x, layer[name], layer, name, joined).reshape(*x.shape[:2], heads, h)
-    return out + layer[name + "_bias"] if bias else out
-
-
-@jax.named_scope("projection")
-def _project_out(y: jax.Array, layer: Params, bias: bool, joined: bool) -> jax.Array:
-    y = y.reshape(*y.shape[:2], -1)
-    out = project(y, layer["out"], layer, "out", joined)
-    return out + layer["out_bias"] if bias else out
+    if stacked and not config.kinds:
+        return Cache(zeros(0, config.num_layers), marks, marks, jnp.int32(0))
+    return Cache(tuple(map(zeros, range(config.num_layers))), marks, marks, jnp.int32(0))
 
 
 @jax.named_scope("embedding")
@@ -154,20 +62,20 @@ def _embed(params: Params, config: ModelConfig, tokens: jax.Array, dtype: Any) -
     return x if config.embedding_scale == 1.0 else x * jnp.asarray(config.embedding_scale, dtype)
 
 
-def _turned(config: ModelConfig, x: jax.Array, weight: jax.Array | None, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Queries or keys [N, L, heads, h] with their norm, where the model has one, and rotation."""
-    return rotate(x if weight is None else norm(x, weight, config), cos, sin)
+@jax.named_scope("embedding")
+def _inputs(params: Params, config: ModelConfig, tokens: jax.Array, x: jax.Array, dtype: Any) -> jax.Array | None:
+    """Each token's embedding of each layer, [N, L, layers, inputs], of its number and of its embedding x (Gemma 4)."""
+    if not config.layer_inputs:
+        return None
+    shape = (*tokens.shape, config.num_layers, config.layer_inputs)
+    own = (params["embed_inputs"][tokens].astype(dtype) * jnp.asarray(config.layer_inputs**0.5, dtype)).reshape(shape)
+    weight = params["project_inputs"].astype(dtype)
+    projected = (project(x, weight, params, "project_inputs") * config.hidden_size**-0.5).reshape(shape)
+    return (norm(projected, params["inputs_norm"], config) + own) * jnp.asarray(2.0**-0.5, dtype)
 
 
-class Attend(Protocol):
-    """Attention of one layer: between its tokens, and to the keys and values that the layer keeps."""
-
-    def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, memory: Any, window: Any) -> tuple[jax.Array, Any]:
-        """q [N, L, H, h] and k, v [N, L, K, h], rotated -> [N, L, H, h], and the layer's memory afterwards.
-
-        window: how many tokens back the layer sees, its own included; 0 is all. A number, or int32[] in a scan.
-        """
-        ...
+def _given(given: Any, after: Any) -> Any:
+    return given
 
 
 def run(
@@ -178,7 +86,7 @@ def run(
     attend: Attend,
     memory: Any = None,
     *,
-    rotations: tuple[jax.Array, jax.Array] | None = None,
+    rotations: tuple[Rotations, ...] | None = None,
     dtype: Any = None,
     activations: Any = None,
     rounding: str | None = None,
@@ -186,73 +94,164 @@ def run(
     placement: Placement = ANYWHERE,
     experts: jax.Array | None = None,
     record: bool = False,
+    absorbed: bool = False,
+    again: Callable[[Any, Any], Any] = _given,
+    flow: Flow | None = None,
 ) -> tuple[jax.Array, Any]:
     """Hidden states after the last norm, [N, L, D], and the layers' memory as `attend` leaves it.
 
-    tokens, positions: int32[N, L]; memory: one pytree a layer, as a tuple where the layers are a tuple, else stacked
-    along a leading layer axis (None: there is none). rotations: `rotation` of the positions, where it is
-    already computed. placement: how states and weights are sharded. experts: int[N, L, layers, k], of each token in
-    each layer of a mixture, see `moe.expert_mlp`. record: the second result is (memory, the experts of each token,
-    in the same form). For the other arguments see `forward`.
+    tokens, positions: int32[N, L]; memory: one pytree a layer, as a tuple where the layers are a tuple or of several
+    kinds, else stacked along a leading layer axis (None: there is none). rotations: `rotations_of` the positions, where
+    they are already computed. placement: how states and weights are sharded. experts: int[N, L, layers, k], of each
+    token in each layer of a mixture, see `moe.expert_mlp`. record: the second result is (memory, the experts of each
+    token, in the same form). absorbed: see `attention.latent_heads`. again: the memory that a layer gets which attends
+    to another's keys, made of what that one got and what it left; the former by default. flow: of layers that carry
+    states; a model without any needs none. For the other arguments see `forward`.
     """
     dtype = dtype or params["embed"].dtype
-    place = placement.states
-    x = place(_embed(params, config, tokens, dtype).astype(activations or dtype), False)
-    cos, sin = rotations or rotation(config.ropes, config.head_dim, positions, accumulation_dtype(dtype))
-
-    def run_layer(
-        x: jax.Array, layer: Params, window: Any, rope: Any, remembered: Any, given: jax.Array | None
-    ) -> tuple[jax.Array, Any]:
-        layer = straight_through_layer(placement.weights(cast(layer, dtype)), rounding)
-        y = place(norm(x, layer["attention_norm"], config), True)
-        q, k, v = (
-            _project(y, layer, name, config.attention_bias, name in placement.joined)
-            for name in ("query", "key", "value")
-        )
-        q, k = (
-            (placement.turned or partial(_turned, config))(x, layer.get(name), cos[rope], sin[rope])
-            for x, name in ((q, "query_norm"), (k, "key_norm"))
-        )
-        q, k, v = map(placement.heads, (q, k, v))
-        y, remembered = attend(q, k, v, remembered, window)
-        y = _project_out(placement.tokens(y), layer, config.output_bias, "out" in placement.joined)
-        if config.post_norms:
-            y = norm(y, layer["attention_post_norm"], config)
-        x = place(x + y, False)
-        y = mlp(place(norm(x, layer["mlp_norm"], config), True), layer, config, placement, given, record)
-        if record:
-            y, chosen = y
-            remembered = (remembered, chosen)
-        if config.post_norms:
-            y = norm(y, layer["mlp_post_norm"], config)
-        return place(x + y, False), remembered
-
-    layers, static = params["layers"], (config.window_of_layer, config.rope_of_layer)
-    block: Any = run_layer
+    x = placement.states(_embed(params, config, tokens, dtype).astype(activations or dtype), False)
+    rotations = rotations or rotations_of(config, positions, accumulation_dtype(dtype))
+    layers, inputs = params["layers"], _inputs(params, config, tokens, x, dtype)
+    settings = Settings(config, attend, flow, placement, dtype, rounding, record, absorbed)
+    keep: Any = None
     if remat or placement.gathers:
         keep = remat if callable(remat) else None if remat else all_but_weights
         # In unrolled layers common-subexpression elimination would undo the rematerialisation.
-        block = jax.checkpoint(run_layer, prevent_cse=isinstance(layers, tuple), policy=keep)
+        keep = partial(jax.checkpoint, prevent_cse=isinstance(layers, tuple), policy=keep)
+    wrap = keep or (lambda block: block)
     if isinstance(layers, tuple):
-        memories = (None,) * len(layers) if memory is None else memory
-        of_layers = (None,) * len(layers) if experts is None else [experts[:, :, i] for i in range(len(layers))]
-        block = jax.jit(block, static_argnums=(2, 3))  # traced once for all layers of one kind
-        after = []
-        for layer, window, rope, remembered, given in zip(layers, *static, memories, of_layers, strict=True):
-            x, remembered = block(x, layer, window, rope, remembered, given)
-            after.append(remembered)
-        memory = tuple(after)
-        if record:
-            kept, chosen = zip(*after, strict=True)
-            memory = kept, jnp.stack(chosen, axis=2)
+        x, left = _unrolled(config, settings, wrap, layers, x, memory, rotations, inputs, experts, again)
     else:
-        per_layer = tuple(jnp.asarray(s, jnp.int32) for s in static)
-        given = None if experts is None else jnp.moveaxis(experts, 2, 0)
-        over = (layers, per_layer, memory, given)
-        x, memory = jax.lax.scan(lambda x, xs: block(x, xs[0], *xs[1], *xs[2:]), x, over)
-        if record:
-            memory = memory[0], jnp.moveaxis(memory[1], 0, 2)
-    return norm(x, params["final_norm"], config) if config.final_norm else x, memory
+        x, left = _scanned(config, settings, wrap, layers, x, memory, rotations, inputs, experts)
+    return norm(x, params["final_norm"], config) if config.final_norm else x, left
+
+
+def _unrolled(
+    config: ModelConfig, settings: Settings, wrap: Any, layers: tuple[Params, ...], x: jax.Array, memory: Any,
+    rotations: tuple[Rotations, ...], inputs: jax.Array | None, experts: jax.Array | None, again: Any,
+) -> tuple[jax.Array, Any]:  # fmt: skip
+    memories = (None,) * len(layers) if memory is None else memory
+    kinds = config.kind_of_layer or (0,) * len(layers)
+    # Traced once for all layers of one kind.
+    each = [
+        jax.jit(wrap(partial(run_layer, config=own, settings=settings)), static_argnums=(2, 3))
+        for own in config.each_kind
+    ]
+    ropes = [ropes_of_kind(config, kind) for kind in range(len(each))]
+    latest = dict[str, tuple[int, Any]]()  # by kind: the number of its last layer, its keys and values
+    after: list[Any] = []
+    chosen: list[Any] = []
+    for number, (layer, kind) in enumerate(zip(layers, kinds, strict=True)):
+        own, source, keys = config.each_kind[kind], number, None
+        if own.keys_of:
+            source, keys = latest[own.keys_of]
+        got = memories[number] if source == number else again(memories[source], after[source])
+        marks, own_inputs = (None if each is None else each[:, :, number] for each in (experts, inputs))
+        given = Given(got, marks, own_inputs, keys)
+        rope = ropes[kind].index(config.rope_of_layer[number])
+        x, left = each[kind](x, layer, config.window_of_layer[number], rope, rotations[kind], given)
+        if config.kinds and source == number:
+            latest[config.kinds[kind].name] = number, left.keys
+        if source == number:
+            after.append(left.memory)
+        else:
+            after.append(None)
+            after[source] = left.memory
+        chosen.append(left.experts)
+    kept = tuple(after)
+    return x, (kept, jnp.stack(chosen, axis=2)) if settings.record else kept
+
+
+def _scanned(
+    config: ModelConfig, settings: Settings, wrap: Any, layers: Params, x: jax.Array, memory: Any,
+    rotations: tuple[Rotations, ...], inputs: jax.Array | None, experts: jax.Array | None,
+) -> tuple[jax.Array, Any]:  # fmt: skip
+    latest: dict[str, Any] = {}
+    kept: list[Any] = [None] * config.num_layers
+    chosen: list[Any] = [None] * config.num_layers
+    for block in blocks_of(config):
+        over = _over(config, block, layers, memory, inputs, experts)
+        body = partial(_pattern, config, settings, wrap, block, rotations)
+        if not config.kinds:
+            (x, _), left = jax.lax.scan(body, (x, latest), over)
+            (found, marks), *_ = left
+            return x, (found, jnp.moveaxis(marks, 0, 2)) if settings.record else found
+        if block.repeats == 1:
+            (x, latest), left = body((x, latest), jax.tree.map(lambda y: y[0], over))
+            left = jax.tree.map(lambda y: y[None], left)
+        else:
+            latest = _none_yet(config, block, x) | latest
+            (x, latest), left = jax.lax.scan(body, (x, latest), over)
+        for place, number in enumerate(block.layers):
+            turn, position = divmod(place, len(block.pattern))
+            kept[number], chosen[number] = jax.tree.map(lambda y, turn=turn: y[turn], left[position])
+    return x, (tuple(kept), jnp.stack(chosen, axis=2)) if settings.record else tuple(kept)
+
+
+def _over(
+    config: ModelConfig, block: Block, layers: Params, memory: Any, inputs: jax.Array | None, experts: jax.Array | None
+) -> Any:
+    """What each turn of a block's scan gets, with an axis of turns: weights by kind, numbers of layers, the rest."""
+
+    def of_turns(x: jax.Array, start: int, each: int) -> jax.Array:
+        return x[start : start + each * block.repeats].reshape(block.repeats, each, *x.shape[1:])
+
+    weights = {}
+    for kind in dict.fromkeys(block.pattern):
+        start = place_of(config, block.start + block.pattern.index(kind))
+        cut = partial(of_turns, start=start, each=block.pattern.count(kind))
+        weights[kind] = jax.tree.map(cut, of_kind(layers, config, kind))
+    cut = partial(of_turns, start=block.start, each=len(block.pattern))
+    beside = tuple(None if x is None else jnp.moveaxis(x, 2, 0) for x in (inputs, experts))
+    rest = jax.tree.map(cut, (beside, memory))
+    numbers = cut(jnp.arange(config.num_layers, dtype=jnp.int32))
+    return weights, numbers, *rest
+
+
+def _pattern(
+    config: ModelConfig, settings: Settings, wrap: Any, block: Block, rotations: tuple[Rotations, ...],
+    carry: tuple[jax.Array, dict[str, Any]], over: Any,
+) -> tuple[tuple[jax.Array, dict[str, Any]], list[Any]]:  # fmt: skip
+    """The layers of one turn of a block. The carry: states, and the latest keys and values that others attend to."""
+    (x, latest), (weights, numbers, (inputs, experts), memory) = carry, over
+    latest, left, used, attended = dict(latest), [], dict[int, int](), {own.keys_of for own in config.each_kind}
+    for position, kind in enumerate(block.pattern):
+        own, place = config.each_kind[kind], used.get(kind, 0)
+        used[kind] = place + 1
+        layer = jax.tree.map(lambda y, i=place: y[i], weights[kind])
+        own_memory, marks, own_inputs = jax.tree.map(lambda y, i=position: y[i], (memory, experts, inputs))
+        window, rope = _window_and_rope(config, block, position, numbers)
+        given = Given(own_memory, marks, own_inputs, latest.get(own.keys_of))
+        run = wrap(partial(run_layer, config=own, settings=settings))
+        x, found = run(x, layer, window, rope, rotations[kind], given)
+        name = config.kinds[kind].name if config.kinds else ""
+        if name and name in attended:
+            latest[name] = found.keys
+        left.append((None if own.keys_of else found.memory, found.experts))
+    return (x, latest), left
+
+
+def _window_and_rope(config: ModelConfig, block: Block, position: int, numbers: jax.Array) -> tuple[Any, Any]:
+    """The window and the rotation of the layers at a position of a block: a number where layers are of several kinds
+    and all have the same, else as data."""
+    ropes, of_position = ropes_of_kind(config, block.pattern[position]), block.layers[position :: len(block.pattern)]
+    windows = tuple(config.window_of_layer[number] for number in of_position)
+    turns = tuple(ropes.index(config.rope_of_layer[number]) for number in of_position)
+    if config.kinds and len(set(windows)) == len(set(turns)) == 1:
+        return windows[0], turns[0]
+    turn = (numbers[position] - block.start) // len(block.pattern)
+    return jnp.asarray(windows, jnp.int32)[turn], jnp.asarray(turns, jnp.int32)[turn]
+
+
+def _none_yet(config: ModelConfig, block: Block, x: jax.Array) -> dict[str, Any]:
+    """Keys and values, of zeros, of the kinds of a block that later layers attend to."""
+    attended = {own.keys_of for own in config.each_kind}
+    found = {}
+    for kind in set(block.pattern):
+        if (name := config.kinds[kind].name) in attended:
+            heads, *sizes = config.each_kind[kind].heads_kept(absorbed=False)
+            found[name] = tuple(jnp.zeros((*x.shape[:2], heads, size), x.dtype) for size in sizes)
+    return found
 
 
 def forward(
@@ -286,7 +285,7 @@ def forward(
     visible = same & earlier
     distance = positions[:, :, None] - seen_positions[:, None, :]
 
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, memory: Any, window: Any) -> tuple[jax.Array, Any]:
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, memory: Any, how: Weighing) -> tuple[jax.Array, Any]:
         k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
         if memory is not None:
             k = jax.lax.dynamic_update_slice(memory[0], k.astype(memory[0].dtype), (0, 0, first, 0))
@@ -294,15 +293,16 @@ def forward(
             memory = (k, v)
         near = visible
         if any(config.window_of_layer):
-            near = visible & ((distance < window) | (window == 0))
-        return attention(q, k.astype(q.dtype), v.astype(q.dtype), near, config), memory
+            near = visible & ((distance < how.window) | (how.window == 0))
+        return attention(q, k.astype(q.dtype), v.astype(q.dtype), near, how), memory
 
-    stacked = isinstance(params["layers"], dict)
-    memory: Any = None
-    if cache is not None:
-        memory = (cache.keys, cache.values) if stacked else tuple(zip(cache.keys, cache.values, strict=True))
-    hidden, memory = run(params, config, tokens, positions, attend, memory, **options)
     if cache is None:
+        flow = segments_flow(segments) if config.recurrent else None
+        hidden, _ = run(params, config, tokens, positions, attend, flow=flow, **options)
         return hidden, None
-    keys, values = memory if stacked else zip(*memory, strict=True)
-    return hidden, Cache(keys, values, seen_positions, seen_segments, first + L)
+    if config.recurrent:
+        raise InputError("a model that carries states has no cache of this kind: draw tokens with `sample`")
+    if config.kinds:
+        params = unstack(params, config)
+    hidden, memory = run(params, config, tokens, positions, attend, cache.memory, **options)
+    return hidden, Cache(memory, seen_positions, seen_segments, first + L)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,39 +15,56 @@ import numpy as np
 
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models import exact_bits
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
-from jaxrl_llm.models.quantised import Weight, product
+from jaxrl_llm.models.quantised import Weight, dense, product
 from jaxrl_llm.models.rope import Rope
 
 
 def frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
-    """Rotation per position, f32[head_dim / 2] in radians, and the factor on cos and sin."""
-    exponent = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
-    base = rope.theta**-exponent
+    """Rotation per position, f32[head_dim / 2] in radians, and the factor on cos and sin.
+
+    Dimensions i and i + head_dim / 2 of a head are a pair. Those that are not rotated are the last pairs, of rate 0:
+    files that leave the last dimensions of a head alone are read and written with another order (`io.layout`).
+    """
+    rates, scale = _rates(rope, head_dim)
+    missing = head_dim // 2 - rates.size
+    return np.pad(rates, (0, missing)).astype(np.float32), scale
+
+
+def _rates(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
+    """f64[pairs that are rotated], and the factor on cos and sin."""
+    if rope.kind == "none":
+        return np.zeros(0), 1.0
+    if rope.kind == "proportional":
+        pairs = int(rope.fraction * head_dim // 2)
+        return rope.theta ** -(np.arange(0, 2 * pairs, 2, dtype=np.float64) / head_dim) / rope.factor, 1.0
+    rotated = int(head_dim * rope.fraction)
+    base = rope.theta ** -(np.arange(0, rotated, 2, dtype=np.float64) / rotated)
     if rope.kind == "linear":
-        return (base / rope.factor).astype(np.float32), 1.0
-    if rope.kind == "factors":
-        return (base / np.asarray(rope.factors)).astype(np.float32), 1.0
+        return base / rope.factor, 1.0
+    if rope.kind in ("factors", "longrope"):
+        return base / np.asarray(rope.factors), rope.attention_factor or 1.0
     if rope.kind == "llama3":
         wavelength = 2 * np.pi / base
         turns = rope.original_length / wavelength
         keep = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)
-        return (keep * base + (1 - keep) * base / rope.factor).astype(np.float32), 1.0
+        return keep * base + (1 - keep) * base / rope.factor, 1.0
     if rope.kind == "yarn":
 
         def dimension(rotations: float) -> float:
             """The (fractional) dimension that makes this many rotations over the original context."""
             turns = rope.original_length / (rotations * 2 * math.pi)
-            return head_dim * math.log(turns) / (2 * math.log(rope.theta))
+            return rotated * math.log(turns) / (2 * math.log(rope.theta))
 
         low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
         if rope.truncate:
             low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, head_dim - 1)
-        ramp = np.clip((np.arange(head_dim // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
+        low, high = max(low, 0), min(high, rotated - 1)
+        ramp = np.clip((np.arange(rotated // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
         scale = rope.attention_factor or (0.1 * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0)
-        return ((1 - ramp) * base + ramp * base / rope.factor).astype(np.float32), scale
-    return base.astype(np.float32), 1.0
+        return (1 - ramp) * base + ramp * base / rope.factor, scale
+    return base, 1.0
 
 
 @jax.named_scope("rotation")
@@ -60,6 +77,36 @@ def rotation(
     scale = jnp.asarray([scale for _, scale in tables], dtype)[:, None, None, None]
     angle = positions.astype(dtype)[None, :, :, None] * rate[:, None, None, :]
     return jnp.cos(angle) * scale, jnp.sin(angle) * scale
+
+
+class Rotations(NamedTuple):
+    """What positions do to the heads of one kind of layer, for each of the R rotations that its layers have."""
+
+    cos: jax.Array  # [R, N, L, head size / 2]
+    sin: jax.Array
+    growth: jax.Array | None  # [R, N, L], factor of queries; None: 1
+
+
+def ropes_of_kind(config: ModelConfig, kind: int) -> tuple[int, ...]:
+    """The numbers of the rotations that the layers of a kind have; of all where layers are of one kind."""
+    if not config.kinds:
+        return tuple(range(len(config.ropes)))
+    return tuple(sorted({config.rope_of_layer[layer] for layer in config.layers_of(kind)}))
+
+
+def rotations_of(config: ModelConfig, positions: jax.Array, dtype: Any = jnp.float32) -> tuple[Rotations, ...]:
+    """The rotations of each kind of layer, from positions int32[N, L]."""
+    found = []
+    for number, kind in enumerate(config.each_kind):
+        ropes = tuple(config.ropes[rope] for rope in ropes_of_kind(config, number))
+        growth = None
+        if any(rope.query_growth for rope in ropes):
+            growth = jnp.stack([
+                1 + rope.query_growth * jnp.log1p((positions // max(rope.original_length, 1)).astype(dtype))
+                for rope in ropes
+            ])  # fmt: skip
+        found.append(Rotations(*rotation(ropes, kind.rotated_size, positions, dtype), growth))
+    return tuple(found)
 
 
 @jax.named_scope("rotation")
@@ -83,6 +130,12 @@ def linear(x: Array, weight: Weight) -> Array:
     and recomputes what they are made from: a gated MLP's gradient takes 1.4 times as long.
     """
     return product(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], -1)
+
+
+def unit_norm(x: Array, epsilon: float) -> Array:
+    """x / rms(x) over the last axis, in float32, back in the dtype of x: `rms_norm` without a weight."""
+    wide = x.astype(accumulation_dtype(x.dtype))
+    return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)).astype(x.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -138,20 +191,31 @@ scores.defvjp(lambda q, k: (scores(q, k), (q, k)), _scores_backward)
 
 
 @jax.custom_vjp
-def softmax(x: Array) -> Array:
-    """Softmax of [..., Q, S] over the last axis. On CPU see `exact_bits`."""
-    return _softmax(x)[0]
+def softmax(x: Array, sink: Array | None = None) -> Array:
+    """Softmax of [..., Q, S] over the last axis. On CPU see `exact_bits`.
+
+    sink: [..., Q or 1], a logit beside those of x, whose share is left out of the result.
+    """
+    return _softmax(x, sink)[0]
 
 
-def _softmax(x: Array) -> tuple[Array, Array]:
-    e = jnp.exp(x - jnp.max(x, axis=-1, keepdims=True))
+def _softmax(x: Array, sink: Array | None = None) -> tuple[Array, tuple[Array, Array | None]]:
+    most = jnp.max(x, axis=-1, keepdims=True)
+    if sink is not None:
+        most = jnp.maximum(most, sink[..., None])
+    e = jnp.exp(x - most)
     total = jax.lax.platform_dependent(e, cpu=exact_bits.sum_in_order, default=partial(jnp.sum, axis=-1, keepdims=True))
+    beside = None if sink is None else jnp.exp(sink[..., None] - most)
+    if beside is not None:
+        total = total + beside
     p = e / total
-    return p, p
+    return p, (p, None if beside is None else beside / total)
 
 
-def _softmax_backward(p: Array, dp: Array) -> tuple[Array]:
-    return (p * (dp - jnp.sum(p * dp, axis=-1, keepdims=True)),)
+def _softmax_backward(residuals: tuple[Array, Array | None], dp: Array) -> tuple[Array, Array | None]:
+    p, of_sink = residuals
+    inner = jnp.sum(p * dp, axis=-1, keepdims=True)
+    return p * (dp - inner), None if of_sink is None else -jnp.squeeze(of_sink * inner, -1)
 
 
 softmax.defvjp(_softmax, _softmax_backward)
@@ -172,6 +236,18 @@ def project(x: Array, weight: Weight, layer: dict[str, Any], name: str, joined: 
     low_rank = x @ into
     low_rank = low_rank * layer[LORA_SCALE] if LORA_SCALE in layer else low_rank
     return linear(x, weight) + low_rank @ out
+
+
+def with_adapter(layer: dict[str, Any], name: str) -> Array:
+    """A projection with its adapter's product added, in the dtype of the weight."""
+    weight: Any = layer[name]
+    weight = weight if isinstance(weight, Array) else dense(weight)
+    if name + LORA_IN not in layer:
+        return weight
+    into, out = layer[name + LORA_IN], layer[name + LORA_OUT]
+    low_rank = into.reshape(-1, into.shape[-1]) @ out.reshape(out.shape[0], -1)
+    low_rank = low_rank * layer[LORA_SCALE] if LORA_SCALE in layer else low_rank
+    return weight + low_rank.reshape(weight.shape).astype(weight.dtype)
 
 
 @jax.custom_vjp

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import jax
@@ -36,10 +37,12 @@ from jaxrl_llm.models.parameters import (
     LORA_OUT,
     LORA_SCALE,
     Params,
+    Weight,
     adapted_weights,
     adapter_axes,
-    shape_of,
+    put,
 )
+from jaxrl_llm.models.stacks import each_kind
 from jaxrl_llm.utils.errors import InputError, unknown
 
 TARGETS = tuple(ADAPTED)
@@ -51,7 +54,7 @@ def check(config: ModelConfig, rank: int, targets: Iterable[str] = ()) -> tuple[
         raise InputError(
             f"the LoRA targets are {shown(targets)}, but must be a list of names, such as ('query', 'value')"
         )
-    names, possible = list(targets), tuple(adapted_weights(config))
+    names, possible = list(targets), tuple(dict.fromkeys(weight.name for weight in adapted_weights(config).values()))
     for name in names:
         if not isinstance(name, str) or name not in TARGETS:
             raise unknown("LoRA target", str(name), TARGETS)
@@ -76,19 +79,25 @@ def init(
 
     check_key(key)
     targets = check(config, rank, targets)
-    layers = {}
-    for name, name_key in zip(targets, jax.random.split(key, len(targets)), strict=True):
-        shapes = adapter_shapes(config, name, rank)
-        first, second = shapes
-        bound = math.prod(shapes[first][1:-1]) ** -0.5
-        layers[first] = jax.random.uniform(name_key, shapes[first], dtype, -bound, bound)
-        layers[second] = jnp.zeros(shapes[second], dtype)
-    return {"layers": layers}
+    params: Params = {}
+    weights = [weight for weight in adapted_weights(config).values() if weight.name in targets]
+    weights.sort(key=lambda weight: targets.index(weight.name))
+    for weight, own_key in zip(weights, jax.random.split(key, len(weights)), strict=True):
+        *at, _ = weight.path
+        (first, a), (second, b) = adapter_shapes(weight, rank).items()
+        bound = math.prod(a[1:-1]) ** -0.5
+        put(params, (*at, first), jax.random.uniform(own_key, a, dtype, -bound, bound))
+        put(params, (*at, second), jnp.zeros(b, dtype))
+    return params
 
 
-def adapter_shapes(config: ModelConfig, name: str, rank: int) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of A and B of a target's adapter, with an axis of layers."""
-    return {matrix: shape_of(axes, config, rank=rank) for matrix, axes in adapter_axes(ADAPTED[name]).items()}
+def adapter_shapes(weight: Weight, rank: int) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of A and B of a weight's adapter, with an axis of layers."""
+    start, end = len(weight.stacked), len(weight.stacked) + weight.inputs
+    return dict(zip(
+        adapter_axes(weight), ((*weight.shape[:end], rank), (*weight.shape[:start], rank, *weight.shape[end:])),
+        strict=True,
+    ))  # fmt: skip
 
 
 def scaled(params: Params, rank: int, alpha: float) -> Params:
@@ -101,8 +110,12 @@ def scaled(params: Params, rank: int, alpha: float) -> Params:
     layers, factor = _layers(params), jnp.float32(alpha / rank)
     if isinstance(layers, tuple):
         return {**params, "layers": tuple({**layer, LORA_SCALE: factor} for layer in layers)}
-    count = jax.tree.leaves(layers)[0].shape[0]
-    return {**params, "layers": {**layers, LORA_SCALE: jnp.full((count,), factor)}}
+
+    def with_factor(layers: Params) -> Params:
+        count = jax.tree.leaves(layers)[0].shape[0]
+        return {**layers, LORA_SCALE: jnp.full((count,), factor)}
+
+    return {**params, "layers": each_kind(with_factor, layers)}
 
 
 def _layers(params: Params) -> Any:
@@ -115,8 +128,11 @@ def _layers(params: Params) -> Any:
 def adapters_of(params: Params) -> Params:
     """The adapters in a layer's dictionary, with their factor: of the first layer, or of all where stacked."""
     layers = _layers(params)
-    first = layers[0] if isinstance(layers, tuple) else layers
-    return {name: x for name, x in first.items() if _is_of_adapter(name)}
+
+    def own(layer: Params) -> Params:
+        return {name: x for name, x in layer.items() if _is_of_adapter(name)}
+
+    return own(layers[0]) if isinstance(layers, tuple) else each_kind(own, layers)
 
 
 def _is_of_adapter(name: str) -> bool:
@@ -132,7 +148,7 @@ def merge(params: Params) -> Params:
     layers = _layers(params)
     if isinstance(layers, tuple):
         return {**params, "layers": tuple(_merge(layer, stacked=False) for layer in layers)}
-    return {**params, "layers": _merge(layers, stacked=True)}
+    return {**params, "layers": each_kind(partial(_merge, stacked=True), layers)}
 
 
 def _merge(layer: Params, stacked: bool) -> Params:

@@ -23,14 +23,17 @@ from jax.sharding import PartitionSpec
 from jaxrl_kernels.partition import dividing, mesh_of
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import accumulation_dtype
+from jaxrl_llm.models.layers import accumulation_dtype, unit_norm
 from jaxrl_llm.models.placement import ANYWHERE, EXPERT, TENSOR, split_spec
 from jaxrl_llm.models.quantised import ragged_product
 
-WEIGHTS = ("router", "gate", "up", "down")
+WEIGHTS = (
+    "router", "gate", "up", "down", "router_bias", "router_correction", "router_norm", "expert_scale", "gate_bias",
+    "up_bias", "down_bias",
+)  # fmt: skip
 MAX_ROUTED = 2**16  # choices of gathered tokens beyond which they go through the experts a device's share at a time
 NOT_RECORDED = -1  # in place of a token's experts, where the router chooses them
-Activation = Callable[[jax.Array], jax.Array]
+Gated = Callable[[jax.Array, jax.Array], jax.Array]  # inner units, of gates and units
 Routed = tuple[tuple[str, ...], tuple[str, ...]]
 
 
@@ -39,25 +42,33 @@ def index_dtype(config: ModelConfig) -> Any:
     return jnp.int8 if config.num_experts <= 128 else jnp.int16
 
 
+def not_recorded(given: jax.Array | None, shape: tuple[int, ...], config: ModelConfig) -> jax.Array:
+    """The experts [N, L, k] of a layer that has none."""
+    dtype = index_dtype(config) if given is None else given.dtype
+    return jnp.full((*shape, config.experts_per_token), NOT_RECORDED, dtype)
+
+
 @jax.named_scope("experts")
 def expert_mlp(
-    x: jax.Array, layer: dict[str, Any], config: ModelConfig, activation: Activation, routed: Routed = ANYWHERE.routed,
-    experts: jax.Array | None = None, record: bool = False,
+    x: jax.Array, layer: dict[str, Any], config: ModelConfig, gated: Gated, routed: Routed = ANYWHERE.routed,
+    experts: jax.Array | None = None, record: bool = False, scored: jax.Array | None = None,
 ) -> Any:  # fmt: skip
     """Route x [N, L, D] through `experts_per_token` of E gated MLPs and add up their outputs, [N, L, D].
 
-    Weights are softmax probabilities over all experts (float32), renormalised over the chosen ones where the
-    configuration says so. No token is dropped: tokens are sorted by expert and multiplied in ragged groups, so
-    the output of a token does not depend on the others in the batch.
-    layer: router [D, E], gate and up [E, D, F], down [E, F, D]. routed: axes of the mesh over which N and L are split,
+    Weights are softmax probabilities over all experts, or sigmoids of their scores (float32), renormalised over the
+    chosen ones where the configuration says so. No token is dropped: tokens are sorted by expert and multiplied in
+    ragged groups, so the output of a token does not depend on the others in the batch.
+    layer: router [D, E], gate and up [E, D, F], down [E, F, D], and biases. scored: [N, L, D], what the router sees
+    instead of x. routed: axes of the mesh over which N and L are split,
     where they divide; the mesh is that of the arrays. experts: int[N, L, k], the experts of each token, instead of the
     router's choice; NOT_RECORDED leaves it to the router. Their weights are the current router's, with its gradient.
     record: return (output, the experts in `index_dtype` [N, L, k]).
     """
-    weights = {name: layer[name] for name in WEIGHTS}
+    weights = {name: layer[name] for name in WEIGHTS if name in layer}
+    scored = x if scored is None else scored
     mesh = mesh_of(None, x, weights)
     if mesh is None:
-        return _on_device(x, weights, experts, config, activation, record)
+        return _on_device(x, scored, weights, experts, config, gated, record)
     rows, columns = (dividing(mesh, axes, size) for axes, size in zip(routed, x.shape, strict=False))
     # Of rounded weights, the scales have an axis of length 1 where the values have inputs.
     specs = {
@@ -65,17 +76,18 @@ def expert_mlp(
     }
     split = {axis for spec in jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec)) for axis in spec}
     run = partial(
-        _on_device, config=config, activation=activation, record=record, split=EXPERT in split, summed=TENSOR in split,
+        _on_device, config=config, gated=gated, record=record, split=EXPERT in split, summed=TENSOR in split,
         exchanged=EXPERT in (rows or ()),
     )  # fmt: skip
     spec = PartitionSpec(rows, columns)
     found = (spec, spec) if record else spec
-    return jax.shard_map(run, mesh=mesh, in_specs=(spec, specs, spec), out_specs=found)(x, weights, experts)
+    over = (spec, spec, specs, spec)
+    return jax.shard_map(run, mesh=mesh, in_specs=over, out_specs=found)(x, scored, weights, experts)
 
 
 def _on_device(
-    x: jax.Array, layer: dict[str, Any], experts: jax.Array | None, config: ModelConfig, activation: Activation,
-    record: bool = False, split: bool = False, exchanged: bool = False, summed: bool = False,
+    x: jax.Array, scored: jax.Array, layer: dict[str, Any], experts: jax.Array | None, config: ModelConfig,
+    gated: Gated, record: bool = False, split: bool = False, exchanged: bool = False, summed: bool = False,
 ) -> Any:  # fmt: skip
     """`expert_mlp` of a device's tokens [n, l, D], whose experts [n, l, k] may be given.
 
@@ -83,10 +95,12 @@ def _on_device(
     inner units are split over "tensor".
     """
     shape = x.shape
-    x = x.reshape(-1, shape[-1])
-    tokens = (x, *_choices(x, layer["router"], config, experts))
+    x, scored = (y.reshape(-1, shape[-1]) for y in (x, scored))
+    tokens = (x, *_choices(scored, layer, config, experts))
     first = jax.lax.axis_index(EXPERT) * layer["gate"].shape[0] if split else 0
-    through = partial(_through, layer=layer, activation=activation, first=first, some=split)
+    # The bias of what is summed over devices is added on one of them.
+    once = jax.lax.axis_index(TENSOR) == 0 if summed else True
+    through = partial(_through, layer=layer, gated=gated, first=first, some=split, once=once)
     if split and exchanged:
         gathered = tuple(jax.lax.all_gather(y, EXPERT, tiled=True) for y in tokens)
         if gathered[2].size > MAX_ROUTED:
@@ -103,27 +117,56 @@ def _on_device(
 
 
 def _choices(
-    x: jax.Array, router: jax.Array, config: ModelConfig, given: jax.Array | None = None
+    x: jax.Array, layer: dict[str, Any], config: ModelConfig, given: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """The weights [T, k] and numbers int32[T, k] of each token's experts. given: int[..., k], see `expert_mlp`."""
-    probabilities = jax.nn.softmax((x @ router).astype(accumulation_dtype(x.dtype)), axis=-1)
-    weights, experts = jax.lax.top_k(probabilities, config.experts_per_token)
+    if config.router_norm:
+        x = unit_norm(x, config.norm_epsilon) * layer["router_norm"] * config.hidden_size**-0.5
+    scores = (x @ layer["router"]).astype(accumulation_dtype(x.dtype))
+    if "router_bias" in layer:
+        scores = scores + layer["router_bias"].astype(scores.dtype)
+    scores = jax.nn.sigmoid(scores) if config.router_sigmoid else jax.nn.softmax(scores, axis=-1)
+    if config.router_correction or config.router_groups > 1:
+        _, experts = jax.lax.top_k(_ranked(scores, layer, config), config.experts_per_token)
+        weights = jnp.take_along_axis(scores, experts, axis=-1)
+    else:
+        weights, experts = jax.lax.top_k(scores, config.experts_per_token)
     if given is not None:
         given = given.reshape(experts.shape).astype(experts.dtype)
         experts = jnp.where(given == NOT_RECORDED, experts, given)
-        weights = jnp.take_along_axis(probabilities, experts, axis=-1)
+        weights = jnp.take_along_axis(scores, experts, axis=-1)
     if config.normalise_router:
-        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
-    return weights, experts
+        weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + (1e-20 if config.router_sigmoid else 0))
+    if config.router_scale != 1:
+        weights = weights * config.router_scale
+    return weights * layer["expert_scale"][experts] if config.router_norm else weights, experts
+
+
+def _ranked(scores: jax.Array, layer: dict[str, Any], config: ModelConfig) -> jax.Array:
+    """The scores [T, E] by which experts are chosen: corrected, and of the best groups of experts only.
+
+    A group's rank is the sum of its two best scores (DeepSeek-V3, 2412.19437, section 2.1.2).
+    """
+    ranked = jax.lax.stop_gradient(scores)
+    if config.router_correction:
+        ranked = ranked + jax.lax.stop_gradient(layer["router_correction"]).astype(ranked.dtype)
+    if config.router_groups == config.router_chosen_groups:
+        return ranked
+    by_group = ranked.reshape(len(ranked), config.router_groups, -1)
+    best, _ = jax.lax.top_k(by_group, min(2, by_group.shape[-1]))
+    _, groups = jax.lax.top_k(jnp.sum(best, axis=-1), config.router_chosen_groups)
+    chosen = jnp.any(groups[:, :, None] == jnp.arange(config.router_groups), axis=1)
+    return jnp.where(chosen[:, :, None], by_group, -jnp.inf).reshape(ranked.shape)
 
 
 def _through(
-    x: jax.Array, weights: jax.Array, experts: jax.Array, layer: dict[str, Any], activation: Activation,
-    first: jax.Array | int, some: bool,
+    x: jax.Array, weights: jax.Array, experts: jax.Array, layer: dict[str, Any], gated: Gated,
+    first: jax.Array | int, some: bool, once: jax.Array | bool,
 ) -> jax.Array:  # fmt: skip
     """The weighted sum [T, D] of the outputs of each token's experts, of which `layer` has those from `first` on.
 
-    experts: int32[T, k]. some: some of them are not in the layer; they give nothing.
+    experts: int32[T, k]. some: some of them are not in the layer; they give nothing. once: whether the bias of outputs
+    is added here.
     """
     count, chosen, numbers = layer["gate"].shape[0], experts.shape[1], experts.reshape(-1) - first
     if some:
@@ -133,7 +176,16 @@ def _through(
     # Rows that are in no group are not defined, also in gradients.
     keep = (lambda y: jnp.where((numbers < count)[order][:, None], y, 0)) if some else (lambda y: y)
     rows = keep(x[order // chosen])
-    inner = activation(ragged_product(rows, layer["gate"], sizes)) * ragged_product(rows, layer["up"], sizes)
-    out = keep(ragged_product(inner, layer["down"], sizes))
+    number = jnp.minimum(numbers[order], count - 1)
+
+    def product(x: jax.Array, name: str) -> jax.Array:
+        out = ragged_product(x, layer[name], sizes)
+        bias = layer.get(f"{name}_bias")
+        if bias is None:
+            return out
+        bias = bias if name != "down" or once is True else jnp.where(once, bias, 0)
+        return out + bias[number].astype(out.dtype)
+
+    out = keep(product(gated(product(rows, "gate"), product(rows, "up")), "down"))
     back = jnp.argsort(order).reshape(experts.shape)
     return jnp.sum(out[back] * weights[..., None].astype(x.dtype), axis=1)

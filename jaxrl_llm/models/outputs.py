@@ -19,6 +19,7 @@ from jaxrl_llm.models.layers import accumulation_dtype
 from jaxrl_llm.models.packing import Packing, packed_states, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.routing import check_experts, of_all_rows
+from jaxrl_llm.models.stacks import first_layers
 from jaxrl_llm.models.vocabulary import Distribution, logp_of_tokens, most_probable, vocabulary_sum
 from jaxrl_llm.utils.errors import InputError
 
@@ -169,16 +170,8 @@ def inner_policy(policy: Policy, params: Params, layer: int) -> tuple[Policy, Pa
     """
     if not 1 <= layer <= policy.config.num_layers:
         raise InputError(f"internal_logp: layer is {layer}, but the model has layers 1 to {policy.config.num_layers}")
-    config = dataclasses.replace(
-        policy.config,
-        num_layers=layer,
-        window_of_layer=policy.config.window_of_layer[:layer],
-        rope_of_layer=policy.config.rope_of_layer[:layer],
-        final_norm=False,
-    )
-    layers = params["layers"]
-    first = layers[:layer] if isinstance(layers, tuple) else jax.tree.map(lambda x: x[:layer], layers)
-    return dataclasses.replace(policy, config=config), {**params, "layers": first}
+    config = dataclasses.replace(policy.config.first(layer), final_norm=False)
+    return dataclasses.replace(policy, config=config), first_layers(params, policy.config, layer)
 
 
 class _View(NamedTuple):

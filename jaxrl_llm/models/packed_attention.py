@@ -14,8 +14,8 @@ from jaxrl_kernels import packed_attention
 from jaxrl_kernels.packed_attention import BlockPairs, PackedTokens, block_pairs
 
 from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.models.attention import Attend, Weighing
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.decoder import Attend
 from jaxrl_llm.models.placement import ROWS, SEQUENCE, TENSOR, AnyMesh, takes_kernels
 
 EVERYTHING = 2**30  # more than any token's number
@@ -48,15 +48,21 @@ def by_kernel(
 
     heads = tuple(axis for axis in (TENSOR, SEQUENCE) if axis not in rows)
 
-    def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, None]:
+    def attend(q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, None]:
         # The pairs of blocks are of padded lengths, as the kernel makes them; without padding they serve as they are.
-        known = of_window(window) if q.shape[1] % LANES == 0 else None
+        known = of_window(how.window) if q.shape[1] % LANES == 0 else None
+        size = v.shape[3]
         with jax.named_scope("attention"):
-            out, _ = packed_attention(
-                q, k, v, tokens, pairs=known, query_scale=config.query_scale, softcap=config.attention_softcap,
-                window=window, attended=attended, mesh=mesh, row_axis=rows, head_axis=heads,
+            if size < q.shape[3]:
+                v = jnp.pad(v, ((0, 0), (0, 0), (0, 0), (0, q.shape[3] - size)))
+            out, lse = packed_attention(
+                q, k, v, tokens, pairs=known, query_scale=how.scale, softcap=how.softcap, window=how.window,
+                attended=attended, mesh=mesh, row_axis=rows, head_axis=heads,
             )  # fmt: skip
-        return out, None
+            if how.sinks is not None:  # of the weights' sum, tokens have the share sigmoid(lse - sink)
+                share = jax.nn.sigmoid(lse - how.sinks.astype(lse.dtype)[:, None]).swapaxes(1, 2)[..., None]
+                out = out * share.astype(out.dtype)
+        return out[..., :size], None
 
     return attend
 

@@ -22,12 +22,15 @@ import jax.numpy as jnp
 from jaxrl_kernels.packed_attention import PackedTokens
 
 from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.models import decoder
+from jaxrl_llm.models.attention import Attend, Weighing, attention
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.delta import DeltaInputs, chunked
 from jaxrl_llm.models.moe import NOT_RECORDED
 from jaxrl_llm.models.packed_attention import by_kernel
+from jaxrl_llm.models.paths import in_chunks, out_of_chunks, paths_of
 from jaxrl_llm.models.placement import Placement, placement, row_shards, takes_kernels, token_shards
 from jaxrl_llm.models.policy import Params, Policy, positions_of
+from jaxrl_llm.models.recurrent import Flow, along
 from jaxrl_llm.utils.errors import InputError
 
 Indices = Any  # int32 array: of jax, or of numpy where the host makes it
@@ -52,6 +55,8 @@ class Packing(flax.struct.PyTreeNode):
     column: Indices  # int32[M]
     state: Indices  # int32[M]: index into the states of all prefixes, then of all suffixes
     shards: int = flax.struct.field(pytree_node=False, default=1)  # parts of M, each with states of one device
+    # The most runs of a packed row (`paths`), for models that carry states; 0: not counted.
+    runs: int = flax.struct.field(pytree_node=False, default=0)
 
     @property
     def levels(self) -> list[PackedRows]:
@@ -67,7 +72,7 @@ def whole_rows(batch: Trajectories) -> Packing:
     flat = source.reshape(-1)
     # A row's first token was chosen from nothing; it is never an action.
     paths = _paths(source, real, 0, jnp.arange(N, dtype=jnp.int32) * L)
-    return Packing(paths, None, None, flat // L, flat % L, jnp.maximum(flat - 1, 0))
+    return Packing(paths, None, None, flat // L, flat % L, jnp.maximum(flat - 1, 0), runs=1)
 
 
 def shared_prompts(batch: Trajectories, group_size: int, prompt_length: int, completion_length: int) -> Packing:
@@ -106,7 +111,8 @@ def shared_prompts(batch: Trajectories, group_size: int, prompt_length: int, com
         suffixes = _paths(source, known.astype(jnp.int32), prompt[:, None], of_row, T)
         own = (N // G) * width + jnp.arange(N)[:, None] * T + jnp.arange(T - 1)
         state = jnp.concatenate([state, own], axis=1)
-    return Packing(prefixes, suffixes, None, row.reshape(-1), place.reshape(-1), state.reshape(-1).astype(jnp.int32))
+    states = state.reshape(-1).astype(jnp.int32)
+    return Packing(prefixes, suffixes, None, row.reshape(-1), place.reshape(-1), states, runs=1)
 
 
 def _paths(source: Array, real: Array, before: Array | int, number: Array, size: int | None = None) -> PackedRows:
@@ -156,11 +162,12 @@ def packed_states(
         attend = by_kernel(config, PackedTokens(*numbers), _attended(packing, tiles[0]), policy.mesh)
     else:
         attend = _by_levels(config, packing, split, concatenated)
+    flow = _flow(packing, split, concatenated) if config.recurrent else None
     position = numbers[-1]
     given = None if experts is None else experts.reshape(-1, *experts.shape[2:])[source]
     hidden, memory = policy.run(
         params, tokens.reshape(-1)[source], position, attend, remat=policy.remat, placement=where, experts=given,
-        record=record,
+        record=record, flow=flow,
     )  # fmt: skip
     states = _states(hidden, packing, tiles, sum(sizes), where)
     if not record:
@@ -184,33 +191,78 @@ def _states(hidden: Array, packing: Packing, tiles: tuple[int, int], size: int, 
 
 def _by_levels(
     config: ModelConfig, packing: Packing, split: Callable[[Array], list[Array]], joined: Callable[[list[Array]], Array]
-) -> decoder.Attend:
+) -> Attend:
     """Attention by dense masks, of each level to itself and to its prefixes. split, joined: tokens of the levels."""
     levels = packing.levels
 
-    def of_parents(x: Array) -> Array:
-        """The row of prefixes [R0, ...] that each row of suffixes continues, [R1, ...]."""
-        each = levels[-1].source.shape[0] // levels[0].source.shape[0]
-        return jnp.repeat(x, each, axis=0) if packing.parent is None else x[packing.parent]
-
+    of_parents = partial(_of_parents, packing)
     seen = levels[:1]
     if len(levels) > 1:
         seen = [*seen, jax.tree.map(lambda a, b: jnp.concatenate([of_parents(a), b], axis=1), *levels)]
     windows = any(config.window_of_layer)
     visible = [_visible(level, keys) for level, keys in zip(levels, seen, strict=True)]
 
-    def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, None]:
+    def attend(q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, None]:
         keys, values = ([x.swapaxes(1, 2) for x in split(y)] for y in (k, v))
         if len(levels) > 1:
             keys, values = ([x[0], jnp.concatenate([of_parents(x[0]), x[1]], axis=2)] for x in (keys, values))
         out = []
         for query, key, value, level, all_seen, sees in zip(split(q), keys, values, levels, seen, visible, strict=True):
-            near = partial(_visible, seen=all_seen, window=window if windows else 0)
+            near = partial(_visible, seen=all_seen, window=how.window if windows else 0)
             sees = near(level) if windows else sees
-            out.append(decoder.attention(query, key, value, sees, config, (level, near)))
+            out.append(attention(query, key, value, sees, how, (level, near)))
         return joined(out), None
 
     return attend
+
+
+def _of_parents(packing: Packing, x: Array) -> Array:
+    """The row of prefixes [R0, ...] that each row of suffixes continues, [R1, ...]."""
+    each = packing.levels[-1].source.shape[0] // packing.levels[0].source.shape[0]
+    return jnp.repeat(x, each, axis=0) if packing.parent is None else x[packing.parent]
+
+
+def _flow(packing: Packing, split: Callable[[Array], list[Array]], joined: Callable[[list[Array]], Array]) -> Flow:
+    """How tokens follow each other along the paths of both levels; nothing is left. split, joined: see `_by_levels`."""
+    levels, of_parents = packing.levels, partial(_of_parents, packing)
+    if not packing.runs:
+        raise InputError(
+            "this packing does not say how many runs its rows have, which a model that carries states needs: plan the "
+            "steps with runs=True"
+        )
+    paths = [paths_of(levels[0], packing.runs)]
+    if len(levels) > 1:
+        of_prefixes = jax.tree.map(of_parents, paths[0])
+        paths.append(paths_of(levels[1], packing.runs, jax.tree.map(of_parents, levels[0]), of_prefixes))
+
+    def before(x: Array, steps: int, window: Array | None) -> Array:
+        parts = split(x)
+        first = along(parts[0], paths[0].before, steps)
+        if len(parts) == 1:
+            return joined([first])
+        W = parts[1].shape[1]
+        outer = jax.tree.map(of_parents, (parts[0], paths[0].before))
+        links = jnp.concatenate([paths[1].before, jnp.where(outer[1] < 0, -1, W + outer[1])], axis=1)
+        return joined([first, along(jnp.concatenate([parts[1], outer[0]], axis=1), links, steps)[:, :W]])
+
+    def delta(x: DeltaInputs, state: Array | None) -> tuple[Array, None]:
+        parts = list(zip(*(split(y) for y in x), strict=True))
+        out: list[Array] = []
+        after: Array | None = None
+        for level, each in zip(paths, parts, strict=True):
+            cut = partial(in_chunks, paths=level)
+            inputs = DeltaInputs(*map(cut, each))
+            H, size = inputs.k.shape[-2], (inputs.k.shape[-1], inputs.v.shape[-1])
+            starts = jnp.zeros((len(level.entry), 0, H, *size), inputs.v.dtype)
+            if after is not None:
+                known = of_parents(after)
+                starts = jnp.take_along_axis(known, level.starts[:, :, None, None, None], axis=1)
+            found, states = chunked(inputs, level.entry, starts)
+            out.append(out_of_chunks(found, level))
+            after = states
+        return joined(out), None
+
+    return Flow(before, delta, lambda x, window, taps: None)
 
 
 def _attended(packing: Packing, shards: int) -> int:
@@ -249,7 +301,7 @@ def _of_states(packing: Packing, tiles: tuple[int, int]) -> tuple[Array, Array]:
 
 
 def _visible(level: PackedRows, seen: PackedRows, window: Any = 0) -> Array:
-    """bool[R, W, S]: which of the tokens seen [R, S] each token of a level sees. window: see `decoder.Attend`."""
+    """bool[R, W, S]: which of the tokens seen [R, S] each token of a level sees. window: see `attention.Weighing`."""
     number = level.enter[:, :, None]
     visible = (seen.enter[:, None] <= number) & (number < seen.leave[:, None])
     if isinstance(window, int) and window == 0:

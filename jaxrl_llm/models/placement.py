@@ -43,6 +43,10 @@ SPLIT = {
     "heads": ("heads", TENSOR),
     "kv_heads": ("heads", TENSOR),
     "inner": ("inner", TENSOR),
+    "shared": ("shared", TENSOR),
+    "query_heads": ("states", TENSOR),
+    "state_heads": ("states", TENSOR),
+    "channels": ("channels", TENSOR),
     "vocabulary": ("vocabulary", TENSOR),
     "experts": ("experts", EXPERT),
 }
@@ -84,10 +88,18 @@ def _device(mesh: AnyMesh | None) -> jax.Device | None:
 
 
 def split_counts(config: ModelConfig) -> dict[str, tuple[int, str]]:
-    """For each kind of split, the number that must divide, and what it counts."""
+    """For each kind of split, the number that must divide in all layers, and what it counts."""
+
+    def common(field: str) -> int:
+        return math.gcd(*(getattr(kind, field) for kind in config.each_kind))
+
+    deltas = [kind.delta.keys for kind in config.each_kind if kind.delta]
     return {
-        "heads": (config.num_kv_heads, "key-value heads"),
-        "inner": (config.intermediate_size, "inner units"),
+        "states": (math.gcd(*deltas), "heads of the delta rule"),
+        "channels": (config.hidden_size, "channels"),
+        "heads": (common("num_kv_heads"), "key-value heads"),
+        "inner": (common("intermediate_size"), "inner units"),
+        "shared": (common("shared_size"), "inner units of the shared MLP"),
         "vocabulary": (config.vocab_size, "tokens of the vocabulary"),
         "experts": (config.num_experts, "experts"),
     }
@@ -99,12 +111,13 @@ def splits(name: str, shape: Sequence[int], config: ModelConfig) -> dict[int, tu
     shape: of the array, with an axis of layers or not. Arrays of the same name with other axes, as factored moments
     are, have none.
     """
-    axes, sizes = AXES.get(name, ()), axis_sizes(config)
+    axes, sizes = AXES.get(name, ()), [axis_sizes(kind) for kind in config.each_kind]
     found = {}
     for place, axis in enumerate(axes):
         at = len(shape) - len(axes) + place
         # The router scores all experts on each device.
-        if axis in SPLIT and (axis != "experts" or place == 1) and at >= 0 and shape[at] == sizes[axis]:
+        own = axis in SPLIT and (axis != "experts" or place == 1) and at >= 0
+        if own and shape[at] in {size.get(axis) for size in sizes}:
             found[at] = SPLIT[axis]
     return found
 
@@ -182,10 +195,8 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
         return {name: _as_matrix(put, name, x, split_spec(name, x.shape, config, mesh)) for name, x in layer.items()}
 
     # Without this the compiler gathers the weights of the backward pass, to keep tokens on their devices.
-    split_units = mesh.shape.get(TENSOR, 1) > 1 and config.intermediate_size % mesh.shape[TENSOR] == 0
-
     def units(x: jax.Array) -> jax.Array:
-        if not split_units:
+        if mesh.shape.get(TENSOR, 1) == 1 or x.shape[-1] % mesh.shape[TENSOR]:
             return x
         names = (SEQUENCE,) if x.shape[1] % row_shards(mesh, (SEQUENCE,)) == 0 else ()
         return put(x, rows(x), axes_of(mesh, names), TENSOR)

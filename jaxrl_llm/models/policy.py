@@ -17,7 +17,7 @@ from jaxrl_llm.models.checks import check_key, check_params, check_tokens
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.kinds import number, require_kind, shown
 from jaxrl_llm.models.layers import accumulation_dtype
-from jaxrl_llm.models.parameters import IDENTITY, ZEROS, Weight, shape_of, weights
+from jaxrl_llm.models.parameters import IDENTITY, PLAIN, ZEROS, Weight, put, weights
 from jaxrl_llm.utils.errors import InputError
 
 Params = decoder.Params
@@ -43,7 +43,7 @@ class Policy:
     def __repr__(self) -> str:
         """Family, size and what is not as usual, in one line."""
         config, dtype = self.config, jnp.dtype(self.dtype).name
-        count = sum(math.prod(shape_of(weight.axes, config)) for weight in weights(config).values())
+        count = sum(math.prod(weight.shape) for weight in weights(config).values())
         size = f"{count:,} parameters in {config.num_layers} layers, {config.vocab_size:,} tokens"
         unusual = {"remat": (self.remat, True), "critic": (self.critic, None), "mesh": (self.mesh, None)}
         unusual["activations"] = jnp.dtype(self.activation_dtype).name, dtype
@@ -96,7 +96,8 @@ class Policy:
         """Logits f32[..., V] of hidden states [..., D], soft cap included. Only for few positions at a time."""
         dtype = accumulation_dtype(self.dtype)
         out = jnp.einsum("...d,vd->...v", hidden, self.unembedding(params), preferred_element_type=dtype)
-        cap = self.config.logit_softcap
+        cap, scale = self.config.logit_softcap, self.config.logit_scale
+        out = out if scale == 1 else out * scale
         return cap * jnp.tanh(out / cap) if cap else out
 
     def without_unknown(self, logits: jax.Array) -> jax.Array:
@@ -147,17 +148,18 @@ def init_params(key: jax.Array, config: ModelConfig, dtype: Any = jnp.float32, s
         require_kind("the scale of parameters", scale, number(least=0))
 
     def initial(weight: Weight, place: int) -> jax.Array:
-        shape = shape_of(weight.axes, config)
+        shape = weight.shape
         if weight.initialiser == IDENTITY:
             return jnp.full(shape, 1.0 - config.norm_offset, dtype)
+        if weight.initialiser == PLAIN:
+            return jnp.ones(shape, dtype)
         if weight.initialiser == ZEROS:
             return jnp.zeros(shape, dtype)
         return (scale * jax.random.normal(jax.random.fold_in(key, place), shape)).astype(dtype)
 
-    out: Params = {"layers": {}}
+    out: Params = {}
     for place, (path, weight) in enumerate(weights(config).items()):
-        target = out["layers"] if path[0] == "layers" else out
-        target[path[-1]] = initial(weight, place)
+        put(out, path, initial(weight, place))
     return out
 
 

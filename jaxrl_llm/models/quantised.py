@@ -30,7 +30,8 @@ from jaxrl_llm.utils.errors import InputError, shown
 
 # Name -> dtype of the values, and the greatest of them.
 KINDS: dict[str, tuple[Any, float]] = {"int8": (jnp.int8, 127.0), "float8": (jnp.float8_e4m3fn, 448.0)}
-NAMES = frozenset(PROJECTIONS) - {"router"}
+NAMES = frozenset(name for name, weight in PROJECTIONS.items() if not {"one", "taps", "all_inputs"} & {*weight.axes})
+NAMES -= {"router", "delta_rate", "delta_decay"}
 FEW_ROWS = 128  # rows of a product that XLA for CPUs would spend on converting the weights, mostly
 SMALLEST = 1e-30  # what is below is 0
 BLOCK = 2**17  # weights that are converted at a time on CPUs: they stay in a core's cache
@@ -111,6 +112,16 @@ def dequantised(q: Quantised, dtype: Any = jnp.float32) -> Array:
     return (q.values.astype(q.scale.dtype) * q.scale).astype(dtype)
 
 
+def dense(w: Weight) -> Array:
+    """The matrix itself; of one that is rounded where it is used with a gradient as if it was not."""
+    if isinstance(w, Quantised):
+        return dequantised(w)
+    if isinstance(w, StraightThrough):
+        rounded = dequantised(_rounded(w.weight, w.scale, w.kind), w.weight.dtype)
+        return w.weight + jax.lax.stop_gradient(rounded - w.weight)
+    return w
+
+
 def quantised_layer(layer: dict[str, Any], kind: str | None) -> dict[str, Any]:
     """A layer's parameters, or those of all layers, with its projections rounded; as it is for None."""
     if kind is None:
@@ -126,7 +137,10 @@ def inputs_of(name: str) -> tuple[int, ...]:
 
 
 def quantised_specs(config: ModelConfig, mesh: AnyMesh, specs: dict[str, PartitionSpec]) -> dict[str, Any]:
-    """PartitionSpecs of a `quantised_layer`, given those of the layer: scales are split over outputs as values are."""
+    """PartitionSpecs of a `quantised_layer`, given those of the layer: scales are split over outputs as values are.
+
+    config: of the layer.
+    """
     shapes = parameter_shapes(config)
 
     def of_scale(name: str) -> PartitionSpec:

@@ -19,11 +19,11 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.needs import value_of
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.distributed import fully_sharded
+from jaxrl_llm.models.attention import MAX_LOGITS
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.decoder import MAX_LOGITS
 from jaxrl_llm.models.placement import EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
 from jaxrl_llm.plan.program_cost import Cost
-from jaxrl_llm.plan.sampling import Sampling, active_weights, estimate, model_weights, reduced_bytes
+from jaxrl_llm.plan.sampling import Sampling, active_weights, estimate, model_weights, pair_operations, reduced_bytes
 from jaxrl_llm.plan.shapes import StateShapes, as_trained, bytes_on_a_device
 from jaxrl_llm.training.config import TrainConfig
 
@@ -137,8 +137,8 @@ def update_temporaries(
         saved = model.num_layers * states * item
     keys = config.max_prompt_tokens + config.max_new_tokens
     logits = LOGITS * min(4 * tokens * keys * model.num_heads / tensor, 4 * max(MAX_LOGITS, tokens * 128))
-    attention, mlp = model_weights(model)
-    layer = (attention + mlp / expert) / model.num_layers / tensor * item
+    others, experts = model_weights(model)
+    layer = (others + experts / expert) / model.num_layers / tensor * item
     exchanged = 2 * (expert - 1) * D * item  # of the other devices' tokens, and what they get back
     vocabulary = model.vocab_size * D * item / tensor
     return int(gradients + tokens * (saved + states * item + exchanged) + logits + 3 * layer + vocabulary)
@@ -156,15 +156,15 @@ def learning_costs_of(
     fsdp, expert, sequence, tensor = (mesh.shape.get(axis, 1) for axis in (FSDP, EXPERT, SEQUENCE, TENSOR))
     P, T, G, prompts = config.max_prompt_tokens, config.max_new_tokens, config.group_size, config.prompts_per_step
     item, D, n = jnp.dtype(config.dtype).itemsize, model.hidden_size, model.num_layers
-    (attention, mlp), active = model_weights(model), active_weights(model)
-    pair, head = 4 * n * model.num_heads * model.head_dim, 2 * D * model.vocab_size
+    (others, experts), active = model_weights(model), active_weights(model)
+    pair, head = pair_operations(model), 2 * D * model.vocab_size
     padded = -(-prompts // shards) * shards / prompts  # devices without a prompt of their own wait
     forward = padded * prompts * (
         2 * active * (P + G * T) + pair * (P * P / 2 + G * (T * P + T * T / 2)) + head * G * T
     )  # fmt: skip
     reduced = reduced_bytes(model, tensor, item)
     tokens = slice_tokens(config, shards) // sequence * config.micro_batches * config.minibatches
-    weights = (attention + mlp / expert + head // 2) / tensor * item
+    weights = (others + experts / expert + head // 2) / tensor * item
     # Of a token: among devices with other experts, there and back; and of its heads along "sequence".
     routed = 2 * (expert - 1) * n * D * item
     heads = 2 * (model.num_heads + math.lcm(model.num_kv_heads, sequence)) / tensor * n * model.head_dim * item

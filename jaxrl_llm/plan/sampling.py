@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +12,9 @@ from jax.sharding import AbstractMesh
 
 from jaxrl_llm.distributed import bytes_per_device, parameter_specs
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.parameters import weights
 from jaxrl_llm.models.placement import DATA, EXPERT, SAMPLED_ROWS, TENSOR, row_shards
+from jaxrl_llm.models.recurrent import empty_state
 from jaxrl_llm.plan.program_cost import Cost
 from jaxrl_llm.plan.shapes import StateShapes
 from jaxrl_llm.sampling.kv_cache import columns, eight_bit
@@ -79,8 +83,8 @@ def sampler_bytes(config: TrainConfig, model: ModelConfig, whole: int, mesh: Abs
     """
     if config.weight_dtype == "dtype":
         return whole
-    attention, mlp = model_weights(model)
-    numbers = (attention + mlp / mesh.shape.get(EXPERT, 1)) / mesh.shape.get(TENSOR, 1)
+    others, experts = model_weights(model)
+    numbers = (others + experts / mesh.shape.get(EXPERT, 1)) / mesh.shape.get(TENSOR, 1)
     return int(whole - (jnp.dtype(config.dtype).itemsize - 1) * numbers)
 
 
@@ -91,22 +95,34 @@ def sampled_shards(mesh: AbstractMesh, hosts: int = 1) -> int:
 
 def cache_bytes(dtype: Any, model: ModelConfig, size: Size, shards: int, tensor: int) -> int:
     """Bytes on a device of an engine's caches."""
-    item, heads = jnp.dtype(dtype).itemsize, model.num_kv_heads
-    each = 2 * (model.head_dim * item + (4 if eight_bit(dtype) else 0))
-    of_rows = sum(
-        size.shape.prompts * columns(model, layer, size.width) + size.shape.rows * columns(model, layer, size.tokens)
-        for layer in range(model.num_layers)
-    )
-    split = shards * (tensor if heads % tensor == 0 else 1)
-    drawn = size.shape.rows * size.tokens * 20 + size.shape.prompts * model.hidden_size * item
-    return of_rows * heads * each // split + drawn // shards
+    item, total, (prompts, rows) = jnp.dtype(dtype).itemsize, 0, (size.shape.prompts, size.shape.rows)
+    for number in range(model.num_layers):
+        own = model.of_layer(number)
+        if own.keys_of:
+            continue
+        if own.carries:
+            state = jax.tree.leaves(jax.eval_shape(partial(empty_state, own, 1, dtype)))
+            total += (prompts + rows) * sum(x.size * x.dtype.itemsize for x in state) // shards
+            continue
+        heads, *sizes = own.heads_kept(absorbed=True)
+        each = sum(numbers * item + (4 if eight_bit(dtype) else 0) for numbers in sizes)
+        places = prompts * columns(model, number, size.width) + rows * columns(model, number, size.tokens)
+        total += places * heads * each // (shards * (tensor if heads % tensor == 0 else 1))
+    drawn = rows * size.tokens * 20 + prompts * model.hidden_size * item
+    return total + drawn // shards
 
 
 def model_weights(model: ModelConfig) -> tuple[int, int]:
-    """Numbers in all layers' matrices: of attention, and of the MLP with all its experts."""
-    D, h, n = model.hidden_size, model.head_dim, model.num_layers
-    attention = n * 2 * D * h * (model.num_heads + model.num_kv_heads)
-    return attention, n * 3 * D * model.intermediate_size * max(model.num_experts, 1)
+    """Numbers in all layers' matrices, but for routers: those of experts apart from the others."""
+    matrices = [w for w in weights(model).values() if w.inputs and "layers" in w.axes and w.name != "router"]
+    experts = sum(math.prod(weight.shape) for weight in matrices if "experts" in weight.axes)
+    return sum(math.prod(weight.shape) for weight in matrices) - experts, experts
+
+
+def pair_operations(model: ModelConfig) -> int:
+    """Operations of all layers for a query and a key that it attends to."""
+    each = (model.of_layer(number) for number in range(model.num_layers))
+    return sum(2 * own.num_heads * sum(own.heads_kept(absorbed=False)[1:]) for own in each if not own.carries)
 
 
 def sampling_costs_of(
@@ -119,7 +135,7 @@ def sampling_costs_of(
     tensor = mesh.shape.get(TENSOR, 1)
     P, T, item, D = config.max_prompt_tokens, config.max_new_tokens, jnp.dtype(config.dtype).itemsize, model.hidden_size
     active, head = active_weights(model), 2 * D * model.vocab_size
-    pair, reduced = 4 * model.num_layers * model.num_heads * model.head_dim, reduced_bytes(model, tensor, item)
+    pair, reduced = pair_operations(model), reduced_bytes(model, tensor, item)
     rows, asked = size.shape.rows / own, min(max(PREFILL_TOKENS // size.width, 1), -(-size.shape.prompts // own))
     return {
         "prefill": estimate(
@@ -138,8 +154,8 @@ def reduced_bytes(model: ModelConfig, tensor: int, item: int) -> float:
 
 def active_weights(model: ModelConfig) -> int:
     """Numbers in the matrices of all layers that a token meets."""
-    attention, mlp = model_weights(model)
-    return attention + mlp * max(model.experts_per_token, 1) // max(model.num_experts, 1)
+    others, experts = model_weights(model)
+    return others + experts * max(model.experts_per_token, 1) // max(model.num_experts, 1)
 
 
 def estimate(name: str, flops: float, traffic: float, **sent: float) -> Cost:

@@ -24,7 +24,8 @@ from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
 from jaxrl_llm.learner.optimizer import make_optimizer
 from jaxrl_llm.learner.step import Learner, shard
 from jaxrl_llm.learner.update import TrainState, init_state
-from jaxrl_llm.models.config import ModelConfig, from_hf
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.families import from_hf
 from jaxrl_llm.models.io.load import DEMO_MODEL
 from jaxrl_llm.models.kinds import read_json
 from jaxrl_llm.models.moe import index_dtype
@@ -118,15 +119,13 @@ def config_of(model: str) -> ModelConfig:
 
 def with_layers(model: ModelConfig, layers: int) -> ModelConfig:
     """The model with its first layers only."""
-    return dataclasses.replace(
-        model, num_layers=layers, rope_of_layer=model.rope_of_layer[:layers],
-        window_of_layer=model.window_of_layer[:layers],
-    )  # fmt: skip
+    return model.first(layers)
 
 
 def depths(model: ModelConfig) -> tuple[int, int]:
     """Two small numbers of layers that hold each kind of layer as often as all layers do, as far as they go."""
-    kinds = list(zip(model.rope_of_layer, model.window_of_layer, strict=True))
+    of_layer = model.kind_of_layer or (0,) * model.num_layers
+    kinds = list(zip(model.rope_of_layer, model.window_of_layer, of_layer, strict=True))
     period = next(
         n for n in range(1, len(kinds) + 1) if all(kind == kinds[i % n] for i, kind in enumerate(kinds))
     )  # fmt: skip

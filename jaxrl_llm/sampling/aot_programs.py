@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
+from jaxrl_llm.models.stacks import of_kind
 from jaxrl_llm.sampling.decode import DrawSettings, RingCache, begin, decode, empty_ring_cache, no_rows
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.kv_cache import PrefixCache, PrefixSlots
@@ -165,8 +167,12 @@ def _convert(policy: Policy, params: Params, mesh: Mesh, rounding: str | None) -
         return {"convert": lambda: loop_params.trace(policy, params, options)}
     several = len({device.process_index for device in mesh.devices.flat}) > 1
     convert = converter(policy, params, by_unit(mesh) if several else mesh, rounding)
-    number = jax.ShapeDtypeStruct((), jnp.int32)
-    return {
-        "convert": lambda: convert.others.trace(policy, outside_layers(params), convert.options),
-        "convert_layer": lambda: convert.layer.trace(policy, params["layers"], number, convert.options),
+    number, config = jax.ShapeDtypeStruct((), jnp.int32), policy.config
+    programs: dict[str, Callable[[], Any]] = {
+        "convert": lambda: convert.others.trace(policy, outside_layers(params), convert.options)
     }
+    for kind, layer in enumerate(convert.layers):
+        name = f"convert_layer_{config.kinds[kind].name}" if config.kinds else "convert_layer"
+        stacked = of_kind(params["layers"], config, kind)
+        programs[name] = partial(layer.trace, policy, stacked, number, convert.options)
+    return programs

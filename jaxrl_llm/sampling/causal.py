@@ -11,6 +11,7 @@ from jaxrl_kernels.partition import mesh_of
 
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models import decoder
+from jaxrl_llm.models.attention import Attend, Weighing
 from jaxrl_llm.models.packed_attention import LANES, by_kernel, causal_tokens
 from jaxrl_llm.models.placement import (
     ANYWHERE,
@@ -23,6 +24,7 @@ from jaxrl_llm.models.placement import (
     takes_kernels,
 )
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.recurrent import rows_flow
 from jaxrl_llm.sampling.two_model_decode import run
 
 
@@ -43,10 +45,11 @@ def causal_pass(
         attention = by_kernel(config, causal_tokens(length, L), L * (L + 1) // 2, None, SAMPLED_ROWS)
         placed = between_layers(mesh_of(None, tokens), R, L)
 
-    def attend(q: Array, k: Array, v: Array, memory: None, window: Any) -> tuple[Array, tuple[Array, Array]]:
-        return attention(q, k, v, None, window)[0], (k, v)
+    def attend(q: Array, k: Array, v: Array, memory: None, how: Weighing) -> tuple[Array, tuple[Array, Array]]:
+        return attention(q, k, v, None, how)[0], (k, v)
 
-    return run(policy, params, tokens, positions, attend, record=record, placement=placed)
+    flow = rows_flow(length) if config.recurrent else None
+    return run(policy, params, tokens, positions, attend, record=record, placement=placed, flow=flow)
 
 
 def between_layers(mesh: AnyMesh | None, rows: int, tokens: int) -> Placement:
@@ -64,16 +67,16 @@ def between_layers(mesh: AnyMesh | None, rows: int, tokens: int) -> Placement:
     return ANYWHERE._replace(states=states)
 
 
-def dense(policy: Policy, positions: Array, length: Array) -> decoder.Attend:
+def dense(policy: Policy, positions: Array, length: Array) -> Attend:
     """Attention by a mask of all pairs of tokens. positions: int32[R, L]; length: int32[R]."""
     config = policy.config
     real = positions < length[:, None]
     seen = real[:, None, :] & (positions[:, :, None] >= positions[:, None, :])
     distance = positions[:, :, None] - positions[:, None, :]
 
-    def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, None]:
-        near = seen & ((distance < window) | (window == 0)) if any(config.window_of_layer) else seen
-        return decoder.attention(q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), near, config), None
+    def attend(q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, None]:
+        near = seen & ((distance < how.window) | (how.window == 0)) if any(config.window_of_layer) else seen
+        return decoder.attention(q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), near, how), None
 
     return attend
 

@@ -18,8 +18,10 @@ from jaxrl_kernels import fused_sample, sample_logits
 
 from jaxrl_llm.core.hooks import Context, first_state
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models.layers import rotation
+from jaxrl_llm.models.attention import Weighing
+from jaxrl_llm.models.layers import Rotations, rotations_of
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.recurrent import State, step_flow
 from jaxrl_llm.sampling.filters import Filters, keep, support_floor
 from jaxrl_llm.sampling.kv_cache import (
     LayerCache,
@@ -127,7 +129,7 @@ class RingCache(NamedTuple):
     """The ring KV cache and the tokens drawn. A token drawn at step s is in column s mod T."""
 
     step: Array  # int32[], number of steps so far
-    layers: tuple[LayerCache, ...]
+    layers: tuple[LayerCache | State | None, ...]
     drawn: Drawn  # each [B, T]
 
 
@@ -215,6 +217,29 @@ def _draw(policy: Policy, params: Params, hidden: Array, rows: RowState, setting
     return draw(policy, params, hidden, counters.astype(jnp.uint32), settings)
 
 
+def _slot_of_row(prefix_cache: PrefixCache, prefix_slots: PrefixSlots | None, rows: int) -> Array:
+    """int32[B]: the prompt slot of each row."""
+    P = prefix_cache.length.shape[0]
+    if prefix_slots is None:
+        return jnp.arange(rows) // (rows // P)
+    return prefix_slots.of_row // (prefix_slots.row.shape[0] // P)
+
+
+@jax.jit(donate_argnames=("layers",))
+def states_of_prompts(
+    prefix_cache: PrefixCache, prefix_slots: PrefixSlots | None, layers: tuple[Any, ...], rows: RowState
+) -> tuple[Any, ...]:
+    """The layers of the ring KV cache (donated), where fresh rows carry what their prompts left."""
+    slot = _slot_of_row(prefix_cache, prefix_slots, rows.own.shape[0])
+    fresh = rows.fresh & ~rows.done
+
+    def begun(old: Array, of_prompts: Array) -> Array:
+        return jnp.where(jnp.expand_dims(fresh, tuple(range(1, old.ndim))), of_prompts[slot].astype(old.dtype), old)
+
+    pairs = zip(layers, prefix_cache.layers, strict=True)
+    return tuple(jax.tree.map(begun, own, prefix) if isinstance(own, State) else own for own, prefix in pairs)
+
+
 @jax.jit(static_argnames=("policy",), donate_argnames=("drawn",))
 def begin(
     policy: Policy,
@@ -233,10 +258,7 @@ def begin(
     This is a separate program, because the host knows when there are fresh rows. As a branch of the loop's program, its
     collectives would not be ordered with the loop's, which deadlocks XLA on CPU with few threads.
     """
-    B, P = rows.own.shape[0], prefix_cache.length.shape[0]
-    slot = (
-        jnp.arange(B) // (B // P) if prefix_slots is None else prefix_slots.of_row // (prefix_slots.row.shape[0] // P)
-    )
+    slot = _slot_of_row(prefix_cache, prefix_slots, rows.own.shape[0])
     new = _draw(policy, params, prefix_cache.hidden[slot], rows, settings)
     if prefix_cache.experts is not None:
         new = new._replace(experts=prefix_cache.experts[slot, jnp.maximum(prefix_cache.length[slot] - 1, 0)])
@@ -262,12 +284,12 @@ def decode(
     T = ring_cache.drawn.token.shape[1]
     params = narrowed(policy, params)
 
-    def rotations(rows: RowState) -> tuple[Array, Array]:
+    def rotations(rows: RowState) -> tuple[Rotations, ...]:
         """Rotary embeddings of each row's next position.
 
         They are carried from the step before, because within the step XLA on CPU recomputes them for every head.
         """
-        return rotation(policy.config.ropes, policy.config.head_dim, (rows.prompt + rows.own)[:, None])
+        return rotations_of(policy.config, (rows.prompt + rows.own)[:, None])
 
     def unfinished(carry: tuple[RingCache, RowState, LoopCounts, Any]) -> Array:
         return (carry[2].steps < most) & (jnp.sum(carry[1].done) < leave_at)
@@ -276,7 +298,7 @@ def decode(
         ring_cache, rows, counts, rotated = carry
         position = rows.prompt + rows.own
 
-        def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, LayerCache]:
+        def attend(q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, LayerCache]:
             own, prefix = memory
             return cascade_attention(
                 q,
@@ -289,15 +311,18 @@ def decode(
                 prefix_cache.length,
                 position,
                 ring_cache.step,
-                window,
-                policy.config,
+                how,
             )
 
-        memory = tuple(zip(ring_cache.layers, prefix_cache.layers, strict=True))
+        pairs = zip(ring_cache.layers, prefix_cache.layers, strict=True)
+        memory = tuple(own if isinstance(own, State) else (own, prefix) for own, prefix in pairs)
+        flow = step_flow(~rows.done)
         record = ring_cache.drawn.experts is not None
         hidden, layers = run(
-            policy, params, rows.newest[:, None], position[:, None], attend, memory, rotations=rotated, record=record
-        )
+            policy, params, rows.newest[:, None], position[:, None], attend, memory, rotations=rotated, record=record,
+            again=lambda got, left: (left, got[1]),  # another layer's keys are attended to after they are written
+            flow=flow,
+        )  # fmt: skip
         layers, experts = layers if record else (layers, None)
         which = ~rows.done
         rows = rows._replace(own=rows.own + which)

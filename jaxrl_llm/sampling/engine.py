@@ -14,8 +14,17 @@ import numpy as np
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.sampling.decode import DrawSettings, RingCache, RowState, begin, decode, empty_ring_cache, no_rows
-from jaxrl_llm.sampling.kv_cache import PrefixSlots
+from jaxrl_llm.sampling.decode import (
+    DrawSettings,
+    RingCache,
+    RowState,
+    begin,
+    decode,
+    empty_ring_cache,
+    no_rows,
+    states_of_prompts,
+)
+from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixSlots
 from jaxrl_llm.sampling.kv_offload import Store, place_rows
 from jaxrl_llm.sampling.prefill import empty_prefix_cache, extend_rows, prefill_prompts, restore_rows
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
@@ -81,10 +90,13 @@ class Engine:
         self.rows = no_rows(shape.rows)
         beside = partial(empty_ring_cache, self.policy, size.parked, size.tokens, self.dtype, self.record)
         split = row_shards(weights.mesh, SAMPLED_ROWS) > 1
-        self.kept = Store(weights.zeros(beside) if size.parked else None, size.parked, split)  # rows that ended
+        self.kept = Store(
+            weights.zeros(beside) if size.parked else None, size.parked, split, self.policy.config.recurrent
+        )  # rows that ended
         self.steps = 0
         self.tail: TailRows | None = None  # the rows that decode by speculation
-        self.shortest = min(layer.values.shape[2] for layer in self.ring_cache.layers)
+        columns = [layer.values.shape[2] for layer in self.ring_cache.layers if isinstance(layer, LayerCache)]
+        self.shortest = min(columns, default=size.tokens)
         self.prefix_slot = np.arange(shape.rows, dtype=np.int32) % (shape.prompts * shape.slots_per_prompt)
         self.stats.rows, self.stats.prompt_slots = shape.rows, shape.prompts
         self.stats.moved_bytes, self.stats.moved_seconds = weights.moved_bytes, weights.moved_seconds
@@ -217,6 +229,9 @@ class Engine:
         numbers = self.weights.spread(RowState(*map(jnp.asarray, self.rows)))
         shared = self.policy, self.weights.loop, self.prefix_cache, prefix_slots
         if fresh:
+            if self.policy.config.recurrent:
+                layers = states_of_prompts(self.prefix_cache, prefix_slots, self.ring_cache.layers, numbers)
+                self.ring_cache = self.ring_cache._replace(layers=layers)
             drawn, numbers = begin(*shared, self.ring_cache.drawn, self.ring_cache.step, numbers, self.settings)
             self.ring_cache = self.ring_cache._replace(drawn=drawn)
         limits = jnp.int32(leave_at), jnp.int32(chunk)

@@ -21,9 +21,11 @@ import jax.numpy as jnp
 from jaxrl_kernels.decode_attention import PartialAttention, decode_attention, own_attention
 
 from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.models.attention import Weighing
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.moe import NOT_RECORDED, index_dtype
 from jaxrl_llm.models.quantised import kind_of, quantise
+from jaxrl_llm.models.recurrent import State, empty_state
 
 
 class LayerCache(NamedTuple):
@@ -36,9 +38,10 @@ class LayerCache(NamedTuple):
 
 
 class PrefixCache(NamedTuple):
-    """Keys and values of each prompt, stored once. Layers with a sliding window store only the end of a prompt."""
+    """Keys and values of each prompt, stored once. Layers with a sliding window store only the end of a prompt, and
+    those that carry a state that at its end."""
 
-    layers: tuple[LayerCache, ...]
+    layers: tuple[LayerCache | State | None, ...]
     length: Array  # int32[P], tokens of the prompt
     hidden: Array  # [P, D], last hidden state of the prompt, from which first tokens are drawn
     experts: Array | None = None  # int[P, S, layers, k], of the tokens of prompts; None: not recorded
@@ -78,16 +81,24 @@ def columns(config: ModelConfig, layer: int, most: int) -> int:
     return min(most, window) if window else most
 
 
-def empty(config: ModelConfig, rows: int, most: int, dtype: Any) -> tuple[LayerCache, ...]:
-    """Empty caches for `most` tokens of each row in every layer. dtype: floating, or int8."""
+def empty(config: ModelConfig, rows: int, most: int, dtype: Any) -> tuple[LayerCache | State | None, ...]:
+    """Empty caches for `most` tokens of each row in every layer. dtype: floating, or int8.
 
-    def layer(number: int) -> LayerCache:
+    A `State` for layers that carry one; None for layers that attend to the keys of others.
+    """
+
+    def layer(number: int) -> LayerCache | State | None:
+        own = config.of_layer(number)
+        if own.keys_of:
+            return None
+        if own.carries:
+            return empty_state(own, rows, dtype)
         S = columns(config, number, most)
-        shape = (rows, config.num_kv_heads, config.head_dim, S)
-        scales = jnp.zeros((rows, config.num_kv_heads, S), jnp.float32)
+        heads, key, value = own.heads_kept(absorbed=True)
+        scales = jnp.zeros((rows, heads, S), jnp.float32)
         # Separate buffers, because both are donated.
         return LayerCache(
-            jnp.zeros(shape, dtype), jnp.zeros((*shape[:2], S, shape[2]), dtype),
+            jnp.zeros((rows, heads, key, S), dtype), jnp.zeros((rows, heads, S, value), dtype),
             *((scales, jnp.zeros_like(scales)) if eight_bit(dtype) else (None, None)),
         )  # fmt: skip
 
@@ -127,6 +138,13 @@ def rearranged(x: Array, order: Array | None, shape: tuple[int, ...]) -> Array:
     return x.reshape(*shape, *x.shape[1:])
 
 
+def merge_sinks(part: PartialAttention, sinks: Array) -> PartialAttention:
+    """Attention that also goes to sinks, logits that broadcast to those of `part`, which have no values."""
+    most = jnp.maximum(part.m, sinks.astype(part.m.dtype))
+    kept = jnp.exp(part.m - most)
+    return PartialAttention(part.acc * kept[..., None], most, part.l * kept + jnp.exp(sinks - most))
+
+
 @jax.named_scope("attention")
 def cascade_attention(
     q: Array,
@@ -139,8 +157,7 @@ def cascade_attention(
     length: Array,
     position: Array,
     step: Array,
-    window: int,
-    config: ModelConfig,
+    how: Weighing,
 ) -> tuple[Array, LayerCache]:
     """Attention of each row's newest token, q [B, 1, H, h], to its prompt and its own tokens.
 
@@ -151,11 +168,12 @@ def cascade_attention(
     """
     B, _, H, h = q.shape
     P, K = prefix.keys.shape[:2]
+    g = v.shape[3]
     W = (B if prefix_slots is None else prefix_slots.row.shape[0]) // P
     q = q.reshape(B, K, H // K, h)
     order, back = (None, None) if prefix_slots is None else (prefix_slots.row, prefix_slots.of_row)
     q_of_slots = rearranged(q, order, (P, W)).swapaxes(1, 2)  # [P, K, W, R, h]
-    numbers: Any = {"query_scale": config.query_scale, "softcap": config.attention_softcap, "window": window}
+    numbers: Any = {"query_scale": how.scale, "softcap": how.softcap, "window": how.window}
 
     def rows(x: Array) -> Array:
         """[P, K, W, ...] -> [B, K, ...]"""
@@ -165,9 +183,11 @@ def cascade_attention(
         q_of_slots, prefix.keys, prefix.values, length, rearranged(position, order, (P, W)),
         key_scale=prefix.key_scale, value_scale=prefix.value_scale, **numbers,
     )  # fmt: skip
+    if how.sinks is not None:
+        prompt = merge_sinks(prompt, how.sinks.reshape(1, K, 1, H // K))
     new = each(lambda x, axis: jnp.squeeze(x, axis), pack(k, v, own.keys.dtype))
     y, keys, values, own_scales = own_attention(
         q, new.keys, new.values, own.keys, own.values, count, step, PartialAttention(*map(rows, prompt)),
         new_scales=scales(new), scales=scales(own), **numbers,
     )  # fmt: skip
-    return y.reshape(B, 1, H, h), LayerCache(keys, values, *(own_scales or (None, None)))
+    return y.reshape(B, 1, H, g), LayerCache(keys, values, *(own_scales or (None, None)))

@@ -43,9 +43,9 @@ def put(cache: Any, new: Any, row: Array, split: bool) -> Any:
 class Store:
     """Rows that ended: those that are still in the ring KV cache (`rows`), and those beside it (`parked`)."""
 
-    def __init__(self, cache: RingCache | None, size: int, split: bool = False) -> None:
-        """cache: with `size` rows; None for a store of none. split: see `take`."""
-        self._split = split
+    def __init__(self, cache: RingCache | None, size: int, split: bool = False, whole: bool = False) -> None:
+        """cache: with `size` rows; None for a store of none. split: see `take`; whole: see `best_reuse`."""
+        self._split, self._whole = split, whole
         self._cache = None if cache is None else _contents(cache)
         self.size = size
         self.rows: dict[int, Kept] = {}  # by row, the oldest first
@@ -54,7 +54,7 @@ class Store:
     def best(self, request: Request, steps: int, columns: int) -> Reused | None:
         """From what a request can continue; places of the store are the negative rows -1, -2, ..."""
         beside = {-1 - place: kept for place, kept in self.parked.items()}
-        return best_reuse({**self.rows, **beside}, request.prompt, request.begun.token, steps, columns)
+        return best_reuse({**self.rows, **beside}, request.prompt, request.begun.token, steps, columns, self._whole)
 
     def row_for(self, request: Request, free: list[int], steps: int, columns: int) -> int:
         """The free row that a request takes: its own, else one that holds nothing, else the one that ended first."""

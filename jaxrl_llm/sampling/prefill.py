@@ -16,8 +16,10 @@ import numpy as np
 from jaxrl_llm.core.shapes import bucket, pad_rows
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models import decoder
+from jaxrl_llm.models.attention import Weighing
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.recurrent import State, rows_flow
 from jaxrl_llm.sampling.causal import causal_pass, of_layer
 from jaxrl_llm.sampling.decode import RingCache, narrowed
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, no_experts, pack, take_columns
@@ -162,12 +164,16 @@ def prefill(
     hidden, kvs, experts = _recorded(policy, params, tokens, length, kept is not None)
     last = jnp.take_along_axis(hidden, (length - 1)[:, None, None], axis=1)[:, 0]
 
-    def put(store: LayerCache, number: int, kv: tuple[Array, Array]) -> LayerCache:
+    def put(store: LayerCache | State | None, kv: Any) -> LayerCache | State | None:
+        if store is None:
+            return None
+        if isinstance(store, State):
+            return jax.tree.map(lambda old, x: old.at[into].set(x.astype(old.dtype), mode="drop"), store, kv)
         S = store.values.shape[2]
         if tokens.shape[1] > S:  # a layer with a window stores the last S tokens
             at = jnp.maximum(length - S, 0)[:, None] + jnp.arange(S)
-            kv = tuple(jnp.take_along_axis(x, at[:, :, None, None], axis=1) for x in kv)  # type: ignore[assignment]
-        new = pack(*kv, store.keys.dtype)
+            kv = tuple(jnp.take_along_axis(x, at[:, :, None, None], axis=1) for x in kv)
+        new = pack(kv[0], kv[1], store.keys.dtype)
 
         def at_slots(old: Array, x: Array, axis: int) -> Array:
             place: list[Any] = [slice(None)] * old.ndim
@@ -176,7 +182,7 @@ def prefill(
 
         return each(at_slots, store, new)
 
-    layers = tuple(put(store, i, of_layer(kvs, i)) for i, store in enumerate(prefix_cache.layers))
+    layers = tuple(put(store, of_layer(kvs, i)) for i, store in enumerate(prefix_cache.layers))
     return PrefixCache(
         layers,
         prefix_cache.length.at[into].set(length, mode="drop"),
@@ -195,14 +201,14 @@ def _recorded(policy: Policy, params: Params, tokens: Array, length: Array, reco
 def restore(
     policy: Policy,
     params: Params,
-    ring_layers: tuple[LayerCache, ...],
+    ring_layers: tuple[Any, ...],
     ring_experts: Array | None,
     tokens: Array,
     length: Array,
     prompt: Array,
     into: Array,
     step: Array,
-) -> tuple[tuple[LayerCache, ...], Array | None]:
+) -> tuple[tuple[Any, ...], Array | None]:
     """Write the own tokens of continued completions to the ring KV cache, as if they were drawn just before `step`.
 
     tokens: int32[R, L], prompt and own tokens, right-padded; length: int32[R], of both together; prompt: int32[R],
@@ -217,7 +223,12 @@ def restore(
         age = (step - 1 - jnp.arange(S)) % S
         return jnp.clip(prompt[:, None] + own[:, None] - 1 - age, 0, tokens.shape[1] - 1)
 
-    def put(store: LayerCache, number: int) -> LayerCache:
+    def put(store: LayerCache | State | None, number: int) -> LayerCache | State | None:
+        if store is None:
+            return None
+        if isinstance(store, State):
+            new = of_layer(kvs, number)
+            return jax.tree.map(lambda old, x: old.at[into].set(x.astype(old.dtype), mode="drop"), store, new)
         at = columns(store.values.shape[2])
         k, v = (jnp.take_along_axis(x, at[:, :, None, None], axis=1) for x in of_layer(kvs, number))
         return each(lambda old, x, _: old.at[into].set(x, mode="drop"), store, pack(k, v, store.keys.dtype))
@@ -233,7 +244,7 @@ def extend(
     policy: Policy,
     params: Params,
     prefix_cache: PrefixCache,
-    ring_layers: tuple[LayerCache, ...],
+    ring_layers: tuple[Any, ...],
     ring_experts: Array | None,
     tokens: Array,
     usable: Array,
@@ -242,7 +253,7 @@ def extend(
     source: Array,
     slot: Array,
     step: Array,
-) -> tuple[tuple[LayerCache, ...], Array | None]:
+) -> tuple[tuple[Any, ...], Array | None]:
     """Continue completions whose first own tokens are still in the ring KV cache: copy those, recompute the others.
 
     tokens: int32[R, M], the own tokens to recompute, right-padded. usable: int32[R], the number of own tokens before
@@ -255,7 +266,7 @@ def extend(
     M = tokens.shape[1]
     positions = prefix_cache.length[slot][:, None] + usable[:, None] + jnp.arange(M)
 
-    def attend(q: Array, k: Array, v: Array, memory: Any, window: Any) -> tuple[Array, LayerCache]:
+    def attend(q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, LayerCache]:
         store, prefix = memory
         S, P = store.values.shape[2], prefix.values.shape[2]
         column = jnp.arange(S)[None]
@@ -269,13 +280,13 @@ def extend(
             at_prompt < prefix_cache.length[slot][:, None], old >= 0, jnp.arange(M)[None] < (own - usable)[:, None],
         ], axis=1)  # fmt: skip
         distance = positions[:, :, None] - places[:, None, :]
-        seen = real[:, None, :] & (distance >= 0) & ((distance < window) | (window == 0))
+        seen = real[:, None, :] & (distance >= 0) & ((distance < how.window) | (how.window == 0))
         new = pack(k, v, store.keys.dtype)
         keys, values = (
             jnp.concatenate([each_x.astype(q.dtype) for each_x in parts], axis=2)
             for parts in zip(_plain(each(lambda x, _: x[slot], prefix)), _plain(seen_before), _plain(new), strict=True)
         )
-        y = decoder.attention(q, keys, values, seen, policy.config)
+        y = decoder.attention(q, keys, values, seen, how)
         index = own[:, None] - 1 - (step - 1 - column) % S  # own token in each column afterwards
         at_new = jnp.clip(index - usable[:, None], 0, M - 1)
 
@@ -286,8 +297,12 @@ def extend(
         copied = each(lambda x, axis: take_columns(x[source], (first + index) % S, axis), store)
         return y, each(merged, copied, new)
 
-    memory = tuple(zip(ring_layers, prefix_cache.layers, strict=True))
-    _, rows = run(policy, params, tokens, positions, attend, memory, record=ring_experts is not None)
+    memory = tuple(
+        jax.tree.map(lambda x: x[source], store) if isinstance(store, State) else (store, prefix)
+        for store, prefix in zip(ring_layers, prefix_cache.layers, strict=True)
+    )
+    flow = rows_flow(own - usable)
+    _, rows = run(policy, params, tokens, positions, attend, memory, record=ring_experts is not None, flow=flow)
     if ring_experts is not None:
         rows, experts = rows
         T = ring_experts.shape[1]
@@ -302,7 +317,7 @@ def extend(
 @jax.jit(donate_argnames=("cache",))
 def put_rows(cache: Any, rows: Any, into: Array) -> Any:
     """Write rows, arrays [R, ...], to the rows `into`, int32[R], of a cache, arrays [B, ...]; row B marks padding."""
-    return jax.tree.map(lambda old, x: old.at[into].set(x, mode="drop"), cache, rows)
+    return jax.tree.map(lambda old, x: old.at[into].set(x.astype(old.dtype), mode="drop"), cache, rows)
 
 
 def _plain(cache: LayerCache) -> tuple[Array, Array]:

@@ -222,12 +222,13 @@ def absolute_step(steps: int, column: int, columns: int) -> int:
 
 
 def best_reuse(
-    kept: dict[int, Kept], prompt: tuple[int, ...], begun: np.ndarray, steps: int, columns: int
+    kept: dict[int, Kept], prompt: tuple[int, ...], begun: np.ndarray, steps: int, columns: int, whole: bool = False
 ) -> Reused | None:
     """The row from which a request that continues `begun` can copy the most tokens; None if there is none.
 
     steps: decode steps so far. columns: smallest number of columns among the layers. Token j of a kept row is in column
-    last - n + 2 + j (mod columns), and moves to column steps - own + j, where own is len(begun) - 1.
+    last - n + 2 + j (mod columns), and moves to column steps - own + j, where own is len(begun) - 1. whole: only a row
+    all of whose tokens the request continues, as what layers carry is of all of them.
     """
     found, own = None, len(begun) - 1
     for row, one in kept.items():
@@ -238,6 +239,7 @@ def best_reuse(
         unlike = np.flatnonzero(tokens[:most] != begun[:most])
         usable = int(unlike[0]) if len(unlike) else most
         intact = one.intact(steps, columns, usable)
+        intact = intact and not (whole and usable < n - 1)
         if usable >= LEAST_REUSED and intact and (found is None or usable > found.usable):
             found = Reused(row, usable, steps - own - one.last + n - 2)
     return found

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models.decoder import Attend
+from jaxrl_llm.models.attention import Attend
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.recurrent import State
 from jaxrl_llm.sampling.kv_cache import LayerCache, empty
 from jaxrl_llm.utils.errors import InputError
 
@@ -29,7 +30,7 @@ def width(policy: Policy) -> int:
     return policy.config.hidden_size * (2 if is_pair(policy) else 1)
 
 
-def empty_layers(policy: Policy, rows: int, most: int, dtype: Any) -> tuple[LayerCache, ...]:
+def empty_layers(policy: Policy, rows: int, most: int, dtype: Any) -> tuple[LayerCache | State | None, ...]:
     """Empty caches of all layers, see `kv_cache.empty`."""
     first = empty(policy.config, rows, most, dtype)
     return first + empty(policy.config, rows, most, dtype) if is_pair(policy) else first
@@ -40,6 +41,7 @@ def run(
     record: bool = False, **options: Any,
 ) -> tuple[Array, Any]:  # fmt: skip
     """`Policy.run`, of both policies where there are two. InputError if their experts are to be recorded."""
+    options = {"absorbed": True, **options}
     if not is_pair(policy):
         return policy.run(params, tokens, positions, attend, memory, record=record, **options)
     if record:
@@ -51,7 +53,7 @@ def run(
     for weights, remembered in zip((params, params["other"]), memories, strict=True):
         found.append(policy.run(weights, tokens, positions, attend, remembered, **options))
     (hidden, layers), (other, others) = found
-    if isinstance(params["layers"], tuple):
+    if isinstance(params["layers"], tuple) or policy.config.kinds:
         layers += others
     else:  # stacked along their first axis
         layers = jax.tree.map(lambda *x: jnp.concatenate(x), layers, others)

@@ -15,10 +15,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl_llm.distributed import bytes_to_move, named_shardings, parameter_specs
 from jaxrl_llm.distributed.aot import place
 from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host, own_copy, to_numpy
-from jaxrl_llm.models import decoder
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.placement import SAMPLED_ROWS, AnyMesh, row_axes
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of, quantised_layer, quantised_specs
+from jaxrl_llm.models.recurrent import State
+from jaxrl_llm.models.stacks import of_kind, place_of, unstack
 from jaxrl_llm.sampling.decode import RingCache
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache
 from jaxrl_llm.sampling.speculative.verify import Tail
@@ -101,7 +103,7 @@ def take_weights(
         return _on_this_host(policy, params, mesh if of_all and mesh else spread.sharding.mesh, rounding)
     if mesh is None or mesh.size == 1:
         if rounding is None and _is_ready(policy, params):
-            return Weights(*_views(params))
+            return Weights(*_views(params, policy.config))
         bound = [x for x in jax.tree.leaves(params) if _is_array(x) and x.committed]
         device = next(iter(bound[0].devices())) if bound else None
         if device is not None:
@@ -126,16 +128,19 @@ class Converter(NamedTuple):
     """
 
     others: Any  # of all arrays but those of layers
-    layer: Any  # of the layers, stacked, and the number of one; or of one, and None
+    layers: tuple[Any, ...]  # of each kind: of its layers, stacked, and the place of one; or of one, and None
     options: LoopOptions
 
     def __call__(self, policy: Policy, params: Params) -> Params:
-        layers = params["layers"]
-        if isinstance(layers, tuple):
-            found = [self.layer(policy, layer, None, self.options) for layer in layers]
-        else:
-            count = len(jax.tree.leaves(layers)[0])
-            found = [self.layer(policy, layers, np.int32(number), self.options) for number in range(count)]
+        layers, config = params["layers"], policy.config
+        kinds = config.kind_of_layer or (0,) * config.num_layers
+        found = []
+        for number, kind in enumerate(kinds):
+            if isinstance(layers, tuple):
+                given: Any = layers[number], None
+            else:
+                given = of_kind(layers, config, kind), np.int32(place_of(config, number))
+            found.append(self.layers[kind](policy, *given, self.options))
         return self.others(policy, outside_layers(params), self.options) | {"layers": tuple(found)}
 
 
@@ -144,10 +149,12 @@ def converter(policy: Policy, params: Params, mesh: Mesh, rounding: str | None =
     options = options_for(mesh.devices.flat[0], mesh, rounding)
     target = named_shardings(loop_specs(policy, mesh, params, options), mesh)
     others = jax.jit(_others, static_argnums=(0, 2), out_shardings=outside_layers(target))
-    of_layer = target["layers"][0]
-    of_layer = with_inputs_last(of_layer) if options.inputs_last else of_layer
-    layer = jax.jit(_layer, static_argnums=(0, 3), out_shardings=of_layer)
-    return Converter(others, layer, options)
+    firsts = [target["layers"][policy.config.layers_of(kind)[0]] for kind in range(len(policy.config.each_kind))]
+    layers = tuple(
+        jax.jit(_layer, static_argnums=(0, 3), out_shardings=with_inputs_last(one) if options.inputs_last else one)
+        for one in firsts
+    )
+    return Converter(others, layers, options)
 
 
 def outside_layers(params: Params) -> Params:
@@ -193,7 +200,7 @@ def _is_ready(policy: Policy, params: Params) -> bool:
     )
 
 
-def _views(params: Params) -> tuple[Params, Params]:
+def _views(params: Params, config: ModelConfig) -> tuple[Params, Params]:
     """The parameters, and the same with a dict per layer, as views of their memory.
 
     The views keep the memory alive. While they exist, donating the parameters copies them instead of overwriting them.
@@ -201,9 +208,8 @@ def _views(params: Params) -> tuple[Params, Params]:
     memory = jax.tree.map(np.from_dlpack, params)
     place = partial(jax.device_put, may_alias=True)
     whole = jax.tree.map(place, memory)
-    count = len(next(iter(memory["layers"].values())))
-    layers = tuple({name: place(x[i]) for name, x in memory["layers"].items()} for i in range(count))
-    return whole, whole | {"layers": layers}
+    layers = unstack(memory, config)["layers"]
+    return whole, whole | {"layers": jax.tree.map(place, layers)}
 
 
 def abstract_weights(
@@ -231,7 +237,7 @@ def _is_on(x: Any, mesh: Mesh) -> bool:
 @partial(jax.jit, static_argnums=(0, 2))
 def loop_params(policy: Policy, params: Params, options: LoopOptions = PLAIN) -> Params:
     """The parameters with a dict per layer, in the policy's dtype; "head" is the unembedding if it is another."""
-    layers = tuple(_layer(policy, layer, None, options) for layer in decoder.unstack(params)["layers"])
+    layers = tuple(_layer(policy, layer, None, options) for layer in unstack(params, policy.config)["layers"])
     return _others(policy, outside_layers(params), options) | {"layers": layers}
 
 
@@ -261,7 +267,8 @@ def loop_specs(policy: Policy, mesh: AnyMesh, adapted: Any = None, options: Loop
         specs.pop("unembed", None)
         specs["head"] = PartitionSpec("tensor") if options.vocab_shards > 1 else PartitionSpec()
     if options.rounding is not None:
-        specs["layers"] = tuple(quantised_specs(policy.config, mesh, layer) for layer in specs["layers"])
+        each = enumerate(specs["layers"])
+        specs["layers"] = tuple(quantised_specs(policy.config.of_layer(number), mesh, layer) for number, layer in each)
     return specs
 
 
@@ -280,7 +287,14 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
     def cache(layer: LayerCache) -> LayerCache:
         return LayerCache(*(None if x is None else place(x, x.shape[1]) for x in layer))  # type: ignore[arg-type]
 
+    def of_layer(layer: Any) -> Any:
+        if isinstance(layer, State):
+            heads = layer.heads
+            places: Any = place(layer.window), None if heads is None else place(heads, heads.shape[1])
+            return State(*places)
+        return None if layer is None else cache(layer)
+
     if isinstance(tree, PrefixCache | RingCache | Tail):
         rest = jax.tree.map(place, tree._replace(layers=()))
-        return rest._replace(layers=tuple(cache(layer) for layer in tree.layers))
+        return rest._replace(layers=tuple(map(of_layer, tree.layers)))
     return jax.tree.map(place, tree)

@@ -22,7 +22,10 @@ from jaxrl_llm.utils.settings import coerce_fields, raise_error
 if TYPE_CHECKING:
     from jaxrl_llm.sampling.requests import SamplingConfig
 
-LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down"]
+LoraTarget = Literal[
+    "query", "key", "value", "out", "gate", "up", "down", "shared_gate", "shared_up", "shared_down", "query_in",
+    "query_out", "latent", "key_out", "value_out", "input_gate", "input_out",
+]  # fmt: skip
 
 
 def inside(name: str) -> str:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from compiling import with_devices
+from conftest import KINDS
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 from tpu_environment import tpu_environment
@@ -30,7 +31,7 @@ from jaxrl_llm.distributed import (
     shard_params,
 )
 from jaxrl_llm.models import ModelConfig, init_params
-from jaxrl_llm.models.decoder import unstack
+from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.utils.errors import InputError
 
 FAMILIES = ("llama", "qwen3", "gemma2", "qwen3_moe")
@@ -87,8 +88,8 @@ from jaxrl_llm.distributed import (
 )
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.critic import Critic, init_critic
-from jaxrl_llm.models.decoder import unstack
 from jaxrl_llm.models.policy import positions_of
+from jaxrl_llm.models.stacks import unstack
 
 assert len(jax.devices()) == 8
 even = ModelConfig(
@@ -102,8 +103,9 @@ def noisy(params):
     random = np.random.default_rng(1)
     return jax.tree.unflatten(structure, [x + 0.1 * random.normal(size=x.shape).astype(np.float32) for x in leaves])
 
-out = {}
+out, dtype = {}, jnp.float32
 """
+WIDE = 'jax.config.update("jax_enable_x64", True)\ndtype = jnp.float64\n'
 
 PARITY = """
 def program(policy):
@@ -135,17 +137,18 @@ def compare(name, policy, params, shapes, layers=lambda params: params):
         logits, gradient = jax.device_get(run(placed, *spread))
         largest = max(map(error, jax.tree.leaves(gradient), jax.tree.leaves(expected[1])))
         first = placed["layers"][0] if isinstance(placed["layers"], tuple) else placed["layers"]
+        first = {k: x for k, x in first.items() if not isinstance(x, dict)}
         local = {k: x.addressable_shards[0].data.shape for k, x in (first | {"embed": placed["embed"]}).items()}
         out[f"{name} {shape[0]}x{shape[1]}"] = dict(
             logits=error(logits, expected[0]), gradient=largest, local=local, finite=bool(np.isfinite(logits).all()),
         )
 
 for family in {families}:
-    policy, params, _ = load_policy(f"{vectors}/{family}")
+    policy, params, _ = load_policy(f"{vectors}/{family}", dtype=dtype)
     compare(family, policy, params, {meshes})
 start = noisy(init_params(jax.random.key(0), even))
 compare("even", Policy(even), start, [(2, 4), (1, 8)])
-compare("unstacked", Policy(even), start, [(2, 4)], unstack)
+compare("unstacked", Policy(even), start, [(2, 4)], lambda p: unstack(p, even))
 print("RESULT" + json.dumps(out))
 """
 
@@ -195,7 +198,7 @@ out["compiler"], out["counted"], out["total"] = compiled.memory_analysis().argum
 # A critic's tower is split like the policy it was copied from, and its head is not; layers unstacked or not.
 policy = Policy(even)
 tower = init_critic(jax.random.key(1), policy, params, Critic())
-for tree in (tower, unstack(tower)):
+for tree in (tower, unstack(tower, even)):
     placed = shard_params(tree, even, mesh)["critic"]
     assert placed["tower"]["layers"]["up"].sharding == put(None, None, "tensor")
     assert placed["tower"]["embed"].sharding == put("tensor") and placed["head"]["weight"].sharding == put()
@@ -247,12 +250,14 @@ print("RESULT" + json.dumps({
 """
 
 
-def parity() -> dict[str, Any]:
+def parity(
+    families: tuple[str, ...] = FAMILIES, meshes: tuple[tuple[int, int], ...] = MESHES, before: str = ""
+) -> dict[str, Any]:
     """What PARITY finds of each family on each mesh."""
     folder = Path(__file__).parents[1] / "vectors"
-    program = PARITY.replace("{families}", repr(FAMILIES)).replace("{meshes}", repr(MESHES))
+    program = PARITY.replace("{families}", repr(families)).replace("{meshes}", repr(meshes))
     program = program.replace("{vectors}", str(folder))
-    return run_program(EIGHT + program, {"XLA_FLAGS": with_devices(8)})
+    return run_program(EIGHT + before + program, {"XLA_FLAGS": with_devices(8)})
 
 
 @pytest.fixture(scope="module")
@@ -285,6 +290,16 @@ def test_logits_and_gradients_are_those_of_one_device() -> None:
             assert local["gate"][-1] == local["down"][-2] == inner // tensor, case
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize("family", [*KINDS, "gemma4_moe", "glm4_moe", "qwen3_5_moe"])
+def test_kinds_of_layers_are_those_of_one_device(family: str) -> None:
+    """States and compressed keys, sinks, shared keys, and experts beside an MLP, over rows and tensor, in float64."""
+    for case, found in parity((family,), ((4, 2), (2, 4)), WIDE).items():
+        assert found["finite"], case
+        if case not in EVEN:
+            assert max(found["logits"], found["gradient"]) < 1e-9, case
+
+
 def test_specs_of_qwen3_8b() -> None:
     specs = parameter_specs(QWEN3_8B, abstract(2, 4))
     layers = {name: spec for name, spec in specs["layers"].items() if spec}
@@ -308,7 +323,9 @@ def test_specs_of_qwen3_8b() -> None:
 def test_specs_of_unstacked_layers_and_of_experts() -> None:
     config = dataclasses.replace(QWEN3_8B, num_experts=8, experts_per_token=2, num_layers=2, intermediate_size=768)
     specs = parameter_specs(config, abstract(1, 4), stacked=False)
-    assert jax.tree.structure(specs) == jax.tree.structure(jax.eval_shape(unstack, shapes_of(config)))
+    assert jax.tree.structure(specs) == jax.tree.structure(
+        jax.eval_shape(lambda p: unstack(p, config), shapes_of(config))
+    )
     for layer in specs["layers"]:
         assert layer["query"] == P(None, "tensor")
         assert layer["out"] == P("tensor")

@@ -12,8 +12,8 @@ import pytest
 
 from jaxrl_llm.learner.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from jaxrl_llm.models import ModelConfig, init_params
-from jaxrl_llm.models.decoder import unstack
 from jaxrl_llm.models.parameters import decayed
+from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.utils.errors import InputError
 
 PARAMS = {"embed": jnp.array([3.0, -2.0]), "layers": {"query": jnp.array([1.0]), "query_bias": jnp.array([1.0])}}
@@ -106,7 +106,7 @@ def test_decay_acts_on_matrices_of_every_kind_of_layer() -> None:
     assert not any(found[name] for name in ("embed", "unembed", "final_norm"))
     for name, on in found["layers"].items():
         assert on != name.endswith(("norm", "bias"))
-    per_layer = decayed(jax.eval_shape(unstack, params))["layers"]
+    per_layer = decayed(jax.eval_shape(lambda p: unstack(p, config), params))["layers"]
     assert per_layer == (found["layers"], found["layers"])
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.models.decoder import unstack
 from jaxrl_llm.models.packing import Packing, packed_states, shared_prompts, whole_rows
 from jaxrl_llm.models.rope import Rope
+from jaxrl_llm.models.stacks import unstack
 
 PROMPT, COMPLETION, GROUP = 512, 256, 16
 # SmolLM2-135M but for its number of layers: XLA counts a loop once, so they are unrolled, and there are few.
@@ -38,7 +38,7 @@ def of_body(layers: int, pack: Any, batch: Trajectories) -> float:
         packing: Packing = pack(batch)
         return jnp.sum(packed_states(policy, params, batch.tokens, packing) ** 2)
 
-    params = jax.eval_shape(lambda: unstack(init_params(jax.random.key(0), config)))
+    params = jax.eval_shape(lambda: unstack(init_params(jax.random.key(0), config), config))
     return flops(jax.grad(loss), params, batch)
 
 

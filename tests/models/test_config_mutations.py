@@ -134,7 +134,10 @@ def test_what_is_taken_is_in_the_weights_or_refused(family: str, vectors: Any) -
         ({"rope_parameters": [1]}, "rope_parameters is .1., but must be an object of settings"),
         ({"rope_parameters": {"rope_theta": "1e4"}}, "rope_parameters.rope_theta is '1e4', but must be a finite"),
         ({"rope_parameters": {"rope_type": "linear"}}, "of type linear lacks 'factor'"),
-        ({"rope_parameters": {"full_attention": {}, "sliding_attention": {}}}, "are of gemma3_text only"),
+        (
+            {"rope_parameters": {"full_attention": {}, "sliding_attention": {}}},
+            "no rope_parameters by kind of layer",
+        ),
         ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
         ({"eos_token_id": [[1]]}, "eos_token_id is"),
         ({"eos_token_id": 257}, "eos_token_id 257 is not in the vocabulary of 257 tokens"),

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from transformers import CONFIG_MAPPING, __version__
 
 from jaxrl_llm.models import from_hf, to_hf
-from jaxrl_llm.models.config import FAMILIES, ModelConfig
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.rope import Rope
 
 pytestmark = pytest.mark.skipif(
     tuple(map(int, __version__.split(".")[:2])) < (5, 20), reason="earlier versions read rope_parameters otherwise"
 )
+# Those whose configurations transformers spells alike.
+FAMILIES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "mixtral", "qwen3_moe")
 KINDS: dict[str, dict[str, Any]] = {
     "default": {},
     "linear": {"factor": 2.0},
@@ -42,7 +44,7 @@ def rotations(draw: Any, whole: bool = False) -> dict[str, Any]:
 @st.composite
 def files(draw: Any) -> dict[str, Any]:
     """A config.json, with each setting that has a default left out at times."""
-    family = draw(st.sampled_from(sorted(FAMILIES)))
+    family = draw(st.sampled_from(FAMILIES))
     layers = draw(st.sampled_from([2, 30]))
     raw: dict[str, Any] = {
         "model_type": family, "vocab_size": 50, "hidden_size": 64, "intermediate_size": 96,

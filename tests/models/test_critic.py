@@ -12,8 +12,8 @@ import pytest
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.critic import Critic, critic_of, init_critic, values_of
-from jaxrl_llm.models.decoder import unstack
 from jaxrl_llm.models.policy import Params
+from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.utils.errors import InputError
 
 D = 8
@@ -56,7 +56,7 @@ def test_the_tower_starts_as_a_copy_of_the_policy() -> None:
     place = jnp.arange(4)[None]
     expected, _ = POLICY.forward(PARAMS, tokens, place, real)
     np.testing.assert_allclose(POLICY.forward(tower, tokens, place, real)[0], expected, atol=1e-6)
-    unrolled = init_critic(jax.random.key(2), POLICY, unstack(PARAMS), Critic("tower"))
+    unrolled = init_critic(jax.random.key(2), POLICY, unstack(PARAMS, POLICY.config), Critic("tower"))
     np.testing.assert_allclose(POLICY.forward(unrolled["critic"]["tower"], tokens, place, real)[0], expected, atol=1e-5)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_gguf import BYTE_LEVEL, KEYS, NORMS, SENTENCEPIECE, dense_model, llama, write
 
-from jaxrl_llm.models.config import from_hf
+from jaxrl_llm.models.families import from_hf
 from jaxrl_llm.models.io.gguf import read_gguf
 from jaxrl_llm.models.io.gguf_tokenizer import gguf_tokenizer
 from jaxrl_llm.models.io.huggingface import from_tensors

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import decoder, init_params, parameter_count
+from jaxrl_llm.models import attention, decoder, init_params, parameter_count
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.moe import expert_mlp
 from jaxrl_llm.models.policy import Policy, positions_of
+from jaxrl_llm.models.stacks import unstack
 
 CONFIG = ModelConfig(
     family="llama",
@@ -37,10 +38,18 @@ def draw(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
+def weighing(config: ModelConfig) -> attention.Weighing:
+    return attention.Weighing(0, config.query_scale, config.attention_softcap)
+
+
+def silu(gate: jax.Array, up: jax.Array) -> jax.Array:
+    return jax.nn.silu(gate) * up
+
+
 def test_rms_norm() -> None:
     config = dataclasses.replace(CONFIG, norm_epsilon=0.5, norm_offset=1.0)
     # The mean square of (1, 3) is 5: divide by sqrt(5.5), multiply by 1 + weight.
-    found = decoder.norm(jnp.asarray([1.0, 3.0]), jnp.asarray([0.0, 1.0]), config)
+    found = attention.norm(jnp.asarray([1.0, 3.0]), jnp.asarray([0.0, 1.0]), config)
     np.testing.assert_allclose(found, [1 / math.sqrt(5.5), 6 / math.sqrt(5.5)], rtol=1e-6)
 
 
@@ -51,7 +60,7 @@ def test_attention_by_loop(softcap: float) -> None:
     q, k, v = draw(0, N, L, H, h), draw(1, N, K, S, h), draw(2, N, K, S, h)
     visible = np.random.default_rng(3).random((N, L, S)) < 0.6
     visible[:, :, 0] = True
-    found = np.asarray(decoder.attention(*map(jnp.asarray, (q, k, v, visible)), config))
+    found = np.asarray(attention.attention(*map(jnp.asarray, (q, k, v, visible)), weighing(config)))
     for n in range(N):
         for l in range(L):
             for head in range(H):
@@ -69,10 +78,12 @@ def test_queries_in_blocks_are_those_at_once(monkeypatch: pytest.MonkeyPatch) ->
     q, k, v = (jnp.asarray(draw(i, *shape)) for i, shape in enumerate([(N, L, H, h), (N, K, S, h), (N, K, S, h)]))
     number = jnp.asarray(np.random.default_rng(3).integers(0, S, (N, L)))
     sees = lambda number: jnp.arange(S) <= number[..., None]  # noqa: E731
-    whole = decoder.attention(q, k, v, sees(number), CONFIG)
-    monkeypatch.setattr(decoder, "MAX_LOGITS", 1)
+    whole = attention.attention(q, k, v, sees(number), weighing(CONFIG))
+    monkeypatch.setattr(attention, "MAX_LOGITS", 1)
     for of_block in (None, (number, sees)):
-        np.testing.assert_allclose(decoder.attention(q, k, v, sees(number), CONFIG, of_block), whole, atol=1e-6)
+        np.testing.assert_allclose(
+            attention.attention(q, k, v, sees(number), weighing(CONFIG), of_block), whole, atol=1e-6
+        )
 
 
 def test_a_token_that_sees_nothing_stays_finite() -> None:
@@ -96,7 +107,7 @@ def test_experts_by_loop(normalise: bool) -> None:
     layer = {"router": draw(1, D, E), "gate": draw(2, E, D, F), "up": draw(3, E, D, F), "down": draw(4, E, F, D)}
     layer["router"][:, 3] = 0.0
     x[0] = 0.0  # all experts are equally good for this one
-    found = np.asarray(expert_mlp(jnp.asarray(x), jax.tree.map(jnp.asarray, layer), config, jax.nn.silu))
+    found = np.asarray(expert_mlp(jnp.asarray(x), jax.tree.map(jnp.asarray, layer), config, silu))
     for t in range(T):
         logits = x[t].astype(np.float64) @ layer["router"]
         probability = np.exp(logits) / np.exp(logits).sum()
@@ -120,9 +131,9 @@ def test_unrolled_layers_are_the_same(family: str, vectors: Any, forward: Any) -
     tokens = jnp.asarray(model.arrays["ids"])
     ones = jnp.ones_like(tokens)
     scanned, _ = forward(model.params, model.policy.config, tokens, positions_of(ones), ones)
-    split = decoder.unstack(model.params)
+    split = unstack(model.params, model.policy.config)
     assert len(split["layers"]) == model.policy.config.num_layers
-    assert decoder.unstack(split) is split
+    assert unstack(split, model.policy.config) is split
     unrolled, _ = forward(split, model.policy.config, tokens, positions_of(ones), ones)
     np.testing.assert_allclose(scanned, unrolled, atol=2e-5)
 
@@ -132,7 +143,7 @@ def test_unrolled_layers_are_the_same(family: str, vectors: Any, forward: Any) -
 def test_a_cache_in_pieces_is_the_whole(stacked: bool, vectors: Any, forward: Any) -> None:
     """Prefill with padding in the middle of the slots, and go on in two pieces."""
     model = vectors("gemma2")
-    config, params = model.policy.config, model.params if stacked else decoder.unstack(model.params)
+    config, params = model.policy.config, model.params if stacked else unstack(model.params, model.policy.config)
     ids = np.asarray(model.arrays["ids"])[:, :20]
     whole, _ = forward(model.params, config, jnp.asarray(ids), *_marks(20))
     lengths = [11, 8]
@@ -203,7 +214,7 @@ def test_rematerialisation_changes_nothing(vectors: Any) -> None:
         for a, b in zip(*map(jax.tree.leaves, (gradient(model.params, remat), without)), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max())
     # What is kept needs not be worked out again; layers are unrolled, as a loop is counted once.
-    split = decoder.unstack(model.params)
+    split = unstack(model.params, model.policy.config)
     work = [gradient.lower(split, remat).compile().cost_analysis()["flops"] for remat in (True, some, False)]
     assert work[0] > 1.1 * work[1] > 1.1 * 0.99 * work[2]
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -52,8 +53,22 @@ def test_a_head_that_is_stored_twice_is_tied(vectors: Any, tmp_path: Path) -> No
 
 
 def _fused(all: Tensors) -> Tensors:
-    out = {name: value for name, value in all.items() if ".experts." not in name}
-    return {**out, "model.layers.0.mlp.experts.gate_up_proj": np.zeros((2, 4, 4), np.float32)}
+    """Experts of a layer as one tensor, of gate and up together."""
+    out = {name.replace("block_sparse_moe.gate", "mlp.gate"): x for name, x in all.items() if ".experts." not in name}
+    for layer in range(2):
+        found = [
+            {
+                name.split(".")[-2]: x
+                for name, x in all.items()
+                if f"layers.{layer}." in name and f".experts.{e}." in name
+            }
+            for e in range(4)
+        ]
+        gate, up, down = ("w1", "w3", "w2") if "w1" in found[0] else ("gate_proj", "up_proj", "down_proj")
+        prefix = f"model.layers.{layer}.mlp.experts"
+        out[f"{prefix}.gate_up_proj"] = np.stack([np.concatenate([x[gate], x[up]]) for x in found])
+        out[f"{prefix}.down_proj"] = np.stack([x[down] for x in found])
+    return out
 
 
 @pytest.mark.parametrize(
@@ -62,7 +77,6 @@ def _fused(all: Tensors) -> Tensors:
         ("llama", lambda all: {f"language_model.{name}": x for name, x in all.items()}, "begin with 'language_model.'"),
         ("llama", lambda all: {f"base_model.model.{name}": x for name, x in all.items()}, "begin with 'base_model.mod"),
         ("llama", lambda all: {n.removeprefix("model."): x for n, x in all.items()}, "of a model without a head"),
-        ("qwen3_moe", _fused, "'model.layers.0.mlp.experts.gate_up_proj': experts that are fused into one tensor"),
         ("llama", lambda all: {**all, "score.weight": np.ones((1, 4), np.float32)}, "score.weight of a head that is"),
         ("llama", lambda all: {**all, "v_head.weight": np.ones((1, 4), np.float32)}, "v_head.weight of a head that is"),
         ("llama", lambda all: {n: x for n, x in all.items() if n != HEAD}, "lm_head.weight.: is the download complete"),
@@ -74,6 +88,15 @@ def test_the_line_says_what_is_there_instead(
     with pytest.raises(InputError, match=message) as caught:
         load_policy(written(vectors, family, tmp_path, change))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_experts_in_one_tensor_are_read(family: str, vectors: Any, tmp_path: Path) -> None:
+    """As transformers 5 saves them: gate and up together, all experts in one tensor."""
+    model = vectors(family)
+    again, params, _ = load_policy(written(vectors, family, tmp_path, _fused))
+    assert again.config == model.policy.config
+    jax.tree.map(np.testing.assert_array_equal, params, model.params)
 
 
 def test_exports_name_what_older_readers_know(vectors: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.models.config import from_hf
+from jaxrl_llm.models.families import from_hf
 from jaxrl_llm.models.io.gguf import GgufModel, read_gguf, smollm2_path
 from jaxrl_llm.models.io.gguf_tokenizer import gguf_tokenizer
 from jaxrl_llm.utils.errors import InputError

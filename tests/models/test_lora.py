@@ -17,14 +17,15 @@ from jax.sharding import PartitionSpec as P
 from jaxrl_llm.distributed import bytes_per_device, parameter_specs
 from jaxrl_llm.distributed.sharding import describe_sharding
 from jaxrl_llm.models import load_policy, lora, save_policy
-from jaxrl_llm.models.decoder import unstack
 from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.utils.errors import InputError
 
 RANK, ALPHA = 3, 4.5
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 256, (2, 9)), jnp.int32)
 KEY = jax.random.key(5)
 pytestmark = pytest.mark.usefixtures("quickly")
+USUAL = ("query", "key", "value", "out", "gate", "up", "down")  # of a dense model
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def by_hand(model: Any, adapters: Any) -> Any:
     """W + alpha / r A B in double precision, a layer and a projection at a time."""
     layers = {name: np.asarray(w, np.float64).copy() for name, w in model.params["layers"].items()}
     inputs = {"out": 2}
-    for name in lora.TARGETS:
+    for name in USUAL:
         if name + "_lora_in" not in adapters["layers"]:
             continue
         for i in range(model.policy.config.num_layers):
@@ -83,8 +84,8 @@ def test_shapes_and_spread_of_new_adapters(vectors: Callable[[str], Any]) -> Non
     wide = {"query": (H, h), "key": (K, h), "value": (K, h), "gate": (F,), "up": (F,), "out": (D,), "down": (D,)}
     inputs = {"out": (H, h), "down": (F,)}
     assert {name: x.shape for name, x in found.items()} == {
-        **{f"{name}_lora_in": (n, *inputs.get(name, (D,)), 40) for name in lora.TARGETS},
-        **{f"{name}_lora_out": (n, 40, *wide[name]) for name in lora.TARGETS},
+        **{f"{name}_lora_in": (n, *inputs.get(name, (D,)), 40) for name in USUAL},
+        **{f"{name}_lora_out": (n, 40, *wide[name]) for name in USUAL},
     }
     assert {x.dtype for x in found.values()} == {jnp.dtype(jnp.bfloat16)}
     for name, size in (("query", D), ("out", H * h), ("down", F)):
@@ -101,7 +102,7 @@ def test_shapes_and_spread_of_new_adapters(vectors: Callable[[str], Any]) -> Non
         ("gemma2", ("out", "up")),
         ("mixtral", ()),
         pytest.param("qwen2", (), marks=pytest.mark.heavy),
-        *(pytest.param("llama_tied", (name,), marks=pytest.mark.heavy) for name in lora.TARGETS),
+        *(pytest.param("llama_tied", (name,), marks=pytest.mark.heavy) for name in USUAL),
     ],
 )
 def test_the_policy_is_that_of_the_merged_weights(
@@ -120,8 +121,8 @@ def test_the_policy_is_that_of_the_merged_weights(
     assert np.abs(expected - model.policy.logits(model.params, TOKENS)).max() > 0.1
     assert_close(model.policy.logits(params, TOKENS), expected, 1e-4)
     if not targets:
-        assert_close(model.policy.logits(unstack(params), TOKENS), expected, 1e-4)
-        for i, layer in enumerate(lora.merge(unstack(params))["layers"]):
+        assert_close(model.policy.logits(unstack(params, model.policy.config), TOKENS), expected, 1e-4)
+        for i, layer in enumerate(lora.merge(unstack(params, model.policy.config))["layers"]):
             for name, w in layer.items():
                 assert_close(w, hand["layers"][name][i], 1e-6)
             assert layer.keys() == model.params["layers"].keys()
@@ -157,7 +158,7 @@ def test_gradients_are_those_of_the_merged_weights_by_the_chain_rule(
     found = jax.jit(jax.grad(lambda a: loss(combine(frozen, a))))(adapters)["layers"]
     of_weights = jax.jit(jax.grad(loss))(lora.merge(combine(frozen, adapters)))["layers"]
     s = ALPHA / RANK
-    for name in lora.TARGETS:
+    for name in USUAL:
         axes = 2 if name == "out" else 1
         a, b = (np.asarray(adapters["layers"][name + end], np.float64) for end in ("_lora_in", "_lora_out"))
         for i in range(policy.config.num_layers):
@@ -246,13 +247,14 @@ def test_each_adapter_is_split_where_its_weight_is(vectors: Callable[[str], Any]
         "down_lora_in": P(None, "tensor"),
     }
     sizes = {name: w.shape[s.index("tensor")] for name, w in params["layers"].items() if "tensor" in (s := specs[name])}
-    for name in lora.TARGETS:
+    for name in USUAL:
         (split,) = (size for other, size in sizes.items() if other.startswith(name + "_lora"))
         assert split == sizes[name]
     apart = parameter_specs(model.policy.config, mesh, stacked=False, adapted=params)["layers"]
     assert apart[1]["out_lora_in"] == P("tensor")
     assert apart[1]["lora_scale"] == P()
-    assert apart == parameter_specs(model.policy.config, mesh, stacked=False, adapted=unstack(params))["layers"]
+    unrolled = unstack(params, model.policy.config)
+    assert apart == parameter_specs(model.policy.config, mesh, stacked=False, adapted=unrolled)["layers"]
     bare = parameter_specs(model.policy.config, mesh)["layers"]
     assert bare.keys() == model.params["layers"].keys()
     shapes = jax.eval_shape(lambda: params["layers"])

@@ -18,10 +18,10 @@ from jaxrl_llm import load_policy, save_policy
 from jaxrl_llm.models import init_params, lora
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.critic import Critic, init_critic
-from jaxrl_llm.models.decoder import unstack
 from jaxrl_llm.models.io import load
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import parameter_count
+from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.utils.errors import InputError
 
 KEY = jax.random.key(0)
@@ -103,8 +103,8 @@ def test_parameters_of_another_policy_are_named(vectors: Any, tmp_path: Path) ->
         ("layers/query is None, but must be an array", changed(params, None, "layers", "query")),
         ("layers/query is a list, but", changed(params, [1.0], "layers", "query")),
         ("the parameter layers is 3, but", changed(params, 3, "layers")),
-        ("1 layers, but the policy has 2", changed(params, unstack(params)["layers"][:1], "layers")),
-        (r"layers/1 is 5, but", changed(params, (unstack(params)["layers"][0], 5), "layers")),
+        ("1 layers, but the policy has 2", changed(params, unstack(params, policy.config)["layers"][:1], "layers")),
+        (r"layers/1 is 5, but", changed(params, (unstack(params, policy.config)["layers"][0], 5), "layers")),
         ("embed has shape", changed(params, params["embed"][:-1], "embed")),
         ("the parameters lack unembed", load_policy(vectors("llama_tied").folder)[1]),
         (
@@ -134,7 +134,7 @@ def test_every_form_of_parameters_is_taken(family: str, vectors: Any) -> None:
     for each in (params, adapted, with_critic):
         check_params(policy, each)
         check_params(both, each)
-        check_params(policy, unstack(each))
+        check_params(policy, unstack(each, policy.config))
         check_params(policy, jax.tree.map(np.asarray, each))
         check_params(policy, jax.eval_shape(lambda x: x, each))
         jax.jit(lambda x: check_params(policy, x))(each)

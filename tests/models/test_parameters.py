@@ -15,9 +15,9 @@ from jaxrl_llm.distributed import fully_sharded, parameter_specs
 from jaxrl_llm.models import ModelConfig, Policy, init_params, lora
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.critic import Critic, init_critic
-from jaxrl_llm.models.io.huggingface import tensor_names, to_tensors
+from jaxrl_llm.models.io.huggingface import to_tensors
+from jaxrl_llm.models.io.layout import stored_tensors
 from jaxrl_llm.models.parameters import (
-    ADAPTED,
     AXES,
     HEAD,
     HEAD_MLP,
@@ -26,6 +26,7 @@ from jaxrl_llm.models.parameters import (
     NOT_DECAYED,
     TABLE,
     ZEROS,
+    adapted_weights,
     adapter_axes,
     head_shapes,
     merge_heads,
@@ -47,16 +48,24 @@ VARIANTS = {
 }
 LETTERS = {
     "layers": "n", "experts": "E", "hidden": "D", "heads": "H", "kv_heads": "K", "head_size": "h", "inner": "F",
-    "vocabulary": "V", "rank": "r", "units": "U", "values": "W",
+    "vocabulary": "V", "rank": "r", "units": "U", "values": "W", "value_size": "g", "choices": "E", "shared": "S",
+    "one": "1", "inputs": "i", "all_inputs": "I", "query_rank": "q", "latent": "c", "plain": "p",
 }  # fmt: skip
 EXPECTED = {  # by hand: axes and initialiser of every row that some model has
     "embed": "VD normal", "final_norm": "D identity", "unembed": "VD normal", "attention_norm": "nD identity",
-    "query": "nDHh normal", "key": "nDKh normal", "value": "nDKh normal", "out": "nHhD normal",
+    "query": "nDHh normal", "key": "nDKh normal", "value": "nDKh normal", "out": "nHgD normal",
     "mlp_norm": "nD identity", "query_bias": "nHh zeros", "key_bias": "nKh zeros", "value_bias": "nKh zeros",
     "out_bias": "nD zeros", "query_norm": "nh identity", "key_norm": "nh identity",
     "attention_post_norm": "nD identity", "mlp_post_norm": "nD identity", "gate": "nDF normal", "up": "nDF normal",
     "down": "nFD normal", "gate_bias": "nF zeros", "up_bias": "nF zeros", "down_bias": "nD zeros",
-    "router": "nDE normal",
+    "router": "nDE normal", "router_bias": "nE zeros", "router_correction": "nE zeros", "router_norm": "nD identity",
+    "expert_scale": "nE identity", "shared_gate": "nDS normal", "shared_up": "nDS normal", "shared_down": "nSD normal",
+    "shared_switch": "nD1 normal", "experts_norm": "nD identity", "experts_post_norm": "nD identity",
+    "shared_post_norm": "nD identity", "query_joint_norm": "nHh identity", "key_joint_norm": "nKh identity",
+    "sinks": "nH zeros", "layer_scale": "n identity", "query_in": "nDq normal", "query_in_norm": "nq identity",
+    "query_out": "nqHh normal", "latent": "nDc normal", "latent_norm": "nr identity", "key_out": "nrHp normal",
+    "value_out": "nrHg normal", "embed_inputs": "VI normal", "project_inputs": "DI normal", "inputs_norm": "i identity",
+    "input_gate": "nDi normal", "input_out": "niD normal", "input_post_norm": "nD identity",
 }  # fmt: skip
 
 
@@ -69,9 +78,10 @@ def test_rows_by_hand() -> None:
     assert found == EXPECTED
     experts = {weight.name: letters(weight.axes) for weight in weights(VARIANTS["mixtral"]).values()}
     assert (experts["gate"], experts["up"], experts["down"]) == ("nEDF", "nEDF", "nEFD")
-    assert {name: letters(axes) for weight in ADAPTED.values() for name, axes in adapter_axes(weight).items()} == {
+    own = adapted_weights(CONFIG).values()
+    assert {name: letters(axes) for weight in own for name, axes in adapter_axes(weight).items()} == {
         "query_lora_in": "nDr", "query_lora_out": "nrHh", "key_lora_in": "nDr", "key_lora_out": "nrKh",
-        "value_lora_in": "nDr", "value_lora_out": "nrKh", "out_lora_in": "nHhr", "out_lora_out": "nrD",
+        "value_lora_in": "nDr", "value_lora_out": "nrKh", "out_lora_in": "nHgr", "out_lora_out": "nrD",
         "gate_lora_in": "nDr", "gate_lora_out": "nrF", "up_lora_in": "nDr", "up_lora_out": "nrF",
         "down_lora_in": "nFr", "down_lora_out": "nrD",
     }  # fmt: skip
@@ -88,7 +98,7 @@ def test_initialisation_checks_and_names_agree(config: ModelConfig) -> None:
         expected = {IDENTITY: (1 - config.norm_offset,) * 2, ZEROS: (0, 0)}.get(weight.initialiser)
         assert (low, high) == expected if expected else low < 0 < high
     tensors = to_tensors(params, config)
-    names = [name for weight in weights(config).values() for _, name in tensor_names(weight, config)]
+    names = [stored.name for stored in stored_tensors(config)]
     assert sorted(tensors) == sorted(names)  # each tensor of one row alone
     assert sum(x.size for x in tensors.values()) == sum(map(math.prod, shapes.values()))
     stored = [weight.gguf for weight in weights(config).values()]

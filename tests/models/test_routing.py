@@ -27,6 +27,10 @@ CONFIG = ModelConfig(
 T, D, E, F = 7, 8, 5, 12
 
 
+def silu(gate: jax.Array, up: jax.Array) -> jax.Array:
+    return jax.nn.silu(gate) * up
+
+
 def draw(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
@@ -55,7 +59,7 @@ def test_given_experts_by_loop_with_the_routers_gradient(normalise: bool) -> Non
     config = dataclasses.replace(CONFIG, normalise_router=normalise)
 
     def value(router: Any) -> jax.Array:
-        out = expert_mlp(jnp.asarray(X), {**LAYER, "router": router}, config, jax.nn.silu, experts=jnp.asarray(GIVEN))
+        out = expert_mlp(jnp.asarray(X), {**LAYER, "router": router}, config, silu, experts=jnp.asarray(GIVEN))
         return jnp.sum(out * COTANGENT)
 
     found, slope = jax.value_and_grad(value)(jnp.asarray(LAYER["router"]))
@@ -73,7 +77,7 @@ def test_given_experts_by_loop_with_the_routers_gradient(normalise: bool) -> Non
 def test_the_routers_own_choice_changes_nothing() -> None:
     """Bit for bit, forward and backward, where it is given and where nothing is."""
     layer = jax.tree.map(jnp.asarray, LAYER)
-    _, own = expert_mlp(jnp.asarray(X), layer, CONFIG, jax.nn.silu, record=True)
+    _, own = expert_mlp(jnp.asarray(X), layer, CONFIG, silu, record=True)
     assert own.dtype == index_dtype(CONFIG) == jnp.int8
     assert own.shape == (1, T, 2)
     probability = np.asarray(jax.nn.softmax(X @ LAYER["router"]))
@@ -83,7 +87,7 @@ def test_the_routers_own_choice_changes_nothing() -> None:
     @jax.jit
     def slopes(experts: jax.Array | None) -> Any:
         def value(layer: Any) -> jax.Array:
-            return jnp.sum(expert_mlp(jnp.asarray(X), layer, CONFIG, jax.nn.silu, experts=experts) * COTANGENT)
+            return jnp.sum(expert_mlp(jnp.asarray(X), layer, CONFIG, silu, experts=experts) * COTANGENT)
 
         return jax.value_and_grad(value)(layer)
 

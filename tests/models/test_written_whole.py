@@ -21,9 +21,9 @@ import pytest
 
 from jaxrl_llm import load_policy, save_policy
 from jaxrl_llm.models import lora
-from jaxrl_llm.models.decoder import unstack
 from jaxrl_llm.models.io import folders
 from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -266,7 +266,7 @@ def test_parameters_that_are_not_finite_are_named(model: Any, tmp_path: Path) ->
 
 
 def test_layers_as_a_tuple_and_adapters_are_written_as_others(model: Any, tmp_path: Path) -> None:
-    save_policy(tmp_path / "tuple", model.policy, unstack(model.params))
+    save_policy(tmp_path / "tuple", model.policy, unstack(model.params, model.policy.config))
     save_policy(tmp_path / "stacked", model.policy, model.params)
     assert contents(tmp_path / "tuple") == contents(tmp_path / "stacked")
     adapters = lora.init(jax.random.key(0), model.policy.config, 2)

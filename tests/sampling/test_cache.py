@@ -13,14 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxrl_kernels.decode_attention import PartialAttention, merge, partial_attention, visible_own, visible_prompt
 
+from jaxrl_llm.models.attention import Weighing
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixSlots, cascade_attention, columns, each, empty, pack
+from jaxrl_llm.sampling.kv_cache import (
+    LayerCache,
+    PrefixSlots,
+    cascade_attention,
+    columns,
+    each,
+    empty,
+    merge_sinks,
+    pack,
+)
 from jaxrl_llm.sampling.prefill import empty_prefix_cache
 from jaxrl_llm.sampling.scheduler import plan
 
 K, R, h = 2, 3, 8  # key-value heads, query heads of each, head size
-attend = jax.jit(cascade_attention, static_argnums=(10, 11))
+attend = jax.jit(cascade_attention, static_argnums=10)
 see_prompt = jax.jit(visible_prompt, static_argnums=(2, 3))
 see_own = jax.jit(visible_own, static_argnums=(2, 3))
 
@@ -92,7 +102,7 @@ class Story:
         before, k, v = self.ring(size, step, dtype)
         out, after = attend(
             jnp.asarray(self.q[:, None]), k, v, before, self.store(width, window, dtype), prefix_slots,
-            *(jnp.asarray(x, jnp.int32) for x in (count, length, position, step)), window, config_of(window, softcap),
+            *(jnp.asarray(x, jnp.int32) for x in (count, length, position, step)), Weighing(window, 0.3, softcap),
         )  # fmt: skip
         jax.tree.map(np.testing.assert_array_equal, after, write(before, k, v, jnp.int32(step % size)))
         return np.asarray(out)[:, 0]
@@ -337,7 +347,7 @@ def test_writing_one_column_leaves_the_others(dtype: Any) -> None:
     story = Story([4], [0, 0], [5, 2])
     _, ring = attend(
         jnp.asarray(story.q[:, None]), jnp.asarray(new[0]), jnp.asarray(new[1]), cache, story.store(4, 0, dtype), None,
-        *(jnp.asarray(x, jnp.int32) for x in ([4, 1], [4], [8, 5], 13)), 0, config_of(),
+        *(jnp.asarray(x, jnp.int32) for x in ([4, 1], [4], [8, 5], 13)), Weighing(0, 0.3, 0.0),
     )  # fmt: skip
     after = unpacked(ring)
     packed = jax.jit(pack, static_argnums=2)  # as in `attend`: one by one, operations may round otherwise
@@ -345,6 +355,17 @@ def test_writing_one_column_leaves_the_others(dtype: Any) -> None:
     for was, one, now in zip(unpacked(cache), written, after, strict=True):
         np.testing.assert_array_equal(np.delete(now, 3, axis=1), np.delete(was, 3, axis=1))
         np.testing.assert_array_equal(now[:, 3:4], one)
+
+
+def test_sinks_take_their_share() -> None:
+    """A sink is one more logit, of a token without a value: the results shrink by its part of the weights."""
+    random = np.random.default_rng(5)
+    logits, values, sink = random.normal(size=(2, 6)), random.normal(size=(2, 6, 4)), np.array([0.3, -40.0])
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    parts = (np.einsum("ns,nsh->nh", weights, values), logits.max(axis=1), weights.sum(axis=1))
+    found = merge_sinks(PartialAttention(*(jnp.asarray(x, jnp.float32) for x in parts)), jnp.asarray(sink))
+    whole = np.exp(logits) / (np.exp(logits).sum(axis=1) + np.exp(sink))[:, None]
+    np.testing.assert_allclose(found.acc / found.l[:, None], np.einsum("ns,nsh->nh", whole, values), rtol=1e-5)
 
 
 def test_columns_and_bytes() -> None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiling import with_devices
-from conftest import FAMILIES, FEW, MODES, quick_compiles
+from conftest import FAMILIES, FEW, KINDS, MODES, quick_compiles
 from heavy import few
 from hypothesis import given, settings
 
@@ -66,7 +66,7 @@ def check_same(found: dict[int, Completion], expected: dict[int, Completion], to
 
 
 @pytest.mark.parametrize("mode", few(list(MODES), ["together"]))
-@pytest.mark.parametrize("family", few(FAMILIES, FEW))
+@pytest.mark.parametrize("family", few((*FAMILIES, *KINDS), FEW))
 def test_no_token_changes(vectors: Any, family: str, mode: str) -> None:
     """In a first epoch, and in a second, whose drafts are right: a pass then draws several tokens."""
     model, known = vectors(family), Drafts()

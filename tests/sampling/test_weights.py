@@ -14,7 +14,8 @@ from conftest import quick_compiles
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxrl_llm.distributed import make_mesh
-from jaxrl_llm.models import Policy, decoder
+from jaxrl_llm.models import Policy
+from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.sampling.causal import causal_pass
 from jaxrl_llm.sampling.decode import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
@@ -33,7 +34,7 @@ from jaxrl_llm.sampling.weights import (
 def test_layers_share_the_memory_of_the_parameters(vectors: Any) -> None:
     model = vectors("qwen3")
     weights = take_weights(model.policy, model.params)
-    copied = decoder.unstack(model.params)
+    copied = unstack(model.params, model.policy.config)
     jax.tree.map(np.testing.assert_array_equal, weights.loop["layers"], copied["layers"])
     for name, stacked in model.params["layers"].items():
         step = stacked[0].nbytes
@@ -51,7 +52,9 @@ def test_donated_parameters_do_not_change_what_is_seen(vectors: Any) -> None:
     weights = take_weights(model.policy, params)
     change = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     jax.block_until_ready(change(params))
-    jax.tree.map(np.testing.assert_array_equal, weights.loop["layers"], decoder.unstack(model.params)["layers"])
+    jax.tree.map(
+        np.testing.assert_array_equal, weights.loop["layers"], unstack(model.params, model.policy.config)["layers"]
+    )
 
 
 def test_weights_come_in_the_dtype_of_the_computation(vectors: Any) -> None:
@@ -63,7 +66,7 @@ def test_weights_come_in_the_dtype_of_the_computation(vectors: Any) -> None:
     assert loop["final_norm"].dtype == jnp.float32
     ids = jnp.asarray(model.arrays["ids"])
     ones, positions = jnp.ones_like(ids), jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
-    expected, _ = policy.forward(decoder.unstack(model.params), ids, positions, ones)
+    expected, _ = policy.forward(unstack(model.params, model.policy.config), ids, positions, ones)
     found, _ = policy.forward(loop, ids, positions, ones)
     np.testing.assert_array_equal(found, expected)
 
@@ -111,7 +114,7 @@ def test_for_a_tpu_rows_of_the_unembedding_are_padded(vectors: Any) -> None:
 @pytest.mark.parametrize("stacked", [True, False])
 def test_layer_by_layer_or_all_at_once_they_are_the_same(vectors: Any, stacked: bool) -> None:
     model = vectors("llama_tied")
-    params = model.params if stacked else decoder.unstack(model.params)
+    params = model.params if stacked else unstack(model.params, model.policy.config)
     policy = dataclasses.replace(model.policy, dtype=jnp.dtype(jnp.bfloat16))
     mesh = make_mesh(1, 1, jax.devices()[:1])
     found = converter(policy, params, mesh)(policy, params)

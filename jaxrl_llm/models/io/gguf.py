@@ -17,9 +17,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_llm.models.config import FAMILIES, ModelConfig, from_hf
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.families import FAMILIES, from_hf
 from jaxrl_llm.models.io.gguf_file import GgufFile
-from jaxrl_llm.models.io.huggingface import tensor_names
+from jaxrl_llm.models.io.layout import own_name, stored_tensors
 from jaxrl_llm.models.kinds import shown
 from jaxrl_llm.models.parameters import IDENTITY, weights
 from jaxrl_llm.utils.errors import InputError
@@ -169,7 +170,7 @@ def _tensors(file: GgufFile, config: ModelConfig) -> dict[str, Callable[[], np.n
             raise InputError(
                 f"{file.name}: the tensor {shown(stored)} is not part of a {config.family} model as supported here"
             )
-        name = partial(weight.huggingface.format, layer=layer)
+        name = partial(own_name(weight, config).format, layer=layer)
         if expert == _ALL:
             out |= {name(expert=e): partial(file.read, stored, e) for e in range(shape[0])}
         else:
@@ -178,7 +179,7 @@ def _tensors(file: GgufFile, config: ModelConfig) -> dict[str, Callable[[], np.n
                 heads = config.num_heads if "heads" in weight.axes else config.num_kv_heads
             offset = config.norm_offset if weight.initialiser == IDENTITY else 0.0
             out[name(expert=expert)] = partial(file.read, stored, None, heads, offset)
-    wanted = (name for weight in weights(config).values() for _, name in tensor_names(weight, config))
+    wanted = (each.name for each in stored_tensors(config, out))
     missing = list(islice((name for name in wanted if name not in out), 1000))
     if missing:
         raise InputError(f"{file.name} lacks {len(missing)} tensors, first {missing[0]!r}; fetch or convert it again")

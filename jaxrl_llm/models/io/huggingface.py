@@ -1,17 +1,17 @@
 """Weights in and out: Hugging Face tensor names and layouts on one side, our pytree on the other.
 
-`parameters` has the name and the shape of each. A projection is stored there as [out, in]; ours is [in, out] with heads
-as an axis of their own, and layers (and experts) are stacked.
+`layout` says which tensors hold which weights.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial, reduce
+from operator import getitem
+from pathlib import Path as FilePath
 from typing import Any
 
 import jax
@@ -19,25 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.families import FAMILIES
+from jaxrl_llm.models.io.layout import joined, parts_of, stored_shape, stored_tensors
 from jaxrl_llm.models.io.shards import Shards
 from jaxrl_llm.models.kinds import read_json, reason, shown
-from jaxrl_llm.models.parameters import TABLE, Weight, shape_of, weights
+from jaxrl_llm.models.parameters import TABLE, Path, parameter_shapes, put
+from jaxrl_llm.models.stacks import stacked_layers
 from jaxrl_llm.utils.errors import InputError
 
 FLOATS = ("F16", "BF16", "F32", "F64")  # as safetensors calls them
 Tensors = Mapping[str, Callable[[], np.ndarray]]  # name -> a function that reads it
-
-
-def tensor_names(weight: Weight, config: ModelConfig) -> Iterator[tuple[tuple[int, ...], str]]:
-    """The Hugging Face tensors that make up one parameter, with the index of each among layers and experts."""
-    for index in np.ndindex(*shape_of(weight.stacked, config)):
-        place = dict(zip(("layer", "expert"), index, strict=False))
-        yield index, weight.huggingface.format(**place)
-
-
-def _own_shape(weight: Weight, config: ModelConfig) -> tuple[int, ...]:
-    """The shape here of what is one tensor there."""
-    return shape_of(weight.axes[len(weight.stacked) :], config)
 
 
 def from_tensors(
@@ -50,31 +41,29 @@ def from_tensors(
     InputError names a tensor that is missing, has another shape, that this architecture does not read, or that holds
     NaN or infinity.
     """
-    unread = {n for n in tensors if not n.endswith("rotary_emb.inv_freq")}
-    if config.tie_embeddings:
-        unread -= {weight.huggingface for weight in TABLE if weight.name == "unembed"}  # some files store it twice
-    for weight in weights(config).values():
-        for _, name in tensor_names(weight, config):
-            if name not in tensors:
-                raise InputError(f"{where}: the weights lack the tensor {name!r}{_instead(name, tensors)}")
-            unread.discard(name)
-    params: dict[str, Any] = {"layers": {}}
-    for path, weight in weights(config).items():
-        shape, stored = _own_shape(weight, config), _stored_shape(weight, config)
-        shards: Shards | None = None
-        for index, name in tensor_names(weight, config):
-            value = tensors[name]()
-            if value.shape != stored:
-                raise InputError(f"{where}: tensor {name!r} has shape {value.shape}, but config.json implies {stored}")
-            if shards is None:  # only now is it known that shapes are as small as the file
-                sharding = shardings and (shardings["layers"] if path[0] == "layers" else shardings)[path[-1]]
-                shards = Shards(shape_of(weight.axes, config), jnp.dtype(dtype), sharding)
-            for part in shards.fill(index, (value.T if weight.inputs else value).reshape(shape)):
-                if not all_finite(part):
-                    found = f"{non_finite(part)} in {part.dtype.name}"
-                    raise InputError(f"{where}: tensor {name!r} holds {found}: the weights are damaged")
-        assert shards is not None
-        (params["layers"] if path[0] == "layers" else params)[path[-1]] = shards.array()
+    stored = list(stored_tensors(config, tensors))
+    for each in stored:
+        if each.name not in tensors:
+            raise InputError(f"{where}: the weights lack the tensor {each.name!r}{_instead(each.name, tensors)}")
+    shapes, shards = parameter_shapes(config), dict[Path, Shards]()
+    left = Counter(weight.path for each in stored for weight in each.weights)
+    params: dict[str, Any] = {}
+    for each in stored:
+        value, wanted = tensors[each.name](), stored_shape(each)
+        if value.shape != wanted:
+            raise InputError(f"{where}: tensor {each.name!r} has shape {value.shape}, but config.json implies {wanted}")
+        for path, part in parts_of(each, value).items():
+            if path not in shards:  # only now is it known that shapes are as small as the file
+                sharding = shardings and reduce(getitem, path, shardings)
+                shards[path] = Shards(shapes[path], jnp.dtype(dtype), sharding)
+            for filled in shards[path].fill(each.place, part):
+                if not all_finite(filled):
+                    bad = f"{non_finite(filled)} in {filled.dtype.name}"
+                    raise InputError(f"{where}: tensor {each.name!r} holds {bad}: the weights are damaged")
+            left[path] -= 1
+            if not left[path]:
+                put(params, path, shards.pop(path).array())
+    unread = unread_tensors(tensors, config)
     if unread:
         some = ", ".join(map(shown, sorted(unread)[:3]))
         heads = sorted({name for name in unread if not name.startswith("model.")})
@@ -85,12 +74,50 @@ def from_tensors(
     return params
 
 
+def unread_tensors(tensors: Iterable[str], config: ModelConfig) -> set[str]:
+    """The names of tensors that belong to no weight, and are not known to be left out (`skipped_tensors`)."""
+    read = {each.name for each in stored_tensors(config, set(tensors))}
+    return set(tensors) - read - skipped_tensors(tensors, config)
+
+
+def skipped_tensors(tensors: Iterable[str], config: ModelConfig) -> set[str]:
+    """The names of tensors that the language model does without.
+
+    They are of towers for images and sound, of layers that draft tokens, and what its layers compute themselves: rotary
+    frequencies, a head that is the embedding, keys and values that are another layer's.
+    """
+    family = FAMILIES[config.family]
+    found = {name for name in tensors if name.endswith("rotary_emb.inv_freq") or name.startswith(family.skipped)}
+    if config.tie_embeddings:
+        found |= {"lm_head.weight"} & set(tensors)  # some files store it twice
+    for name in tensors:
+        match = _OF_LAYER.match(name)
+        number = int(match[1]) if match else -1
+        drafts = number >= config.num_layers and "mtp." in family.skipped
+        shared = 0 <= number < config.num_layers and config.of_layer(number).keys_of
+        if drafts or (shared and match and match[2].startswith(_KEYS_AND_VALUES)):
+            found.add(name)
+    return found
+
+
+_OF_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.(.*)")
+_KEYS_AND_VALUES = tuple(f"self_attn.{name}" for name in ("k_proj", "v_proj", "k_norm", "v_norm"))
+
+
+def without_prefix(tensors: Tensors, config: ModelConfig) -> Tensors:
+    """The tensors by the names of a language model by itself, where the file is of a model with towers."""
+    for prefix in FAMILIES[config.family].prefixes:
+        if f"{prefix}embed_tokens.weight" in tensors:
+            outer = prefix.removesuffix("model.")
+            own = {name: f"model.{name.removeprefix(prefix)}" for name in tensors if name.startswith(prefix)}
+            head = f"{outer}lm_head.weight" if f"{outer}lm_head.weight" in tensors else "lm_head.weight"
+            own |= {head: "lm_head.weight"} if head in tensors else {}
+            return {own.get(name, name): read for name, read in tensors.items()}
+    return tensors
+
+
 def _instead(name: str, tensors: Tensors) -> str:
     """What the file has in place of a tensor that it lacks, for an error."""
-    layer = re.sub(r"\.(experts\.\d+|block_sparse_moe|mlp)\..*", "", name)
-    fused = sorted(other for other in tensors if other.startswith(f"{layer}.") and ".experts.gate_up_proj" in other)
-    if fused:
-        return f", but have {fused[0]!r}: experts that are fused into one tensor are not read; save them one by one"
     longer = sorted(other for other in tensors if other.endswith(f".{name}"))
     if longer:
         prefix = longer[0].removesuffix(name)
@@ -112,37 +139,27 @@ def untied(config: ModelConfig, tensors: Tensors) -> ModelConfig:
     return config if same else dataclasses.replace(config, tie_embeddings=False)
 
 
-def _stored_shape(weight: Weight, config: ModelConfig) -> tuple[int, ...]:
-    """The shape there: [out, in] of projections, [V, D] of embeddings, and of all others one axis."""
-    shape = _own_shape(weight, config)
-    if "vocabulary" in weight.axes:
-        return shape
-    inputs = math.prod(shape[: weight.inputs])
-    return (math.prod(shape) // inputs, inputs) if weight.inputs else (math.prod(shape),)
-
-
 def to_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.ndarray]:
-    """Named tensors in Hugging Face layout; the inverse of `from_tensors`. Layers may be stacked or a tuple.
+    """Named tensors in Hugging Face layout, as the family is published; the inverse of `from_tensors`.
 
-    InputError names a parameter that holds NaN or infinity.
+    Layers may be stacked or a tuple. InputError names a parameter that holds NaN or infinity.
     """
-    out = {}
-    for path, weight in weights(config).items():
-        layers, stored = params["layers"], _stored_shape(weight, config)
-        if path[0] == "layers" and isinstance(layers, tuple):
-            stacked = np.stack([np.asarray(jax.device_get(layer[path[1]])) for layer in layers])
-        else:
-            stacked = np.asarray(jax.device_get((layers if path[0] == "layers" else params)[path[-1]]))
-        if not all_finite(stacked):
-            raise InputError(f"the parameter {'/'.join(path)} holds {non_finite(stacked)}: it cannot be saved")
-        for index, name in tensor_names(weight, config):
-            value = stacked[index]
-            value = value.reshape(stored[::-1]).T if weight.inputs else value.reshape(stored)
-            out[name] = np.ascontiguousarray(value)
+    params, out, whole = stacked_layers(params, config), {}, dict[Path, np.ndarray]()
+    for each in stored_tensors(config):
+        for weight in each.weights:
+            if weight.path not in whole:
+                value = np.asarray(jax.device_get(reduce(getitem, weight.path, params)))
+                if not all_finite(value):
+                    raise InputError(
+                        f"the parameter {'/'.join(weight.path)} holds {non_finite(value)}: it cannot be saved"
+                    )
+                whole[weight.path] = value
+        parts = {weight.path: whole[weight.path][each.place] for weight in each.weights}
+        out[each.name] = np.ascontiguousarray(joined(each, parts))
     return out
 
 
-def open_folder(folder: Path) -> Tensors:
+def open_folder(folder: FilePath) -> Tensors:
     """The tensors of a Hugging Face folder, one file or several; each is read when it is called for.
 
     InputError for a set of files that is incomplete, damaged, cut short, or in which a tensor is no floats.
@@ -172,7 +189,7 @@ def open_folder(folder: Path) -> Tensors:
     return out
 
 
-def _tensor(opened: Any, path: Path, name: str) -> np.ndarray:
+def _tensor(opened: Any, path: FilePath, name: str) -> np.ndarray:
     from safetensors import SafetensorError
 
     try:
@@ -181,7 +198,7 @@ def _tensor(opened: Any, path: Path, name: str) -> np.ndarray:
         raise InputError(f"{path}: tensor {shown(name)} cannot be read ({reason(error)}): download it again") from None
 
 
-def _files(folder: Path) -> list[str]:
+def _files(folder: FilePath) -> list[str]:
     """The safetensors files of a folder: those that its index names, or the usual one."""
     index = folder / "model.safetensors.index.json"
     if not index.exists():
@@ -192,7 +209,7 @@ def _files(folder: Path) -> list[str]:
     for name, file in places.items():
         if (
             not isinstance(file, str)
-            or file != Path(file).name
+            or file != FilePath(file).name
             or not (file.isprintable() and file.endswith(".safetensors"))
         ):
             raise InputError(

@@ -12,13 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.models.config import ModelConfig, from_hf
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.config_checks import SETTINGS, check_tokens
 from jaxrl_llm.models.decoder import Remat
-from jaxrl_llm.models.io.huggingface import from_tensors, open_folder, untied
+from jaxrl_llm.models.families import from_hf
+from jaxrl_llm.models.io.huggingface import from_tensors, open_folder, untied, without_prefix
 from jaxrl_llm.models.io.source import DEMO_MODEL, check_hub_name
 from jaxrl_llm.models.kinds import FATAL, check, path_of, read_json, reason, shown
-from jaxrl_llm.models.parameters import parameter_shapes
+from jaxrl_llm.models.parameters import parameter_shapes, put
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError, missing_package
 from jaxrl_llm.utils.process import use_compile_cache
@@ -71,7 +72,7 @@ def load_policy(
         ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
         check_tokens(ends, config.vocab_size, str(generation), "eos_token_id")
         config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys([*config.eos_token_ids, *ends])))
-    tensors = open_folder(folder)
+    tensors = without_prefix(open_folder(folder), config)
     config = untied(config, tensors)
     places = _places(config, kept, shardings)
     params, tokenizer = from_tensors(tensors, config, kept, str(folder), places), _tokenizer(folder)
@@ -113,9 +114,9 @@ def _places(config: ModelConfig, dtype: Any, shardings: Shardings | None) -> Any
     """The shardings of the parameters, or None."""
     if shardings is None:
         return None
-    shapes: dict[str, Any] = {"layers": {}}
+    shapes: dict[str, Any] = {}
     for path, shape in parameter_shapes(config).items():
-        (shapes["layers"] if path[0] == "layers" else shapes)[path[-1]] = jax.ShapeDtypeStruct(shape, dtype)
+        put(shapes, path, jax.ShapeDtypeStruct(shape, dtype))
     return shardings(config, shapes)
 
 

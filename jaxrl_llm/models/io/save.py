@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxrl_llm.models.checks import check_params, check_policy
-from jaxrl_llm.models.config import to_hf
+from jaxrl_llm.models.families import to_hf
 from jaxrl_llm.models.io.folders import check_output, written_whole
 from jaxrl_llm.models.io.huggingface import to_tensors
 from jaxrl_llm.models.kinds import read_json, reason, shown

@@ -18,10 +18,12 @@ import jax.numpy as jnp
 from jaxrl_kernels.decode_attention import decode_attention, merge, partial_attention
 
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models.layers import rotation
+from jaxrl_llm.models.attention import Weighing
+from jaxrl_llm.models.layers import rotations_of
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.recurrent import State, committed, pending_flow
 from jaxrl_llm.sampling.decode import Drawn, DrawSettings, RingCache, RowState, draw, narrowed
-from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, pack, take_columns
+from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, merge_sinks, pack, take_columns
 from jaxrl_llm.sampling.two_model_decode import run
 
 LONGEST_MATCH = 16  # tokens of a suffix that are compared
@@ -32,7 +34,7 @@ MOST_MISSES = (LONGEST_MATCH - LEAST_MATCH) // 2
 class Tail(NamedTuple):
     """Rows that advance by different numbers of tokens. The token at position p is in column p."""
 
-    layers: tuple[LayerCache, ...]
+    layers: tuple[LayerCache | State | None, ...]
     tokens: Array  # int32[R, C]; -1 where there is none yet
     drawn: Drawn  # each [R, T], own token n in column n; only those drawn here
     misses: Array  # int32[R], drafts in a row of which no token was right, at most MOST_MISSES
@@ -66,7 +68,11 @@ def gather(
     """
     length, at = prefix_cache.length[slot][:, None], jnp.arange(tokens.shape[1])[None]
 
-    def layer(prefix: LayerCache, ring: LayerCache) -> LayerCache:
+    def layer(prefix: Any, ring: Any) -> Any:
+        if isinstance(ring, State):
+            return jax.tree.map(lambda x: x[rows], ring)
+        if ring is None:
+            return None
         P, S = prefix.values.shape[2], ring.values.shape[2]
         in_prompt = jnp.clip(at - jnp.maximum(length - P, 0), 0, P - 1)
         in_ring = (ring_cache.step - own[:, None] + at - length) % S
@@ -174,17 +180,19 @@ def _advance(
     ahead = jnp.arange(k + 1)[None]
     tokens, positions = jnp.concatenate([rows.newest[:, None], draft.tokens], axis=1), position[:, None] + ahead
     # XLA on CPU recomputes rotations for every head unless they are computed before.
-    rotated = jax.lax.optimization_barrier(rotation(config.ropes, config.head_dim, positions))
+    rotated = jax.lax.optimization_barrier(rotations_of(config, positions))
     record = tail.drawn.experts is not None
     hidden, layers = run(
         policy,
         params,
         tokens,
         positions,
-        partial(_attend, policy, position),
+        partial(_attend, position),
         tail.layers,
         rotations=rotated,
         record=record,
+        again=lambda got, left: left,  # a layer that attends to another's keys writes them again
+        flow=pending_flow(),
     )
     layers, experts = layers if record else (layers, None)
     at = rows.own[:, None] + 1 + ahead  # which own token each of the new ones is
@@ -206,7 +214,7 @@ def _advance(
     tried = (draft.number > 0) & ~rows.done
     misses = jnp.where(right_count > 0, 0, jnp.minimum(tail.misses + 1, MOST_MISSES))
     tail = Tail(
-        layers,
+        tuple(committed(layer, count) if isinstance(layer, State) else layer for layer in layers),
         put(tail.tokens, new.token, positions + 1),
         jax.tree.map(partial(put, column=at), tail.drawn, new),
         jnp.where(tried, misses, tail.misses),
@@ -225,7 +233,7 @@ def _advance(
 
 @jax.named_scope("attention")
 def _attend(
-    policy: Policy, position: Array, q: Array, k: Array, v: Array, memory: LayerCache, window: Any
+    position: Array, q: Array, k: Array, v: Array, memory: LayerCache, how: Weighing
 ) -> tuple[Array, LayerCache]:
     """Attention of the newest tokens, q [R, W, H, h], to the cache and to those among them that are not later.
 
@@ -233,21 +241,23 @@ def _attend(
     that turn out to be wrong are overwritten before any query attends to them.
     """
     R, W, H, h = q.shape
-    K, config = memory.keys.shape[1], policy.config
-    numbers: Any = {"query_scale": config.query_scale, "softcap": config.attention_softcap}
+    K, window = memory.keys.shape[1], how.window
+    numbers: Any = {"query_scale": how.scale, "softcap": how.softcap}
     q = q.reshape(R, W, K, H // K, h).swapaxes(1, 2)
     ahead = jnp.arange(W)
     old = decode_attention(
         q, memory.keys, memory.values, position, position[:, None] + ahead, key_scale=memory.key_scale,
         value_scale=memory.value_scale, window=window, **numbers,
     )  # fmt: skip
+    if how.sinks is not None:
+        old = merge_sinks(old, how.sinks.reshape(1, K, 1, H // K))
     new = pack(k, v, memory.keys.dtype)
     distance = ahead[:, None] - ahead[None, :]
     seen = (distance >= 0) & (distance < window if window else True)
     among = partial_attention(
         q, new.keys, new.values, jnp.broadcast_to(seen, (R, W, W)), new.key_scale, new.value_scale, **numbers
     )
-    y = merge(old, among).astype(q.dtype).swapaxes(1, 2).reshape(R, W, H, h)
+    y = merge(old, among).astype(q.dtype).swapaxes(1, 2).reshape(R, W, H, -1)
 
     def put(store: Array, x: Array, axis: int) -> Array:
         """Write x from column `position` on, which columns there are enough of."""

@@ -1,0 +1,194 @@
+"""Attention of a layer: queries, keys and values of tokens, and what the tokens that see them make of them.
+
+N rows, L tokens, S cache slots, D hidden, H query heads, K key-value heads, h and g sizes of a key and a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.layers import Rotations, project, rms_norm, rotate, scores, softmax, unit_norm, with_adapter
+from jaxrl_llm.models.placement import ANYWHERE, Placement
+
+Array = jax.Array
+Layer = dict[str, Any]
+OfBlock = tuple[Any, Callable[[Any], Array]]  # see `attention`
+MASKED = -1e30  # finite, so that a row in which everything is masked stays finite
+MAX_LOGITS = 2**28  # of attention at a time: a gibibyte of float32
+LATENT_EPSILON = 1e-6  # of the norms of compressed queries, keys and values, whatever the model's is
+
+
+class Weighing(NamedTuple):
+    """How attention of one layer weighs the tokens that it sees."""
+
+    window: Any  # how many tokens back it sees, its own included; 0 is all. A number, or int32[] in a scan
+    scale: float  # of the logits
+    softcap: float  # 0: none
+    sinks: Array | None = None  # [H], a logit of each head beside those of tokens; None: none
+
+
+class Attend(Protocol):
+    """Attention of one layer: between its tokens, and to the keys and values that the layer keeps."""
+
+    def __call__(self, q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, Any]:
+        """q [N, L, H, h], k [N, L, K, h] and v [N, L, K, g], rotated -> [N, L, H, g], and the layer's memory
+        afterwards."""
+        ...
+
+
+@jax.named_scope("norm")
+def norm(x: Array, weight: Array, config: ModelConfig) -> Array:
+    """`rms_norm` as the configuration has it."""
+    return rms_norm(x, weight, config.norm_epsilon, config.norm_offset)
+
+
+@jax.named_scope("attention")
+def attention(q: Array, k: Array, v: Array, visible: Array, how: Weighing, of_block: OfBlock | None = None) -> Array:
+    """Grouped-query attention: q [N, L, H, h], k [N, K, S, h], v [N, K, S, g], visible bool[N, L, S] -> [N, L, H, g].
+
+    Many queries are taken in blocks, whose logits are recomputed in the backward pass. of_block: arrays [N, L, ...] of
+    queries, and the function that makes `visible` from them: for blocks of queries the whole is not made.
+    """
+    N, L, H, _ = q.shape
+    blocks = -(-N * H * L * k.shape[2] // MAX_LOGITS)
+    size = 128 * -(-L // (128 * blocks))
+    if size >= L:
+        return _attention(q, k, v, visible, how)
+    count = -(-L // size)
+
+    def cut(x: Array) -> Array:
+        x = jnp.pad(x, [(0, 0), (0, count * size - L)] + [(0, 0)] * (x.ndim - 2))
+        return x.reshape(N, count, size, *x.shape[2:]).swapaxes(0, 1)
+
+    of, sees = of_block or (visible, lambda each: each)
+    block = jax.checkpoint(lambda each: _attention(each[0], k, v, sees(each[1]), how), prevent_cse=False)
+    found = jax.lax.map(block, (cut(q), jax.tree.map(cut, of)))
+    return found.swapaxes(0, 1).reshape(N, count * size, H, -1)[:, :L]
+
+
+def _attention(q: Array, k: Array, v: Array, visible: Array, how: Weighing) -> Array:
+    N, L, H, h = q.shape
+    K = k.shape[1]
+    q = q.reshape(N, L, K, H // K, h).transpose(0, 2, 3, 1, 4).reshape(N, K, -1, h)
+    logits = scores(q, k) * how.scale
+    if how.softcap:
+        logits = how.softcap * jnp.tanh(logits / how.softcap)
+    logits = jnp.where(visible[:, None, None], logits.reshape(N, K, H // K, L, -1), MASKED)
+    sinks = how.sinks
+    if sinks is not None:
+        sinks = jnp.broadcast_to(sinks.astype(logits.dtype).reshape(K, H // K, 1), logits.shape[:-1])
+    weights = softmax(logits, sinks).astype(v.dtype).reshape(N, K, (H // K) * L, -1)
+    out = jnp.einsum("nkqs,nksh->nkqh", weights, v)
+    return out.reshape(N, K, H // K, L, -1).transpose(0, 3, 1, 2, 4).reshape(N, L, H, -1)
+
+
+@jax.named_scope("projection")
+def _project(x: Array, layer: Layer, name: str, placement: Placement) -> Array:
+    """[N, L, inputs] -> [N, L, heads, size]"""
+    heads, size = layer[name].shape[1:]
+    out = project(x, layer[name], layer, name, name in placement.joined).reshape(*x.shape[:2], heads, size)
+    bias = layer.get(name + "_bias")
+    return out if bias is None else out + bias
+
+
+def _turned(config: ModelConfig, x: Array, weight: Array | None, cos: Array, sin: Array) -> Array:
+    """Queries or keys [N, L, heads, h] with their norm, where the model has one, and rotation."""
+    return rotate(x if weight is None else norm(x, weight, config), cos, sin)
+
+
+class Heads(NamedTuple):
+    """What a layer's tokens attend with: queries [N, L, H, h], keys [N, L, K, h] and values [N, L, K, g]."""
+
+    queries: Array
+    keys: Array
+    values: Array
+
+
+def heads_of(
+    y: Array, layer: Layer, config: ModelConfig, rotations: Rotations, rope: Any, placement: Placement = ANYWHERE,
+    shared: tuple[Array, Array] | None = None,
+) -> Heads:  # fmt: skip
+    """The heads of a layer, from states y [N, L, D]. rope: which of the rotations. shared: another layer's keys and
+    values, which it has instead of its own."""
+    cos, sin = rotations.cos[rope], rotations.sin[rope]
+    turned = placement.turned or partial(_turned, config)
+
+    def rotated(name: str) -> Array:
+        x = _project(y, layer, name, placement)
+        if (together := layer.get(f"{name}_joint_norm")) is not None:
+            flat = norm(x.reshape(*x.shape[:2], -1), together.reshape(-1), config)
+            x = flat.reshape(x.shape)
+        return turned(x, layer.get(f"{name}_norm"), cos, sin)
+
+    q = rotated("query")
+    if rotations.growth is not None:
+        q = q * rotations.growth[rope][..., None, None].astype(q.dtype)
+    if shared is not None:
+        return Heads(q, *shared)
+    v = _project(y, layer, "key" if config.keys_as_values else "value", placement)
+    if config.value_norm:
+        v = unit_norm(v, config.norm_epsilon)
+    return Heads(q, rotated("key"), v)
+
+
+def gate_of(y: Array, layer: Layer, placement: Placement = ANYWHERE) -> Array:
+    """What multiplies the results of attention, [N, L, H, h]."""
+    return jax.nn.sigmoid(_project(y, layer, "query_gate", placement))
+
+
+def latent_heads(
+    y: Array, layer: Layer, config: ModelConfig, rotations: Rotations, rope: Any, placement: Placement = ANYWHERE,
+    absorbed: bool = False,
+) -> Heads:  # fmt: skip
+    """The heads of attention to compressed keys and values (DeepSeek-V2, 2405.04434, section 2.1).
+
+    A token has one vector c of `rank` numbers and one rotated key r for all heads. A head's key is [c U, r] and its
+    value c V. absorbed: since q . (c U) = (q U') . c, the one key [c, r] serves all heads, with queries [q U', r_q]. It
+    is their value too: `latent_values` makes a sum of values of the sum of c that heads then get. In decoding only c
+    and r are kept, and nothing is made of them for each head.
+    """
+    latent = config.latent
+    assert latent is not None
+    name = "query"
+    x = y
+    if latent.query_rank:
+        x = project(y, layer["query_in"], layer, "query_in", "query_in" in placement.joined)
+        x, name = rms_norm(x, layer["query_in_norm"], LATENT_EPSILON), "query_out"
+    q = _project(x, layer, name, placement)
+    plain, q_turned = jnp.split(q, [latent.plain], axis=-1)
+    compressed = project(y, layer["latent"], layer, "latent", "latent" in placement.joined)
+    c, k_turned = jnp.split(compressed, [latent.rank], axis=-1)
+    c = rms_norm(c, layer["latent_norm"], LATENT_EPSILON)
+    cos, sin = rotations.cos[rope], rotations.sin[rope]
+    q_turned, k_turned = rotate(q_turned, cos, sin), rotate(k_turned[:, :, None], cos, sin)
+    if rotations.growth is not None:
+        grown = rotations.growth[rope][..., None, None].astype(q.dtype)
+        plain, q_turned = plain * grown, q_turned * grown
+    if absorbed:
+        into = with_adapter(layer, "key_out")
+        plain = jnp.einsum("nlhp,rhp->nlhr", plain, into.astype(plain.dtype))
+        kept = jnp.concatenate([c[:, :, None], k_turned], -1)
+        return Heads(jnp.concatenate([plain, q_turned], -1), kept, kept)
+    keys, values = (_project(c, layer, each, placement) for each in ("key_out", "value_out"))
+    k_turned = jnp.broadcast_to(k_turned, (*keys.shape[:3], latent.rotated))
+    return Heads(jnp.concatenate([plain, q_turned], -1), jnp.concatenate([keys, k_turned], -1), values)
+
+
+def latent_values(y: Array, layer: Layer) -> Array:
+    """Sums of keys that are compressed [N, L, H, rank + rotated] -> those of values [N, L, H, g]."""
+    out = with_adapter(layer, "value_out").astype(y.dtype)
+    return jnp.einsum("nlhr,rhv->nlhv", y[..., : out.shape[0]], out)
+
+
+@jax.named_scope("projection")
+def project_out(y: Array, layer: Layer, placement: Placement = ANYWHERE) -> Array:
+    """What heads give [N, L, H, g] -> [N, L, D]."""
+    out = project(y.reshape(*y.shape[:2], -1), layer["out"], layer, "out", "out" in placement.joined)
+    bias = layer.get("out_bias")
+    return out if bias is None else out + bias

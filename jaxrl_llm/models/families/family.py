@@ -1,0 +1,116 @@
+"""What a family of models is: how a config.json spells its settings, and how its files name and arrange weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config_checks import LAYER_TYPES
+from jaxrl_llm.models.kinds import Kind
+from jaxrl_llm.models.rope import rope_to_hf
+from jaxrl_llm.utils.errors import InputError
+
+Values = dict[str, Any]  # the settings of a file, and what transformers takes for those that it leaves out
+FULL, SLIDING = LAYER_TYPES
+
+
+class Tensor(NamedTuple):
+    """A tensor of a model's files: its name, the weights that it holds, and how they lie in it.
+
+    name: {layer} and {expert} stand for their numbers; a name of a layer's weight begins after "model.layers.{layer}.".
+    Where weights have experts and the name has not, the tensor has an axis of them. weights: by the names of
+    `parameters.TABLE`; several lie one after another along their outputs.
+    """
+
+    name: str
+    weights: tuple[str, ...]
+    by_head: bool = False  # several weights: those of a head next to each other, head after head
+    alternate: bool = False  # several weights: an output of each in turn
+    outputs_first: bool = True  # a projection is [outputs, inputs]
+
+
+class Family(NamedTuple):
+    """One value of `model_type`. Functions get `Values`."""
+
+    architecture: str  # in Hugging Face's config.json
+    gguf: str  # general.architecture; "" where such files are not read
+    defaults: Mapping[str, Any]
+    read: Callable[[Values, str], dict[str, Any]]  # fields of `ModelConfig` besides the common ones; the file's name
+    write: Callable[[ModelConfig], dict[str, Any]]  # settings besides the common ones
+    types: Callable[[Values, str], Sequence[str]]  # of layers, of LAYER_TYPES
+    thetas: Callable[[Values], Mapping[str, float]] | None  # by type; None: all layers have one rotation
+    settings: Mapping[str, Kind]  # of which settings may be what, besides the common ones
+    tensors: tuple[Tensor, ...]  # that differ from Llama's
+    others: tuple[Tensor, ...]  # in place of some of them, in files of other versions
+    prefixes: tuple[str, ...]  # of names of the tensors, instead of none, in checkpoints with more than this model
+    skipped: tuple[str, ...]  # beginnings of the names of tensors that are no part of the language model
+    partial: bool  # whether heads may be rotated in part
+    unwritten: tuple[str, ...]  # common settings that its config.json has not
+
+
+def family(
+    architecture: str, gguf: str = "", *, read: Any = None, write: Any = None, types: Any = None, thetas: Any = None,
+    settings: Mapping[str, Kind] | None = None, tensors: tuple[Tensor, ...] = (), others: tuple[Tensor, ...] = (),
+    prefixes: tuple[str, ...] = (), skipped: tuple[str, ...] = (), partial: bool = False,
+    unwritten: tuple[str, ...] = (), **defaults: Any,
+) -> Family:  # fmt: skip
+    """A family that is Llama but for what is given. defaults: of settings."""
+    usual = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
+    return Family(
+        architecture, gguf, MappingProxyType(usual | defaults), read or (lambda raw, where: {}),
+        write or (lambda config: {}), types or all_alike, thetas, settings or {}, tensors, others, prefixes, skipped,
+        partial, unwritten,
+    )  # fmt: skip
+
+
+def all_alike(raw: Values, where: str) -> list[str]:
+    """All layers have a window where there is a setting of it, or none does."""
+    return [SLIDING if raw.get("sliding_window") else FULL] * raw["num_hidden_layers"]
+
+
+def full(raw: Values, where: str) -> list[str]:
+    """No layer has a window."""
+    return [FULL] * raw["num_hidden_layers"]
+
+
+def listed(raw: Values, where: str, otherwise: Callable[[int], bool], wanted: str = "") -> list[str]:
+    """The file's `layer_types`; for a file without, the layers slide for which `otherwise` of their number is true."""
+    types, layers, window = raw.get("layer_types"), raw["num_hidden_layers"], raw.get("sliding_window")
+    if types:
+        if SLIDING in types and not window:
+            raise InputError(f"{where}: layer_types names sliding_attention, but sliding_window is not given{wanted}")
+        return list(types)
+    return [SLIDING if window and otherwise(layer) else FULL for layer in range(layers)]
+
+
+def stacked_experts(gate_up: str, down: str) -> tuple[Tensor, ...]:
+    """Experts as transformers 5 saves them: one tensor for all, gate and up together."""
+    return Tensor(gate_up, ("gate", "up")), Tensor(down, ("down",))
+
+
+def softcaps(raw: Values) -> dict[str, float]:
+    """The soft caps of attention and of the logits, fields of `ModelConfig`."""
+    names = {"attention_softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"}
+    return {field: float(raw.get(name) or 0.0) for field, name in names.items()}
+
+
+def sliding(config: ModelConfig) -> list[bool]:
+    """Which layers have a window."""
+    return [window > 0 for window in config.window_of_layer]
+
+
+def layer_types(config: ModelConfig) -> list[str]:
+    """The list `layer_types` of a config.json."""
+    return [SLIDING if slides else FULL for slides in sliding(config)]
+
+
+def ropes_by_type(config: ModelConfig) -> dict[str, Any]:
+    """`rope_parameters` by type of layer."""
+    return dict(zip(LAYER_TYPES, map(rope_to_hf, config.ropes), strict=True))
+
+
+def number_or_whole(x: float) -> float | int:
+    """A whole number as an int, if x is one but for rounding."""
+    return round(x) if abs(x - round(x)) < 1e-6 * max(1.0, abs(x)) else x

@@ -1,0 +1,169 @@
+"""One layer of a decoder: attention and an MLP or experts, each between its norms and added to the residual stream."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.models.attention import (
+    Attend,
+    Weighing,
+    gate_of,
+    heads_of,
+    latent_heads,
+    latent_values,
+    norm,
+    project_out,
+)
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.layers import Rotations, project
+from jaxrl_llm.models.moe import expert_mlp, not_recorded
+from jaxrl_llm.models.placement import ANYWHERE, Placement
+from jaxrl_llm.models.quantised import cast, straight_through_layer
+from jaxrl_llm.models.recurrent import convolution_mixer, delta_mixer
+
+Array = jax.Array
+Layer = dict[str, Any]
+
+
+class Settings(NamedTuple):
+    """What all layers of a pass have in common."""
+
+    config: ModelConfig  # of the model
+    attend: Attend
+    flow: Any  # `recurrent.Flow`, where some layers carry states
+    placement: Placement
+    dtype: Any
+    rounding: str | None  # of `quantised.KINDS`
+    record: bool  # whether layers say which experts tokens went through
+    absorbed: bool  # see `attention.latent_heads`
+
+
+class Given(NamedTuple):
+    """What one layer gets besides states and weights; None where there is none."""
+
+    memory: Any  # its own, see `attention.Attend`
+    experts: Array | None  # int[N, L, k], of each token, see `moe.expert_mlp`
+    inputs: Array | None  # [N, L, inputs], of each token in this layer
+    keys: Any = None  # (keys, values) of another layer, which it attends to
+
+
+class Left(NamedTuple):
+    """What one layer leaves besides states."""
+
+    memory: Any
+    experts: Array | None  # int[N, L, k], where they are recorded
+    keys: Any  # (keys, values) [N, L, K, ...]
+
+
+def run_layer(
+    x: Array, layer: Layer, window: Any, rope: Any, rotations: Rotations, given: Given, config: ModelConfig,
+    settings: Settings,
+) -> tuple[Array, Left]:  # fmt: skip
+    """States [N, L, D] after the layer. window: see `Weighing`; rope: which of the rotations; config: of the layer."""
+    placement = settings.placement
+    place = placement.states
+    layer = straight_through_layer(placement.weights(cast(layer, settings.dtype)), settings.rounding)
+    y = place(norm(x, layer["attention_norm"], config) if config.pre_norms else x, True)
+    if config.carries:
+        mixer = delta_mixer if config.delta else convolution_mixer
+        y, memory = mixer(y, layer, config, settings.flow, given.memory, placement)
+        keys: Any = None
+    else:
+        y, memory, keys = _attention(y, layer, window, rope, rotations, given, config, settings)
+    x = place(_added(x, y, layer.get("attention_post_norm"), config), False)
+    y = place(norm(x, layer["mlp_norm"], config) if config.pre_norms else x, True)
+    y, experts = _mlp(x, y, layer, config, settings, given.experts)
+    x = _added(x, y, layer.get("mlp_post_norm"), config)
+    if given.inputs is not None:
+        x = x + norm(_of_inputs(x, layer, config, given.inputs), layer["input_post_norm"], config)
+    if config.layer_scale:
+        x = x * jax.lax.stop_gradient(layer["layer_scale"]).astype(x.dtype)
+    return place(x, False), Left(memory, experts, keys)
+
+
+def _attention(
+    y: Array, layer: Layer, window: Any, rope: Any, rotations: Rotations, given: Given, config: ModelConfig,
+    settings: Settings,
+) -> tuple[Array, Any, tuple[Array, Array]]:  # fmt: skip
+    """What attention makes of states y [N, L, D], the memory that it leaves, and its keys and values."""
+    placement = settings.placement
+    if config.latent:
+        own = latent_heads(y, layer, config, rotations, rope, placement, settings.absorbed)
+    else:
+        own = heads_of(y, layer, config, rotations, rope, placement, given.keys)
+    how = Weighing(window, config.query_scale, config.attention_softcap, layer.get("sinks"))
+    q, k, v = map(placement.heads, own)
+    found, memory = settings.attend(q, k, v, given.memory, how)
+    found = placement.tokens(found)
+    if config.latent and settings.absorbed:
+        found = latent_values(found, layer)
+    if config.gated_attention:
+        found = found * gate_of(y, layer, placement)
+    return project_out(found, layer, placement), memory, (own.keys, own.values)
+
+
+def _added(x: Array, y: Array, weight: Array | None, config: ModelConfig) -> Array:
+    """The residual stream with what a part of the layer adds, after its norm."""
+    y = y if weight is None else norm(y, weight, config)
+    return x + (y if config.residual_scale == 1 else y * jnp.asarray(config.residual_scale, y.dtype))
+
+
+def _of_inputs(x: Array, layer: Layer, config: ModelConfig, inputs: Array) -> Array:
+    """What a token's own embedding of this layer adds to its state."""
+    gate = activation(config)(project(x, layer["input_gate"], layer, "input_gate"))
+    return project(gate * inputs.astype(gate.dtype), layer["input_out"], layer, "input_out")
+
+
+@jax.named_scope("mlp")
+def _mlp(
+    x: Array, y: Array, layer: Layer, config: ModelConfig, settings: Settings, given: Array | None
+) -> tuple[Array, Array | None]:
+    """What the MLP, or experts, make of normed states y, and the experts if they are recorded. x: before the norm."""
+    placement, record = settings.placement, settings.record
+    if not config.num_experts:
+        nothing = not_recorded(given, x.shape[:2], settings.config) if record else None
+        return mlp(y, layer, config, placement), nothing
+    states, routed = (norm(x, layer["experts_norm"], config), x) if config.shared_apart else (y, y)
+    found = expert_mlp(states, layer, config, partial(gated, config=config), placement.routed, given, record, routed)
+    out, experts = found if record else (found, None)
+    if config.shared_size:
+        beside = mlp(y, layer, config, placement, "shared_")
+        if config.shared_gate:
+            beside = beside * jax.nn.sigmoid(project(y, layer["shared_switch"], layer, "shared_switch"))
+        if config.shared_apart:
+            out = norm(out, layer["experts_post_norm"], config)
+            beside = norm(beside, layer["shared_post_norm"], config)
+        out = out + beside
+    return out, experts
+
+
+def mlp(x: Array, layer: Layer, config: ModelConfig, placement: Placement = ANYWHERE, prefix: str = "") -> Array:
+    """A gated MLP, [N, L, D] -> [N, L, D]. prefix: of the names of its weights."""
+    gate, up, down = (f"{prefix}{name}" for name in ("gate", "up", "down"))
+
+    def projected(x: Array, name: str) -> Array:
+        out = project(x, layer[name], layer, name, name in placement.joined)
+        bias = layer.get(f"{name}_bias") if config.mlp_bias else None
+        return out if bias is None else out + bias
+
+    inner = gated(placement.units(projected(x, gate)), placement.units(projected(x, up)), config)
+    return projected(placement.units(inner), down)
+
+
+def gated(gate: Array, up: Array, config: ModelConfig) -> Array:
+    """The inner units of a gated MLP. With a limit (gpt-oss): (u + 1) g sigmoid(slope g), g <= limit, |u| <= limit."""
+    if not config.glu_limit:
+        return activation(config)(gate) * up
+    gate, up = jnp.minimum(gate, config.glu_limit), jnp.clip(up, -config.glu_limit, config.glu_limit)
+    return (up + 1) * (gate * jax.nn.sigmoid(gate * config.glu_slope))
+
+
+def activation(config: ModelConfig) -> Any:
+    """The activation of gates."""
+    if config.activation == "silu":
+        return jax.nn.silu
+    return lambda x: jax.nn.gelu(x, approximate=config.activation == "gelu_pytorch_tanh")

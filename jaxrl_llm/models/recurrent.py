@@ -1,0 +1,221 @@
+"""Layers that carry a state from token to token: the gated delta rule (Qwen3.5) and short convolutions (LFM2).
+
+Both have a causal convolution of a few taps along each channel; the delta rule also has a state of each head. What
+differs between passes is how tokens follow each other: in rows, in the paths of a packing, or one a row in decoding.
+That is a `Flow`. N rows, L tokens, D hidden, H heads with keys of k and values of v numbers, t taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.delta import DeltaInputs, in_rows, one_step
+from jaxrl_llm.models.layers import accumulation_dtype, project, rms_norm
+from jaxrl_llm.models.paths import CHUNK
+from jaxrl_llm.models.placement import ANYWHERE, Placement
+
+Array = jax.Array
+Layer = dict[str, Any]
+
+
+class State(NamedTuple):
+    """What a layer carries: the last inputs of its convolution, and the state of each head."""
+
+    window: Array  # [N, t - 1, channels], the oldest first
+    heads: Array | None = None  # [N, H, k, v], float32; None for convolutions alone
+
+
+def empty_state(config: ModelConfig, rows: int, dtype: Any) -> State:
+    """The state of rows that begin with nothing, of one kind of layer. dtype: of caches; of windows where floating."""
+    dtype = dtype if jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize > 1 else jnp.float32
+    if (delta := config.delta) is None:
+        return State(jnp.zeros((rows, config.convolution - 1, config.hidden_size), dtype))
+    channels = 2 * delta.keys * delta.key + delta.values * delta.value
+    heads = jnp.zeros((rows, delta.values, delta.key, delta.value), jnp.float32)
+    return State(jnp.zeros((rows, delta.taps - 1, channels), dtype), heads)
+
+
+class Flow(NamedTuple):
+    """How the tokens of a pass follow each other, and what they leave. No window: rows begin with nothing."""
+
+    before: Callable[[Array, int, Array | None], Array]  # x [N, L, C], steps, window -> x of the tokens so many before
+    delta: Callable[[DeltaInputs, Array | None], tuple[Array, Any]]  # outputs [N, L, H, v], the states afterwards
+    window: Callable[[Array, Array | None, int], Any]  # x, window, taps -> the window afterwards
+
+
+def convolve(x: Array, weight: Array, flow: Flow, window: Array | None) -> Array:
+    """sum_j weight_j x_{t - j} of each channel: x [N, L, C], weight [taps, C], the last of the token itself."""
+    taps = weight.shape[0]
+    out = x * weight[-1]
+    for back in range(1, taps):
+        out = out + flow.before(x, back, window) * weight[-1 - back]
+    return out
+
+
+@jax.named_scope("delta_rule")
+def delta_mixer(
+    y: Array, layer: Layer, config: ModelConfig, flow: Flow, memory: State | None, placement: Placement = ANYWHERE
+) -> tuple[Array, State | None]:
+    """What the gated delta rule makes of states y [N, L, D], and what it carries on."""
+    sizes = config.delta
+    assert sizes is not None
+    window, state = (None, None) if memory is None else memory
+
+    def projected(name: str) -> Array:
+        return project(y, layer[name], layer, name, name in placement.joined)
+
+    mixed = jnp.concatenate([projected(f"delta_{name}") for name in ("query", "key", "value")], axis=-1)
+    taps = jnp.concatenate(
+        [layer[f"{name}_taps"].reshape(sizes.taps, -1) for name in ("query", "key", "value")], axis=-1
+    )
+    convolved = jax.nn.silu(convolve(mixed, taps, flow, window))
+    wide = accumulation_dtype(y.dtype)
+    q, k, v = jnp.split(convolved, [sizes.keys * sizes.key, 2 * sizes.keys * sizes.key], axis=-1)
+    q, k = (_of_length_one(x.reshape(*x.shape[:2], sizes.keys, sizes.key).astype(wide)) for x in (q, k))
+    q, k = (jnp.repeat(x, sizes.values // sizes.keys, axis=2) for x in (q * sizes.key**-0.5, k))
+    v = v.reshape(*v.shape[:2], sizes.values, sizes.value).astype(wide)
+    rate = jnp.exp(layer["log_rate"].astype(wide))
+    g = -rate * jax.nn.softplus(projected("delta_decay").astype(wide) + layer["decay_bias"].astype(wide))
+    beta = jax.nn.sigmoid(projected("delta_rate").astype(wide))
+    out, state = flow.delta(DeltaInputs(q, k, v, g, beta), state)
+    gate = projected("delta_gate").reshape(out.shape)
+    out = rms_norm(out.astype(y.dtype), layer["delta_norm"], config.norm_epsilon)
+    out = (out.astype(wide) * jax.nn.silu(gate.astype(wide))).astype(y.dtype)
+    out = project(
+        out.reshape(*out.shape[:2], -1), layer["delta_out"], layer, "delta_out", "delta_out" in placement.joined
+    )
+    after = flow.window(mixed, window, sizes.taps)
+    return out, None if after is None else State(after, state)
+
+
+def _of_length_one(x: Array) -> Array:
+    return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)
+
+
+@jax.named_scope("convolution")
+def convolution_mixer(
+    y: Array, layer: Layer, config: ModelConfig, flow: Flow, memory: State | None, placement: Placement = ANYWHERE
+) -> tuple[Array, State | None]:
+    """What a gated short convolution makes of states y [N, L, D], and what it carries on (LFM2)."""
+    window = None if memory is None else memory.window
+    gate_in, gate_out, x = (
+        project(y, layer[name], layer, name, name in placement.joined)
+        for name in ("conv_in", "conv_gate", "conv_value")
+    )
+    x = gate_in * x
+    out = gate_out * convolve(x, layer["conv_taps"], flow, window)
+    after = flow.window(x, window, config.convolution)
+    out = project(out, layer["conv_out"], layer, "conv_out", "conv_out" in placement.joined)
+    return out, None if after is None else State(after)
+
+
+def rows_flow(length: Array) -> Flow:
+    """Rows that begin with `length` (int32[N]) tokens, which follow each other."""
+
+    def before(x: Array, steps: int, window: Array | None) -> Array:
+        return _with_window(x, window, steps)[:, : x.shape[1]]
+
+    def delta(x: DeltaInputs, state: Array | None) -> tuple[Array, Array]:
+        real = (jnp.arange(x.g.shape[1]) < length[:, None])[..., None]
+        return in_rows(x._replace(g=jnp.where(real, x.g, 0), beta=jnp.where(real, x.beta, 0)), CHUNK, state)
+
+    def window(x: Array, old: Array | None, taps: int) -> Array:
+        whole = _with_window(x, old, taps - 1)
+        at = length[:, None] + jnp.arange(taps - 1)
+        return jnp.take_along_axis(whole, at[:, :, None], axis=1)
+
+    return Flow(before, delta, window)
+
+
+def _with_window(x: Array, window: Array | None, steps: int) -> Array:
+    """Inputs [N, L, C] with those of so many tokens before, [N, steps + L, C]."""
+    shape = (x.shape[0], steps, x.shape[2])
+    past = jnp.zeros(shape, x.dtype) if window is None else window[:, window.shape[1] - steps :].astype(x.dtype)
+    return jnp.concatenate([past, x], axis=1)
+
+
+def segments_flow(segments: Array) -> Flow:
+    """Rows of several segments, int32[N, L], 0 for padding: each begins with nothing, and nothing is left."""
+    L = segments.shape[1]
+    real = segments > 0
+    latest = jax.lax.cummax(jnp.where(real, jnp.arange(L), -1), axis=1)
+    one_before = jnp.pad(latest, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+    same = jnp.take_along_axis(segments, jnp.maximum(one_before, 0), axis=1) == segments
+    one_before = jnp.where((one_before >= 0) & same & real, one_before, -1)
+
+    def delta(x: DeltaInputs, state: Array | None) -> tuple[Array, None]:
+        mask = real[..., None]
+        x = x._replace(g=jnp.where(mask, x.g, 0), beta=jnp.where(mask, x.beta, 0))
+        return in_rows(x, CHUNK, None, segments)[0], None
+
+    return Flow(lambda x, steps, window: along(x, one_before, steps), delta, lambda x, window, taps: None)
+
+
+def along(x: Array, one_before: Array, steps: int) -> Array:
+    """x [N, L, C] of the tokens so many before, by the place of the one before, int32[N, L]; -1, and zeros: none."""
+    at = jnp.broadcast_to(jnp.arange(one_before.shape[1]), one_before.shape)
+    for _ in range(steps):
+        at = jnp.where(at >= 0, jnp.take_along_axis(one_before, jnp.maximum(at, 0), axis=1), -1)
+    found = jnp.take_along_axis(x, jnp.maximum(at, 0)[:, :, None], axis=1)
+    return jnp.where((at >= 0)[:, :, None], found, 0)
+
+
+def step_flow(live: Array) -> Flow:
+    """One token of each row, which changes the states of rows that are live (bool[N]) alone."""
+
+    def delta(x: DeltaInputs, state: Array | None) -> tuple[Array, Array]:
+        assert state is not None
+        out, after = one_step(jax.tree.map(lambda y: y[:, 0], x), state)
+        return out[:, None], jnp.where(live[:, None, None, None], after, state)
+
+    def window(x: Array, old: Array | None, taps: int) -> Array:
+        assert old is not None
+        after = jnp.concatenate([old[:, 1:], x.astype(old.dtype)], axis=1)
+        return jnp.where(live[:, None, None], after, old)
+
+    return Flow(lambda x, steps, old: _with_window(x, old, steps)[:, :1], delta, window)
+
+
+class Pending(NamedTuple):
+    """What a layer carried before some tokens of each row, and what these bring: of how many is decided later."""
+
+    old: Any
+    new: Any
+
+
+def pending_flow() -> Flow:
+    """Rows of some tokens, computed one by one as in decoding, of which only the first may count (`committed`)."""
+
+    def delta(x: DeltaInputs, state: Array | None) -> tuple[Array, Pending]:
+        assert state is not None
+        each = jax.tree.map(lambda y: jnp.moveaxis(y, 1, 0), x)
+        _, out = jax.lax.scan(lambda s, token: one_step(token, s)[::-1], state, each)
+        return jnp.moveaxis(out, 0, 1), Pending(state, x)
+
+    return Flow(
+        lambda x, steps, window: _with_window(x, window, steps)[:, : x.shape[1]], delta,
+        lambda x, window, taps: Pending(window, x),
+    )  # fmt: skip
+
+
+def committed(state: State, count: Array) -> State:
+    """What a layer carries after the first `count` (int32[N]) of the tokens of a pass by `pending_flow`."""
+    old, new = state.window
+    window = rows_flow(count).window(new, old, old.shape[1] + 1).astype(old.dtype)
+    if state.heads is None:
+        return State(window)
+    heads, x = state.heads
+    each = jax.tree.map(lambda y: jnp.moveaxis(y, 1, 0), x)
+
+    def step(carry: tuple[Array, Array], token: DeltaInputs) -> tuple[tuple[Array, Array], None]:
+        number, s = carry
+        _, after = one_step(token, s)
+        return (number + 1, jnp.where((number < count)[:, None, None, None], after, s)), None
+
+    (_, after), _ = jax.lax.scan(step, (jnp.int32(0), heads), each)
+    return State(window, after)

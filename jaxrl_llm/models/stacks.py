@@ -1,0 +1,114 @@
+"""How the layers of a model lie in its parameters, and in which order they run.
+
+The layers of a kind are stacked: {"layers": {name: [n, ...]}}, or {"layers": {kind: {name: [n, ...]}}} where a model
+has several kinds. Unrolled, they are a tuple of dictionaries, in order. Stacked layers are scanned in blocks, each a
+pattern of kinds that repeats, so that compile time does not grow with depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.models.config import ModelConfig
+
+
+class Block(NamedTuple):
+    """Some layers that follow each other: a pattern of kinds, several times."""
+
+    pattern: tuple[int, ...]
+    repeats: int
+    start: int  # number of the first layer
+
+    @property
+    def layers(self) -> range:
+        """The numbers of its layers."""
+        return range(self.start, self.start + len(self.pattern) * self.repeats)
+
+
+@lru_cache(maxsize=256)
+def blocks(kinds: tuple[int, ...]) -> tuple[Block, ...]:
+    """The blocks of layers of these kinds, with the fewest layers in all patterns together: these are compiled.
+
+    >>> [(block.pattern, block.repeats) for block in blocks((0, 0, 1, 0, 0, 1, 0, 1, 0, 1))]
+    [((0, 0, 1), 2), ((0, 1), 2)]
+    """
+    n = len(kinds)
+    best: list[tuple[int, int, tuple[Block, ...]]] = [(0, 0, ())]  # layers compiled, blocks and these, of the first i
+    for end in range(1, n + 1):
+        options = []
+        for length in range(1, end + 1):
+            pattern, start = kinds[end - length : end], end - length
+            while start >= 0 and kinds[start : start + length] == pattern:
+                cost, count, before = best[start]
+                block = Block(pattern, (end - start) // length, start)
+                options.append((cost + length, count + 1, (*before, block)))
+                start -= length
+        best.append(min(options, key=lambda option: option[:2]))
+    return best[n][2]
+
+
+def blocks_of(config: ModelConfig) -> tuple[Block, ...]:
+    """The blocks of a model."""
+    return blocks(config.kind_of_layer) if config.kinds else (Block((0,), config.num_layers, 0),)
+
+
+def of_kind(layers: Any, config: ModelConfig, kind: int) -> Any:
+    """The stacked weights of a kind, or anything that lies as they do."""
+    return layers[config.kinds[kind].name] if config.kinds else layers
+
+
+def each_kind(function: Callable[..., Any], layers: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
+    """A function of the stacked weights of each kind, and of others that lie as they do; its results lie so too."""
+    if not any(isinstance(entry, dict) for entry in layers.values()):
+        return function(layers, *others)
+    return {name: function(own, *(other[name] for other in others)) for name, own in layers.items()}
+
+
+def place_of(config: ModelConfig, layer: int) -> int:
+    """The index of a layer among those of its kind."""
+    return config.layers_of(config.kind_of_layer[layer]).index(layer) if config.kinds else layer
+
+
+def layer_of(layers: Any, config: ModelConfig, number: int) -> Any:
+    """One layer's weights out of stacked ones."""
+    kind, place = config.kind_of_layer[number] if config.kinds else 0, place_of(config, number)
+    return jax.tree.map(lambda x: x[place], of_kind(layers, config, kind))
+
+
+def unstack(params: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
+    """The same parameters with one dict a layer. Inside jit this copies the weights once."""
+    layers = params["layers"]
+    if isinstance(layers, tuple):
+        return params
+    return {**params, "layers": tuple(layer_of(layers, config, number) for number in range(config.num_layers))}
+
+
+def first_layers(params: dict[str, Any], config: ModelConfig, count: int) -> dict[str, Any]:
+    """The parameters of the model of the first layers, `config.first(count)`."""
+    layers = params["layers"]
+    if isinstance(layers, tuple):
+        return {**params, "layers": layers[:count]}
+    if not config.kinds:
+        return {**params, "layers": jax.tree.map(lambda x: x[:count], layers)}
+    numbers = [sum(number < count for number in config.layers_of(kind)) for kind in range(len(config.kinds))]
+    kept = zip(config.kinds, numbers, strict=True)
+    found = {kind.name: jax.tree.map(lambda x, n=n: x[:n], layers[kind.name]) for kind, n in kept}
+    return {**params, "layers": found}
+
+
+def stacked_layers(params: Any, config: ModelConfig) -> Any:
+    """The same parameters with the layers of each kind stacked."""
+    layers = params["layers"]
+    if not isinstance(layers, tuple):
+        return params
+    found = [
+        jax.tree.map(lambda *x: jnp.stack(x), *(layers[number] for number in config.layers_of(kind)))
+        for kind in range(max(len(config.kinds), 1))
+    ]
+    names = [kind.name for kind in config.kinds]
+    return {**params, "layers": dict(zip(names, found, strict=True)) if names else found[0]}

@@ -1,0 +1,59 @@
+"""Whole runs of models whose layers are of several kinds: killed and resumed, with an agent, with adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_runs as runs
+from conftest import KINDS
+from test_resume import STEPS, assert_same_run
+from test_turn_runs import config_of
+
+from jaxrl_llm.training import loop
+
+VECTORS = runs.MODEL.parent
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture(params=KINDS)
+def family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(runs, "MODEL", VECTORS / request.param)
+    monkeypatch.setattr(loop, "write_report", lambda folder: folder)
+    return str(request.param)
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    lines = runs.lines_of(folder / "run" / "metrics.jsonl")
+    assert all(np.isfinite(value) for line in lines for value in line.values() if isinstance(value, float))
+    return lines
+
+
+def test_completions_in_flight_resume_bit_by_bit(family: str, tmp_path: Path) -> None:
+    """They go on over several steps; a run that was killed after any of them ends as the one that was not."""
+    more: Any = {"segment_tokens": 3, "oversample": 1.5, "steps": STEPS, "checkpoint_every": 1, "keep_checkpoints": 9}
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        loop.train(runs.small_config(tmp_path, eval_size=0, top_p=1.0, **more))
+    assert any(answer.tokens.size for step in taken for answer in step.waiting)
+    assert lines_of(tmp_path)[0]["mismatch"] < 3e-4
+    assert_same_run(runs.resumed_copy(tmp_path, range(3, STEPS + 1)), tmp_path / "run")
+
+
+def test_an_agent_of_three_turns(family: str, tmp_path: Path) -> None:
+    """Its conversations come back turn by turn, and the trainer sees them with the sampler's log-probabilities."""
+    runs.train(config_of(tmp_path, "gigpo"))
+    lines = lines_of(tmp_path)
+    assert len(lines) == 2
+    assert lines[0]["mismatch"] < 3e-4
+    assert lines[0].get("rollout/failed_groups", 0) == 0
+
+
+def test_adapters(family: str, tmp_path: Path) -> None:
+    """Of all projections that can have some, sampled with and trained."""
+    loop.train(runs.small_config(tmp_path, lora_rank=2, steps=2, eval_size=0, top_p=1.0))
+    lines = lines_of(tmp_path)
+    assert lines[0]["mismatch"] < 3e-4
+    assert lines[-1]["grad_norm"] > 0
