@@ -28,7 +28,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.families import from_hf
 from jaxrl_llm.models.io.load import DEMO_MODEL
 from jaxrl_llm.models.kinds import read_json
-from jaxrl_llm.models.moe import index_dtype
+from jaxrl_llm.models.layers.moe import index_dtype
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy, init_params

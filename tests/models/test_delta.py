@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models.delta import DeltaInputs, chunked, in_rows, one_step
+from jaxrl_llm.models.layers.delta import DeltaInputs, chunked, in_rows, one_step
 
 N, L, H, K, V = 2, 11, 3, 4, 5
 
