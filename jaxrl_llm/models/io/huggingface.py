@@ -9,7 +9,7 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial, reduce
+from functools import reduce
 from operator import getitem
 from pathlib import Path as FilePath
 from typing import Any
@@ -20,15 +20,13 @@ import numpy as np
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.families import FAMILIES
+from jaxrl_llm.models.io.file_tensor import FLOATS, FileTensor, Tensors
 from jaxrl_llm.models.io.layout import joined, parts_of, stored_shape, stored_tensors
 from jaxrl_llm.models.io.shards import Shards
 from jaxrl_llm.models.kinds import read_json, reason, shown
 from jaxrl_llm.models.parameters import TABLE, Path, parameter_shapes, put
 from jaxrl_llm.models.stacks import stacked_layers
 from jaxrl_llm.utils.errors import InputError
-
-FLOATS = ("F16", "BF16", "F32", "F64")  # as safetensors calls them
-Tensors = Mapping[str, Callable[[], np.ndarray]]  # name -> a function that reads it
 
 
 def from_tensors(
@@ -41,7 +39,9 @@ def from_tensors(
     InputError names a tensor that is missing, has another shape, that this architecture does not read, or that holds
     NaN or infinity.
     """
-    stored = list(stored_tensors(config, tensors))
+    stored, skipped = list(stored_tensors(config, tensors)), skipped_tensors(tensors, config)
+    for name in sorted(set(tensors) - skipped):
+        _check_floats(tensors[name])
     for each in stored:
         if each.name not in tensors:
             raise InputError(f"{where}: the weights lack the tensor {each.name!r}{_instead(each.name, tensors)}")
@@ -162,7 +162,7 @@ def to_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.n
 def open_folder(folder: FilePath) -> Tensors:
     """The tensors of a Hugging Face folder, one file or several; each is read when it is called for.
 
-    InputError for a set of files that is incomplete, damaged, cut short, or in which a tensor is no floats.
+    InputError for a set of files that is incomplete, damaged or cut short.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -174,28 +174,21 @@ def open_folder(folder: FilePath) -> Tensors:
         try:
             opened = safe_open(path, framework="np")
             names = list(opened.keys())
-            dtypes = {name: opened.get_slice(name).get_dtype() for name in names}
+            out |= {name: FileTensor(opened, path, name, opened.get_slice(name).get_dtype()) for name in names}
         except SafetensorError as error:
             raise InputError(f"{path} is damaged or cut short ({reason(error)}): download it again") from None
         except OSError as error:
             raise InputError(f"{path} cannot be read: {reason(error)}") from None
-        for name, dtype in dtypes.items():
-            if dtype not in FLOATS:
-                raise InputError(
-                    f"{path}: tensor {shown(name)} holds numbers of type {dtype}, which is not supported; "
-                    f"supported are {', '.join(FLOATS)}"
-                )
-            out[name] = partial(_tensor, opened, path, name)
     return out
 
 
-def _tensor(opened: Any, path: FilePath, name: str) -> np.ndarray:
-    from safetensors import SafetensorError
-
-    try:
-        return np.asarray(opened.get_tensor(name))
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path}: tensor {shown(name)} cannot be read ({reason(error)}): download it again") from None
+def _check_floats(read: Callable[[], np.ndarray]) -> None:
+    """InputError for a tensor of a file that is no floats."""
+    if isinstance(read, FileTensor) and read.dtype not in FLOATS:
+        raise InputError(
+            f"{read.path}: tensor {shown(read.name)} holds numbers of type {read.dtype}, which is not supported; "
+            f"supported are {', '.join(FLOATS)}"
+        )
 
 
 def _files(folder: FilePath) -> list[str]:

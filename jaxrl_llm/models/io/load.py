@@ -15,16 +15,19 @@ import jax.numpy as jnp
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.config_checks import SETTINGS, check_tokens
 from jaxrl_llm.models.decoder import Remat
-from jaxrl_llm.models.families import from_hf
+from jaxrl_llm.models.families import from_hf, language_model, quantisation_of
+from jaxrl_llm.models.io.file_tensor import Tensors
 from jaxrl_llm.models.io.huggingface import from_tensors, open_folder, untied, without_prefix
+from jaxrl_llm.models.io.quantised_files import dequantised, quantised_count
 from jaxrl_llm.models.io.source import DEMO_MODEL, check_hub_name
 from jaxrl_llm.models.kinds import FATAL, check, path_of, read_json, reason, shown
 from jaxrl_llm.models.parameters import parameter_shapes, put
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.utils.errors import InputError, missing_package
+from jaxrl_llm.utils.errors import InputError, missing_package, several
 from jaxrl_llm.utils.process import use_compile_cache
 
 Shardings = Callable[[ModelConfig, Any], Any]
+logger = logging.getLogger("jaxrl_llm.models")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
 
@@ -62,21 +65,32 @@ def load_policy(
     folder = path if os.path.isdir(path) else _from_hub(name)
     if not (folder / "config.json").exists():
         raise InputError(f"{folder} has no config.json: give a Hugging Face model folder, a .gguf file or a hub name")
-    config = from_hf(read_json(folder / "config.json"), where=str(folder / "config.json"))
+    raw, where = read_json(folder / "config.json"), str(folder / "config.json")
+    config = from_hf(raw, where)
     generation = folder / "generation_config.json"
     if generation.exists():
         # Chat models list there the tokens that end a turn, of which config.json may name only one.
-        raw = read_json(generation)
-        check(raw, {"eos_token_id": SETTINGS["eos_token_id"]}, str(generation))
-        ends = raw.get("eos_token_id")
+        settings = read_json(generation)
+        check(settings, {"eos_token_id": SETTINGS["eos_token_id"]}, str(generation))
+        ends = settings.get("eos_token_id")
         ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
         check_tokens(ends, config.vocab_size, str(generation), "eos_token_id")
         config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys([*config.eos_token_ids, *ends])))
-    tensors = without_prefix(open_folder(folder), config)
+    tensors = without_prefix(_as_floats(open_folder(folder), raw, folder, kept), config)
     config = untied(config, tensors)
     places = _places(config, kept, shardings)
     params, tokenizer = from_tensors(tensors, config, kept, str(folder), places), _tokenizer(folder)
     return _with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
+
+
+def _as_floats(tensors: Tensors, raw: dict[str, Any], folder: Path, dtype: Any) -> Tensors:
+    """A folder's tensors, those that are quantised as floats, of which the log has a line."""
+    quantisation = quantisation_of(language_model(raw), str(folder / "config.json"))
+    if quantisation is None:
+        return tensors
+    count = several(quantised_count(tensors, quantisation), "quantised tensor")
+    logger.warning("%s: %s (%s) read into %s", folder, count, quantisation, jnp.dtype(dtype).name)
+    return dequantised(tensors, quantisation, str(folder))
 
 
 def load_tokenizer(path_or_name: str | Path) -> Any:
