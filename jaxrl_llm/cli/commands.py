@@ -208,19 +208,25 @@ def export_command(arguments: list[str]) -> int:
         """The folder to write, new or empty."""
         overwrite: bool = False
         """Replace the model that the folder holds. Runs and other files are never replaced."""
+        keep_unread: bool = False
+        """Copy tensors of the original model's files that are not read, such as towers for images and layers that
+        draft tokens, unchanged, so that the folder is that model with other weights."""
 
     accept, arguments = flag(arguments, ACCEPT)
     args = parse(Arguments, arguments, "jaxrl export", export_command.__doc__)
     from jaxrl_llm.models.io.folders import check_output
     from jaxrl_llm.training.folder.files import run_config
 
-    read = (args.model, run_config(args.model).model)
+    original = run_config(args.model).model
+    read = (args.model, original)
     check_output(args.folder, args.overwrite, read)
     from jaxrl_llm.models import save_policy  # here: JAX takes seconds
+    from jaxrl_llm.models.io.load import read_unread
     from jaxrl_llm.training.folder.load_run import load_run
 
+    unread = read_unread(original) if args.keep_unread else None
     _, policy, params, tokenizer = load_run(args.model, accept_changed_inputs=accept)
-    _say(str(save_policy(args.folder, policy, params, tokenizer, overwrite=args.overwrite)))
+    _say(str(save_policy(args.folder, policy, params, tokenizer, overwrite=args.overwrite, unread=unread)))
     return 0
 
 

@@ -256,7 +256,11 @@ def test_tensors_are_read_one_at_a_time_and_only_when_called(tmp_path: Path) -> 
             calls.append(self.name)
             return super().__call__()
 
-    found = dequantised({name: Watched(*read) for name, read in opened.items()}, Quantisation("fp8", (8, 8)), "here")
+    found = dequantised(
+        {name: Watched(read.opened, read.path, read.name, read.dtype) for name, read in opened.items()},
+        Quantisation("fp8", (8, 8)),
+        "here",
+    )
     assert not calls
     assert sorted(found) == ["a.weight", "b.weight"]
     assert found["b.weight"]()[7, 7] == e4m3(63)

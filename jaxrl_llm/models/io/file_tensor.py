@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +24,8 @@ EIGHT_BITS = {
 }
 
 
-class FileTensor(NamedTuple):
+@dataclass(frozen=True)
+class FileTensor:
     """A tensor of a file: calling it reads it."""
 
     opened: Any  # by safetensors

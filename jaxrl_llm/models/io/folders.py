@@ -20,7 +20,8 @@ MODEL_FILES = (
     "config.json", "generation_config.json", "model.safetensors", "model-*-of-*.safetensors",
     "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
-    "chat_template.json", "additional_chat_templates",
+    "chat_template.json", "additional_chat_templates", "preprocessor_config.json", "processor_config.json",
+    "video_preprocessor_config.json",
 )  # fmt: skip
 
 

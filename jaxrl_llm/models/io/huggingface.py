@@ -91,7 +91,7 @@ def skipped_tensors(tensors: Iterable[str], config: ModelConfig) -> set[str]:
     if config.tie_embeddings:
         found |= {"lm_head.weight"} & set(tensors)  # some files store it twice
     for name in tensors:
-        match = _OF_LAYER.match(name)
+        match = OF_LAYER.match(name)
         number = int(match[1]) if match else -1
         drafts = number >= config.num_layers and "mtp." in family.skipped
         shared = 0 <= number < config.num_layers and config.of_layer(number).keys_of
@@ -100,7 +100,7 @@ def skipped_tensors(tensors: Iterable[str], config: ModelConfig) -> set[str]:
     return found
 
 
-_OF_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.(.*)")
+OF_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.(.*)")
 _KEYS_AND_VALUES = tuple(f"self_attn.{name}" for name in ("k_proj", "v_proj", "k_norm", "v_norm"))
 
 

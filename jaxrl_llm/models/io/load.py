@@ -17,9 +17,10 @@ from jaxrl_llm.models.config_checks import SETTINGS, check_tokens
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.families import from_hf, language_model, quantisation_of
 from jaxrl_llm.models.io.file_tensor import Tensors
-from jaxrl_llm.models.io.huggingface import from_tensors, open_folder, untied, without_prefix
+from jaxrl_llm.models.io.huggingface import from_tensors, open_folder, skipped_tensors, untied, without_prefix
 from jaxrl_llm.models.io.quantised_files import dequantised, quantised_count
 from jaxrl_llm.models.io.source import DEMO_MODEL, check_hub_name
+from jaxrl_llm.models.io.unread import Unread, skipped_line, unread_of
 from jaxrl_llm.models.kinds import FATAL, check, path_of, read_json, reason, shown
 from jaxrl_llm.models.parameters import parameter_shapes, put
 from jaxrl_llm.models.policy import Params, Policy
@@ -63,10 +64,7 @@ def load_policy(
     if name == DEMO_MODEL or name.endswith(".gguf"):
         return _load_gguf(name, dtype, kept, remat, shardings)
     folder = path if os.path.isdir(path) else _from_hub(name)
-    if not (folder / "config.json").exists():
-        raise InputError(f"{folder} has no config.json: give a Hugging Face model folder, a .gguf file or a hub name")
-    raw, where = read_json(folder / "config.json"), str(folder / "config.json")
-    config = from_hf(raw, where)
+    raw, config = _settings(folder)
     generation = folder / "generation_config.json"
     if generation.exists():
         # Chat models list there the tokens that end a turn, of which config.json may name only one.
@@ -76,11 +74,34 @@ def load_policy(
         ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
         check_tokens(ends, config.vocab_size, str(generation), "eos_token_id")
         config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys([*config.eos_token_ids, *ends])))
-    tensors = without_prefix(_as_floats(open_folder(folder), raw, folder, kept), config)
+    stored = open_folder(folder)
+    tensors = without_prefix(_as_floats(stored, raw, folder, kept), config)
     config = untied(config, tensors)
+    if skipped := skipped_tensors(without_prefix(stored, config), config):
+        logger.warning("%s: %s", folder, skipped_line(skipped, config))
     places = _places(config, kept, shardings)
     params, tokenizer = from_tensors(tensors, config, kept, str(folder), places), _tokenizer(folder)
     return _with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
+
+
+def read_unread(path_or_name: str | Path) -> Unread:
+    """What `load_policy` does not read of a model's files. InputError for a model that is no folder of Hugging Face's,
+    and as there.
+    """
+    path, name = path_of(path_or_name, "the model"), str(path_or_name)
+    if name == DEMO_MODEL or name.endswith(".gguf"):
+        raise InputError(f"{name} is a GGUF file, of which all is read: there is nothing more to keep")
+    folder = path if os.path.isdir(path) else _from_hub(name)
+    raw, config = _settings(folder)
+    return unread_of(folder, without_prefix(open_folder(folder), config), raw, config)
+
+
+def _settings(folder: Path) -> tuple[dict[str, Any], ModelConfig]:
+    """The settings in a folder's config.json, and what they are of the language model."""
+    if not (folder / "config.json").exists():
+        raise InputError(f"{folder} has no config.json: give a Hugging Face model folder, a .gguf file or a hub name")
+    raw = read_json(folder / "config.json")
+    return raw, from_hf(raw, where=str(folder / "config.json"))
 
 
 def _as_floats(tensors: Tensors, raw: dict[str, Any], folder: Path, dtype: Any) -> Tensors:

@@ -20,6 +20,7 @@ from jaxrl_llm.utils.errors import InputError
 if TYPE_CHECKING:
     import numpy as np
 
+    from jaxrl_llm.models.io.unread import Unread
     from jaxrl_llm.models.policy import Params, Policy
 
 
@@ -31,11 +32,13 @@ def save_policy(
     *,
     shard_bytes: int = 5_000_000_000,
     overwrite: bool = False,
+    unread: Unread | None = None,
 ) -> Path:
     """Write a Hugging Face folder: config.json, safetensors in the dtype of the parameters, the tokenizer.
 
     transformers loads it, and `load_policy` reads back equal parameters. Files of more than `shard_bytes` are split.
-    Adapters (`lora`) are merged into the weights.
+    Adapters (`lora`) are merged into the weights. unread: what `load_policy` did not read of the model's files, as
+    `io.load.read_unread` gives it, which is written unchanged, beside weights with the names that they have there.
 
     The folder must be new or empty; with `overwrite` a model in it is replaced. A run's folder never is, nor are files
     that are not of a model. It is written beside its place and then renamed: a process that is killed leaves what was
@@ -51,6 +54,10 @@ def save_policy(
     folder = check_output(directory, overwrite)
     raw, merged = to_hf(policy.config, jax.tree.leaves(params["embed"])[0].dtype.name), merge(params)
     tensors = to_tensors(merged, policy.config)
+    if unread is not None:
+        raw = unread.settings_of(raw)
+        tensors = {unread.name_of(name): value for name, value in tensors.items()}
+        tensors |= {name: read() for name, read in unread.tensors.items()}
     ends = list(policy.config.eos_token_ids)
     generation = {
         "bos_token_id": policy.config.bos_token_id,
@@ -61,6 +68,8 @@ def save_policy(
             _write_json(new / "config.json", raw)
             _write_json(new / "generation_config.json", generation)
             _write_weights(new, tensors, shard_bytes)
+            for file in () if unread is None else unread.files:
+                shutil.copyfile(file, new / file.name)
             if tokenizer is not None:
                 tokenizer.save_pretrained(new)
                 _name_known_class(new / "tokenizer_config.json")
