@@ -164,22 +164,27 @@ def open_folder(folder: FilePath) -> Tensors:
 
     InputError for a set of files that is incomplete, damaged or cut short.
     """
-    from safetensors import SafetensorError, safe_open
-
     out: dict[str, Callable[[], np.ndarray]] = {}
     for file in _files(folder):
-        path = folder / file
-        if not path.is_file():
-            raise InputError(f"{folder} has no {file}: save or download the model's safetensors weights into it")
-        try:
-            opened = safe_open(path, framework="np")
-            names = list(opened.keys())
-            out |= {name: FileTensor(opened, path, name, opened.get_slice(name).get_dtype()) for name in names}
-        except SafetensorError as error:
-            raise InputError(f"{path} is damaged or cut short ({reason(error)}): download it again") from None
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {reason(error)}") from None
+        out |= open_file(folder / file)
     return out
+
+
+def open_file(path: FilePath) -> Tensors:
+    """The tensors of a safetensors file. InputError where there is none, or it is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        what = f"{path.parent} has no {path.name}"
+        raise InputError(f"{what}: save or download the model's safetensors weights into it")
+    try:
+        opened = safe_open(path, framework="np")
+        names = list(opened.keys())
+        return {name: FileTensor(opened, path, name, opened.get_slice(name).get_dtype()) for name in names}
+    except SafetensorError as error:
+        raise InputError(f"{path} is damaged or cut short ({reason(error)}): download it again") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {reason(error)}") from None
 
 
 def _check_floats(read: Callable[[], np.ndarray]) -> None:

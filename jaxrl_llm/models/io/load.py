@@ -16,13 +16,14 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.config_checks import SETTINGS, check_tokens
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.families import from_hf, language_model, quantisation_of
+from jaxrl_llm.models.io.adapters import adapter_line, adapter_params, merged_tensors, open_adapter
 from jaxrl_llm.models.io.file_tensor import Tensors
 from jaxrl_llm.models.io.huggingface import from_tensors, open_folder, skipped_tensors, untied, without_prefix
 from jaxrl_llm.models.io.quantised_files import dequantised, quantised_count
 from jaxrl_llm.models.io.source import DEMO_MODEL, check_hub_name
 from jaxrl_llm.models.io.unread import Unread, skipped_line, unread_of
 from jaxrl_llm.models.kinds import FATAL, check, path_of, read_json, reason, shown
-from jaxrl_llm.models.parameters import parameter_shapes, put
+from jaxrl_llm.models.parameters import combine, parameter_shapes, put
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError, missing_package, several
 from jaxrl_llm.utils.process import use_compile_cache
@@ -39,6 +40,7 @@ def load_policy(
     param_dtype: Any = None,
     remat: Remat = True,
     shardings: Shardings | None = None,
+    adapter: str | Path | None = None,
 ) -> tuple[Policy, Params, Any]:
     """Read a model: (policy, params, tokenizer).
 
@@ -49,6 +51,9 @@ def load_policy(
     remat: what of a layer's activations is kept for the backward pass, see `decoder.Remat`.
     shardings: (configuration, shapes of the parameters) -> their shardings, such as `distributed.fully_sharded` gives;
     each process then reads its own shards only. By default the weights are on the default device.
+    adapter: a folder with LoRA adapters of PEFT's for the model. Those of projections become part of the parameters
+    (`lora`), in float32 on the default device; all others, and modules that are there whole, are merged into the
+    weights as these are read.
     The tokenizer is a transformers one, with the model's chat template.
 
     Raises InputError, in one line, for files that are missing, cut short, or hold settings of wrong types, for weights
@@ -62,7 +67,7 @@ def load_policy(
         raise InputError(f"remat is {shown(remat)}, but must be True, False or one of jax.checkpoint_policies")
     path, name = path_of(path_or_name, "the model"), str(path_or_name)
     if name == DEMO_MODEL or name.endswith(".gguf"):
-        return _load_gguf(name, dtype, kept, remat, shardings)
+        return _load_gguf(name, dtype, kept, remat, shardings, adapter)
     folder = path if os.path.isdir(path) else _from_hub(name)
     raw, config = _settings(folder)
     generation = folder / "generation_config.json"
@@ -76,12 +81,26 @@ def load_policy(
         config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys([*config.eos_token_ids, *ends])))
     stored = open_folder(folder)
     tensors = without_prefix(_as_floats(stored, raw, folder, kept), config)
-    config = untied(config, tensors)
     if skipped := skipped_tensors(without_prefix(stored, config), config):
         logger.warning("%s: %s", folder, skipped_line(skipped, config))
-    places = _places(config, kept, shardings)
-    params, tokenizer = from_tensors(tensors, config, kept, str(folder), places), _tokenizer(folder)
+    config, params = _params(tensors, untied(config, tensors), kept, str(folder), shardings, adapter)
+    tokenizer = _tokenizer(folder)
     return _with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
+
+
+def _params(
+    tensors: Tensors, config: ModelConfig, dtype: Any, where: str, shardings: Shardings | None, folder: Any
+) -> tuple[ModelConfig, Params]:  # fmt: skip
+    """The parameters out of tensors, with the adapter in a folder if there is one, and the model's configuration."""
+    if folder is None:
+        return config, from_tensors(tensors, config, dtype, where, _places(config, dtype, shardings))
+    adapter = open_adapter(path_of(folder, "the adapter"), config)
+    if text := adapter_line(adapter):
+        logger.warning("%s: %s", folder, text)
+    tensors = merged_tensors(tensors, adapter)
+    config = untied(config, tensors)
+    params = from_tensors(tensors, config, dtype, where, _places(config, dtype, shardings))
+    return config, combine(params, adapter_params(adapter))
 
 
 def read_unread(path_or_name: str | Path) -> Unread:
@@ -156,14 +175,14 @@ def _places(config: ModelConfig, dtype: Any, shardings: Shardings | None) -> Any
 
 
 def _load_gguf(
-    name: str, dtype: Any, kept: Any, remat: Remat, shardings: Shardings | None
+    name: str, dtype: Any, kept: Any, remat: Remat, shardings: Shardings | None, adapter: Any
 ) -> tuple[Policy, Params, Any]:
     from jaxrl_llm.models.io.gguf import read_gguf, smollm2_path
 
     model = read_gguf(smollm2_path() if name == DEMO_MODEL else Path(name).expanduser())
     config = from_hf(model.config, where=model.path.name)
-    places = _places(config, kept, shardings)
-    params, tokenizer = from_tensors(model.tensors, config, kept, model.path.name, places), model.tokenizer()
+    config, params = _params(model.tensors, config, kept, model.path.name, shardings, adapter)
+    tokenizer = model.tokenizer()
     return _with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
 
 

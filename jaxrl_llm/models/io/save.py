@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import jax
 
 from jaxrl_llm.models.checks import check_params, check_policy
 from jaxrl_llm.models.families import to_hf
-from jaxrl_llm.models.io.folders import check_output, written_whole
+from jaxrl_llm.models.io.folders import check_output, write_json, written_whole
 from jaxrl_llm.models.io.huggingface import to_tensors
 from jaxrl_llm.models.kinds import read_json, reason, shown
 from jaxrl_llm.models.lora import merge
@@ -65,8 +64,8 @@ def save_policy(
     }
     try:
         with written_whole(folder, overwrite) as new:
-            _write_json(new / "config.json", raw)
-            _write_json(new / "generation_config.json", generation)
+            write_json(new / "config.json", raw)
+            write_json(new / "generation_config.json", generation)
             _write_weights(new, tensors, shard_bytes)
             for file in () if unread is None else unread.files:
                 shutil.copyfile(file, new / file.name)
@@ -89,11 +88,7 @@ def _name_known_class(path: Path) -> None:
     """Name a tokenizer's class as readers before transformers 5 know it, which newer ones know too."""
     raw = read_json(path) if path.exists() else {}
     if raw.get("tokenizer_class") == "TokenizersBackend":
-        _write_json(path, raw | {"tokenizer_class": "PreTrainedTokenizerFast"})
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        write_json(path, raw | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def _write_weights(folder: Path, tensors: dict[str, np.ndarray], shard_bytes: int) -> None:
@@ -117,4 +112,4 @@ def _write_weights(folder: Path, tensors: dict[str, np.ndarray], shard_bytes: in
         save_file(shard, folder / file, metadata={"format": "pt"})
         place |= dict.fromkeys(shard, file)
     total = sum(x.nbytes for x in tensors.values())
-    _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": place})
+    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": place})
