@@ -198,7 +198,7 @@ def report_command(arguments: list[str]) -> int:
 
 
 def export_command(arguments: list[str]) -> int:
-    """Write the trained model of a run, or any model, as a Hugging Face folder, all or nothing."""
+    """Write the trained model of a run, or any model, as a Hugging Face folder, all or nothing; or its adapters."""
 
     @dataclasses.dataclass(frozen=True)
     class Arguments:
@@ -208,6 +208,11 @@ def export_command(arguments: list[str]) -> int:
         """The folder to write, new or empty."""
         overwrite: bool = False
         """Replace the model that the folder holds. Runs and other files are never replaced."""
+        adapter: str | None = None
+        """Folder of LoRA adapters for the model, as PEFT writes them, which are merged into it."""
+        adapters: bool = False
+        """Write the adapters of a run that trained some, as PEFT does (adapter_config.json, adapter_model.safetensors),
+        instead of the model."""
         keep_unread: bool = False
         """Copy tensors of the original model's files that are not read, such as towers for images and layers that
         draft tokens, unchanged, so that the folder is that model with other weights."""
@@ -217,15 +222,25 @@ def export_command(arguments: list[str]) -> int:
     from jaxrl_llm.models.io.folders import check_output
     from jaxrl_llm.training.folder.files import run_config
 
-    original = run_config(args.model).model
-    read = (args.model, original)
+    config = run_config(args.model)
+    if args.adapters and (args.keep_unread or args.adapter):
+        raise InputError("--adapters writes the adapters of a run alone: leave out --keep-unread and --adapter")
+    if args.adapters and not config.adapts:
+        raise InputError(f"{args.model} has no adapters: they are trained by jaxrl train with --lora-rank or --adapter")
+    read = (args.model, config.model, *([args.adapter or config.adapter] if args.adapter or config.adapter else []))
     check_output(args.folder, args.overwrite, read)
     from jaxrl_llm.models import save_policy  # here: JAX takes seconds
+    from jaxrl_llm.models.io.adapters import check_only_adapters
     from jaxrl_llm.models.io.load import read_unread
+    from jaxrl_llm.models.io.save_adapter import save_adapter
     from jaxrl_llm.training.folder.load_run import load_run
 
-    unread = read_unread(original) if args.keep_unread else None
-    _, policy, params, tokenizer = load_run(args.model, accept_changed_inputs=accept)
+    unread = read_unread(config.model) if args.keep_unread else None
+    _, policy, params, tokenizer = load_run(args.model, accept_changed_inputs=accept, adapter=args.adapter)
+    if args.adapters:
+        check_only_adapters(config.adapter, policy.config)
+        _say(str(save_adapter(args.folder, policy, params, base=config.model, overwrite=args.overwrite)))
+        return 0
     _say(str(save_policy(args.folder, policy, params, tokenizer, overwrite=args.overwrite, unread=unread)))
     return 0
 

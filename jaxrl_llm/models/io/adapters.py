@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.models.config import ModelConfig
@@ -200,6 +199,16 @@ def adapter_line(adapter: Adapter) -> str:
     return "; ".join(parts)
 
 
+def check_only_adapters(folder: str | None, model: ModelConfig) -> None:
+    """InputError for the folder of an adapter, with which a run began, that changes weights without adapters here."""
+    changed = sorted(open_adapter(Path(folder).expanduser(), model).merged) if folder else ()
+    if changed:
+        raise InputError(
+            f"{folder}, with which the run began, changes {changed[0]}, which has no adapter here, so that adapters "
+            "alone would not be the run's model: export the model"
+        )
+
+
 class _Part(NamedTuple):
     """The adapter of one weight of one layer."""
 
@@ -209,7 +218,7 @@ class _Part(NamedTuple):
 
 
 def adapter_params(adapter: Adapter) -> Params:
-    """The adapters of projections as parameters, {"layers": {...}} in float32, with their scales.
+    """The adapters of projections as parameters, {"layers": {...}} in float32 on the host, with their scales.
 
     InputError for matrices of other shapes than the model's, and for NaN and infinity.
     """
@@ -227,9 +236,9 @@ def adapter_params(adapter: Adapter) -> Params:
             all_a[place, ..., : part.a.shape[-1]] = part.a
             all_b[place, : len(part.b)] = part.b * np.float32(part.scale / usual[weight.kind, place])
         for name, value in zip(adapter_axes(weight), (all_a, all_b), strict=True):
-            put(params, (*at, name), jnp.asarray(value))
+            put(params, (*at, name), value)
         factors = [usual.get((weight.kind, place), 1.0) for place in range(len(weight.layers))]
-        put(params, (*at, LORA_SCALE), jnp.asarray(factors, jnp.float32))
+        put(params, (*at, LORA_SCALE), np.asarray(factors, np.float32))
     return params
 
 
@@ -246,7 +255,7 @@ def _parts(adapter: Adapter) -> dict[tuple[str, ...], tuple[Weight, dict[int, _P
         of_b = parts_of(outputs_of(stored, len(a)), b)
         used = {path: np.any(part.reshape(len(a), -1) != 0, axis=1) for path, part in of_b.items()}
         anywhere = np.any(list(used.values()), axis=0)
-        (place,) = stored.index
+        (place,) = stored.place
         for weight in stored.weights:
             # What adds to other weights of the module alone was an adapter of theirs.
             kept, start = used[weight.path] | ~anywhere, len(weight.stacked)

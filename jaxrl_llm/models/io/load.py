@@ -52,7 +52,7 @@ def load_policy(
     shardings: (configuration, shapes of the parameters) -> their shardings, such as `distributed.fully_sharded` gives;
     each process then reads its own shards only. By default the weights are on the default device.
     adapter: a folder with LoRA adapters of PEFT's for the model. Those of projections become part of the parameters
-    (`lora`), in float32 on the default device; all others, and modules that are there whole, are merged into the
+    (`lora`), in float32; all others, and modules that are there whole, are merged into the
     weights as these are read.
     The tokenizer is a transformers one, with the model's chat template.
 
@@ -100,7 +100,12 @@ def _params(
     tensors = merged_tensors(tensors, adapter)
     config = untied(config, tensors)
     params = from_tensors(tensors, config, dtype, where, _places(config, dtype, shardings))
-    return config, combine(params, adapter_params(adapter))
+    own = adapter_params(adapter)
+    if shardings is None:
+        return config, combine(params, jax.tree.map(jnp.asarray, own))
+    places = shardings(config, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), own))
+    put_on = lambda x, place: jax.make_array_from_callback(x.shape, place, lambda index: x[index])  # noqa: E731
+    return config, combine(params, jax.tree.map(put_on, own, places))
 
 
 def read_unread(path_or_name: str | Path) -> Unread:

@@ -75,7 +75,7 @@ def adapter_modules(params: Params, config: ModelConfig) -> dict[str, Module]:
     layers = {"layers": adapters_of(stacked_layers(params, config))}
     found: dict[str, Module] = {}
     for stored in stored_tensors(config):
-        if len(stored.index) == 1 and (module := _module(stored, layers)) is not None:
+        if len(stored.place) == 1 and (module := _module(stored, layers)) is not None:
             found[stored.name.removesuffix(".weight")] = module
     return found
 
@@ -98,7 +98,7 @@ def _module(stored: Stored, layers: Params) -> Module | None:
             place += 0 if shared else len(own)
         outputs[weight.path] = b
     entry = reduce(getitem, stored.weights[0].path[:-1], layers)
-    scale = float(entry[LORA_SCALE][stored.index]) if LORA_SCALE in entry else 1.0
+    scale = float(entry[LORA_SCALE][stored.place]) if LORA_SCALE in entry else 1.0
     return a, joined(outputs_of(stored, len(a)), outputs), scale
 
 
@@ -110,7 +110,7 @@ def _part(stored: Stored, weight: Weight, layers: Params) -> tuple[np.ndarray, n
     if weight.name + LORA_IN not in entry:
         return None
     a, b = (
-        np.asarray(jax.device_get(entry[weight.name + end][stored.index]), np.float32) for end in (LORA_IN, LORA_OUT)
+        np.asarray(jax.device_get(entry[weight.name + end][stored.place]), np.float32) for end in (LORA_IN, LORA_OUT)
     )
     a = a.reshape(-1, len(b)).T
     kept = np.any(a != 0, axis=1) | np.any(b.reshape(len(b), -1) != 0, axis=1)
