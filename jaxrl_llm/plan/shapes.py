@@ -221,7 +221,8 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
     params, (frozen, learning) = jax.eval_shape(parameters)
     reference = None
     if wants_reference(config, algorithm):
-        reference = frozen or {name: x for name, x in params.items() if name != "critic"}
+        own = {name: x for name, x in params.items() if name != "critic"}
+        reference = own if frozen is None or config.adapter else frozen
     optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
     state = jax.eval_shape(partial(init_state, optimizer=optimizer), learning)
     previous = jax.eval_shape(partial(first_previous, algorithm.needs), learning)

@@ -345,16 +345,8 @@ class TrainConfig:
         check_together(self)
 
     def _check_texts(self) -> None:
-        for name in (
-            *_NAMES,
-            "adapter",
-            "eval_prompts",
-            "prompt_column",
-            "answer_column",
-            "wandb",
-            "environment",
-            "compact",
-        ):
+        optional = ("adapter", "eval_prompts", "prompt_column", "answer_column", "wandb", "environment", "compact")
+        for name in (*_NAMES, *optional):
             text = getattr(self, name)
             if text is not None and (not text.strip() or "\0" in text):
                 raise InputError(f"{name} is {shown(text)}: give a name, or leave it out")

@@ -128,6 +128,10 @@ def test_the_commands(first: Path, second: Path, tmp_path: Path, capsys: pytest.
     _, merged, _ = load_policy(tmp_path / "merged")
     _, params, _ = load_policy(model, adapter=adapter)
     jax.tree.map(np.testing.assert_array_equal, merged, lora.merge(params))
+    assert main(["export", model, str(tmp_path / "half"), "--adapter", adapter, "--dtype", "bfloat16"]) == 0
+    half = load_file(tmp_path / "half" / "model.safetensors")
+    for name, value in load_file(tmp_path / "merged" / "model.safetensors").items():
+        np.testing.assert_array_equal(half[name], value.astype(jnp.bfloat16), err_msg=name)
     assert main(["export", str(second), str(tmp_path / "again"), "--adapters"]) == 0
     found = load_policy(model, adapter=tmp_path / "again")[1]
     jax.tree.map(np.testing.assert_array_equal, found, load_run(str(second))[2])
@@ -137,6 +141,7 @@ def test_the_commands(first: Path, second: Path, tmp_path: Path, capsys: pytest.
         (["sample", str(first / "run"), "x", "--adapter", adapter], "is a run, and --adapter is for a model"),
         (["export", model, str(tmp_path / "x"), "--adapters"], "has no adapters: they are trained by jaxrl train with"),
         (["export", str(second), str(tmp_path / "x"), "--adapters", "--keep-unread"], "leave out --keep-unread"),
+        (["export", str(second), str(tmp_path / "x"), "--adapters", "--dtype", "bfloat16"], "--adapter and --dtype"),
         (["export", str(second), str(first / "adapter"), "--overwrite"], "from which the model is read"),
     ):
         assert main(arguments) == 2
@@ -208,6 +213,21 @@ def test_a_wrong_adapter_is_told_before_the_model_is_loaded(first: Path, tmp_pat
     with pytest.raises(InputError, match=r"there is no file .*none/adapter_config.json"), read_inputs(config):
         pass
     assert dataclasses.replace(config, adapter=str(first / "adapter")).adapts == "adapter"
+
+
+@pytest.mark.heavy
+def test_plans_know_the_shapes_of_a_run_with_an_adapter(first: Path, tmp_path: Path) -> None:
+    from jaxrl_llm.plan.shapes import state_shapes
+    from jaxrl_llm.training.method import make_algorithm
+
+    config = config_of(tmp_path, first / "adapter", hyperparameters={"kl_coefficient": 0.05})
+    found, state, _ = set_up(config)
+    planned = state_shapes(config, load_policy(runs.MODEL)[0].config, make_algorithm(config))
+    for ours, theirs in (
+        (planned.frozen, found.frozen), (planned.state.params, state.params), (planned.reference, found.reference),
+    ):  # fmt: skip
+        shapes = jax.tree.map(lambda x: (x.shape, x.dtype), (ours, theirs))
+        assert shapes[0] == shapes[1]
 
 
 @pytest.mark.heavy
