@@ -126,7 +126,7 @@ def update_temporaries(
     """
     tensor, expert = mesh.shape.get(TENSOR, 1), mesh.shape.get(EXPERT, 1)
     gradients = held.learning * (jnp.dtype(config.param_dtype).itemsize + (4 if config.micro_batches > 1 else 0))
-    if config.lora_rank:
+    if config.adapts:
         gradients = held.learning * 8
     D, heads = model.hidden_size, (model.num_heads + 2 * model.num_kv_heads) * model.head_dim / tensor
     times = max(model.experts_per_token, 1)
