@@ -12,6 +12,7 @@ import sys
 import typing
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Literal
 
 from jaxrl_llm.cli.eval_and_sample import eval_command, sample_command
 from jaxrl_llm.cli.host_options import host_options
@@ -198,7 +199,7 @@ def report_command(arguments: list[str]) -> int:
 
 
 def export_command(arguments: list[str]) -> int:
-    """Write the trained model of a run, or any model, as a Hugging Face folder, all or nothing."""
+    """Write the trained model of a run, or any model, as a Hugging Face folder, all or nothing; or its adapters."""
 
     @dataclasses.dataclass(frozen=True)
     class Arguments:
@@ -208,19 +209,47 @@ def export_command(arguments: list[str]) -> int:
         """The folder to write, new or empty."""
         overwrite: bool = False
         """Replace the model that the folder holds. Runs and other files are never replaced."""
+        adapter: str | None = None
+        """Folder of LoRA adapters for the model, as PEFT writes them, which are merged into it."""
+        dtype: Literal["float32", "bfloat16"] | None = None
+        """Dtype of the weights that are written; adapters are then merged in float32. Default: the run's, and float32
+        for a model."""
+        adapters: bool = False
+        """Write the adapters of a run that trained some, as PEFT does (adapter_config.json, adapter_model.safetensors),
+        instead of the model."""
+        keep_unread: bool = False
+        """Copy tensors of the original model's files that are not read, such as towers for images and layers that
+        draft tokens, unchanged, so that the folder is that model with other weights."""
 
     accept, arguments = flag(arguments, ACCEPT)
     args = parse(Arguments, arguments, "jaxrl export", export_command.__doc__)
     from jaxrl_llm.models.io.folders import check_output
     from jaxrl_llm.training.folder.files import run_config
 
-    read = (args.model, run_config(args.model).model)
+    config = run_config(args.model)
+    if args.adapters and (args.keep_unread or args.adapter or args.dtype):
+        raise InputError("--adapters writes a run's adapters alone: leave out --keep-unread, --adapter and --dtype")
+    if args.adapters and not config.adapts:
+        raise InputError(f"{args.model} has no adapters: they are trained by jaxrl train with --lora-rank or --adapter")
+    read = (args.model, config.model, *([args.adapter or config.adapter] if args.adapter or config.adapter else []))
     check_output(args.folder, args.overwrite, read)
     from jaxrl_llm.models import save_policy  # here: JAX takes seconds
+    from jaxrl_llm.models.io.adapters import check_only_adapters
+    from jaxrl_llm.models.io.load import read_unread
+    from jaxrl_llm.models.io.save_adapter import save_adapter
+    from jaxrl_llm.models.lora import merge
+    from jaxrl_llm.models.quantised import cast
     from jaxrl_llm.training.folder.load_run import load_run
 
-    _, policy, params, tokenizer = load_run(args.model, accept_changed_inputs=accept)
-    _say(str(save_policy(args.folder, policy, params, tokenizer, overwrite=args.overwrite)))
+    unread = read_unread(config.model) if args.keep_unread else None
+    _, policy, params, tokenizer = load_run(args.model, accept_changed_inputs=accept, adapter=args.adapter)
+    if args.adapters:
+        check_only_adapters(config.adapter, policy.config)
+        _say(str(save_adapter(args.folder, policy, params, base=config.model, overwrite=args.overwrite)))
+        return 0
+    if args.dtype is not None:
+        params = cast(merge(cast(params, "float32")), args.dtype)
+    _say(str(save_policy(args.folder, policy, params, tokenizer, overwrite=args.overwrite, unread=unread)))
     return 0
 
 

@@ -23,6 +23,8 @@ def eval_command(arguments: list[str]) -> int:
     class Arguments:
         model: positional("MODEL")  # type: ignore[valid-type]
         """A run's folder, or a model as for jaxrl train."""
+        adapter: str | None = None
+        """Folder of LoRA adapters for the model, as PEFT writes them."""
         prompts: str | None = None
         """Prompts, given as for jaxrl train; default: the run's held-out ones."""
         rewards: tuple[str, ...] | None = None
@@ -69,7 +71,9 @@ def eval_command(arguments: list[str]) -> int:
         # Inputs that this command does not replace must still be those of the run.
         own = {} if args.rewards else {f"the reward {reward.name}": reward_digest(reward) for reward in rewards}
         own |= {} if args.prompts or args.size else {"the held-out prompts": rows_digest(rows)}
-        _, policy, params, tokenizer = load_run(args.model, digests=own, accept_changed_inputs=accept)
+        _, policy, params, tokenizer = load_run(
+            args.model, digests=own, accept_changed_inputs=accept, adapter=args.adapter
+        )
         prompts = encode_for(config, tokenizer, policy.config.max_positions, rows, vocabulary=policy.config.vocab_size)
         temperature = float(args.samples > 1) if args.temperature is None else args.temperature
         if is_agent(config):
@@ -108,6 +112,8 @@ def sample_command(arguments: list[str]) -> int:
         prompts: positional("PROMPT", many=True)  # type: ignore[valid-type]
         """One or more prompts; chat models apply their template. With an environment, a JSON object is a row with all
         its columns, and there may be no prompt."""
+        adapter: str | None = None
+        """Folder of LoRA adapters for the model, as PEFT writes them."""
         samples: int = 1
         """Completions of each."""
         max_new_tokens: int | None = None
@@ -176,7 +182,7 @@ def sample_command(arguments: list[str]) -> int:
 
     figures = Stats()
     try:
-        _, policy, params, _ = load_run(args.model, accept_changed_inputs=accept)
+        _, policy, params, _ = load_run(args.model, accept_changed_inputs=accept, adapter=args.adapter)
         asked = requests_of(
             policy, prompts, jax.random.key(args.seed), group_size=args.samples,
             stop=config.stop if args.stop is None else args.stop,
@@ -209,7 +215,7 @@ def _play(args: Any, config: TrainConfig, accept: bool) -> int:
 
     rows = rows_to_play(filled_prompts(args.prompts, config.prompt_template if args.prompt_template is None
                                        else args.prompt_template))  # fmt: skip
-    _, policy, params, _ = load_run(args.model, accept_changed_inputs=accept)
+    _, policy, params, _ = load_run(args.model, accept_changed_inputs=accept, adapter=args.adapter)
     alone, stats = len(rows) * args.samples == 1 and not args.jsonl, list[Stats]()
     try:
         found = play_rows(

@@ -24,8 +24,8 @@ from jaxrl_llm.learner.prefix_trie import (
     prefix_tries,
     subtrees,
 )
+from jaxrl_llm.models.layers.paths import runs_of
 from jaxrl_llm.models.packing import PackedRows, Packing
-from jaxrl_llm.models.paths import runs_of
 
 SMALL = 512  # places in packed rows: fewer are not worth a program of their own
 COARSE = 2048  # places up to which compiling another program costs more than a third of padding

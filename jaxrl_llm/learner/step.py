@@ -28,9 +28,9 @@ from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import Steps, plan_steps
 from jaxrl_llm.learner.turnwise_updates import after_turn, at_turn, joined, phase_count, without_factor
 from jaxrl_llm.learner.update import FIRST, TrainState, init_state, prepare, update
+from jaxrl_llm.models.layers.routing import routing_of
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.routing import routing_of
 
 
 class Learner(NamedTuple):

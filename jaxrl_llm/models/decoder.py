@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.models.attention import Attend, Weighing, attention, norm
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layer import Given, Settings, run_layer
-from jaxrl_llm.models.layers import Rotations, accumulation_dtype, project, ropes_of_kind, rotations_of
+from jaxrl_llm.models.layers.attention import Attend, Weighing, attention, norm
+from jaxrl_llm.models.layers.layer import Given, Settings, run_layer
+from jaxrl_llm.models.layers.parts import Rotations, accumulation_dtype, project, ropes_of_kind, rotations_of
+from jaxrl_llm.models.layers.recurrent import Flow, segments_flow
 from jaxrl_llm.models.placement import ANYWHERE, Placement, all_but_weights
-from jaxrl_llm.models.recurrent import Flow, segments_flow
 from jaxrl_llm.models.stacks import Block, blocks_of, of_kind, place_of, unstack
 from jaxrl_llm.utils.errors import InputError
 

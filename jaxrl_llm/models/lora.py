@@ -21,7 +21,7 @@ n layers, D hidden, H query heads, K key-value heads, h head size, F inner size,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,7 @@ from jaxrl_llm.models.parameters import (
     Weight,
     adapted_weights,
     adapter_axes,
+    combine,
     put,
 )
 from jaxrl_llm.models.stacks import each_kind
@@ -116,6 +117,30 @@ def scaled(params: Params, rank: int, alpha: float) -> Params:
         return {**layers, LORA_SCALE: jnp.full((count,), factor)}
 
     return {**params, "layers": each_kind(with_factor, layers)}
+
+
+def scaled_like(params: Params, other: Params) -> Params:
+    """The parameters with the factors for adapters that others have, of the same layers."""
+    factors = _kept(other, lambda name: name == LORA_SCALE)
+    return combine(params, {"layers": factors})
+
+
+def split(params: Params) -> tuple[Params, Params]:
+    """(weights, adapters): what `parameters.combine` joins. The factors are beside the weights."""
+    return (
+        {**params, "layers": _kept(params, lambda name: not name.endswith((LORA_IN, LORA_OUT)))},
+        {"layers": _kept(params, lambda name: name.endswith((LORA_IN, LORA_OUT)))},
+    )
+
+
+def _kept(params: Params, keep: Callable[[str], bool]) -> Any:
+    """Of the layers' arrays, stacked or not, those by whose names `keep` is true; kinds of layers without are none."""
+    layers = _layers(params)
+    own = lambda layer: {name: x for name, x in layer.items() if keep(name)}  # noqa: E731
+    if isinstance(layers, tuple):
+        return tuple(map(own, layers))
+    found = each_kind(own, layers)
+    return {name: entry for name, entry in found.items() if not isinstance(entry, dict) or entry}
 
 
 def _layers(params: Params) -> Any:

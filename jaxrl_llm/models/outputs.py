@@ -15,10 +15,10 @@ from jaxrl_llm.core.needs import NEEDS, need_of, value_of, values_of
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, check_batch
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.hooked import Places, hooked_logp, of_a_reference
-from jaxrl_llm.models.layers import accumulation_dtype
+from jaxrl_llm.models.layers.parts import accumulation_dtype
+from jaxrl_llm.models.layers.routing import check_experts, of_all_rows
 from jaxrl_llm.models.packing import Packing, packed_states, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.routing import check_experts, of_all_rows
 from jaxrl_llm.models.stacks import first_layers
 from jaxrl_llm.models.vocabulary import Distribution, logp_of_tokens, most_probable, vocabulary_sum
 from jaxrl_llm.utils.errors import InputError

@@ -22,15 +22,15 @@ import jax.numpy as jnp
 from jaxrl_kernels.packed_attention import PackedTokens
 
 from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.models.attention import Attend, Weighing, attention
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.delta import DeltaInputs, chunked
-from jaxrl_llm.models.moe import NOT_RECORDED
-from jaxrl_llm.models.packed_attention import by_kernel
-from jaxrl_llm.models.paths import in_chunks, out_of_chunks, paths_of
+from jaxrl_llm.models.layers.attention import Attend, Weighing, attention
+from jaxrl_llm.models.layers.delta import DeltaInputs, chunked
+from jaxrl_llm.models.layers.moe import NOT_RECORDED
+from jaxrl_llm.models.layers.packed_attention import by_kernel
+from jaxrl_llm.models.layers.paths import in_chunks, out_of_chunks, paths_of
+from jaxrl_llm.models.layers.recurrent import Flow, along
 from jaxrl_llm.models.placement import Placement, placement, row_shards, takes_kernels, token_shards
 from jaxrl_llm.models.policy import Params, Policy, positions_of
-from jaxrl_llm.models.recurrent import Flow, along
 from jaxrl_llm.utils.errors import InputError
 
 Indices = Any  # int32 array: of jax, or of numpy where the host makes it

@@ -181,10 +181,10 @@ TABLE = (
               True, lambda config: config.latent and config.latent.query_rank),
     _of_layer("latent", "hidden latent", NORMAL, "self_attn.kv_a_proj_with_mqa.weight", "attn_kv_a_mqa.weight", 1,
               True, _LATENT),
-    _of_layer("latent_norm", "rank", IDENTITY, "self_attn.kv_a_layernorm.weight", "attn_kv_a_norm.weight",
+    _of_layer("latent_norm", "kv_rank", IDENTITY, "self_attn.kv_a_layernorm.weight", "attn_kv_a_norm.weight",
               when=_LATENT),
-    _linear("key_out", "rank heads plain", "self_attn.kv_b_proj.weight", "attn_k_b.weight", 1, _LATENT),
-    _linear("value_out", "rank heads value_size", "self_attn.kv_b_proj.weight", "attn_v_b.weight", 1, _LATENT),
+    _linear("key_out", "kv_rank heads plain", "self_attn.kv_b_proj.weight", "attn_k_b.weight", 1, _LATENT),
+    _linear("value_out", "kv_rank heads value_size", "self_attn.kv_b_proj.weight", "attn_v_b.weight", 1, _LATENT),
     _of_layer("query_gate", "hidden heads head_size", NORMAL, "self_attn.q_proj.weight", "attn_q_gate.weight", 1,
               when=_attending("gated_attention")),
     *(_of_layer(f"delta_{name}", f"hidden {heads}_heads {heads}_size", NORMAL, f"linear_attn.in_proj_{name}.weight",
@@ -262,7 +262,7 @@ def axis_sizes(config: ModelConfig) -> dict[str, int]:
         }  # fmt: skip
     sizes |= {"taps": delta.taps if delta else config.convolution, "channels": config.hidden_size}
     if latent:
-        sizes |= {"rank": latent.rank, "latent": latent.rank + latent.rotated, "plain": latent.plain}
+        sizes |= {"kv_rank": latent.rank, "latent": latent.rank + latent.rotated, "plain": latent.plain}
         sizes["query_rank"] = latent.query_rank
     return sizes
 

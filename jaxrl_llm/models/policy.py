@@ -16,7 +16,7 @@ from jaxrl_llm.models import decoder
 from jaxrl_llm.models.checks import check_key, check_params, check_tokens
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.kinds import number, require_kind, shown
-from jaxrl_llm.models.layers import accumulation_dtype
+from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.parameters import IDENTITY, PLAIN, ZEROS, Weight, put, weights
 from jaxrl_llm.utils.errors import InputError
 

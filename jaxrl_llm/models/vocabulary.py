@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.models.layers import accumulation_dtype
+from jaxrl_llm.models.layers.parts import accumulation_dtype
 
 BLOCK = 4096
 

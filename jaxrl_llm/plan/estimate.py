@@ -19,8 +19,8 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.needs import value_of
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.distributed import fully_sharded
-from jaxrl_llm.models.attention import MAX_LOGITS
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.layers.attention import MAX_LOGITS
 from jaxrl_llm.models.placement import EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
 from jaxrl_llm.plan.program_cost import Cost
 from jaxrl_llm.plan.sampling import Sampling, active_weights, estimate, model_weights, pair_operations, reduced_bytes
@@ -123,7 +123,7 @@ def update_temporaries(
     """
     tensor, expert = mesh.shape.get(TENSOR, 1), mesh.shape.get(EXPERT, 1)
     gradients = held.learning * (jnp.dtype(config.param_dtype).itemsize + (4 if config.micro_batches > 1 else 0))
-    if config.lora_rank:
+    if config.adapts:
         gradients = held.learning * 8
     D, heads = model.hidden_size, (model.num_heads + 2 * model.num_kv_heads) * model.head_dim / tensor
     times = max(model.experts_per_token, 1)

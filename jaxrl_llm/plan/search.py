@@ -245,9 +245,9 @@ def _settings(config: TrainConfig, algorithm: Algorithm) -> list[Change]:
     slots += [(n, {"slots": rows >> n}) for n in range(1, 6) if rows >> n >= 1]
     if not config.remat or config.keep_projections:
         remat += [(1, {"remat": True, "keep_projections": False})]
-    if wants_reference(config, algorithm) and config.reference_memory == "device" and not config.lora_rank:
+    if wants_reference(config, algorithm) and config.reference_memory == "device" and not config.adapts:
         host += [(2, {"reference_memory": "host"})]
-    adapters: Priced = [*kept] + ([(50, {"lora_rank": RANK})] if not config.lora_rank else [])
+    adapters: Priced = [*kept] + ([(50, {"lora_rank": RANK})] if not config.adapts else [])
     found: Priced = []
     for parts in itertools.product(precision, moments, caches, slots, remat, host, adapters):
         found.append((sum(price for price, _ in parts), {k: v for _, change in parts for k, v in change.items()}))

@@ -26,9 +26,10 @@ from jaxrl_llm.learner.step import Learner, shard
 from jaxrl_llm.learner.update import TrainState, init_state
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.families import from_hf
+from jaxrl_llm.models.io.adapters import adapter_params, open_adapter
 from jaxrl_llm.models.io.load import DEMO_MODEL
-from jaxrl_llm.models.kinds import read_json
-from jaxrl_llm.models.moe import index_dtype
+from jaxrl_llm.models.kinds import path_of, read_json
+from jaxrl_llm.models.layers.moe import index_dtype
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy, init_params
@@ -199,13 +200,17 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
     def parameters() -> Any:
         policy = with_precision(config, Policy(model, jnp.dtype(config.dtype), remat_of(config)))
         params = init_params(jax.random.key(0), model, jnp.dtype(config.param_dtype))
+        if config.adapter:
+            adapter = open_adapter(path_of(config.adapter, "adapter"), model)
+            params = combine(params, jax.tree.map(jnp.asarray, adapter_params(adapter)))
         made["policy"], params = with_critic(config, algorithm.needs, policy, params)
         return params, split_parameters(config, made["policy"], params)
 
     params, (frozen, learning) = jax.eval_shape(parameters)
     reference = None
     if wants_reference(config, algorithm):
-        reference = frozen or {name: x for name, x in params.items() if name != "critic"}
+        own = {name: x for name, x in params.items() if name != "critic"}
+        reference = own if frozen is None or config.adapter else frozen
     optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
     state = jax.eval_shape(partial(init_state, optimizer=optimizer), learning)
     moving = jax.eval_shape(partial(first_policies, config, algorithm, hook_of(config, algorithm)), learning)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.core.needs import NEEDS
-from jaxrl_llm.models.moe import NOT_RECORDED
+from jaxrl_llm.models.layers.moe import NOT_RECORDED
 from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens, joined
 from jaxrl_llm.sampling.routed_experts import in_order, of_rows
 from jaxrl_llm.utils.errors import InputError, shown

@@ -11,8 +11,9 @@ from jaxrl_kernels.partition import mesh_of
 
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models import decoder
-from jaxrl_llm.models.attention import Attend, Weighing
-from jaxrl_llm.models.packed_attention import LANES, by_kernel, causal_tokens
+from jaxrl_llm.models.layers.attention import Attend, Weighing
+from jaxrl_llm.models.layers.packed_attention import LANES, by_kernel, causal_tokens
+from jaxrl_llm.models.layers.recurrent import rows_flow
 from jaxrl_llm.models.placement import (
     ANYWHERE,
     SAMPLED_ROWS,
@@ -24,7 +25,6 @@ from jaxrl_llm.models.placement import (
     takes_kernels,
 )
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.recurrent import rows_flow
 from jaxrl_llm.sampling.two_model_decode import run
 
 

@@ -18,10 +18,10 @@ from jaxrl_kernels import fused_sample, sample_logits
 
 from jaxrl_llm.core.hooks import Context, first_state
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models.attention import Weighing
-from jaxrl_llm.models.layers import Rotations, rotations_of
+from jaxrl_llm.models.layers.attention import Weighing
+from jaxrl_llm.models.layers.parts import Rotations, rotations_of
+from jaxrl_llm.models.layers.recurrent import State, step_flow
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.recurrent import State, step_flow
 from jaxrl_llm.sampling.filters import Filters, keep, support_floor
 from jaxrl_llm.sampling.kv_cache import (
     LayerCache,

@@ -21,11 +21,11 @@ import jax.numpy as jnp
 from jaxrl_kernels.decode_attention import PartialAttention, decode_attention, own_attention
 
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models.attention import Weighing
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.moe import NOT_RECORDED, index_dtype
+from jaxrl_llm.models.layers.attention import Weighing
+from jaxrl_llm.models.layers.moe import NOT_RECORDED, index_dtype
+from jaxrl_llm.models.layers.recurrent import State, empty_state
 from jaxrl_llm.models.quantised import kind_of, quantise
-from jaxrl_llm.models.recurrent import State, empty_state
 
 
 class LayerCache(NamedTuple):

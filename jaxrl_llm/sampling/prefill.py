@@ -16,10 +16,10 @@ import numpy as np
 from jaxrl_llm.core.shapes import bucket, pad_rows
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models import decoder
-from jaxrl_llm.models.attention import Weighing
+from jaxrl_llm.models.layers.attention import Weighing
+from jaxrl_llm.models.layers.recurrent import State, rows_flow
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.recurrent import State, rows_flow
 from jaxrl_llm.sampling.causal import causal_pass, of_layer
 from jaxrl_llm.sampling.decode import RingCache, narrowed
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, no_experts, pack, take_columns

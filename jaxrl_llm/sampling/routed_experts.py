@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.models.moe import NOT_RECORDED
+from jaxrl_llm.models.layers.moe import NOT_RECORDED
 from jaxrl_llm.sampling.kv_cache import PrefixCache
 from jaxrl_llm.sampling.requests import Tokens
 from jaxrl_llm.sampling.weights import Weights

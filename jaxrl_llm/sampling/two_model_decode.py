@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models.attention import Attend
+from jaxrl_llm.models.layers.attention import Attend
+from jaxrl_llm.models.layers.recurrent import State
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.recurrent import State
 from jaxrl_llm.sampling.kv_cache import LayerCache, empty
 from jaxrl_llm.utils.errors import InputError
 

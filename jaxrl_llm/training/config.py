@@ -232,6 +232,9 @@ class TrainConfig:
     """Gradient steps per pass; minibatches x micro_batches must divide prompts_per_step."""
     micro_batches: int = 1
     """Slices of a minibatch whose gradients are accumulated; saves memory and changes nothing else."""
+    adapter: str | None = None
+    """Folder of LoRA adapters, as PEFT writes them, with which the policy begins. They are trained, with the rank and
+    scale that they have, and the model's weights are frozen. A reference policy has them as they were at first."""
     lora_rank: int = 0
     """Above 0, the model's weights are frozen and low-rank adapters (LoRA) of this rank are trained, in float32. A
     reference policy is then the frozen model and needs no copy."""
@@ -308,6 +311,11 @@ class TrainConfig:
         weights = None if self.weight_dtype == "dtype" else self.weight_dtype
         return SamplingConfig(**own | {"cache_dtype": cache, "weight_dtype": weights})
 
+    @property
+    def adapts(self) -> str:
+        """The setting by which adapters learn instead of the model's weights; "" where these do."""
+        return "adapter" if self.adapter else "lora_rank" if self.lora_rank else ""
+
     def __post_init__(self) -> None:
         if callable(self.algorithm) or hasattr(self.algorithm, "objective"):
             raise InputError(
@@ -337,7 +345,8 @@ class TrainConfig:
         check_together(self)
 
     def _check_texts(self) -> None:
-        for name in (*_NAMES, "eval_prompts", "prompt_column", "answer_column", "wandb", "environment", "compact"):
+        optional = ("adapter", "eval_prompts", "prompt_column", "answer_column", "wandb", "environment", "compact")
+        for name in (*_NAMES, *optional):
             text = getattr(self, name)
             if text is not None and (not text.strip() or "\0" in text):
                 raise InputError(f"{name} is {shown(text)}: give a name, or leave it out")

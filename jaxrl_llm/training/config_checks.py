@@ -93,13 +93,18 @@ def check_together(config: TrainConfig) -> None:
         raise InputError(f"players is {config.players}, but the run has no environment that they could play: give one")
     if config.overlong_tokens > config.max_new_tokens:
         raise InputError(f"overlong_tokens is {config.overlong_tokens}, but must be at most max_new_tokens")
+    if config.adapter and (config.lora_rank or config.lora_targets or config.lora_alpha != type(config).lora_alpha):
+        raise InputError(
+            "adapter is given, whose rank, scale and targets are its own: leave out lora_rank, lora_alpha and "
+            "lora_targets"
+        )
     if not config.lora_rank and (config.lora_targets or config.lora_alpha != type(config).lora_alpha):
         given = "lora_targets are" if config.lora_targets else "lora_alpha is"
         raise InputError(f"{given} given, but lora_rank is 0 (off): set lora_rank too")
-    if config.lora_rank and config.reference_memory == "host":
+    if config.adapts and config.reference_memory == "host":
         raise InputError(
-            "reference_memory is host, but with lora_rank the reference policy is the frozen model, which has no "
-            "second copy: leave it out"
+            f"reference_memory is host, but with {config.adapts} the reference policy is the frozen model, which has "
+            "no second copy: leave it out"
         )
     if config.same_rounding and config.weight_dtype == "dtype":
         raise InputError("same_rounding is given, but weight_dtype is not int8 or float8: set it, or leave it out")

@@ -64,4 +64,6 @@ def located(config: TrainConfig, folder: str | os.PathLike[str]) -> TrainConfig:
             changes[name] = path(source)
     if config.model.endswith(".gguf") or (base / Path(config.model).expanduser()).exists():
         changes["model"] = path(config.model)
+    if config.adapter:
+        changes["adapter"] = path(config.adapter)
     return dataclasses.replace(config, **changes)

@@ -15,6 +15,8 @@ from jaxrl_llm.data.load import Same, conflicting, load_prompts, open_prompts, s
 from jaxrl_llm.data.prompt_rows import PromptRows
 from jaxrl_llm.data.prompt_set import PromptSet, encode_as_drawn, encode_rows
 from jaxrl_llm.data.sources.random_access import RandomAccess
+from jaxrl_llm.models.io.adapter_config import read_adapter_config
+from jaxrl_llm.models.kinds import path_of
 from jaxrl_llm.reporting.logging.writers import check_writers
 from jaxrl_llm.rewards import Reward, close_rewards, reward_digest
 from jaxrl_llm.training.config import TrainConfig
@@ -78,6 +80,8 @@ def read_inputs(
     folder = RunFolder(config.output)
     seen_from = folder.started_in() if resume else os.getcwd()
     checks: list[Any] = [lambda: check_writers(config.tensorboard, config.wandb), lambda: check_model(config.model)]
+    if config.adapter:
+        checks.append(lambda: read_adapter_config(path_of(config.adapter, "adapter")))
     checks += [folder.check_free] if first and not resume else []
     with locked(folder.path) if first and resume else nullcontext():
         with _with_folder_hint(seen_from), phase("check the settings, the rewards and the first prompts"):

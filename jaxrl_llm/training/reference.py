@@ -14,6 +14,7 @@ from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.needs import of_previous, of_reference
 from jaxrl_llm.core.reference import Mixture, ReferenceRule, Update
 from jaxrl_llm.distributed.mesh import to_host
+from jaxrl_llm.models import lora
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.parameters import combine, without_critic
 from jaxrl_llm.models.policy import Params, Policy
@@ -52,10 +53,10 @@ def check_reference(config: TrainConfig, algorithm: Algorithm) -> None:
                 f"reference_memory is host, but the reference of {config.algorithm} moves, so it must stay on the "
                 "device: leave it out"
             )
-        if rule.averages and config.lora_rank:
+        if rule.averages and config.adapts:
             raise InputError(
-                f"the reference of {config.algorithm} is an average of weights, but with lora_rank only adapters are "
-                "trained, whose average is not that of their products: train all weights"
+                f"the reference of {config.algorithm} is an average of weights, but with {config.adapts} only adapters "
+                "are trained, whose average is not that of their products: train all weights"
             )
 
     gather(complete, fixed, movable)
@@ -75,7 +76,7 @@ def fixed_reference(
         return None
     if rule is None:
         return _kept(config, frozen, own)
-    initial = own if frozen is None else frozen
+    initial = own if frozen is None else lora.merge(combine(frozen, own)) if config.adapter else frozen
     for name, other in zip(rule.models, others, strict=True):
         try:
             check_params(policy, other)
@@ -92,8 +93,8 @@ def fixed_reference(
 
 
 def _kept(config: TrainConfig, frozen: Params | None, own: Any) -> Any:
-    if frozen is not None:
-        return frozen
+    if frozen is not None:  # new adapters add nothing
+        return combine(frozen, jax.tree.map(jnp.copy, own)) if config.adapter else frozen
     copy = jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, own)
     if config.reference_memory != "host":
         return copy

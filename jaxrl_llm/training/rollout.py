@@ -60,7 +60,7 @@ def check_hook(config: TrainConfig, algorithm: Algorithm, rollout: Rollout) -> N
             f"the second policy of the hook {hook.name} is that of a step, but {config.algorithm} replays completions "
             "of other steps or policies: leave out one of the two"
         )
-    if hook.other is not None and hook.other.averages and config.lora_rank:
+    if hook.other is not None and hook.other.averages and config.adapts:
         raise InputError(
             f"the second policy of the hook {hook.name} is an average of weights, but with lora_rank only adapters are "
             "trained, whose average is not that of their products: train all weights"

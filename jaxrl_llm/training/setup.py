@@ -42,6 +42,7 @@ from jaxrl_llm.training.inputs import Inputs, make_rewards, prompt_sets, split_p
 from jaxrl_llm.training.method import check_components, check_method, method_digests, named, record_of, with_routing
 from jaxrl_llm.training.reference import first_policies, fixed_reference, wants_reference
 from jaxrl_llm.training.rollout import check_columns, hook_of
+from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.starting import phase
 
 
@@ -74,7 +75,8 @@ def with_critic(config: TrainConfig, needs: Collection[str], policy: Policy, par
     if critic is None:
         return policy, params
     policy = dataclasses.replace(policy, critic=critic)
-    return policy, init_critic(jax.random.key(config.seed), policy, params, critic)
+    made = init_critic(jax.random.key(config.seed), policy, lora.merge(params), critic)  # a tower has no adapters
+    return policy, {**params, "critic": made["critic"]}
 
 
 def remat_of(config: TrainConfig) -> Remat:
@@ -104,8 +106,9 @@ def load_model(
     """
     spread = None if mesh is None or mesh.size == 1 else partial(_sharded, mesh, sampler or mesh)
     policy, params, tokenizer = load_policy(
-        config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat_of(config), shardings=spread
-    )
+        config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat_of(config), shardings=spread,
+        adapter=config.adapter,
+    )  # fmt: skip
     policy = with_precision(config, policy)
     return *with_critic(config, needs, policy, params), tokenizer
 
@@ -127,15 +130,24 @@ def model_digests(params: Params, tokenizer: Any) -> dict[str, str]:
 def split_parameters(config: TrainConfig, policy: Policy, params: Params) -> tuple[Params | None, Params]:
     """(frozen parameters or None, trained parameters); `parameters.combine` combines them into the policy's.
 
-    Without LoRA all parameters are trained. With it the model's weights are frozen, and new adapters are trained
-    together with the critic, if there is one. Raises InputError if the model cannot have the adapters.
+    Without LoRA all parameters are trained. With it the model's weights are frozen, and adapters, new ones or those
+    that the parameters have, are trained together with the critic, if there is one. Raises InputError if the model
+    cannot have the adapters, or there are none.
     """
-    if not config.lora_rank:
+    if not config.adapts:
         return None, params
-    key, rank = jax.random.key(config.seed), config.lora_rank
-    adapters = lora.init(key, policy.config, rank, config.lora_targets)
     base = {name: x for name, x in params.items() if name != "critic"}
-    learning = {name: x for name, x in params.items() if name == "critic"} | adapters
+    critic = {name: x for name, x in params.items() if name == "critic"}
+    if config.adapter:
+        base, adapters = lora.split(base)
+        if not jax.tree.leaves(adapters):
+            raise InputError(
+                f"{config.adapter} has no adapters of projections that could be trained: merge it into the model "
+                "(jaxrl export MODEL FOLDER --adapter ADAPTER), and train that"
+            )
+        return base, critic | adapters
+    key, rank = jax.random.key(config.seed), config.lora_rank
+    learning = critic | lora.init(key, policy.config, rank, config.lora_targets)
     return lora.scaled(base, rank, config.lora_alpha), learning
 
 
@@ -151,8 +163,8 @@ def reference_of(
         spread = None if policy.mesh is None else partial(_sharded, policy.mesh, policy.mesh)
         _, other, tokenizer = load_policy(name, dtype=config.dtype, param_dtype=config.param_dtype, shardings=spread)
         digests[f"the weights of {name}"] = model_digests(other, tokenizer)["the model's weights"]
-        if frozen is not None:
-            other = lora.scaled(other, config.lora_rank, config.lora_alpha)
+        if frozen is not None and not config.adapter:
+            other = lora.scaled_like(other, frozen)
         others.append(other if policy.mesh is None else shard(other, policy, policy.mesh))
     return fixed_reference(config, rule, policy, frozen, params, others), digests
 

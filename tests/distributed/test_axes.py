@@ -53,7 +53,7 @@ out = {
 """
 EXPERTS = """
 from jax.sharding import NamedSharding, PartitionSpec as P
-from jaxrl_llm.models import moe as experts
+from jaxrl_llm.models.layers import moe as experts
 
 config, random = policy.config, np.random.default_rng(1)
 layer = {name: np.array(params["layers"][name][0]) for name in experts.WEIGHTS}

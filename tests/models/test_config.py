@@ -254,7 +254,7 @@ def test_what_a_file_leaves_out() -> None:
         ({"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"partial_rotary_factor": 0.25, "rope_parameters": {"rope_theta": 5e5}}, "partial_rotary_factor"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantised .'fp8'. are not read"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised .'gptq'. are not read"),
         ({"hidden_act": "relu"}, "activation 'relu' is not supported"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [0], "moe_intermediate_size": 4}, "dense layers"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "causal"),

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import attention, decoder, init_params, parameter_count
+from jaxrl_llm.models import decoder, init_params, parameter_count
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.moe import expert_mlp
+from jaxrl_llm.models.layers import attention
+from jaxrl_llm.models.layers.moe import expert_mlp
 from jaxrl_llm.models.policy import Policy, positions_of
 from jaxrl_llm.models.stacks import unstack
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models.delta import DeltaInputs, chunked, in_rows, one_step
+from jaxrl_llm.models.layers.delta import DeltaInputs, chunked, in_rows, inverse_of_one_plus, one_step
 
 N, L, H, K, V = 2, 11, 3, 4, 5
 
@@ -77,6 +77,16 @@ def test_chunks_of_any_size_are_the_loop(size: int) -> None:
     agree(in_rows(x, size), loop(x, jnp.zeros_like(state)))
     if size == 4:
         agree(gradients(lambda x, s: in_rows(x, size, s), x, state), gradients(loop, x, state))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 16])
+def test_inverse_of_lower_triangles(size: int) -> None:
+    """Also where all keys are the same, whose powers grow."""
+    random = np.random.default_rng(size)
+    for a in (random.normal(size=(3, size, size)), np.ones((1, size, size))):
+        lower = np.tril(a, -1)
+        found = np.asarray(inverse_of_one_plus(jnp.asarray(lower)))
+        np.testing.assert_allclose(found @ (np.eye(size) + lower), np.broadcast_to(np.eye(size), a.shape), atol=1e-9)
 
 
 def test_segments_begin_with_nothing() -> None:

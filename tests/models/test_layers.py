@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from jaxrl_llm.models.layers import joined_product, linear, rms_norm, scores, softmax
+from jaxrl_llm.models.layers.parts import joined_product, linear, rms_norm, scores, softmax
 
 
 def draw(seed: int, *shape: int) -> jax.Array:

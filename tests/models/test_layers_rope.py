@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.models.layers import frequencies, rotate, rotation
+from jaxrl_llm.models.layers.parts import frequencies, rotate, rotation
 from jaxrl_llm.models.rope import Rope
 
 # What transformers 5.23.0 computes with PyTorch 2.13.0, of heads of 16, for ROPES[2] and ROPES[4].

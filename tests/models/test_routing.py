@@ -13,10 +13,10 @@ import pytest
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.moe import NOT_RECORDED, expert_mlp, index_dtype
+from jaxrl_llm.models.layers.moe import NOT_RECORDED, expert_mlp, index_dtype
+from jaxrl_llm.models.layers.routing import check_experts, of_all_rows, routing_of
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
 from jaxrl_llm.models.policy import Policy, init_params
-from jaxrl_llm.models.routing import check_experts, of_all_rows, routing_of
 from jaxrl_llm.utils.errors import InputError
 
 CONFIG = ModelConfig(

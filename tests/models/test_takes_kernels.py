@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from jaxrl_llm.models import ModelConfig
-from jaxrl_llm.models.packed_attention import lanes
+from jaxrl_llm.models.layers.packed_attention import lanes
 from jaxrl_llm.models.placement import placement, takes_kernels
 
 CONFIG = ModelConfig(

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxrl_kernels.decode_attention import PartialAttention, merge, partial_attention, visible_own, visible_prompt
 
-from jaxrl_llm.models.attention import Weighing
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.layers.attention import Weighing
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.kv_cache import (
     LayerCache,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_runs as runs
 from conftest import KINDS
-from test_resume import STEPS, assert_same_run
+from test_resume import assert_same_run
 from test_turn_runs import config_of
 
 from jaxrl_llm.training import loop
@@ -32,14 +32,14 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_completions_in_flight_resume_bit_by_bit(family: str, tmp_path: Path) -> None:
-    """They go on over several steps; a run that was killed after any of them ends as the one that was not."""
-    more: Any = {"segment_tokens": 3, "oversample": 1.5, "steps": STEPS, "checkpoint_every": 1, "keep_checkpoints": 9}
+    """They go on over several steps; a run that was killed after the second ends as the one that was not."""
+    more: Any = {"segment_tokens": 3, "oversample": 1.5, "steps": 3, "checkpoint_every": 1, "keep_checkpoints": 9}
     taken: list[runs.Taken] = []
     with runs.watched(taken):
         loop.train(runs.small_config(tmp_path, eval_size=0, top_p=1.0, **more))
     assert any(answer.tokens.size for step in taken for answer in step.waiting)
     assert lines_of(tmp_path)[0]["mismatch"] < 3e-4
-    assert_same_run(runs.resumed_copy(tmp_path, range(3, STEPS + 1)), tmp_path / "run")
+    assert_same_run(runs.resumed_copy(tmp_path, [3]), tmp_path / "run")
 
 
 def test_an_agent_of_three_turns(family: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.config_checks import check_settings, check_together
 from jaxrl_llm.models.families import deepseek_v3, gemma, gemma4, glm4, gpt_oss, lfm2, llama, olmo3, qwen, qwen3_5
 from jaxrl_llm.models.families.family import FULL, SLIDING, Family, Tensor
+from jaxrl_llm.models.families.quantisation import quantisation_of
 from jaxrl_llm.models.kinds import given, shown
 from jaxrl_llm.models.rope import rope_to_hf, ropes_of
 from jaxrl_llm.utils.errors import InputError
@@ -49,7 +50,7 @@ WRAPPERS = {
 }
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
-__all__ = ["FAMILIES", "SLIDING", "Family", "Tensor", "from_hf", "language_model", "to_hf"]
+__all__ = ["FAMILIES", "SLIDING", "Family", "Tensor", "from_hf", "language_model", "quantisation_of", "to_hf"]
 
 
 def language_model(raw: dict[str, Any]) -> dict[str, Any]:
@@ -79,9 +80,7 @@ def from_hf(raw: dict[str, Any], where: str = "the model's config.json") -> Mode
         raise InputError(f"{where}: {named} is not supported; supported model types are {', '.join(FAMILIES)}")
     family = FAMILIES[name]
     check_settings(raw, where, family.settings)
-    if raw.get("quantization_config"):
-        how = raw["quantization_config"].get("quant_method", "unknown")
-        raise InputError(f"{where}: weights that are quantised ({shown(how)}) are not read: give the original model")
+    quantisation_of(raw, where)
     if raw.get("use_bidirectional_attention"):
         raise InputError(
             f"{where}: a model with use_bidirectional_attention is no causal language model, and is not supported"

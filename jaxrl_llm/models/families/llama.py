@@ -73,10 +73,18 @@ LLAMA = family(
     "LlamaForCausalLM", "llama", read=_biases, write=_write_biases, types=full, settings=_BIAS,
     max_position_embeddings=2048,
 )  # fmt: skip
-MISTRAL = family("MistralForCausalLM", num_key_value_heads=8, max_position_embeddings=131_072, sliding_window=4096)
+_MISTRAL3: dict[str, Any] = {
+    "prefixes": ("model.language_model.", "language_model.model.", "language_model."),
+    "skipped": (
+        "vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.",
+    ),
+}  # fmt: skip
+MISTRAL = family(
+    "MistralForCausalLM", num_key_value_heads=8, max_position_embeddings=131_072, sliding_window=4096, **_MISTRAL3,
+)  # fmt: skip
 MINISTRAL3 = family(
     "Ministral3ForCausalLM", num_key_value_heads=8, max_position_embeddings=262_144, rms_norm_eps=1e-5,
-    sliding_window=None, prefixes=("language_model.",), skipped=("vision_tower.", "multi_modal_projector."),
+    sliding_window=None, **_MISTRAL3,
 )  # fmt: skip
 MIXTRAL = family(
     "MixtralForCausalLM", "llama", read=_mixtral, write=lambda c: {"num_local_experts": c.num_experts},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -20,7 +21,8 @@ MODEL_FILES = (
     "config.json", "generation_config.json", "model.safetensors", "model-*-of-*.safetensors",
     "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja",
-    "chat_template.json", "additional_chat_templates",
+    "chat_template.json", "additional_chat_templates", "preprocessor_config.json", "processor_config.json",
+    "video_preprocessor_config.json", "adapter_config.json", "adapter_model.safetensors",
 )  # fmt: skip
 
 
@@ -145,3 +147,8 @@ def _is_alive(process: int) -> bool:
     except OSError:  # it is another user's
         return True
     return True
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write an object of settings."""
+    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _ALL = "_exps"  # all experts of a layer in one tensor
 _ROPE_FACTORS = "rope_freqs.weight"
 # general.architecture -> model_type of the models without experts.
-ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if name != "mixtral"}
+ARCHITECTURES = {family.gguf: name for name, family in FAMILIES.items() if family.gguf and name != "mixtral"}
 _TENSOR = re.compile(r"blk\.(\d+)\.(\w+?)(_exps|\.\d+)?\.(weight|bias)")
 
 

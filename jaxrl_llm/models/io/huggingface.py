@@ -9,7 +9,7 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial, reduce
+from functools import reduce
 from operator import getitem
 from pathlib import Path as FilePath
 from typing import Any
@@ -20,15 +20,13 @@ import numpy as np
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.families import FAMILIES
+from jaxrl_llm.models.io.file_tensor import FLOATS, FileTensor, Tensors
 from jaxrl_llm.models.io.layout import joined, parts_of, stored_shape, stored_tensors
 from jaxrl_llm.models.io.shards import Shards
 from jaxrl_llm.models.kinds import read_json, reason, shown
 from jaxrl_llm.models.parameters import TABLE, Path, parameter_shapes, put
 from jaxrl_llm.models.stacks import stacked_layers
 from jaxrl_llm.utils.errors import InputError
-
-FLOATS = ("F16", "BF16", "F32", "F64")  # as safetensors calls them
-Tensors = Mapping[str, Callable[[], np.ndarray]]  # name -> a function that reads it
 
 
 def from_tensors(
@@ -41,7 +39,9 @@ def from_tensors(
     InputError names a tensor that is missing, has another shape, that this architecture does not read, or that holds
     NaN or infinity.
     """
-    stored = list(stored_tensors(config, tensors))
+    stored, skipped = list(stored_tensors(config, tensors)), skipped_tensors(tensors, config)
+    for name in sorted(set(tensors) - skipped):
+        _check_floats(tensors[name])
     for each in stored:
         if each.name not in tensors:
             raise InputError(f"{where}: the weights lack the tensor {each.name!r}{_instead(each.name, tensors)}")
@@ -91,7 +91,7 @@ def skipped_tensors(tensors: Iterable[str], config: ModelConfig) -> set[str]:
     if config.tie_embeddings:
         found |= {"lm_head.weight"} & set(tensors)  # some files store it twice
     for name in tensors:
-        match = _OF_LAYER.match(name)
+        match = OF_LAYER.match(name)
         number = int(match[1]) if match else -1
         drafts = number >= config.num_layers and "mtp." in family.skipped
         shared = 0 <= number < config.num_layers and config.of_layer(number).keys_of
@@ -100,7 +100,7 @@ def skipped_tensors(tensors: Iterable[str], config: ModelConfig) -> set[str]:
     return found
 
 
-_OF_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.(.*)")
+OF_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.(.*)")
 _KEYS_AND_VALUES = tuple(f"self_attn.{name}" for name in ("k_proj", "v_proj", "k_norm", "v_norm"))
 
 
@@ -162,40 +162,38 @@ def to_tensors(params: Mapping[str, Any], config: ModelConfig) -> dict[str, np.n
 def open_folder(folder: FilePath) -> Tensors:
     """The tensors of a Hugging Face folder, one file or several; each is read when it is called for.
 
-    InputError for a set of files that is incomplete, damaged, cut short, or in which a tensor is no floats.
+    InputError for a set of files that is incomplete, damaged or cut short.
     """
-    from safetensors import SafetensorError, safe_open
-
     out: dict[str, Callable[[], np.ndarray]] = {}
     for file in _files(folder):
-        path = folder / file
-        if not path.is_file():
-            raise InputError(f"{folder} has no {file}: save or download the model's safetensors weights into it")
-        try:
-            opened = safe_open(path, framework="np")
-            names = list(opened.keys())
-            dtypes = {name: opened.get_slice(name).get_dtype() for name in names}
-        except SafetensorError as error:
-            raise InputError(f"{path} is damaged or cut short ({reason(error)}): download it again") from None
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {reason(error)}") from None
-        for name, dtype in dtypes.items():
-            if dtype not in FLOATS:
-                raise InputError(
-                    f"{path}: tensor {shown(name)} holds numbers of type {dtype}, which is not supported; "
-                    f"supported are {', '.join(FLOATS)}"
-                )
-            out[name] = partial(_tensor, opened, path, name)
+        out |= open_file(folder / file)
     return out
 
 
-def _tensor(opened: Any, path: FilePath, name: str) -> np.ndarray:
-    from safetensors import SafetensorError
+def open_file(path: FilePath) -> Tensors:
+    """The tensors of a safetensors file. InputError where there is none, or it is damaged."""
+    from safetensors import SafetensorError, safe_open
 
+    if not path.is_file():
+        what = f"{path.parent} has no {path.name}"
+        raise InputError(f"{what}: save or download the model's safetensors weights into it")
     try:
-        return np.asarray(opened.get_tensor(name))
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path}: tensor {shown(name)} cannot be read ({reason(error)}): download it again") from None
+        opened = safe_open(path, framework="np")
+        names = list(opened.keys())
+        return {name: FileTensor(opened, path, name, opened.get_slice(name).get_dtype()) for name in names}
+    except SafetensorError as error:
+        raise InputError(f"{path} is damaged or cut short ({reason(error)}): download it again") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {reason(error)}") from None
+
+
+def _check_floats(read: Callable[[], np.ndarray]) -> None:
+    """InputError for a tensor of a file that is no floats."""
+    if isinstance(read, FileTensor) and read.dtype not in FLOATS:
+        raise InputError(
+            f"{read.path}: tensor {shown(read.name)} holds numbers of type {read.dtype}, which is not supported; "
+            f"supported are {', '.join(FLOATS)}"
+        )
 
 
 def _files(folder: FilePath) -> list[str]:

@@ -15,16 +15,21 @@ import jax.numpy as jnp
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.config_checks import SETTINGS, check_tokens
 from jaxrl_llm.models.decoder import Remat
-from jaxrl_llm.models.families import from_hf
-from jaxrl_llm.models.io.huggingface import from_tensors, open_folder, untied, without_prefix
+from jaxrl_llm.models.families import from_hf, language_model, quantisation_of
+from jaxrl_llm.models.io.adapters import adapter_line, adapter_params, merged_tensors, open_adapter
+from jaxrl_llm.models.io.file_tensor import Tensors
+from jaxrl_llm.models.io.huggingface import from_tensors, open_folder, skipped_tensors, untied, without_prefix
+from jaxrl_llm.models.io.quantised_files import dequantised, quantised_count
 from jaxrl_llm.models.io.source import DEMO_MODEL, check_hub_name
+from jaxrl_llm.models.io.unread import Unread, skipped_line, unread_of
 from jaxrl_llm.models.kinds import FATAL, check, path_of, read_json, reason, shown
-from jaxrl_llm.models.parameters import parameter_shapes, put
+from jaxrl_llm.models.parameters import combine, parameter_shapes, put
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.utils.errors import InputError, missing_package
+from jaxrl_llm.utils.errors import InputError, missing_package, several
 from jaxrl_llm.utils.process import use_compile_cache
 
 Shardings = Callable[[ModelConfig, Any], Any]
+logger = logging.getLogger("jaxrl_llm.models")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
 
@@ -35,6 +40,7 @@ def load_policy(
     param_dtype: Any = None,
     remat: Remat = True,
     shardings: Shardings | None = None,
+    adapter: str | Path | None = None,
 ) -> tuple[Policy, Params, Any]:
     """Read a model: (policy, params, tokenizer).
 
@@ -45,6 +51,9 @@ def load_policy(
     remat: what of a layer's activations is kept for the backward pass, see `decoder.Remat`.
     shardings: (configuration, shapes of the parameters) -> their shardings, such as `distributed.fully_sharded` gives;
     each process then reads its own shards only. By default the weights are on the default device.
+    adapter: a folder with LoRA adapters of PEFT's for the model. Those of projections become part of the parameters
+    (`lora`), in float32; all others, and modules that are there whole, are merged into the
+    weights as these are read.
     The tokenizer is a transformers one, with the model's chat template.
 
     Raises InputError, in one line, for files that are missing, cut short, or hold settings of wrong types, for weights
@@ -58,25 +67,75 @@ def load_policy(
         raise InputError(f"remat is {shown(remat)}, but must be True, False or one of jax.checkpoint_policies")
     path, name = path_of(path_or_name, "the model"), str(path_or_name)
     if name == DEMO_MODEL or name.endswith(".gguf"):
-        return _load_gguf(name, dtype, kept, remat, shardings)
+        return _load_gguf(name, dtype, kept, remat, shardings, adapter)
     folder = path if os.path.isdir(path) else _from_hub(name)
-    if not (folder / "config.json").exists():
-        raise InputError(f"{folder} has no config.json: give a Hugging Face model folder, a .gguf file or a hub name")
-    config = from_hf(read_json(folder / "config.json"), where=str(folder / "config.json"))
+    raw, config = _settings(folder)
     generation = folder / "generation_config.json"
     if generation.exists():
         # Chat models list there the tokens that end a turn, of which config.json may name only one.
-        raw = read_json(generation)
-        check(raw, {"eos_token_id": SETTINGS["eos_token_id"]}, str(generation))
-        ends = raw.get("eos_token_id")
+        settings = read_json(generation)
+        check(settings, {"eos_token_id": SETTINGS["eos_token_id"]}, str(generation))
+        ends = settings.get("eos_token_id")
         ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
         check_tokens(ends, config.vocab_size, str(generation), "eos_token_id")
         config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys([*config.eos_token_ids, *ends])))
-    tensors = without_prefix(open_folder(folder), config)
-    config = untied(config, tensors)
-    places = _places(config, kept, shardings)
-    params, tokenizer = from_tensors(tensors, config, kept, str(folder), places), _tokenizer(folder)
+    stored = open_folder(folder)
+    tensors = without_prefix(_as_floats(stored, raw, folder, kept), config)
+    if skipped := skipped_tensors(without_prefix(stored, config), config):
+        logger.warning("%s: %s", folder, skipped_line(skipped, config))
+    config, params = _params(tensors, untied(config, tensors), kept, str(folder), shardings, adapter)
+    tokenizer = _tokenizer(folder)
     return _with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
+
+
+def _params(
+    tensors: Tensors, config: ModelConfig, dtype: Any, where: str, shardings: Shardings | None, folder: Any
+) -> tuple[ModelConfig, Params]:  # fmt: skip
+    """The parameters out of tensors, with the adapter in a folder if there is one, and the model's configuration."""
+    if folder is None:
+        return config, from_tensors(tensors, config, dtype, where, _places(config, dtype, shardings))
+    adapter = open_adapter(path_of(folder, "the adapter"), config)
+    if text := adapter_line(adapter):
+        logger.warning("%s: %s", folder, text)
+    tensors = merged_tensors(tensors, adapter)
+    config = untied(config, tensors)
+    params = from_tensors(tensors, config, dtype, where, _places(config, dtype, shardings))
+    own = adapter_params(adapter)
+    if shardings is None:
+        return config, combine(params, jax.tree.map(jnp.asarray, own))
+    places = shardings(config, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), own))
+    put_on = lambda x, place: jax.make_array_from_callback(x.shape, place, lambda index: x[index])  # noqa: E731
+    return config, combine(params, jax.tree.map(put_on, own, places))
+
+
+def read_unread(path_or_name: str | Path) -> Unread:
+    """What `load_policy` does not read of a model's files. InputError for a model that is no folder of Hugging Face's,
+    and as there.
+    """
+    path, name = path_of(path_or_name, "the model"), str(path_or_name)
+    if name == DEMO_MODEL or name.endswith(".gguf"):
+        raise InputError(f"{name} is a GGUF file, of which all is read: there is nothing more to keep")
+    folder = path if os.path.isdir(path) else _from_hub(name)
+    raw, config = _settings(folder)
+    return unread_of(folder, without_prefix(open_folder(folder), config), raw, config)
+
+
+def _settings(folder: Path) -> tuple[dict[str, Any], ModelConfig]:
+    """The settings in a folder's config.json, and what they are of the language model."""
+    if not (folder / "config.json").exists():
+        raise InputError(f"{folder} has no config.json: give a Hugging Face model folder, a .gguf file or a hub name")
+    raw = read_json(folder / "config.json")
+    return raw, from_hf(raw, where=str(folder / "config.json"))
+
+
+def _as_floats(tensors: Tensors, raw: dict[str, Any], folder: Path, dtype: Any) -> Tensors:
+    """A folder's tensors, those that are quantised as floats, of which the log has a line."""
+    quantisation = quantisation_of(language_model(raw), str(folder / "config.json"))
+    if quantisation is None:
+        return tensors
+    count = several(quantised_count(tensors, quantisation), "quantised tensor")
+    logger.warning("%s: %s (%s) read into %s", folder, count, quantisation, jnp.dtype(dtype).name)
+    return dequantised(tensors, quantisation, str(folder))
 
 
 def load_tokenizer(path_or_name: str | Path) -> Any:
@@ -121,14 +180,14 @@ def _places(config: ModelConfig, dtype: Any, shardings: Shardings | None) -> Any
 
 
 def _load_gguf(
-    name: str, dtype: Any, kept: Any, remat: Remat, shardings: Shardings | None
+    name: str, dtype: Any, kept: Any, remat: Remat, shardings: Shardings | None, adapter: Any
 ) -> tuple[Policy, Params, Any]:
     from jaxrl_llm.models.io.gguf import read_gguf, smollm2_path
 
     model = read_gguf(smollm2_path() if name == DEMO_MODEL else Path(name).expanduser())
     config = from_hf(model.config, where=model.path.name)
-    places = _places(config, kept, shardings)
-    params, tokenizer = from_tensors(model.tensors, config, kept, model.path.name, places), model.tokenizer()
+    config, params = _params(model.tensors, config, kept, model.path.name, shardings, adapter)
+    tokenizer = model.tokenizer()
     return _with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import jax
 
 from jaxrl_llm.models.checks import check_params, check_policy
 from jaxrl_llm.models.families import to_hf
-from jaxrl_llm.models.io.folders import check_output, written_whole
+from jaxrl_llm.models.io.folders import check_output, write_json, written_whole
 from jaxrl_llm.models.io.huggingface import to_tensors
 from jaxrl_llm.models.kinds import read_json, reason, shown
 from jaxrl_llm.models.lora import merge
@@ -20,6 +19,7 @@ from jaxrl_llm.utils.errors import InputError
 if TYPE_CHECKING:
     import numpy as np
 
+    from jaxrl_llm.models.io.unread import Unread
     from jaxrl_llm.models.policy import Params, Policy
 
 
@@ -31,11 +31,13 @@ def save_policy(
     *,
     shard_bytes: int = 5_000_000_000,
     overwrite: bool = False,
+    unread: Unread | None = None,
 ) -> Path:
     """Write a Hugging Face folder: config.json, safetensors in the dtype of the parameters, the tokenizer.
 
     transformers loads it, and `load_policy` reads back equal parameters. Files of more than `shard_bytes` are split.
-    Adapters (`lora`) are merged into the weights.
+    Adapters (`lora`) are merged into the weights. unread: what `load_policy` did not read of the model's files, as
+    `io.load.read_unread` gives it, which is written unchanged, beside weights with the names that they have there.
 
     The folder must be new or empty; with `overwrite` a model in it is replaced. A run's folder never is, nor are files
     that are not of a model. It is written beside its place and then renamed: a process that is killed leaves what was
@@ -51,6 +53,10 @@ def save_policy(
     folder = check_output(directory, overwrite)
     raw, merged = to_hf(policy.config, jax.tree.leaves(params["embed"])[0].dtype.name), merge(params)
     tensors = to_tensors(merged, policy.config)
+    if unread is not None:
+        raw = unread.settings_of(raw)
+        tensors = {unread.name_of(name): value for name, value in tensors.items()}
+        tensors |= {name: read() for name, read in unread.tensors.items()}
     ends = list(policy.config.eos_token_ids)
     generation = {
         "bos_token_id": policy.config.bos_token_id,
@@ -58,9 +64,11 @@ def save_policy(
     }
     try:
         with written_whole(folder, overwrite) as new:
-            _write_json(new / "config.json", raw)
-            _write_json(new / "generation_config.json", generation)
+            write_json(new / "config.json", raw)
+            write_json(new / "generation_config.json", generation)
             _write_weights(new, tensors, shard_bytes)
+            for file in () if unread is None else unread.files:
+                shutil.copyfile(file, new / file.name)
             if tokenizer is not None:
                 tokenizer.save_pretrained(new)
                 _name_known_class(new / "tokenizer_config.json")
@@ -80,11 +88,7 @@ def _name_known_class(path: Path) -> None:
     """Name a tokenizer's class as readers before transformers 5 know it, which newer ones know too."""
     raw = read_json(path) if path.exists() else {}
     if raw.get("tokenizer_class") == "TokenizersBackend":
-        _write_json(path, raw | {"tokenizer_class": "PreTrainedTokenizerFast"})
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        write_json(path, raw | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def _write_weights(folder: Path, tensors: dict[str, np.ndarray], shard_bytes: int) -> None:
@@ -108,4 +112,4 @@ def _write_weights(folder: Path, tensors: dict[str, np.ndarray], shard_bytes: in
         save_file(shard, folder / file, metadata={"format": "pt"})
         place |= dict.fromkeys(shard, file)
     total = sum(x.nbytes for x in tensors.values())
-    _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": place})
+    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": place})

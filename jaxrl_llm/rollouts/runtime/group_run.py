@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxrl_llm.models.moe import NOT_RECORDED
+from jaxrl_llm.models.layers.moe import NOT_RECORDED
 from jaxrl_llm.rollouts.context import FAILED, Decide, Meeting, NotDeterministicError, OtherAnswerError, Task, Tools
 from jaxrl_llm.rollouts.episode import Episode, checksum
 from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls

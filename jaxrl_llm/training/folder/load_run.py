@@ -24,18 +24,27 @@ logger = logging.getLogger("jaxrl_llm.training")
 
 
 def load_run(
-    path_or_name: str, *, digests: Mapping[str, str] | None = None, accept_changed_inputs: bool = False
+    path_or_name: str,
+    *,
+    digests: Mapping[str, str] | None = None,
+    accept_changed_inputs: bool = False,
+    adapter: str | None = None,
 ) -> tuple[TrainConfig, Policy, Params, Any]:
     """Configuration, policy, parameters and tokenizer of a run's newest checkpoint, or of a model (as `load_policy`).
 
     With LoRA, the parameters are the model's together with the adapters (`lora.merge` adds them to the weights).
+    adapter: a folder of adapters for a model that is no run, as for `load_policy`.
     digests: of further inputs to compare, named as in `inputs.Inputs.digests`.
     Raises InputError if a run has no usable checkpoint or, unless changes are accepted, if its model, the settings
     that determine its parameters, or these inputs have changed since the checkpoint.
     """
     folder = RunFolder(path_or_name, reading=True)
     if not folder.is_run():
-        return run_config(path_or_name), *load_policy(path_or_name)
+        return run_config(path_or_name), *load_policy(path_or_name, adapter=adapter)
+    if adapter is not None:
+        raise InputError(
+            f"{path_or_name} is a run, and --adapter is for a model: write the run's model first, with jaxrl export"
+        )
     config = folder.read_config()
     needs = folder.recorded_needs()  # of a method outside of the catalogue, which may not be there any more
     needs = make_algorithm(config).needs if needs is None else needs

@@ -17,7 +17,8 @@ MAY_DIFFER = {
     "hang_seconds", "hang_factor", "hang_exit", "spike_factor", "spike_metrics", "spike_window", "spike_rollbacks",
 }  # fmt: skip
 # Settings that determine the parameters' structure and meaning: checked when a trained model is loaded.
-PARAMETER_SETTINGS = {"model", "param_dtype", "algorithm", "critic", "lora_rank", "lora_alpha", "lora_targets"}
+PARAMETER_SETTINGS = {"model", "param_dtype", "algorithm", "critic", "adapter", "lora_rank", "lora_alpha",
+                      "lora_targets"}  # fmt: skip
 ACCEPT = "--accept-changed-inputs"
 
 

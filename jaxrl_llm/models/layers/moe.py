@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 from jaxrl_kernels.partition import dividing, mesh_of
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import accumulation_dtype, unit_norm
+from jaxrl_llm.models.layers.parts import accumulation_dtype, unit_norm
 from jaxrl_llm.models.placement import ANYWHERE, EXPERT, TENSOR, split_spec
 from jaxrl_llm.models.quantised import ragged_product
 

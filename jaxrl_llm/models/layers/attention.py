@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import Rotations, project, rms_norm, rotate, scores, softmax, unit_norm, with_adapter
+from jaxrl_llm.models.layers.parts import Rotations, project, rms_norm, rotate, scores, softmax, unit_norm, with_adapter
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 
 Array = jax.Array

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.delta import DeltaInputs, in_rows, one_step
-from jaxrl_llm.models.layers import accumulation_dtype, project, rms_norm
-from jaxrl_llm.models.paths import CHUNK
+from jaxrl_llm.models.layers.delta import DeltaInputs, in_rows, one_step
+from jaxrl_llm.models.layers.parts import accumulation_dtype, project, rms_norm
+from jaxrl_llm.models.layers.paths import CHUNK
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 
 Array = jax.Array

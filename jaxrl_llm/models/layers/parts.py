@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models import exact_bits
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.layers import exact_bits
 from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
 from jaxrl_llm.models.quantised import Weight, dense, product
 from jaxrl_llm.models.rope import Rope

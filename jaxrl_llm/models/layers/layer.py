@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.models.attention import (
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.layers.attention import (
     Attend,
     Weighing,
     gate_of,
@@ -18,12 +19,11 @@ from jaxrl_llm.models.attention import (
     norm,
     project_out,
 )
-from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import Rotations, project
-from jaxrl_llm.models.moe import expert_mlp, not_recorded
+from jaxrl_llm.models.layers.moe import expert_mlp, not_recorded
+from jaxrl_llm.models.layers.parts import Rotations, project
+from jaxrl_llm.models.layers.recurrent import convolution_mixer, delta_mixer
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 from jaxrl_llm.models.quantised import cast, straight_through_layer
-from jaxrl_llm.models.recurrent import convolution_mixer, delta_mixer
 
 Array = jax.Array
 Layer = dict[str, Any]

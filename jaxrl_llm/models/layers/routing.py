@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl_llm.core.choices import Routing
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.models.moe import NOT_RECORDED
+from jaxrl_llm.models.layers.moe import NOT_RECORDED
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.utils.errors import InputError
 

@@ -77,11 +77,10 @@ def chunked(x: DeltaInputs, entry: Array, starts: Array, segments: Array | None 
         pairs, from_entry, to_end, through = _of_segments(segments, pairs)
     between = jnp.exp(jnp.where(pairs, total[..., :, None] - total[..., None, :], -jnp.inf))
     scaled = beta[..., None] * k
-    system = jnp.eye(C, dtype=k.dtype) + jnp.tril(jnp.einsum("...ck,...dk->...cd", scaled, k) * between, -1)
+    system = jnp.tril(jnp.einsum("...ck,...dk->...cd", scaled, k) * between, -1)
     grown = jnp.exp(total) * from_entry
     right = jnp.concatenate([beta[..., None] * v, scaled * grown[..., None]], axis=-1)
-    solved = jax.scipy.linalg.solve_triangular(system, right, lower=True, unit_diagonal=True)
-    new, read = jnp.split(solved, [v.shape[-1]], axis=-1)
+    new, read = jnp.split(inverse_of_one_plus(system) @ right, [v.shape[-1]], axis=-1)
     end = total[..., -1:]
     chunk = Chunk(jnp.exp(end[..., 0]) * through, k * (jnp.exp(end - total) * to_end)[..., None], new, read)
     states, after = propagate(chunk, starts, entry)
@@ -89,6 +88,23 @@ def chunked(x: DeltaInputs, entry: Array, starts: Array, segments: Array | None 
     out = jnp.einsum("...ck,...kv->...cv", q * grown[..., None], states)
     out = out + jnp.einsum("...cd,...dv->...cv", jnp.einsum("...ck,...dk->...cd", q, k) * between, found)
     return jnp.moveaxis(out, 2, 3), after
+
+
+def inverse_of_one_plus(a: Array) -> Array:
+    """The inverse of 1 + A for matrices A [..., C, C] that are 0 on and above the diagonal.
+
+    Blocks along the diagonal are inverted, of 1, 2, 4 ... rows: that of [[P, 0], [Q, R]] is
+    [[P', 0], [-R' Q P', R']] with those of P and R. As stable as forward substitution, in products alone.
+    """
+    C = a.shape[-1]
+    place, size = jnp.arange(C), 1
+    found = jnp.broadcast_to(jnp.eye(C, dtype=a.dtype), a.shape)
+    while size < C:
+        block = place // size
+        below = (block[:, None] % 2 == 1) & (block[None, :] == block[:, None] - 1)
+        found = found - found @ jnp.where(below, a, 0) @ found
+        size *= 2
+    return found
 
 
 def _of_segments(segments: Array, pairs: Array) -> tuple[Array, Array, Array, Array]:

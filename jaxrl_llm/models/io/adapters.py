@@ -1,0 +1,277 @@
+"""PEFT's LoRA adapters, read: those of projections as adapters (`lora`), all else merged into the weights.
+
+A file has A [r, inputs] and B [outputs, r] of a module, whose output is W x + scale B A x. A module that holds several
+weights, such as Phi's qkv_proj, has one A: each weight gets it, with its own part of B. What has no adapters here is
+merged in float32 as the model's tensors are read: adapters of embeddings, the output projection, routers and experts,
+and modules that are there whole (`modules_to_save`).
+
+Adapters of a weight are stacked over layers with one rank and one scale a layer: smaller ones are padded with zeros,
+which stay zero in training, and another scale than most of the layer's have is a factor of B.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.families import FAMILIES
+from jaxrl_llm.models.io.adapter_config import AdapterConfig, read_adapter_config
+from jaxrl_llm.models.io.file_tensor import FLOATS, Tensors, dtype_of
+from jaxrl_llm.models.io.huggingface import open_file
+from jaxrl_llm.models.io.layout import Stored, parts_of, stored_shape, stored_tensors
+from jaxrl_llm.models.io.unread import EMBED, HEAD, skipped_line
+from jaxrl_llm.models.kinds import shown
+from jaxrl_llm.models.lora import adapter_shapes
+from jaxrl_llm.models.parameters import LORA_SCALE, Params, Weight, adapted_weights, adapter_axes, put
+from jaxrl_llm.utils.errors import InputError
+
+WEIGHTS = "adapter_model.safetensors"
+OUTER = "base_model.model."
+_LORA = re.compile(r"(.*)\.lora_(?:([AB])\.weight|embedding_([AB]))")
+Read = Callable[[], np.ndarray]
+
+
+class Adapter(NamedTuple):
+    """An adapter's folder. Names are those of the tensors of a language model by itself."""
+
+    folder: Path
+    config: AdapterConfig
+    model: ModelConfig
+    pairs: Mapping[str, tuple[Read, Read, bool]]  # of a weight's tensor: A, B, and whether it is an embedding
+    whole: Mapping[str, Read]  # tensors that are there themselves
+    scales: Mapping[str, float]
+    skipped: frozenset[str]  # of what is no part of the language model
+
+    @property
+    def trained(self) -> dict[str, Stored]:
+        """The tensors of projections with adapters."""
+        possible = adapted_weights(self.model)
+        return {
+            each.name: each
+            for each in stored_tensors(self.model, self.pairs)
+            if each.name in self.pairs and all(weight.path in possible for weight in each.weights)
+        }
+
+    @property
+    def merged(self) -> set[str]:
+        """The tensors of a model that are changed."""
+        return ({*self.pairs} - self.trained.keys()) | {*self.whole}
+
+
+def open_adapter(folder: Path, model: ModelConfig) -> Adapter:
+    """The adapter in a folder, for a model; tensors are read when they are called for.
+
+    InputError, in one line, for files that are missing, damaged or incomplete, for settings that are not read, and for
+    tensors of modules that the model has not, or that the settings do not name.
+    """
+    config, path = read_adapter_config(folder), folder / WEIGHTS
+    tensors = open_file(path)
+    names: dict[str, str] = {}
+    for name in tensors:
+        if not name.startswith(OUTER):
+            raise InputError(f"{path}: tensor {shown(name)} is none of PEFT's, whose names begin with {OUTER}")
+        if dtype_of(tensors[name]) not in FLOATS:
+            raise InputError(f"{path}: tensor {shown(name)} holds numbers of type {dtype_of(tensors[name])}")
+        names[name] = name.removeprefix(OUTER)
+    family = FAMILIES[model.family]
+    skipped = {name for name in names if names[name].startswith(family.skipped)}
+    prefix = next((p for p in family.prefixes if any(name.startswith(p) for name in names.values())), "")
+    halves: dict[str, dict[str, Read]] = defaultdict(dict)
+    whole: dict[str, Read] = {}
+    scales: dict[str, float] = {}
+    for name in sorted(names.keys() - skipped):
+        found, read = _LORA.fullmatch(names[name]), tensors[name]
+        if found is None:
+            whole[_own(names[name].replace(".base_layer.", "."), prefix)] = read
+            continue
+        module, tensor = found[1], _own(f"{found[1]}.weight", prefix)
+        if not config.is_target(module):
+            raise InputError(f"{path}: {shown(module)} has an adapter, but target_modules of {folder} do not name it")
+        halves[tensor][found[2] or f"embedding {found[3]}"] = read
+        scales[tensor] = config.scale_of(module)
+    pairs = {}
+    for tensor, parts in halves.items():
+        embedding = "embedding " if "embedding A" in parts or "embedding B" in parts else ""
+        if len(parts) != 2 or f"{embedding}A" not in parts or f"{embedding}B" not in parts:
+            raise InputError(f"{path}: the adapter of {tensor!r} has no A or no B: is the download complete?")
+        pairs[tensor] = parts[f"{embedding}A"], parts[f"{embedding}B"], bool(embedding)
+    adapter = Adapter(folder, config, model, pairs, whole, scales, frozenset(names[name] for name in skipped))
+    _check_complete(adapter, prefix)
+    return adapter
+
+
+def _own(name: str, prefix: str) -> str:
+    """The name of a language model's tensor by itself."""
+    if prefix and name.startswith(prefix):
+        return f"model.{name.removeprefix(prefix)}"
+    outer = prefix.removesuffix("model.")
+    return name.removeprefix(outer) if name.removeprefix(outer) == HEAD else name
+
+
+def _check_complete(adapter: Adapter, prefix: str) -> None:
+    """InputError where a module that the settings name is not in the file, or one in the file not in the model."""
+    where, config = adapter.folder / WEIGHTS, adapter.config
+    possible, known = adapted_weights(adapter.model), set[str]()
+    for each in stored_tensors(adapter.model, adapter.pairs):
+        known.add(each.name)
+        module = each.name.removesuffix(".weight")
+        spelled = prefix + module.removeprefix("model.") if prefix else module
+        if not all(weight.path in possible for weight in each.weights) or each.name in adapter.pairs:
+            continue
+        if config.is_target(spelled):
+            raise InputError(f"{where} lacks the adapter of {spelled}, which target_modules name")
+    if adapter.model.tie_embeddings:
+        known.add(HEAD)
+    if strange := sorted(adapter.pairs.keys() - known):
+        raise InputError(f"{where}: {strange[0]!r} is no tensor of a {adapter.model.family} model as configured")
+    for name in config.saved:
+        if not any(f".{name}." in f".{tensor}" for tensor in (*adapter.whole, *adapter.skipped)):
+            raise InputError(f"{where} has no tensor of {shown(name)}, which modules_to_save name")
+
+
+def merged_tensors(tensors: Tensors, adapter: Adapter) -> Tensors:
+    """The tensors of a model with those that the adapter changes and that have no adapters here, in float32.
+
+    Of tied embeddings of which only one is changed the other stays, as in PEFT, unless `ensure_weight_tying` is set:
+    `huggingface.untied` sees that. InputError for tensors that the model has not, or convolutions.
+    """
+    out, where = dict(tensors), adapter.folder / WEIGHTS
+    tied, changed = adapter.model.tie_embeddings and HEAD not in tensors, adapter.merged
+    if tied and (HEAD in changed or (EMBED in changed and _splits(adapter))):
+        out[HEAD] = tensors[EMBED]
+    for name in sorted(changed):
+        if name not in out:
+            raise InputError(f"{where}: {name!r} cannot be merged: the model's files have no such tensor")
+        read = adapter.whole.get(name, out[name])
+        if name in adapter.whole:
+            read = partial(_of_shape, read, out[name], name, where)
+        if name in adapter.pairs:
+            read = partial(_merged, read, *adapter.pairs[name], adapter.scales[name], name, where)
+        out[name] = read
+    return out
+
+
+def _splits(adapter: Adapter) -> bool:
+    """Whether a change of the embedding is none of a tied output projection."""
+    saved = adapter.config.is_saved(EMBED.removesuffix(".weight")) or EMBED in adapter.pairs
+    return saved and not adapter.config.tied
+
+
+def _of_shape(read: Read, instead_of: Read, name: str, where: Path) -> np.ndarray:
+    value, wanted = read(), instead_of().shape
+    if value.shape != wanted:
+        raise InputError(f"{where}: tensor {name!r} has shape {value.shape}, but the model's has {wanted}")
+    return value
+
+
+def _merged(
+    read: Read, read_a: Read, read_b: Read, embedding: bool, scale: float, name: str, where: Path
+) -> np.ndarray:  # fmt: skip
+    weight, a, b = read(), read_a(), read_b()
+    weight = weight.astype(np.float64 if weight.dtype == np.float64 else np.float32)
+    shape = weight.shape[::-1] if embedding else weight.shape
+    _check_pair(a, b, shape, name, where)
+    product = np.float32(scale) * (b.astype(np.float32) @ a.astype(np.float32))
+    return weight + (product.T if embedding else product)
+
+
+def _check_pair(a: np.ndarray, b: np.ndarray, shape: tuple[int, ...], name: str, where: Path) -> None:
+    fits = a.ndim == b.ndim == len(shape) == 2 and (b.shape[0], a.shape[1]) == shape and a.shape[0] == b.shape[1]
+    if not fits:
+        raise InputError(f"{where}: A {a.shape} and B {b.shape} of {name!r} are no adapter of a matrix {shape}")
+
+
+def adapter_line(adapter: Adapter) -> str:
+    """What of an adapter does not learn, or is not read, in a line; nothing where all does."""
+    changed, parts = sorted(adapter.merged), list[str]()
+    if changed:
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        parts.append(f"merged into the weights, where they stay: {', '.join(changed[:3])}{more}")
+    if adapter.skipped:
+        parts.append(skipped_line(adapter.skipped, adapter.model))
+    return "; ".join(parts)
+
+
+def check_only_adapters(folder: str | None, model: ModelConfig) -> None:
+    """InputError for the folder of an adapter, with which a run began, that changes weights without adapters here."""
+    changed = sorted(open_adapter(Path(folder).expanduser(), model).merged) if folder else ()
+    if changed:
+        raise InputError(
+            f"{folder}, with which the run began, changes {changed[0]}, which has no adapter here, so that adapters "
+            "alone would not be the run's model: export the model"
+        )
+
+
+class _Part(NamedTuple):
+    """The adapter of one weight of one layer."""
+
+    a: np.ndarray  # [inputs, rank]
+    b: np.ndarray  # [rank, outputs]
+    scale: float
+
+
+def adapter_params(adapter: Adapter) -> Params:
+    """The adapters of projections as parameters, {"layers": {...}} in float32 on the host, with their scales.
+
+    InputError for matrices of other shapes than the model's, and for NaN and infinity.
+    """
+    found = {weight: of_layers for weight, of_layers in _parts(adapter).values()}
+    scales: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for weight, of_layers in found.items():
+        for place, part in of_layers.items():
+            scales[weight.kind, place].append(part.scale)
+    usual = {at: Counter(values).most_common(1)[0][0] for at, values in scales.items()}
+    params: Params = {}
+    for weight, of_layers in found.items():
+        rank, (*at, _) = max(len(part.b) for part in of_layers.values()), weight.path
+        all_a, all_b = (np.zeros(shape, np.float32) for shape in adapter_shapes(weight, rank).values())
+        for place, part in of_layers.items():
+            all_a[place, ..., : part.a.shape[-1]] = part.a
+            all_b[place, : len(part.b)] = part.b * np.float32(part.scale / usual[weight.kind, place])
+        for name, value in zip(adapter_axes(weight), (all_a, all_b), strict=True):
+            put(params, (*at, name), value)
+        factors = [usual.get((weight.kind, place), 1.0) for place in range(len(weight.layers))]
+        put(params, (*at, LORA_SCALE), np.asarray(factors, np.float32))
+    return params
+
+
+def _parts(adapter: Adapter) -> dict[tuple[str, ...], tuple[Weight, dict[int, _Part]]]:
+    """Path of a weight -> it, and its adapters by places among the layers of its kind."""
+    found: dict[tuple[str, ...], tuple[Weight, dict[int, _Part]]] = {}
+    where = adapter.folder / WEIGHTS
+    for name, stored in adapter.trained.items():
+        read_a, read_b, _ = adapter.pairs[name]
+        a, b = (read().astype(np.float32) for read in (read_a, read_b))
+        _check_pair(a, b, stored_shape(stored), name, where)
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            raise InputError(f"{where}: the adapter of {name!r} holds NaN or infinity: the weights are damaged")
+        of_b = parts_of(outputs_of(stored, len(a)), b)
+        used = {path: np.any(part.reshape(len(a), -1) != 0, axis=1) for path, part in of_b.items()}
+        anywhere = np.any(list(used.values()), axis=0)
+        (place,) = stored.place
+        for weight in stored.weights:
+            # What adds to other weights of the module alone was an adapter of theirs.
+            kept, start = used[weight.path] | ~anywhere, len(weight.stacked)
+            inputs = weight.shape[start : start + weight.inputs]
+            part = _Part(a[kept].T.reshape(*inputs, -1), of_b[weight.path][kept], adapter.scales[name])
+            found.setdefault(weight.path, (weight, {}))[1][place] = part
+    return found
+
+
+def outputs_of(stored: Stored, rank: int) -> Stored:
+    """The tensor B [outputs, rank] of a module's adapter, which holds parts of its weights as the module does."""
+
+    def narrow(weight: Weight) -> Weight:
+        start = len(weight.stacked)
+        axes = (*weight.axes[:start], "rank", *weight.axes[start + weight.inputs :])
+        shape = (*weight.shape[:start], rank, *weight.shape[start + weight.inputs :])
+        return weight._replace(axes=axes, shape=shape, inputs=1)
+
+    return stored._replace(weights=tuple(map(narrow, stored.weights)))
