@@ -49,7 +49,7 @@ VARIANTS = {
 LETTERS = {
     "layers": "n", "experts": "E", "hidden": "D", "heads": "H", "kv_heads": "K", "head_size": "h", "inner": "F",
     "vocabulary": "V", "rank": "r", "units": "U", "values": "W", "value_size": "g", "choices": "E", "shared": "S",
-    "one": "1", "inputs": "i", "all_inputs": "I", "query_rank": "q", "latent": "c", "plain": "p",
+    "one": "1", "inputs": "i", "all_inputs": "I", "query_rank": "q", "kv_rank": "R", "latent": "c", "plain": "p",
 }  # fmt: skip
 EXPECTED = {  # by hand: axes and initialiser of every row that some model has
     "embed": "VD normal", "final_norm": "D identity", "unembed": "VD normal", "attention_norm": "nD identity",
@@ -63,8 +63,8 @@ EXPECTED = {  # by hand: axes and initialiser of every row that some model has
     "shared_switch": "nD1 normal", "experts_norm": "nD identity", "experts_post_norm": "nD identity",
     "shared_post_norm": "nD identity", "query_joint_norm": "nHh identity", "key_joint_norm": "nKh identity",
     "sinks": "nH zeros", "layer_scale": "n identity", "query_in": "nDq normal", "query_in_norm": "nq identity",
-    "query_out": "nqHh normal", "latent": "nDc normal", "latent_norm": "nr identity", "key_out": "nrHp normal",
-    "value_out": "nrHg normal", "embed_inputs": "VI normal", "project_inputs": "DI normal", "inputs_norm": "i identity",
+    "query_out": "nqHh normal", "latent": "nDc normal", "latent_norm": "nR identity", "key_out": "nRHp normal",
+    "value_out": "nRHg normal", "embed_inputs": "VI normal", "project_inputs": "DI normal", "inputs_norm": "i identity",
     "input_gate": "nDi normal", "input_out": "niD normal", "input_post_norm": "nD identity",
 }  # fmt: skip
 
