@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 LoraTarget = Literal[
     "query", "key", "value", "out", "gate", "up", "down", "shared_gate", "shared_up", "shared_down", "query_in",
-    "query_out", "latent", "key_out", "value_out", "input_gate", "input_out",
+    "query_out", "latent", "key_out", "value_out", "query_gate", "delta_query", "delta_key", "delta_value",
+    "delta_gate", "delta_rate", "delta_decay", "delta_out", "conv_in", "conv_gate", "conv_value", "conv_out",
+    "input_gate", "input_out",
 ]  # fmt: skip
 
 

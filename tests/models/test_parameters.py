@@ -24,6 +24,7 @@ from jaxrl_llm.models.parameters import (
     IDENTITY,
     NORMAL,
     NOT_DECAYED,
+    PLAIN,
     TABLE,
     ZEROS,
     adapted_weights,
@@ -49,7 +50,8 @@ VARIANTS = {
 LETTERS = {
     "layers": "n", "experts": "E", "hidden": "D", "heads": "H", "kv_heads": "K", "head_size": "h", "inner": "F",
     "vocabulary": "V", "rank": "r", "units": "U", "values": "W", "value_size": "g", "choices": "E", "shared": "S",
-    "one": "1", "inputs": "i", "all_inputs": "I", "query_rank": "q", "latent": "c", "plain": "p",
+    "one": "1", "inputs": "i", "all_inputs": "I", "query_rank": "q", "kv_rank": "R", "latent": "c", "plain": "p",
+    "query_heads": "G", "query_size": "x", "state_heads": "Z", "state_size": "y", "taps": "t", "channels": "C",
 }  # fmt: skip
 EXPECTED = {  # by hand: axes and initialiser of every row that some model has
     "embed": "VD normal", "final_norm": "D identity", "unembed": "VD normal", "attention_norm": "nD identity",
@@ -63,9 +65,14 @@ EXPECTED = {  # by hand: axes and initialiser of every row that some model has
     "shared_switch": "nD1 normal", "experts_norm": "nD identity", "experts_post_norm": "nD identity",
     "shared_post_norm": "nD identity", "query_joint_norm": "nHh identity", "key_joint_norm": "nKh identity",
     "sinks": "nH zeros", "layer_scale": "n identity", "query_in": "nDq normal", "query_in_norm": "nq identity",
-    "query_out": "nqHh normal", "latent": "nDc normal", "latent_norm": "nr identity", "key_out": "nrHp normal",
-    "value_out": "nrHg normal", "embed_inputs": "VI normal", "project_inputs": "DI normal", "inputs_norm": "i identity",
+    "query_out": "nqHh normal", "latent": "nDc normal", "latent_norm": "nR identity", "key_out": "nRHp normal",
+    "value_out": "nRHg normal", "embed_inputs": "VI normal", "project_inputs": "DI normal", "inputs_norm": "i identity",
     "input_gate": "nDi normal", "input_out": "niD normal", "input_post_norm": "nD identity",
+    "query_gate": "nDHh normal", "delta_query": "nDGx normal", "delta_key": "nDGx normal", "delta_value": "nDZy normal",
+    "delta_gate": "nDZy normal", "query_taps": "ntGx normal", "key_taps": "ntGx normal", "value_taps": "ntZy normal",
+    "delta_rate": "nDZ normal", "delta_decay": "nDZ normal", "log_rate": "nZ zeros", "decay_bias": "nZ zeros",
+    "delta_norm": "ny plain", "delta_out": "nZyD normal", "conv_in": "nDC normal", "conv_gate": "nDC normal",
+    "conv_value": "nDC normal", "conv_taps": "ntC normal", "conv_out": "nCD normal",
 }  # fmt: skip
 
 
@@ -150,4 +157,4 @@ def test_what_weight_decay_and_factored_moments_read() -> None:
         merged = merge_heads(name, shape)
         assert merged == {"query": (2, 16, 32), "out": (2, 32, 16)}.get(name, shape)
         assert np.prod(merged) == np.prod(shape)
-    assert {weight.initialiser for weight in (*TABLE, *HEAD_MLP, *HEAD)} == {NORMAL, IDENTITY, ZEROS}
+    assert {weight.initialiser for weight in (*TABLE, *HEAD_MLP, *HEAD)} == {NORMAL, IDENTITY, PLAIN, ZEROS}
