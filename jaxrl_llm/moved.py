@@ -93,7 +93,8 @@ _MOVES = (
         "supports=token_support parked=kv_offload schedule=scheduler cache=kv_cache"
     ),
     ("sampling.speculative", "sampling", "speculate=verify drafts tail"),
-    ("models", "models", "check=checks experts=moe packed_kernel=packed_attention rope_config=rope"),
+    ("models", "models", "check=checks rope_config=rope"),
+    ("models.layers", "models", "experts=moe packed_kernel=packed_attention moe packed_attention routing exact_bits"),
     ("models.io", "models", "digest folders gguf gguf_file gguf_tokenizer huggingface load save shards source"),
     (
         "advantages.turns", "advantages",

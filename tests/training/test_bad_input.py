@@ -194,7 +194,7 @@ MODELS: dict[str, tuple[Edit, str]] = {
     ),
     "of another architecture": (
         replace_config(model_type="bert", architectures=["BertModel"]),
-        "the model type 'bert' is not supported; supported model types are llama, qwen2, qwen3, gemma2, gemma3_text",
+        "the model type 'bert' is not supported; supported model types are llama, mistral, ministral3, mixtral",
     ),
     "of another size": (replace_config(intermediate_size=96), "but config.json implies"),
     "without tokenizer": (lambda model: [p.unlink() for p in model.glob("tokenizer*")] and None, "tokenizer"),
