@@ -21,7 +21,7 @@ class Latent(NamedTuple):
 
 
 class DeltaRule(NamedTuple):
-    """Heads of the gated delta rule (`models.delta`): their numbers and sizes."""
+    """Heads of the gated delta rule (`layers.delta`): their numbers and sizes."""
 
     keys: int  # heads of queries and keys, each of which serves as many heads of values
     values: int
@@ -30,7 +30,7 @@ class DeltaRule(NamedTuple):
     taps: int  # of the convolution before it
 
 
-class Kind(NamedTuple):
+class LayerKind(NamedTuple):
     """Layers of a model that have the same weights and compute the same, but for windows and rotations."""
 
     name: str  # of their parameters' entry in "layers"
@@ -77,7 +77,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     num_tokens: int = 0  # ids that the tokenizer has: those from here on are never drawn; 0: all have a token
-    kinds: tuple[Kind, ...] = ()  # () where all layers are of one kind
+    kinds: tuple[LayerKind, ...] = ()  # () where all layers are of one kind
     kind_of_layer: tuple[int, ...] = ()  # index into kinds, one a layer
     pre_norms: bool = True  # norms before attention and MLP
     joint_qk_norm: bool = False  # RMS norm of all query heads together, and of all key heads (OLMo)
@@ -134,7 +134,7 @@ class ModelConfig:
 
     def heads_kept(self, absorbed: bool) -> tuple[int, int, int]:
         """Of the keys and values of a token: how many heads, and the sizes of a key and a value. absorbed: those of
-        `attention.latent_heads`."""
+        `layers.attention.latent_heads`."""
         if not self.latent:
             return self.num_kv_heads, self.head_dim, self.head_dim
         if absorbed:

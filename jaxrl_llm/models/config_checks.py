@@ -86,6 +86,9 @@ ROPE_SETTINGS = {
     "truncate": FLAG,
     "partial_rotary_factor": or_null(number(above=0)),
     "factors": list_of(number(above=0)),
+    "short_factor": list_of(number(above=0)),
+    "long_factor": list_of(number(above=0)),
+    "llama_4_scaling_beta": or_null(number(least=0)),
 }
 
 
@@ -106,6 +109,9 @@ def check_rope(scaling: dict[str, Any], where: str, section: str) -> None:
     kind = scaling.get("rope_type") or scaling.get("type")
     if kind in ("linear", "llama3", "yarn") and "factor" not in scaling:
         raise InputError(f"{where}: {section} of type {kind} lacks 'factor'")
+    for name in ("short_factor", "long_factor"):
+        if kind == "longrope" and name not in scaling:
+            raise InputError(f"{where}: {section} of type longrope lacks '{name}'")
 
 
 def check_together(config: Any, where: str) -> None:
@@ -129,10 +135,13 @@ def check_together(config: Any, where: str) -> None:
                 f"{where}: high_freq_factor {rope.high_freq_factor:g} must be above low_freq_factor "
                 f"{rope.low_freq_factor:g}"
             )
-        if rope.kind == "factors" and len(rope.factors) != c.head_dim // 2:
-            raise InputError(
-                f"{where}: {len(rope.factors)} rotary factors for heads of {c.head_dim}, which need {c.head_dim // 2}"
-            )
+        pairs = int(c.head_dim * rope.fraction) // 2
+        lists = {"factors": (rope.factors,), "longrope": (rope.short_factors, rope.long_factors)}.get(rope.kind, ())
+        for factors in lists:
+            if len(factors) != pairs:
+                raise InputError(
+                    f"{where}: {len(factors)} rotary factors for heads of {c.head_dim}, which need {pairs}"
+                )
 
 
 def check_tokens(tokens: Any, vocab_size: int, where: str, name: str) -> None:

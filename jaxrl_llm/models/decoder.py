@@ -133,11 +133,11 @@ def _unrolled(
     memories = (None,) * len(layers) if memory is None else memory
     kinds = config.kind_of_layer or (0,) * len(layers)
     # Traced once for all layers of one kind.
-    each = [
+    layer_runs = [
         jax.jit(wrap(partial(run_layer, config=own, settings=settings)), static_argnums=(2, 3))
         for own in config.each_kind
     ]
-    ropes = [ropes_of_kind(config, kind) for kind in range(len(each))]
+    ropes = [ropes_of_kind(config, kind) for kind in range(len(layer_runs))]
     latest = dict[str, tuple[int, Any]]()  # by kind: the number of its last layer, its keys and values
     after: list[Any] = []
     chosen: list[Any] = []
@@ -146,10 +146,10 @@ def _unrolled(
         if own.keys_of:
             source, keys = latest[own.keys_of]
         got = memories[number] if source == number else again(memories[source], after[source])
-        marks, own_inputs = (None if each is None else each[:, :, number] for each in (experts, inputs))
+        marks, own_inputs = (None if y is None else y[:, :, number] for y in (experts, inputs))
         given = Given(got, marks, own_inputs, keys)
         rope = ropes[kind].index(config.rope_of_layer[number])
-        x, left = each[kind](x, layer, config.window_of_layer[number], rope, rotations[kind], given)
+        x, left = layer_runs[kind](x, layer, config.window_of_layer[number], rope, rotations[kind], given)
         if config.kinds and source == number:
             latest[config.kinds[kind].name] = number, left.keys
         if source == number:

@@ -43,7 +43,7 @@ from jaxrl_llm.models.parameters import (
     combine,
     put,
 )
-from jaxrl_llm.models.stacks import each_kind
+from jaxrl_llm.models.stacks import map_kinds
 from jaxrl_llm.utils.errors import InputError, unknown
 
 TARGETS = tuple(ADAPTED)
@@ -116,7 +116,7 @@ def scaled(params: Params, rank: int, alpha: float) -> Params:
         count = jax.tree.leaves(layers)[0].shape[0]
         return {**layers, LORA_SCALE: jnp.full((count,), factor)}
 
-    return {**params, "layers": each_kind(with_factor, layers)}
+    return {**params, "layers": map_kinds(with_factor, layers)}
 
 
 def scaled_like(params: Params, other: Params) -> Params:
@@ -139,7 +139,7 @@ def _kept(params: Params, keep: Callable[[str], bool]) -> Any:
     own = lambda layer: {name: x for name, x in layer.items() if keep(name)}  # noqa: E731
     if isinstance(layers, tuple):
         return tuple(map(own, layers))
-    found = each_kind(own, layers)
+    found = map_kinds(own, layers)
     return {name: entry for name, entry in found.items() if not isinstance(entry, dict) or entry}
 
 
@@ -157,7 +157,7 @@ def adapters_of(params: Params) -> Params:
     def own(layer: Params) -> Params:
         return {name: x for name, x in layer.items() if _is_of_adapter(name)}
 
-    return own(layers[0]) if isinstance(layers, tuple) else each_kind(own, layers)
+    return own(layers[0]) if isinstance(layers, tuple) else map_kinds(own, layers)
 
 
 def _is_of_adapter(name: str) -> bool:
@@ -173,7 +173,7 @@ def merge(params: Params) -> Params:
     layers = _layers(params)
     if isinstance(layers, tuple):
         return {**params, "layers": tuple(_merge(layer, stacked=False) for layer in layers)}
-    return {**params, "layers": each_kind(partial(_merge, stacked=True), layers)}
+    return {**params, "layers": map_kinds(partial(_merge, stacked=True), layers)}
 
 
 def _merge(layer: Params, stacked: bool) -> Params:

@@ -46,7 +46,8 @@ class Rope:
     attention_factor: float = 0.0  # yarn, longrope: scale of cos and sin; 0 means 0.1 ln(factor) + 1 (yarn)
     truncate: bool = True  # yarn: round the ramp's ends to whole dimensions
     factors: tuple[float, ...] = ()
-    short_factors: tuple[float, ...] = ()  # longrope: of the file, for short contexts
+    short_factors: tuple[float, ...] = ()  # longrope: the file's two lists, of which `factors` is one
+    long_factors: tuple[float, ...] = ()
     fraction: float = 1.0  # of a head's dimensions that are rotated; but see proportional
     query_growth: float = 0.0  # queries at position p times 1 + this * ln(1 + floor(p / original_length)) (Llama 4)
 
@@ -85,7 +86,8 @@ def _rope(theta: float, scaling: dict[str, Any] | None, raw: dict[str, Any], whe
         usual = math.sqrt(1 + math.log(stretched) / math.log(out["original_length"])) if stretched > 1 else 1.0
         names = ("short_factor", "long_factor")
         short, long = (tuple(float(x) for x in scaling[name]) for name in names)
-        out |= {"factors": long if maximum > out["original_length"] else short, "short_factors": short}
+        out |= {"factors": long if maximum > out["original_length"] else short}
+        out |= {"short_factors": short, "long_factors": long}
         out["attention_factor"] = float(scaling.get("attention_factor") or usual)
     if kind == "factors":
         out["factors"] = tuple(float(x) for x in scaling.get("factors", ()))
@@ -138,7 +140,7 @@ def rope_to_hf(rope: Rope) -> dict[str, Any]:
     if rope.kind == "yarn":
         out |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
     if rope.kind == "longrope":
-        out |= {"long_factor": list(rope.factors), "short_factor": list(rope.short_factors)}
+        out |= {"long_factor": list(rope.long_factors), "short_factor": list(rope.short_factors)}
     if rope.attention_factor:
         out["attention_factor"] = rope.attention_factor
     if rope.fraction != 1:

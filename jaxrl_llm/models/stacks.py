@@ -62,7 +62,7 @@ def of_kind(layers: Any, config: ModelConfig, kind: int) -> Any:
     return layers[config.kinds[kind].name] if config.kinds else layers
 
 
-def each_kind(function: Callable[..., Any], layers: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
+def map_kinds(function: Callable[..., Any], layers: dict[str, Any], *others: dict[str, Any]) -> dict[str, Any]:
     """A function of the stacked weights of each kind, and of others that lie as they do; its results lie so too."""
     if not any(isinstance(entry, dict) for entry in layers.values()):
         return function(layers, *others)

@@ -23,6 +23,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LONG = {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 5.0]}
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 
 
@@ -153,6 +154,17 @@ def test_both_spellings_of_the_rotary_settings(scaling: dict[str, Any] | None) -
     assert from_hf(older).ropes[0].theta == 77.0
 
 
+@pytest.mark.parametrize("original, used", [(32, "long_factor"), (64, "short_factor")])
+def test_both_lists_of_longrope_come_back(original: int, used: str) -> None:
+    config = from_hf(small(rope_scaling=LONG, original_max_position_embeddings=original))
+    assert list(config.ropes[0].factors) == LONG[used]
+    written = to_hf(config)["rope_parameters"]
+    assert {name: written[name] for name in ("short_factor", "long_factor")} == {
+        name: LONG[name] for name in ("short_factor", "long_factor")
+    }
+    assert from_hf(to_hf(config)) == config
+
+
 def test_gemma3_spellings() -> None:
     common = small(
         model_type="gemma3_text",
@@ -254,6 +266,9 @@ def test_what_a_file_leaves_out() -> None:
         ({"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"partial_rotary_factor": 0.25, "rope_parameters": {"rope_theta": 5e5}}, "partial_rotary_factor"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.5]}}, "lacks 'long_factor'"),
+        ({"rope_scaling": LONG | {"long_factor": [2.0]}}, "1 rotary factors for heads of 4, which need 2"),
+        ({"rope_scaling": LONG | {"short_factor": 1.0}}, "rope_scaling.short_factor"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised .'gptq'. are not read"),
         ({"hidden_act": "relu"}, "activation 'relu' is not supported"),
         ({"model_type": "qwen3_moe", "mlp_only_layers": [0], "moe_intermediate_size": 4}, "dense layers"),

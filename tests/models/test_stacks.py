@@ -13,7 +13,7 @@ from conftest import KINDS, quick_compiles
 from hypothesis import given, settings
 
 from jaxrl_llm.models import ModelConfig, init_params
-from jaxrl_llm.models.config import Kind
+from jaxrl_llm.models.config import LayerKind
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.models.stacks import blocks, first_layers, stacked_layers, unstack
 
@@ -48,7 +48,7 @@ def test_layers_stacked_and_apart(family: str, vectors: Any) -> None:
 @pytest.mark.parametrize("order", ["abab", "abba", "babbb", "aabaabab"])
 def test_scanned_layers_are_the_unrolled(order: str) -> None:
     """Whatever the order of two kinds with other sizes, windows and rotations."""
-    kinds = (Kind("a"), Kind("b", (("head_dim", 12), ("intermediate_size", 20), ("num_kv_heads", 1))))
+    kinds = (LayerKind("a"), LayerKind("b", (("head_dim", 12), ("intermediate_size", 20), ("num_kv_heads", 1))))
     config = ModelConfig(
         "llama", 17, 16, 24, len(order), 4, 2, 8, 1e-6, True, query_scale=0.3, kinds=kinds,
         kind_of_layer=tuple("ab".index(kind) for kind in order), rope_of_layer=(0,) * len(order),

@@ -1,6 +1,6 @@
 """Families of models, by Hugging Face's `model_type`: from a config.json to a `ModelConfig`, and back.
 
-A family is a file here: its settings, and the names of its tensors where they are not Llama's.
+A family, or some that are close, is a file here: its settings, and the names of its tensors where they are not Llama's.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxrl_llm.models.config import Kind, ModelConfig
+from jaxrl_llm.models.config import LayerKind, ModelConfig
 from jaxrl_llm.models.families.family import (
     FULL,
     SLIDING,
@@ -63,7 +63,7 @@ def _read(raw: Values, where: str) -> dict[str, Any]:
     first_shared = len(types) - shared
     if not 0 <= shared < len(types) or set(types[first_shared:]) - set(types[:first_shared]):
         raise InputError(f"{where}: num_kv_shared_layers is {shared}, but their keys must be those of earlier layers")
-    kinds: list[Kind] = []
+    kinds: list[LayerKind] = []
     of_layer: list[int] = []
     for layer, layer_type in enumerate(types):
         own, name = dict(sizes[layer_type]), NAMES[layer_type]
@@ -73,7 +73,7 @@ def _read(raw: Values, where: str) -> dict[str, Any]:
             own |= {"keys_of": name, "intermediate_size": wide * raw["intermediate_size"]}
             own.pop("keys_as_values", None)
             name = f"shared_{name}"
-        kind = Kind(name, tuple(sorted(own.items())))
+        kind = LayerKind(name, tuple(sorted(own.items())))
         kinds += [kind] * (kind not in kinds)
         of_layer.append(kinds.index(kind))
     fields = softcaps(raw) | {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxrl_llm.models.config import Kind, ModelConfig
+from jaxrl_llm.models.config import LayerKind, ModelConfig
 from jaxrl_llm.models.families.family import Tensor, Values, family, full, stacked_experts
 from jaxrl_llm.models.kinds import FLAG, number, or_null, whole
 from jaxrl_llm.utils.errors import InputError
@@ -41,7 +41,7 @@ def mixture(raw: Values, where: str) -> dict[str, Any]:
     if dense:
         own = {"num_experts": 0, "experts_per_token": 0, "shared_size": 0, "router_correction": False}
         own["intermediate_size"] = raw["intermediate_size"]
-        fields["kinds"] = (Kind("dense", tuple(sorted(own.items()))), Kind("experts"))
+        fields["kinds"] = (LayerKind("dense", tuple(sorted(own.items()))), LayerKind("experts"))
         fields["kind_of_layer"] = tuple(int(layer >= dense) for layer in range(raw["num_hidden_layers"]))
     return fields
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxrl_llm.models.config import Kind, ModelConfig
+from jaxrl_llm.models.config import LayerKind, ModelConfig
 from jaxrl_llm.models.families.family import FULL, Tensor, Values, family, full
 from jaxrl_llm.models.kinds import FLAG, given, list_of, number, or_null, whole
 from jaxrl_llm.utils.errors import InputError
@@ -29,7 +29,7 @@ def _read(raw: Values, where: str) -> dict[str, Any]:
     if raw.get("conv_bias"):
         raise InputError(f"{where}: conv_bias of a lfm2 model is not supported")
     return {
-        "qk_norm": True, "kinds": (Kind(CONV, (("convolution", raw["conv_L_cache"]),)), Kind("attention")),
+        "qk_norm": True, "kinds": (LayerKind(CONV, (("convolution", raw["conv_L_cache"]),)), LayerKind("attention")),
         "kind_of_layer": tuple(int(each == FULL) for each in types), "intermediate_size": _inner(raw),
         "norm_epsilon": float(raw["norm_eps"]), "tie_embeddings": given(raw, "tie_word_embeddings", True),
     }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxrl_llm.models.config import DeltaRule, Kind, ModelConfig
+from jaxrl_llm.models.config import DeltaRule, LayerKind, ModelConfig
 from jaxrl_llm.models.families.family import FULL, Tensor, Values, family, full, stacked_experts
 from jaxrl_llm.models.kinds import given, or_null, whole
 from jaxrl_llm.utils.errors import InputError
@@ -31,7 +31,7 @@ def _read(raw: Values, where: str) -> dict[str, Any]:
     types = _types(raw, where)
     if set(types) - {FULL, LINEAR}:
         raise InputError(f"{where}: layer_types of {raw['model_type']} are {FULL} and {LINEAR}")
-    kinds = (Kind("linear", (("delta", delta),)), Kind("full"))
+    kinds = (LayerKind("linear", (("delta", delta),)), LayerKind("full"))
     return {
         "qk_norm": True, "norm_offset": 1.0, "gated_attention": True, "kinds": kinds,
         "kind_of_layer": tuple(int(each == FULL) for each in types),

@@ -59,10 +59,10 @@ def expert_mlp(
     chosen ones where the configuration says so. No token is dropped: tokens are sorted by expert and multiplied in
     ragged groups, so the output of a token does not depend on the others in the batch.
     layer: router [D, E], gate and up [E, D, F], down [E, F, D], and biases. scored: [N, L, D], what the router sees
-    instead of x. routed: axes of the mesh over which N and L are split,
-    where they divide; the mesh is that of the arrays. experts: int[N, L, k], the experts of each token, instead of the
-    router's choice; NOT_RECORDED leaves it to the router. Their weights are the current router's, with its gradient.
-    record: return (output, the experts in `index_dtype` [N, L, k]).
+    instead of x. routed: axes of the mesh over which N and L are split, where they divide; the mesh is that of the
+    arrays. experts: int[N, L, k], the experts of each token, instead of the router's choice; NOT_RECORDED leaves it to
+    the router. Their weights are the current router's, with its gradient. record: return (output, the experts in
+    `index_dtype` [N, L, k]).
     """
     weights = {name: layer[name] for name in WEIGHTS if name in layer}
     scored = x if scored is None else scored

@@ -117,19 +117,27 @@ def convolution_mixer(
 def rows_flow(length: Array) -> Flow:
     """Rows that begin with `length` (int32[N]) tokens, which follow each other."""
 
-    def before(x: Array, steps: int, window: Array | None) -> Array:
-        return _with_window(x, window, steps)[:, : x.shape[1]]
-
     def delta(x: DeltaInputs, state: Array | None) -> tuple[Array, Array]:
-        real = (jnp.arange(x.g.shape[1]) < length[:, None])[..., None]
-        return in_rows(x._replace(g=jnp.where(real, x.g, 0), beta=jnp.where(real, x.beta, 0)), CHUNK, state)
+        real = jnp.arange(x.g.shape[1]) < length[:, None]
+        return in_rows(_only(x, real), CHUNK, state)
 
     def window(x: Array, old: Array | None, taps: int) -> Array:
         whole = _with_window(x, old, taps - 1)
         at = length[:, None] + jnp.arange(taps - 1)
         return jnp.take_along_axis(whole, at[:, :, None], axis=1)
 
-    return Flow(before, delta, window)
+    return Flow(_before, delta, window)
+
+
+def _only(x: DeltaInputs, real: Array) -> DeltaInputs:
+    """Inputs with which tokens that are not real, bool[N, L], leave states as they are."""
+    real = real[..., None]
+    return x._replace(g=jnp.where(real, x.g, 0), beta=jnp.where(real, x.beta, 0))
+
+
+def _before(x: Array, steps: int, window: Array | None) -> Array:
+    """`Flow.before` where the tokens of a row follow each other."""
+    return _with_window(x, window, steps)[:, : x.shape[1]]
 
 
 def _with_window(x: Array, window: Array | None, steps: int) -> Array:
@@ -149,9 +157,7 @@ def segments_flow(segments: Array) -> Flow:
     one_before = jnp.where((one_before >= 0) & same & real, one_before, -1)
 
     def delta(x: DeltaInputs, state: Array | None) -> tuple[Array, None]:
-        mask = real[..., None]
-        x = x._replace(g=jnp.where(mask, x.g, 0), beta=jnp.where(mask, x.beta, 0))
-        return in_rows(x, CHUNK, None, segments)[0], None
+        return in_rows(_only(x, real), CHUNK, None, segments)[0], None
 
     return Flow(lambda x, steps, window: along(x, one_before, steps), delta, lambda x, window, taps: None)
 
@@ -178,7 +184,7 @@ def step_flow(live: Array) -> Flow:
         after = jnp.concatenate([old[:, 1:], x.astype(old.dtype)], axis=1)
         return jnp.where(live[:, None, None], after, old)
 
-    return Flow(lambda x, steps, old: _with_window(x, old, steps)[:, :1], delta, window)
+    return Flow(_before, delta, window)
 
 
 class Pending(NamedTuple):
@@ -197,10 +203,7 @@ def pending_flow() -> Flow:
         _, out = jax.lax.scan(lambda s, token: one_step(token, s)[::-1], state, each)
         return jnp.moveaxis(out, 0, 1), Pending(state, x)
 
-    return Flow(
-        lambda x, steps, window: _with_window(x, window, steps)[:, : x.shape[1]], delta,
-        lambda x, window, taps: Pending(window, x),
-    )  # fmt: skip
+    return Flow(_before, delta, lambda x, window, taps: Pending(window, x))
 
 
 def committed(state: State, count: Array) -> State:
