@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,12 @@ def test_extras_are_described() -> None:
     described = re.findall(r"^\| (`.*?`) \|", (ROOT / "docs/install.md").read_text(), flags=re.MULTILINE)
     named = {name for cell in described for name in re.findall(r"`(\w+)`", cell)}
     assert set(PROJECT["optional-dependencies"]) <= named
+
+
+def test_each_test_file_has_a_name_of_its_own() -> None:
+    # pytest imports test files by their base names: of two equal ones it refuses the second.
+    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py"))
+    assert [name for name, count in names.items() if count > 1 and name != "conftest.py"] == []
 
 
 @pytest.mark.heavy
