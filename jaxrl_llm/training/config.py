@@ -181,7 +181,8 @@ class TrainConfig:
     """Most tokens of an episode there, replies and observations, after its prompt; 0 is as the model's context
     allows."""
     context_tokens: int = 0
-    """Most tokens there that the policy sees at once, its prompt included; 0 is as the model's context allows."""
+    """Most tokens that the policy sees at once, its prompt included; 0 is as the model's context allows. A model with
+    rotary factors for short and for long contexts (longrope) takes those for as many."""
     compact: str | None = None
     """What a conversation goes on with when context_tokens is near, instead of ending: summary(TOKENS), which the
     policy writes and is trained on, keep_last(TURNS), which drops the turns before, or path/to/file.py:NAME or

@@ -35,7 +35,6 @@ AGENT = (
     "turns",
     "turn_tokens",
     "episode_tokens",
-    "context_tokens",
     "compact",
     "players",
     "environment_steps",
@@ -86,6 +85,12 @@ def check_together(config: TrainConfig) -> None:
         raise InputError(
             f"{', '.join(of_agents)} {'is' if len(of_agents) == 1 else 'are'} given, but the run has neither an "
             "environment nor tools: give one (TrainConfig takes Python values, as train does), or leave them out"
+        )
+    plain = not config.environment and not config.tools
+    if plain and config.context_tokens and config.max_prompt_tokens + config.max_new_tokens > config.context_tokens:
+        raise InputError(
+            f"context_tokens is {config.context_tokens}, but a prompt and its completion may have "
+            f"{config.max_prompt_tokens} + {config.max_new_tokens} tokens: lower max_prompt_tokens or max_new_tokens"
         )
     if config.compact is not None and not config.context_tokens:
         raise InputError("compact is given, but context_tokens is not, which says when: give it too")

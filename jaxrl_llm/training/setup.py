@@ -107,7 +107,7 @@ def load_model(
     spread = None if mesh is None or mesh.size == 1 else partial(_sharded, mesh, sampler or mesh)
     policy, params, tokenizer = load_policy(
         config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat_of(config), shardings=spread,
-        adapter=config.adapter,
+        adapter=config.adapter, context=config.context_tokens or None,
     )  # fmt: skip
     policy = with_precision(config, policy)
     return *with_critic(config, needs, policy, params), tokenizer
@@ -161,7 +161,10 @@ def reference_of(
     others, digests = [], {}
     for name in () if rule is None else rule.models:
         spread = None if policy.mesh is None else partial(_sharded, policy.mesh, policy.mesh)
-        _, other, tokenizer = load_policy(name, dtype=config.dtype, param_dtype=config.param_dtype, shardings=spread)
+        _, other, tokenizer = load_policy(
+            name, dtype=config.dtype, param_dtype=config.param_dtype, shardings=spread,
+            context=config.context_tokens or None,
+        )  # fmt: skip
         digests[f"the weights of {name}"] = model_digests(other, tokenizer)["the model's weights"]
         if frozen is not None and not config.adapter:
             other = lora.scaled_like(other, frozen)
