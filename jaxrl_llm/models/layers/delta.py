@@ -11,7 +11,8 @@ In a chunk of C tokens that begins with S, with G_t the sum of g up to t, this i
     S'  = exp(G_C) S + sum_s exp(G_C - G_s) k_s (U - W S)_s^T.
 
 Chunks need each other's states alone. A chunk may begin with the state of any earlier one: paths that branch share the
-chunks before (`paths`). Memory is linear in tokens: a state of each chunk is kept for the backward pass.
+chunks before (`paths`). Memory is linear in tokens: the backward pass keeps the state after each chunk and computes all
+else of a chunk again (`chunk_step`), so that what is between stays in the processor's cache.
 """
 
 from __future__ import annotations
@@ -35,18 +36,13 @@ class DeltaInputs(NamedTuple):
     beta: Array  # [..., H]
 
 
-class Chunk(NamedTuple):
-    """How a chunk changes a state S [k, v] of each head: decay * S + keys^T (new - read S)."""
+class Masks(NamedTuple):
+    """Of chunks that hold tokens of several paths, bool: which tokens of a chunk are of one, and which share states."""
 
-    decay: Array  # [..., H]
-    keys: Array  # [..., H, C, k]
-    new: Array  # [..., H, C, v]
-    read: Array  # [..., H, C, k]
-
-    def __call__(self, state: Array) -> Array:
-        """The state [..., H, k, v] after it."""
-        found = self.new - jnp.einsum("...ck,...kv->...cv", self.read, state)
-        return self.decay[..., None, None] * state + jnp.einsum("...ck,...cv->...kv", self.keys, found)
+    same: Array  # [..., C, C]
+    from_entry: Array  # [..., C], whether what the chunk begins with is of the token's path
+    to_end: Array  # [..., C], whether the token's path goes on after the chunk
+    through: Array  # [...], whether the path that the chunk begins with does
 
 
 def one_step(x: DeltaInputs, state: Array) -> tuple[Array, Array]:
@@ -57,37 +53,45 @@ def one_step(x: DeltaInputs, state: Array) -> tuple[Array, Array]:
     return jnp.einsum("nhk,nhkv->nhv", x.q, state), state
 
 
-def chunked(x: DeltaInputs, entry: Array, starts: Array, segments: Array | None = None) -> tuple[Array, Array]:
-    """Outputs [R, n, C, H, v] of tokens in chunks, and the states [R, n, H, k, v] after each chunk.
-
-    x: [R, n, C, ...], n chunks of each row. entry: int32[R, n], what each chunk begins with: the state after an earlier
-    chunk of the row (its number), one of the row's `starts` [R, s, H, k, v] (n + its number), or zeros (-1).
-    segments: int32[R, n, C], where a row's chunks follow each other and hold several paths, contiguous but for tokens
-    that change nothing (0): which path each token is of. By default all tokens of a chunk are of one.
-    """
-    q, k, v = (jnp.moveaxis(each, -2, 2) for each in (x.q, x.k, x.v))  # [R, n, H, C, ...]
-    g, beta = (jnp.moveaxis(each, -1, 2) for each in (x.g, x.beta))  # [R, n, H, C]
+def chunk_step(x: DeltaInputs, state: Array, masks: Masks | None = None) -> tuple[Array, Array]:
+    """Outputs [..., C, H, v] of the C tokens of a chunk [..., C, H, ...], and the states [..., H, k, v] after them."""
+    q, k, v = (jnp.swapaxes(each, -2, -3) for each in (x.q, x.k, x.v))  # [..., H, C, ...]
+    g, beta = (jnp.swapaxes(each, -1, -2) for each in (x.g, x.beta))  # [..., H, C]
     C = q.shape[-2]
-    total = jnp.cumsum(g, axis=-1)
-    pairs = jnp.tril(jnp.ones((C, C), bool))
-    from_entry: Any = 1.0  # of each token: whether what the chunk begins with is of its path
-    to_end: Any = 1.0  # whether its path goes on after the chunk
-    through: Any = 1.0  # whether what the chunk begins with does
-    if segments is not None:
-        pairs, from_entry, to_end, through = _of_segments(segments, pairs)
+    total, pairs = jnp.cumsum(g, axis=-1), jnp.tril(jnp.ones((C, C), bool))
+    grown, left, decay = jnp.exp(total), jnp.exp(total[..., -1:] - total), jnp.exp(total[..., -1])
+    if masks is not None:
+        pairs, grown = pairs & masks.same[..., None, :, :], grown * masks.from_entry[..., None, :]
+        left, decay = left * masks.to_end[..., None, :], decay * masks.through[..., None]
     between = jnp.exp(jnp.where(pairs, total[..., :, None] - total[..., None, :], -jnp.inf))
     scaled = beta[..., None] * k
     system = jnp.tril(jnp.einsum("...ck,...dk->...cd", scaled, k) * between, -1)
-    grown = jnp.exp(total) * from_entry
-    right = jnp.concatenate([beta[..., None] * v, scaled * grown[..., None]], axis=-1)
-    new, read = jnp.split(inverse_of_one_plus(system) @ right, [v.shape[-1]], axis=-1)
-    end = total[..., -1:]
-    chunk = Chunk(jnp.exp(end[..., 0]) * through, k * (jnp.exp(end - total) * to_end)[..., None], new, read)
-    states, after = propagate(chunk, starts, entry)
-    found = new - jnp.einsum("...ck,...kv->...cv", read, states)
-    out = jnp.einsum("...ck,...kv->...cv", q * grown[..., None], states)
-    out = out + jnp.einsum("...cd,...dv->...cv", jnp.einsum("...ck,...dk->...cd", q, k) * between, found)
-    return jnp.moveaxis(out, 2, 3), after
+    change = solved(system, beta[..., None] * v - (scaled * grown[..., None]) @ state)
+    weights = jnp.einsum("...ck,...dk->...cd", q, k) * between
+    out = (q * grown[..., None]) @ state + weights @ change
+    after = decay[..., None, None] * state + jnp.einsum("...ck,...cv->...kv", k * left[..., None], change)
+    return jnp.swapaxes(out, -2, -3), after
+
+
+@jax.custom_vjp
+def solved(a: Array, right: Array) -> Array:
+    """X [..., C, m] with (1 + A) X = right, for matrices A [..., C, C] that are 0 on and above the diagonal."""
+    return inverse_of_one_plus(a) @ right
+
+
+def _solved_forward(a: Array, right: Array) -> tuple[Array, tuple[Array, Array]]:
+    inverse = inverse_of_one_plus(a)
+    x = inverse @ right
+    return x, (inverse, x)
+
+
+def _solved_backward(residuals: tuple[Array, Array], d_x: Array) -> tuple[Array, Array]:
+    inverse, x = residuals
+    d_right = jnp.einsum("...cd,...cm->...dm", inverse, d_x)
+    return -jnp.einsum("...cm,...dm->...cd", d_right, x), d_right
+
+
+solved.defvjp(_solved_forward, _solved_backward)
 
 
 def inverse_of_one_plus(a: Array) -> Array:
@@ -107,26 +111,30 @@ def inverse_of_one_plus(a: Array) -> Array:
     return found
 
 
-def _of_segments(segments: Array, pairs: Array) -> tuple[Array, Array, Array, Array]:
-    """The masks of `chunked`, where the chunks [R, n, C] of a row hold several segments."""
-    R, n, C = segments.shape
-    flat = segments.reshape(R, -1)
-    latest = jax.lax.cummax(jnp.where(flat > 0, jnp.arange(n * C), -1), axis=1)  # the last token that is in a segment
-    of_latest = jnp.where(latest >= 0, jnp.take_along_axis(flat, jnp.maximum(latest, 0), axis=1), 0).reshape(R, n, C)
-    last = of_latest[..., -1]
-    before = jnp.pad(last, ((0, 0), (1, 0)))[:, :-1]
-    same = segments[..., :, None] == segments[..., None, :]
-    of_tokens = lambda mask: mask[:, :, None].astype(jnp.float32)  # noqa: E731
-    return (
-        (pairs & same)[:, :, None], of_tokens(segments == before[..., None]), of_tokens(segments == last[..., None]),
-        (last == before)[:, :, None].astype(jnp.float32),
-    )  # fmt: skip
-
-
 @jax.custom_vjp
-def propagate(chunk: Chunk, starts: Array, entry: Array) -> tuple[Array, Array]:
-    """The states before and after each chunk, [R, n, H, k, v] each. For the arguments see `chunked`."""
-    return _propagate(chunk, starts, entry)
+def chunked(x: DeltaInputs, entry: Array, starts: Array, masks: Masks | None = None) -> tuple[Array, Array]:
+    """Outputs [R, n, C, H, v] of tokens in chunks, and the states [R, n, H, k, v] after each chunk.
+
+    x: [R, n, C, ...], n chunks of each row. entry: int32[R, n], what each chunk begins with: the state after an earlier
+    chunk of the row (its number), one of the row's `starts` [R, s, H, k, v] (n + its number), or zeros (-1).
+    masks: [R, n, ...], where chunks hold tokens of several paths. By default all of a chunk are of one.
+    """
+    out, known = _forward(x, entry, starts, masks)
+    return out, known[:, : entry.shape[1]]
+
+
+def _forward(x: DeltaInputs, entry: Array, starts: Array, masks: Masks | None) -> tuple[Array, Array]:
+    """Outputs, and all states: those after each chunk, `starts` and zeros."""
+    n, places = entry.shape[1], _places(entry, starts)
+    known = jnp.pad(starts, ((0, 0), (n, 1), (0, 0), (0, 0), (0, 0)))
+
+    def step(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        out, known = carry
+        own, own_masks = jax.tree.map(lambda each: each[:, number], (x, masks))
+        found, after = chunk_step(own, _take(known, places[:, number]), own_masks)
+        return out.at[:, number].set(found), known.at[:, number].set(after)
+
+    return jax.lax.fori_loop(0, n, step, (jnp.zeros_like(x.v), known))
 
 
 def _places(entry: Array, starts: Array) -> Array:
@@ -138,48 +146,45 @@ def _take(states: Array, place: Array) -> Array:
     return jnp.take_along_axis(states, place[:, None, None, None, None], axis=1)[:, 0]
 
 
-def _propagate(chunk: Chunk, starts: Array, entry: Array) -> tuple[Array, Array]:
-    R, n = entry.shape
-    places, shape = _places(entry, starts), starts.shape[2:]
-    zeros = jnp.zeros((R, n, *shape), starts.dtype)
-    known = jnp.concatenate([zeros, starts, zeros[:, :1]], axis=1)
-
-    def step(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        known, before = carry
-        state = _take(known, places[:, number])
-        after = jax.tree.map(lambda x: x[:, number], chunk)(state)
-        return known.at[:, number].set(after), before.at[:, number].set(state)
-
-    known, before = jax.lax.fori_loop(0, n, step, (known, zeros))
-    return before, known[:, :n]
+def _chunked_forward(x: DeltaInputs, entry: Array, starts: Array, masks: Masks | None) -> tuple[Any, Any]:
+    out, known = _forward(x, entry, starts, masks)
+    return (out, known[:, : entry.shape[1]]), (x, entry, starts, masks, known)
 
 
-def _propagate_forward(chunk: Chunk, starts: Array, entry: Array) -> tuple[tuple[Array, Array], Any]:
-    before, after = _propagate(chunk, starts, entry)
-    return (before, after), (chunk, starts, entry, before)
-
-
-def _propagate_backward(residuals: Any, cotangents: tuple[Array, Array]) -> tuple[Any, Array, None]:
-    chunk, starts, entry, before = residuals
-    d_before, d_after = cotangents
+def _chunked_backward(residuals: Any, cotangents: tuple[Array, Array]) -> tuple[DeltaInputs, None, Array, None]:
+    x, entry, starts, masks, known = residuals
+    d_out, d_after = cotangents
     n, places = entry.shape[1], _places(entry, starts)
-    known = jnp.concatenate([d_after, jnp.zeros_like(starts), jnp.zeros_like(d_after[:, :1])], axis=1)
+    rows = jnp.arange(len(entry))
+    d_known = jnp.pad(d_after, ((0, 0), (0, starts.shape[1] + 1), (0, 0), (0, 0), (0, 0)))
 
-    def step(back: Array, carry: tuple[Array, Chunk]) -> tuple[Array, Chunk]:
-        known, d_chunk = carry
+    def step(back: Array, carry: tuple[DeltaInputs, Array]) -> tuple[DeltaInputs, Array]:
+        d_x, d_known = carry
         number = n - 1 - back
-        own = jax.tree.map(lambda x: x[:, number], chunk)
-        d_own, d_state = jax.vjp(lambda c, s: c(s), own, before[:, number])[1](known[:, number])
-        d_state = d_state + d_before[:, number]
+        own, own_masks = jax.tree.map(lambda each: each[:, number], (x, masks))
         place = places[:, number]
-        known = known.at[jnp.arange(len(place)), place].add(d_state)
-        return known, jax.tree.map(lambda all_, x: all_.at[:, number].set(x), d_chunk, d_own)
+        pull = jax.vjp(lambda x, state: chunk_step(x, state, own_masks), own, _take(known, place))[1]
+        d_own, d_state = pull((d_out[:, number], d_known[:, number]))
+        d_x = jax.tree.map(lambda all_, each: all_.at[:, number].set(each), d_x, d_own)
+        return d_x, d_known.at[rows, place].add(d_state)
 
-    known, d_chunk = jax.lax.fori_loop(0, n, step, (known, jax.tree.map(jnp.zeros_like, chunk)))
-    return d_chunk, known[:, n : n + starts.shape[1]], None
+    d_x, d_known = jax.lax.fori_loop(0, n, step, (jax.tree.map(jnp.zeros_like, x), d_known))
+    return d_x, None, d_known[:, n : n + starts.shape[1]], None
 
 
-propagate.defvjp(_propagate_forward, _propagate_backward)
+chunked.defvjp(_chunked_forward, _chunked_backward)
+
+
+def masks_of(segments: Array) -> Masks:
+    """The masks of chunks [R, n, C] that follow each other in a row and hold several segments, 0 for padding."""
+    R, n, C = segments.shape
+    flat = segments.reshape(R, -1)
+    latest = jax.lax.cummax(jnp.where(flat > 0, jnp.arange(n * C), -1), axis=1)  # the last token that is in a segment
+    of_latest = jnp.where(latest >= 0, jnp.take_along_axis(flat, jnp.maximum(latest, 0), axis=1), 0).reshape(R, n, C)
+    last = of_latest[..., -1]
+    before = jnp.pad(last, ((0, 0), (1, 0)))[:, :-1]
+    same = segments[..., :, None] == segments[..., None, :]
+    return Masks(same, segments == before[..., None], segments == last[..., None], last == before)
 
 
 def in_rows(
@@ -187,7 +192,8 @@ def in_rows(
 ) -> tuple[Array, Array]:
     """Outputs [N, L, H, v] of rows of tokens, and the states [N, H, k, v] after them. size: of a chunk.
 
-    state: [N, H, k, v], before; None: zeros. segments: int32[N, L], see `chunked`.
+    state: [N, H, k, v], before; None: zeros. segments: int32[N, L], contiguous but for tokens
+    that change nothing (0): which segment each token is of. None: all tokens of a row are of one.
     """
     N, L = x.g.shape[:2]
     n = -(-L // size)
@@ -198,7 +204,7 @@ def in_rows(
         starts = jnp.zeros((N, 0, H, dk, dv), x.v.dtype)
     else:
         starts, entry = state[:, None], entry.at[:, 0].set(n)
-    out, after = chunked(jax.tree.map(cut, x), entry, starts, None if segments is None else cut(segments))
+    out, after = chunked(jax.tree.map(cut, x), entry, starts, None if segments is None else masks_of(cut(segments)))
     return out.reshape(N, n * size, H, dv)[:, :L], after[:, -1]
 
 
