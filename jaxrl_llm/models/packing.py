@@ -222,6 +222,18 @@ def _of_parents(packing: Packing, x: Array) -> Array:
     return jnp.repeat(x, each, axis=0) if packing.parent is None else x[packing.parent]
 
 
+def _at_parents(packing: Packing, x: Array, at: Array) -> Array:
+    """Of what prefixes have [R0, n, ...], that at some places int32[R1, s] for each row of suffixes, [R1, s, ...].
+
+    No row of prefixes is copied whole, as states of all its chunks would be many times the model's.
+    """
+    if packing.parent is not None:
+        return x[packing.parent[:, None], at]
+    R0, (R1, s) = len(x), at.shape
+    found = jnp.take_along_axis(x, at.reshape(R0, -1, *[1] * (x.ndim - 2)), axis=1)
+    return found.reshape(R1, s, *x.shape[2:])
+
+
 def _flow(packing: Packing, split: Callable[[Array], list[Array]], joined: Callable[[list[Array]], Array]) -> Flow:
     """How tokens follow each other along the paths of both levels; nothing is left. split, joined: see `_by_levels`."""
     levels, of_parents = packing.levels, partial(_of_parents, packing)
@@ -255,8 +267,7 @@ def _flow(packing: Packing, split: Callable[[Array], list[Array]], joined: Calla
             H, size = inputs.k.shape[-2], (inputs.k.shape[-1], inputs.v.shape[-1])
             starts = jnp.zeros((len(level.entry), 0, H, *size), inputs.v.dtype)
             if after is not None:
-                known = of_parents(after)
-                starts = jnp.take_along_axis(known, level.starts[:, :, None, None, None], axis=1)
+                starts = _at_parents(packing, after, level.starts)
             found, states = chunked(inputs, level.entry, starts)
             out.append(out_of_chunks(found, level))
             after = states
