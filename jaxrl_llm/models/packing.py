@@ -265,7 +265,7 @@ def _flow(packing: Packing, split: Callable[[Array], list[Array]], joined: Calla
             cut = partial(in_chunks, paths=level)
             inputs = DeltaInputs(*map(cut, each))
             H, size = inputs.k.shape[-2], (inputs.k.shape[-1], inputs.v.shape[-1])
-            starts = jnp.zeros((len(level.entry), 0, H, *size), inputs.v.dtype)
+            starts = jnp.zeros((len(level.entry), 0, H, *size), inputs.g.dtype)
             if after is not None:
                 starts = _at_parents(packing, after, level.starts)
             found, states = chunked(inputs, level.entry, starts)

@@ -284,14 +284,17 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
         axes += ["tensor"] if heads and size > 1 and heads % size == 0 else []
         return NamedSharding(mesh, PartitionSpec(*axes[: x.ndim]))
 
+    def by_channels(x: Any) -> NamedSharding:
+        split = size > 1 and x.shape[-1] % size == 0
+        return NamedSharding(mesh, PartitionSpec(*place(x).spec, None, "tensor")) if split else place(x)
+
     def cache(layer: LayerCache) -> LayerCache:
         return LayerCache(*(None if x is None else place(x, x.shape[1]) for x in layer))  # type: ignore[arg-type]
 
     def of_layer(layer: Any) -> Any:
         if isinstance(layer, State):
-            heads = layer.heads
-            places: Any = place(layer.window), None if heads is None else place(heads, heads.shape[1])
-            return State(*places)
+            places: Any = jax.tree.map(lambda heads: place(heads, heads.shape[1]), layer)
+            return places._replace(windows=tuple(map(by_channels, layer.windows)))
         return None if layer is None else cache(layer)
 
     if isinstance(tree, PrefixCache | RingCache | Tail):

@@ -93,7 +93,7 @@ def test_the_kernel_declares_no_less_than_its_formula_costs(C: int, k: int, v: i
         ({"k": jnp.zeros((1, 2, 1, 4, 5))}, r"k must be float32\[1, 2, 1, 4, 4\], found float32\[1, 2, 1, 4, 5\]"),
         ({"g": jnp.zeros((1, 2, 1, 4))}, r"g must be float32\[1, 2, 1, 1, 4\]"),
         ({"entry": jnp.zeros((1, 3), jnp.int32)}, r"entry must be int32\[1, 2\]"),
-        ({"starts": jnp.zeros((1, 0, 1, 4, 9))}, r"starts must be float32\[1, s, 1, 4, 4\]"),
+        ({"starts": jnp.zeros((1, 0, 1, 4, 9))}, r"starts must be floating \[1, s, 1, 4, 4\]"),
         ({"implementation": "cuda"}, "unknown implementation 'cuda'"),
     ],
 )

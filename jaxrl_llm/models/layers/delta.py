@@ -14,7 +14,9 @@ Array = jax.Array
 
 
 class DeltaInputs(NamedTuple):
-    """What tokens [...] bring to the rule, in float32; a token that changes nothing has g = 0 and beta = 0."""
+    """What tokens [...] bring to the rule, q, k and v in any dtype, g and beta in that of states; a token that changes
+    nothing has g = 0 and beta = 0.
+    """
 
     q: Array  # [..., H, k], scaled
     k: Array  # [..., H, k]
@@ -25,10 +27,11 @@ class DeltaInputs(NamedTuple):
 
 def one_step(x: DeltaInputs, state: Array) -> tuple[Array, Array]:
     """Outputs [N, H, v] and the states [N, H, k, v] after one token of each row."""
+    q, k, v = (each.astype(state.dtype) for each in (x.q, x.k, x.v))
     state = state * jnp.exp(x.g)[..., None, None]
-    change = (x.v - jnp.einsum("nhk,nhkv->nhv", x.k, state)) * x.beta[..., None]
-    state = state + x.k[..., :, None] * change[..., None, :]
-    return jnp.einsum("nhk,nhkv->nhv", x.q, state), state
+    change = (v - jnp.einsum("nhk,nhkv->nhv", k, state)) * x.beta[..., None]
+    state = state + k[..., :, None] * change[..., None, :]
+    return jnp.einsum("nhk,nhkv->nhv", q, state).astype(x.v.dtype), state
 
 
 def chunked(x: DeltaInputs, entry: Array, starts: Array, shares: Shares | None = None) -> tuple[Array, Array]:
@@ -65,11 +68,11 @@ def in_rows(
     entry = jnp.broadcast_to(jnp.arange(n) - 1, (N, n))
     H, dk, dv = x.k.shape[2], x.k.shape[3], x.v.shape[3]
     if state is None:
-        starts = jnp.zeros((N, 0, H, dk, dv), x.v.dtype)
+        starts = jnp.zeros((N, 0, H, dk, dv), x.g.dtype)
     else:
         starts, entry = state[:, None], entry.at[:, 0].set(n)
     out, after = chunked(
-        jax.tree.map(cut, x), entry, starts, None if segments is None else shares_of(cut(segments), x.v.dtype)
+        jax.tree.map(cut, x), entry, starts, None if segments is None else shares_of(cut(segments), x.g.dtype)
     )
     return out.reshape(N, n * size, H, dv)[:, :L], after[:, -1]
 

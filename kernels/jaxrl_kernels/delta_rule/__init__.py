@@ -40,11 +40,11 @@ def delta_rule(
     chunk and computes all else of a chunk again, so that what is between stays near the processor.
 
     Args:
-      x: n chunks of C tokens of each of R rows, [R, n, H, C, k], [R, n, H, C, v] and [R, n, H, 1, C], all float32 (or
-        float64), k of length at most 1 and g at most 0.
+      x: n chunks of C tokens of each of R rows, [R, n, H, C, k], [R, n, H, C, v] and [R, n, H, 1, C], floating; g and
+        beta float32 (or float64), as states are. k of length at most 1 and g at most 0.
       entry: int32[R, n], what each chunk begins with: the state after an earlier chunk of the row (its number), one of
         the row's starts (n + its number), or zeros (-1). Paths that branch share the chunks before.
-      starts: [R, s, H, k, v], in the dtype of x; s may be 0.
+      starts: [R, s, H, k, v], in the dtype of g; s may be 0.
       shares: where chunks hold tokens of several paths, which are of one. None: all of a chunk are.
       implementation: "pallas" (TPU), "xla" or None, see `implementations`. A row of more chunks than a TPU can keep the
         states of takes "xla".
@@ -118,10 +118,10 @@ def _check(x: DeltaInputs, entry: Array, starts: Array) -> None:
     v = x.v.shape[-1]
     shapes = {"k": (R, n, H, C, k), "v": (R, n, H, C, v), "g": (R, n, H, 1, C), "beta": (R, n, H, 1, C)}
     for name, shape in shapes.items():
-        found = getattr(x, name)
-        if found.shape != shape or found.dtype != x.q.dtype:
-            raise ValueError(f"{name} must be {x.q.dtype}{list(shape)}, found {found.dtype}{list(found.shape)}")
+        found, dtype = getattr(x, name), x.q.dtype if name in ("k", "v") else starts.dtype
+        if found.shape != shape or found.dtype != dtype:
+            raise ValueError(f"{name} must be {dtype}{list(shape)}, found {found.dtype}{list(found.shape)}")
     if entry.shape != (R, n) or not jnp.issubdtype(entry.dtype, jnp.integer):
         raise ValueError(f"entry must be int32[{R}, {n}], found {entry.dtype}{list(entry.shape)}")
-    if starts.shape[:1] + starts.shape[2:] != (R, H, k, v) or starts.dtype != x.q.dtype:
-        raise ValueError(f"starts must be {x.q.dtype}[{R}, s, {H}, {k}, {v}], found {starts.dtype}{list(starts.shape)}")
+    if starts.shape[:1] + starts.shape[2:] != (R, H, k, v) or not jnp.issubdtype(starts.dtype, jnp.floating):
+        raise ValueError(f"starts must be floating [{R}, s, {H}, {k}, {v}], found {starts.dtype}{list(starts.shape)}")

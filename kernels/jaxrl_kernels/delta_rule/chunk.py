@@ -22,7 +22,10 @@ EXACT = jax.lax.Precision.HIGHEST  # of sums of logarithms and of inverses, whic
 
 
 class DeltaInputs(NamedTuple):
-    """What C tokens of a chunk bring, of each of H heads; a token that changes nothing has g = 0 and beta = 0."""
+    """What C tokens of a chunk bring, of each of H heads; a token that changes nothing has g = 0 and beta = 0.
+
+    q, k and v in any dtype, g and beta in that of states.
+    """
 
     q: Array  # [..., H, C, k], scaled
     k: Array  # [..., H, C, k], of length 1
@@ -45,7 +48,8 @@ def step(x: DeltaInputs, state: Array, shares: Shares | None = None) -> tuple[Ar
 
     state: [..., H, k, v], before. shares: None where all tokens are of one path, that of the state.
     """
-    q, k, v, g, beta = x
+    g, beta = x.g, x.beta
+    q, k, v = (each.astype(state.dtype) for each in (x.q, x.k, x.v))
     C = q.shape[-2]
     row, column = (jax.lax.broadcasted_iota(jnp.int32, (C, C), axis) for axis in (0, 1))
     eye, earlier, pairs = row == column, column < row, column <= row
@@ -66,7 +70,7 @@ def step(x: DeltaInputs, state: Array, shares: Shares | None = None) -> tuple[Ar
     system = jnp.where(earlier, _inner(scaled, k) * between, 0)
     change = solved(system, rate * v - _product(scaled * grown, state))
     out = _product(q * grown, state) + _product(_inner(q, k) * between, change)
-    return out, decay * state + _outer(k * left, change)
+    return out.astype(x.v.dtype), decay * state + _outer(k * left, change)
 
 
 def _upright(x: Array, eye: Array) -> Array:

@@ -148,7 +148,7 @@ def _call(
         lambda *refs: kernel(*refs, of=of),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1, grid=(of.R, of.H // of.together, of.n), in_specs=in_specs, out_specs=out_specs,
-            scratch_shapes=[pltpu.VMEM((of.n + of.s, of.together, of.k, of.v), x.v.dtype)],
+            scratch_shapes=[pltpu.VMEM((of.n + of.s, of.together, of.k, of.v), x.g.dtype)],
         ),
         out_shape=out_shape,
         name=name,
@@ -169,7 +169,7 @@ def forward(given: Given, places: Array, starts: Array, of: Sizes, *, interpret:
     specs = _specs(of, backwards=False)
     out_shape = [
         jax.ShapeDtypeStruct(x.v.shape, x.v.dtype),
-        jax.ShapeDtypeStruct((of.R, of.n, of.H, of.k, of.v), x.v.dtype),
+        jax.ShapeDtypeStruct((of.R, of.n, of.H, of.k, of.v), x.g.dtype),
     ]
     return tuple(_call(
         _forward_kernel, "delta_rule", of, places, (x, shares, starts),
