@@ -23,7 +23,7 @@ from rollout_tail import endless, tail_limits
 from rollout_worker import random_prompts
 
 from jaxrl_llm import load_policy
-from jaxrl_llm.sampling.decode import DrawSettings
+from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.engine import CHUNK, Engine
 from jaxrl_llm.sampling.requests import Request, Stats
 from jaxrl_llm.sampling.scheduler import size_for

@@ -15,6 +15,7 @@ from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.checks import check_key, check_params, check_tokens
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.forward import Cache, forward
 from jaxrl_llm.models.kinds import number, require_kind, shown
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.parameters import IDENTITY, PLAIN, ZEROS, Weight, put, weights
@@ -63,13 +64,13 @@ class Policy:
         tokens: jax.Array,
         positions: jax.Array,
         segments: jax.Array,
-        cache: decoder.Cache | None = None,
+        cache: Cache | None = None,
         *,
         remat: decoder.Remat = False,
     ) -> tuple[jax.Array, Any]:
-        """Hidden states [N, L, D] and the cache; see `decoder.forward`."""
+        """Hidden states [N, L, D] and the cache; see `models.forward.forward`."""
         own = self._precision()
-        return decoder.forward(params, self.config, tokens, positions, segments, cache, remat=remat, **own)
+        return forward(params, self.config, tokens, positions, segments, cache, remat=remat, **own)
 
     def run(
         self,

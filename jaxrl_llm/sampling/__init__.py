@@ -4,7 +4,7 @@
 end.
 """
 
-from jaxrl_llm.sampling.decode import DrawSettings
+from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
 from jaxrl_llm.sampling.sampler import completion_ids, completion_texts, requests_of, sample
 from jaxrl_llm.sampling.speculative.drafts import Drafts

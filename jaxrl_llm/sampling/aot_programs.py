@@ -16,7 +16,8 @@ from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
 from jaxrl_llm.models.stacks import of_kind
-from jaxrl_llm.sampling.decode import DrawSettings, RingCache, begin, decode, empty_ring_cache, no_rows
+from jaxrl_llm.sampling.decode import RingCache, begin, decode, empty_ring_cache, no_rows
+from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.kv_cache import PrefixCache, PrefixSlots
 from jaxrl_llm.sampling.prefill import PREFILL_TOKENS, empty_prefix_cache, prefill

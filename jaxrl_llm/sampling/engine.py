@@ -14,20 +14,13 @@ import numpy as np
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.sampling.decode import (
-    DrawSettings,
-    RingCache,
-    RowState,
-    begin,
-    decode,
-    empty_ring_cache,
-    no_rows,
-    states_of_prompts,
-)
+from jaxrl_llm.sampling.decode import RingCache, RowState, begin, decode, empty_ring_cache, no_rows, states_of_prompts
+from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixSlots
 from jaxrl_llm.sampling.kv_offload import Store, place_rows
-from jaxrl_llm.sampling.prefill import empty_prefix_cache, extend_rows, prefill_prompts, restore_rows
+from jaxrl_llm.sampling.prefill import empty_prefix_cache, prefill_prompts
 from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
+from jaxrl_llm.sampling.resume.restore import extend_rows, restore_rows
 from jaxrl_llm.sampling.routed_experts import experts_of_prompts
 from jaxrl_llm.sampling.sampled_tokens import check_finite, in_ring
 from jaxrl_llm.sampling.scheduler import Assignment, Kept, Reused, Schedule, Size, absolute_step

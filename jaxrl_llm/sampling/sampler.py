@@ -31,7 +31,7 @@ from jaxrl_llm.sampling.checks import (
     checked_prompt_ids,
     checked_stop_tokens,
 )
-from jaxrl_llm.sampling.decode import DrawSettings, seed_of
+from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.engine import CHUNK as LONG_CHUNK
 from jaxrl_llm.sampling.engine import Cut
 from jaxrl_llm.sampling.filters import Filters

@@ -12,7 +12,7 @@ import pytest
 from jaxrl_llm import sample
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
-from jaxrl_llm.sampling.decode import DrawSettings, seed_of
+from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Request, Stats, Tokens, joined
 from jaxrl_llm.sampling.routed_experts import in_order, of_rows

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 
 from jaxrl_llm import sample
 from jaxrl_llm.sampling import Completion, Request, Stats, stream, take_weights
-from jaxrl_llm.sampling.decode import Drawn
+from jaxrl_llm.sampling.draw import Drawn
 from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.sampling.sampler import settings_of
 from jaxrl_llm.sampling.scheduler import size_for

@@ -16,9 +16,9 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from jaxrl_llm.distributed import make_mesh
 from jaxrl_llm.models import Policy
 from jaxrl_llm.models.stacks import unstack
-from jaxrl_llm.sampling.causal import causal_pass
-from jaxrl_llm.sampling.decode import DrawSettings
+from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
+from jaxrl_llm.sampling.prefill import causal_pass
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weight_layouts import TO_HEADS, LoopOptions, options_for

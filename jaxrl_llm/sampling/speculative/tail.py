@@ -12,7 +12,8 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.sampling.decode import DrawSettings, RingCache, RowState
+from jaxrl_llm.sampling.decode import RingCache, RowState
+from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.kv_cache import PrefixCache
 from jaxrl_llm.sampling.requests import Request, Stats, Tokens
 from jaxrl_llm.sampling.scheduler import Size
