@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "kernels"), str(Path(sys.prefix) / "aot")]
 
 from jaxrl_llm.distributed.chips import GIB, topology_of  # noqa: E402
 from jaxrl_llm.learner.optimizer import OptimizerConfig  # noqa: E402
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards  # noqa: E402
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards  # noqa: E402
 from jaxrl_llm.plan.plan import learning_programs, sampling_programs, slices_of  # noqa: E402
 from jaxrl_llm.plan.program_cost import cost_of  # noqa: E402
 from jaxrl_llm.plan.program_cycles import MOVES, by_kind, by_source, lines_in  # noqa: E402

@@ -23,9 +23,9 @@ from jaxrl_llm.learner.rescoring import after_turns, mean_of_answer, placed, wit
 from jaxrl_llm.learner.teacher import from_teacher, under_teacher
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.hooked import of_a_reference
+from jaxrl_llm.models.mesh_axes import row_shards
 from jaxrl_llm.models.outputs import NOTHING, Wanted, affinity, policy_outputs, wanted_of
 from jaxrl_llm.models.packing import Packing
-from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError, shown
 

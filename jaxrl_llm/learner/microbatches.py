@@ -21,8 +21,8 @@ from jaxrl_llm.learner.packing import pack
 from jaxrl_llm.learner.prefix_trie import TokenRows
 from jaxrl_llm.models.checks import check_key
 from jaxrl_llm.models.layers.packed_attention import lanes
+from jaxrl_llm.models.mesh_axes import ROWS, SAMPLED_ROWS, row_axes, row_shards, token_shards
 from jaxrl_llm.models.packing import Packing
-from jaxrl_llm.models.placement import ROWS, SAMPLED_ROWS, row_axes, row_shards, token_shards
 from jaxrl_llm.utils.errors import InputError, shown
 
 

@@ -26,10 +26,10 @@ from jaxrl_llm.learner.checks import (
 from jaxrl_llm.learner.microbatches import Slices, Steps, check_steps, take
 from jaxrl_llm.learner.moments import bounded, in_place, stays_finite
 from jaxrl_llm.models.layers.parts import accumulation_dtype
+from jaxrl_llm.models.mesh_axes import EXPERT, FSDP, TENSOR
 from jaxrl_llm.models.outputs import DURING_UPDATE, policy_outputs, wanted_of
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.parameters import combine
-from jaxrl_llm.models.placement import EXPERT, FSDP, TENSOR
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError
 

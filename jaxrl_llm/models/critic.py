@@ -21,7 +21,8 @@ from jaxrl_llm.core.needs import values_of as values_of_need
 from jaxrl_llm.core.shapes import FLOATS, in_words, is_array, is_of
 from jaxrl_llm.models.checks import check_key, check_params
 from jaxrl_llm.models.kinds import FLAG, require_kind, shown, whole
-from jaxrl_llm.models.parameters import IDENTITY, NORMAL, ZEROS, head_shapes, head_weights
+from jaxrl_llm.models.parameters import head_shapes, head_weights
+from jaxrl_llm.models.parameters.weight import IDENTITY, NORMAL, ZEROS
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError, require_choice
 

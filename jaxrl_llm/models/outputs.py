@@ -17,7 +17,8 @@ from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.hooked import Places, hooked_logp, of_a_reference
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.layers.routing import check_experts, of_all_rows
-from jaxrl_llm.models.packing import Packing, packed_states, whole_rows
+from jaxrl_llm.models.packed_states import packed_states
+from jaxrl_llm.models.packing import Packing, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.stacks import first_layers
 from jaxrl_llm.models.vocabulary import Distribution, logp_of_tokens, most_probable, vocabulary_sum

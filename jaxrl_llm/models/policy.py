@@ -18,7 +18,8 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.forward import Cache, forward
 from jaxrl_llm.models.kinds import number, require_kind, shown
 from jaxrl_llm.models.layers.parts import accumulation_dtype
-from jaxrl_llm.models.parameters import IDENTITY, PLAIN, ZEROS, Weight, put, weights
+from jaxrl_llm.models.parameters import put, weights
+from jaxrl_llm.models.parameters.weight import IDENTITY, PLAIN, ZEROS, Weight
 from jaxrl_llm.utils.errors import InputError
 
 Params = decoder.Params

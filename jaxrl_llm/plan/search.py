@@ -19,7 +19,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.distributed import check_mesh
 from jaxrl_llm.distributed.chips import Topology
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.placement import DATA, EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
+from jaxrl_llm.models.mesh_axes import DATA, EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
 from jaxrl_llm.plan.estimate import Held, arithmetic, held_bytes, length_of
 from jaxrl_llm.plan.plan import Plan, compiled_plan, estimated_plan, lowered_plan
 from jaxrl_llm.plan.program_cost import Cost

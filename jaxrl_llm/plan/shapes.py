@@ -30,8 +30,8 @@ from jaxrl_llm.models.io.adapters import adapter_params, open_adapter
 from jaxrl_llm.models.io.load import DEMO_MODEL
 from jaxrl_llm.models.kinds import path_of, read_json
 from jaxrl_llm.models.layers.moe import index_dtype
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.parameters import combine
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy, init_params
 from jaxrl_llm.sampling.aot_programs import Arrays, engine_arrays
 from jaxrl_llm.sampling.requests import Tokens

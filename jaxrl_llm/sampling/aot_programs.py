@@ -12,7 +12,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from jaxrl_llm.distributed.aot import Program, program_of
 from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
 from jaxrl_llm.models.stacks import of_kind

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.shapes import bucket
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.decode import RingCache, RowState, begin, decode, empty_ring_cache, no_rows, states_of_prompts
 from jaxrl_llm.sampling.draw import DrawSettings

@@ -20,16 +20,8 @@ from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.layers.attention import Attend, Weighing, attention
 from jaxrl_llm.models.layers.packed_attention import LANES, by_kernel, causal_tokens
 from jaxrl_llm.models.layers.recurrent import State, rows_flow
-from jaxrl_llm.models.placement import (
-    ANYWHERE,
-    SAMPLED_ROWS,
-    TENSOR,
-    AnyMesh,
-    Placement,
-    row_axes,
-    row_shards,
-    takes_kernels,
-)
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, TENSOR, AnyMesh, row_axes, row_shards, takes_kernels
+from jaxrl_llm.models.placement import ANYWHERE, Placement
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, no_experts, pack
 from jaxrl_llm.sampling.requests import Stats

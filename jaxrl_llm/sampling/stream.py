@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.models.checks import check_policy
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.engine import CHUNK, Cut, Engine

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Format, Layout
 
-from jaxrl_llm.models.placement import AnyMesh
+from jaxrl_llm.models.mesh_axes import AnyMesh
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.models.quantised import Quantised
 

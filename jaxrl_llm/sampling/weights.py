@@ -17,7 +17,7 @@ from jaxrl_llm.distributed.aot import place
 from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host, own_copy, to_numpy
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.recurrent import State
-from jaxrl_llm.models.placement import SAMPLED_ROWS, AnyMesh, row_axes
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, AnyMesh, row_axes
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of, quantised_layer, quantised_specs
 from jaxrl_llm.models.stacks import of_kind, place_of, unstack

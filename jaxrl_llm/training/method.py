@@ -23,7 +23,7 @@ from jaxrl_llm.distributed import check_rows
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import critic_of
 from jaxrl_llm.models.io.load import load_tokenizer
-from jaxrl_llm.models.placement import row_shards
+from jaxrl_llm.models.mesh_axes import row_shards
 from jaxrl_llm.reporting.lone import compares_samples
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.graded import MODES

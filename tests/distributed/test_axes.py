@@ -138,9 +138,9 @@ def test_long_rows_on_the_axis_sequence() -> None:
 
 
 KERNEL = """
-from jaxrl_llm.models import packing, placement
+from jaxrl_llm.models import packed_states, placement
 
-packing.takes_kernels = placement.takes_kernels = lambda mesh: True
+packed_states.takes_kernels = placement.takes_kernels = lambda mesh: True
 """
 
 

@@ -19,14 +19,7 @@ from jaxrl_llm.models.io.huggingface import to_tensors
 from jaxrl_llm.models.io.layout import stored_tensors
 from jaxrl_llm.models.parameters import (
     AXES,
-    HEAD,
-    HEAD_MLP,
-    IDENTITY,
-    NORMAL,
     NOT_DECAYED,
-    PLAIN,
-    TABLE,
-    ZEROS,
     adapted_weights,
     adapter_axes,
     head_shapes,
@@ -34,6 +27,8 @@ from jaxrl_llm.models.parameters import (
     parameter_shapes,
     weights,
 )
+from jaxrl_llm.models.parameters.table import HEAD, HEAD_MLP, TABLE
+from jaxrl_llm.models.parameters.weight import IDENTITY, NORMAL, PLAIN, ZEROS
 
 CONFIG = ModelConfig(
     family="llama", vocab_size=48, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=4, num_kv_heads=2,

@@ -22,7 +22,7 @@ from jaxrl_llm.sampling.prefill import between_layers, causal_pass, of_layer
 def test_by_the_kernel_or_by_masks(family: str, stacked: bool, vectors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows longer than a sliding window, one of them with padding."""
     model = vectors(family)
-    params = model.params if stacked else unstack(model.params)
+    params = model.params if stacked else unstack(model.params, model.policy.config)
     tokens = jnp.asarray(np.random.default_rng(0).integers(1, 256, (2, 128)), jnp.int32)
     length, real = jnp.asarray([128, 50], jnp.int32), np.arange(128) < np.array([128, 50])[:, None]
     found = []

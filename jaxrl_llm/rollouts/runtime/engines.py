@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.hooks import first_state
 from jaxrl_llm.distributed.mesh import on_device
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState

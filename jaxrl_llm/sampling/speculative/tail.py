@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.decode import RingCache, RowState
 from jaxrl_llm.sampling.draw import DrawSettings
