@@ -90,8 +90,9 @@ _MOVES = (
     (
         "sampling", "sampling",
         "arguments=checks drawn=sampled_tokens recorded=routed_experts ahead=aot_programs pairs=two_model_decode "
-        "supports=token_support parked=kv_offload schedule=scheduler cache=kv_cache"
+        "supports=filters token_support=filters schedule=scheduler cache=kv_cache causal=prefill"
     ),
+    ("sampling.resume", "sampling", "parked=kv_offload kv_offload"),
     ("sampling.speculative", "sampling", "speculate=verify drafts tail"),
     ("models", "models", "check=checks rope_config=rope"),
     ("models.layers", "models", "experts=moe packed_kernel=packed_attention moe packed_attention routing exact_bits"),

@@ -33,8 +33,9 @@ from jaxrl_llm.rollouts.runtime.source import LOOK
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
-from jaxrl_llm.sampling.requests import SamplingConfig, Stats
+from jaxrl_llm.sampling.requests import SamplingConfig
 from jaxrl_llm.sampling.speculative.drafts import Drafts
+from jaxrl_llm.sampling.stats import Stats
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
-from jaxrl_llm.sampling.requests import SamplingConfig, Stats
+from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.sampling.stats import Stats
 
 
 class Uneven:

@@ -176,8 +176,8 @@ def sample_command(arguments: list[str]) -> int:
     import jax  # here: it takes a second
 
     from jaxrl_llm.sampling.live import throughput_line, write_completions
-    from jaxrl_llm.sampling.requests import Stats
     from jaxrl_llm.sampling.sampler import requests_of
+    from jaxrl_llm.sampling.stats import Stats
     from jaxrl_llm.training.folder.load_run import load_run
 
     figures = Stats()
@@ -209,7 +209,7 @@ def _play(args: Any, config: TrainConfig, accept: bool) -> int:
         given |= {"rewards": ("number_match",), "eval_reward": None}  # only the environment rewards here
     config = dataclasses.replace(config, **given)
     from jaxrl_llm.sampling.live import throughput_line
-    from jaxrl_llm.sampling.requests import Stats
+    from jaxrl_llm.sampling.stats import Stats
     from jaxrl_llm.training.folder.load_run import load_run
     from jaxrl_llm.training.play import play_rows, rows_to_play, transcript
 

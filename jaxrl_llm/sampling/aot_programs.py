@@ -24,11 +24,11 @@ from jaxrl_llm.sampling.prefill import PREFILL_TOKENS, empty_prefix_cache, prefi
 from jaxrl_llm.sampling.scheduler import Size
 from jaxrl_llm.sampling.speculative.tail import columns_of, most_rows, source_length
 from jaxrl_llm.sampling.speculative.verify import Tail, gather, verify
-from jaxrl_llm.sampling.weight_layouts import options_for
-from jaxrl_llm.sampling.weights import (
+from jaxrl_llm.sampling.weight_layouts import (
     abstract_weights,
     converter,
     loop_params,
+    options_for,
     outside_layers,
     shardings,
 )

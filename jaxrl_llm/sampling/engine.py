@@ -17,15 +17,17 @@ from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.decode import RingCache, RowState, begin, decode, empty_ring_cache, no_rows, states_of_prompts
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixSlots
-from jaxrl_llm.sampling.kv_offload import Store, place_rows
 from jaxrl_llm.sampling.prefill import empty_prefix_cache, prefill_prompts
-from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
+from jaxrl_llm.sampling.requests import Completion, Request, Tokens
+from jaxrl_llm.sampling.resume.kv_offload import Store, place_rows
 from jaxrl_llm.sampling.resume.restore import extend_rows, restore_rows
+from jaxrl_llm.sampling.resume.reuse import Kept, Reused, absolute_step
 from jaxrl_llm.sampling.routed_experts import experts_of_prompts
 from jaxrl_llm.sampling.sampled_tokens import check_finite, in_ring
-from jaxrl_llm.sampling.scheduler import Assignment, Kept, Reused, Schedule, Size, absolute_step
+from jaxrl_llm.sampling.scheduler import Assignment, Schedule, Size
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.speculative.tail import TailRows, most_rows
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import Weights
 
 CHUNK = 64  # decode steps before the loop returns to the host, at most
@@ -168,14 +170,15 @@ class Engine:
         if self.record:
             self.prompt_experts |= experts_of_prompts(self.weights, self.prefix_cache, new_prompts)
         begun = [place for place in assigned if self.requests[place.request].begun.size > 1]
-        self.ring_cache, missed = place_rows(
-            self.kept, self.ring_cache, begun, self.requests, self.steps, self.shortest, self._extended, assigned
-        )
+        if begun or self.kept.rows:
+            self.ring_cache, missed = place_rows(
+                self.kept, self.ring_cache, begun, self.requests, self.steps, self.shortest, self._extended, assigned
+            )
+            self.ring_cache = restore_rows(
+                self.policy, self.weights, self.ring_cache, missed, self.requests, self.shape, self.stats
+            )
         if assigned:
             self._begin(assigned)
-        self.ring_cache = restore_rows(
-            self.policy, self.weights, self.ring_cache, missed, self.requests, self.shape, self.stats
-        )
 
     def _begin(self, assigned: list[Assignment]) -> None:
         rows: Any = RowState(*map(np.array, self.rows))  # type: ignore[arg-type]

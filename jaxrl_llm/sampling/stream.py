@@ -11,11 +11,13 @@ import numpy as np
 from jaxrl_llm.models.checks import check_policy
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
+from jaxrl_llm.sampling.checks import check_requests
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.engine import CHUNK, Cut, Engine
-from jaxrl_llm.sampling.requests import Completion, Request, Stats, check_requests
+from jaxrl_llm.sampling.requests import Completion, Request
 from jaxrl_llm.sampling.scheduler import Shape, size_for
 from jaxrl_llm.sampling.speculative.drafts import Drafts
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import Weights
 from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.process import compiles, count_compiles, interruptible

@@ -28,7 +28,7 @@ from jaxrl_llm.rollouts.agents.metrics import FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience, state_of
 from jaxrl_llm.sampling import sample
-from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.training.agents import agent_of, is_agent
 from jaxrl_llm.training.config import TrainConfig

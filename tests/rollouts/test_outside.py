@@ -18,7 +18,8 @@ from jaxrl_llm.rollouts.context import Task, Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.runtime.admission import Collected, Rule
 from jaxrl_llm.rollouts.runtime.driver import Driver
-from jaxrl_llm.sampling.requests import Completion, Draws, Request, Stats
+from jaxrl_llm.sampling.requests import Completion, Draws, Request
+from jaxrl_llm.sampling.stats import Stats
 
 TURNS = 3
 LONG = [next(n for n in range(900) if length_of(prompt, n) > 30) for prompt in range(2)]  # samples of 30 tokens

@@ -15,8 +15,9 @@ from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Collected, Rule
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
-from jaxrl_llm.sampling.requests import Draws, Request, Stats
+from jaxrl_llm.sampling.requests import Draws, Request
 from jaxrl_llm.sampling.speculative.drafts import Drafts
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError
 
 

@@ -24,9 +24,9 @@ from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling import Completion, Request, Stats, completion_ids, stream, take_weights
 from jaxrl_llm.sampling.decode import begin, decode
 from jaxrl_llm.sampling.draw import DrawSettings, draw
+from jaxrl_llm.sampling.filters import top_nsigma
 from jaxrl_llm.sampling.sampler import settings_of
 from jaxrl_llm.sampling.speculative.drafts import Drafts
-from jaxrl_llm.sampling.token_support import top_nsigma
 from jaxrl_llm.utils.errors import InputError
 
 KEY = jax.random.key(3)

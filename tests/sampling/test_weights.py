@@ -21,14 +21,16 @@ from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.prefill import causal_pass
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.stream import stream
-from jaxrl_llm.sampling.weight_layouts import TO_HEADS, LoopOptions, options_for
-from jaxrl_llm.sampling.weights import (
+from jaxrl_llm.sampling.weight_layouts import (
+    TO_HEADS,
+    LoopOptions,
     abstract_weights,
     converter,
     loop_params,
     loop_specs,
-    take_weights,
+    options_for,
 )
+from jaxrl_llm.sampling.weights import take_weights
 
 
 def test_layers_share_the_memory_of_the_parameters(vectors: Any) -> None:

@@ -27,7 +27,7 @@ from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.rollouts.runtime.sources import rollout_metrics
 from jaxrl_llm.sampling import sample
-from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checkpoints import Checkpoints

@@ -11,8 +11,8 @@ from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.rollouts.episode import Episode, info_columns
 from jaxrl_llm.rollouts.runtime.group_run import Group
+from jaxrl_llm.sampling.batch import BatchRow, assemble
 from jaxrl_llm.sampling.requests import SamplingConfig
-from jaxrl_llm.sampling.sampler import BatchRow, assemble
 
 
 def parts_of(one: Group) -> list[int]:

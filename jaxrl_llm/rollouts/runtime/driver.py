@@ -25,7 +25,8 @@ from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls
 from jaxrl_llm.rollouts.runtime.group_run import Group, GroupRun, Ticket
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Held
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers, sample_numbers
-from jaxrl_llm.sampling.requests import Completes, Draws, MakeEngine, Stats
+from jaxrl_llm.sampling.requests import Completes, Draws, MakeEngine
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.process import compiles, count_compiles, interruptible, stop_if
 
 logger = logging.getLogger("jaxrl_llm.rollouts")

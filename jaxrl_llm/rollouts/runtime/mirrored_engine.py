@@ -16,7 +16,8 @@ from weakref import WeakValueDictionary
 
 from jaxrl_llm.distributed.hosts import Hosts
 from jaxrl_llm.rollouts.runtime.admission import Admit, Admitted, Collected
-from jaxrl_llm.sampling.requests import Completes, Completion, Draws, MakeEngine, Request, Stats
+from jaxrl_llm.sampling.requests import Completes, Completion, Draws, MakeEngine, Request
+from jaxrl_llm.sampling.stats import Stats
 
 
 class _Own(NamedTuple):

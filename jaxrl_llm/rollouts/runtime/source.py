@@ -47,10 +47,11 @@ from jaxrl_llm.rollouts.runtime.sources import (
     rollout_metrics,
     window_metrics,
 )
+from jaxrl_llm.sampling.batch import completion_ids
 from jaxrl_llm.sampling.engine import CHUNK
-from jaxrl_llm.sampling.requests import MakeEngine, Stats
-from jaxrl_llm.sampling.sampler import completion_ids
+from jaxrl_llm.sampling.requests import MakeEngine
 from jaxrl_llm.sampling.speculative.drafts import Drafts
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError, shown
 
 WITHOUT_SIGNAL = "no signal"  # why dynamic sampling leaves out a group

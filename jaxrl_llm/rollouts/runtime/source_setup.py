@@ -19,7 +19,8 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards.workers.runner import Reward
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.sources import no_replay
-from jaxrl_llm.sampling.requests import SamplingConfig, Stats
+from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.sampling.stats import Stats
 
 Clock = Callable[[str], AbstractContextManager[Any]]
 

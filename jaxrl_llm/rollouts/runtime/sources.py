@@ -17,7 +17,7 @@ from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.agents.metrics import agent_metrics
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.runtime.group_run import Group
-from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError
 
 _MOST_DROPPED = 10_000  # prompts in one step

@@ -21,8 +21,10 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.decode import RingCache, narrowed
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, pack, take_columns
 from jaxrl_llm.sampling.prefill import of_layer, recorded_pass
-from jaxrl_llm.sampling.requests import Request, Stats
-from jaxrl_llm.sampling.scheduler import Assignment, Reused, Shape
+from jaxrl_llm.sampling.requests import Request
+from jaxrl_llm.sampling.resume.reuse import Reused
+from jaxrl_llm.sampling.scheduler import Assignment, Shape
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.two_model_decode import run
 from jaxrl_llm.sampling.weights import Weights
 

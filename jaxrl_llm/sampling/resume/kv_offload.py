@@ -17,7 +17,8 @@ import numpy as np
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.sampling.decode import RingCache
 from jaxrl_llm.sampling.requests import Request
-from jaxrl_llm.sampling.scheduler import Assignment, Kept, Reused, best_reuse
+from jaxrl_llm.sampling.resume.reuse import Kept, Reused, best_reuse
+from jaxrl_llm.sampling.scheduler import Assignment
 
 
 @partial(jax.jit, static_argnames=("split",))
