@@ -17,7 +17,7 @@ _MOVES = (
     (
         "core", "",
         "absent=transform arguments=checks part_checks=checks coefficients=ranges choices expressions=repr hooks "
-        "log_ratios references=reference shapes objective transform trajectory phases=turnwise_updates"
+        "log_ratios references=reference shapes objective transform trajectory phases=algorithm"
     ),
     ("core", "algorithms", "algorithm"),
     (

@@ -26,7 +26,8 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.checks import expect
 from jaxrl_llm.core.needs import of_previous, of_reference, value_of
 from jaxrl_llm.core.ranges import check_number
-from jaxrl_llm.core.trajectory import Array, in_words
+from jaxrl_llm.core.shapes import in_words
+from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.core.transform import Metrics, RunFacts
 from jaxrl_llm.in_jax.checks import check_lone, check_losses
 from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch, true_reward

@@ -7,6 +7,7 @@ donated buffers.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -14,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_llm.core.trajectory import Trajectories, check_batch
+from jaxrl_llm.core.needs import need_of
+from jaxrl_llm.core.shapes import check_batch
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models.checks import check_params, check_policy
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params
@@ -113,3 +116,15 @@ def check_finite(name: str, values: Any, mask: Any) -> None:
             f"{name} are infinite or NaN in {int(wrong.sum())} of {len(wrong)} rows: look for a division by 0 in the "
             "transform, and for rewards that are not finite"
         )
+
+
+def check_provided(batch: Trajectories, needs: Iterable[str]) -> None:
+    """InputError where a batch, on the host, lacks what its source should have provided; one without actions may."""
+    if not np.any(batch.action_mask):  # every rollout of the step failed
+        return
+    for text in sorted(needs):
+        need = need_of(text)
+        if need.provider is not None and need.of(batch) is None:
+            raise InputError(
+                f"the batch has no {need.where}, though the run's rollout or source says that it provides {need.name}"
+            )

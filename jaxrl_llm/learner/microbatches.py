@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_llm.core.trajectory import Trajectories, check_batch, map_rows
+from jaxrl_llm.core.shapes import check_batch
+from jaxrl_llm.core.trajectory import Trajectories, map_rows
 from jaxrl_llm.distributed.aot import place
 from jaxrl_llm.learner.checks import check_count, known, mark_of
 from jaxrl_llm.learner.packing import pack

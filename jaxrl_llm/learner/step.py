@@ -16,11 +16,10 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm, TurnPhases
 from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.trajectory import Trajectories, map_rows
 from jaxrl_llm.core.transform import Metrics, Objective, RunFacts
-from jaxrl_llm.core.turnwise_updates import TurnPhases
 from jaxrl_llm.distributed.aot import Program, ahead_of_time, compiled, computed, place
 from jaxrl_llm.distributed.fully_sharded import fully_sharded
 from jaxrl_llm.distributed.mesh import replicate, to_mesh

@@ -7,8 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_sums, joint_key
-from jaxrl_llm.core.turnwise_updates import TURN_FACTOR, turn_in_episode
+from jaxrl_llm.core.algorithm import TURN_FACTOR, turn_in_episode
+from jaxrl_llm.core.buckets import bucket_sums, joint_key
+from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.objectives.off_policy import compounded
 
 

@@ -11,7 +11,8 @@ import optax
 
 from jaxrl_llm.core.checks import expect
 from jaxrl_llm.core.needs import value_of
-from jaxrl_llm.core.trajectory import SHARED, PolicyOutputs, Trajectories, check_batch, in_words, map_rows, with_totals
+from jaxrl_llm.core.shapes import check_batch, in_words
+from jaxrl_llm.core.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
 from jaxrl_llm.core.transform import Metrics, Objective, Transform
 from jaxrl_llm.distributed.aot import compiled
 from jaxrl_llm.distributed.fully_sharded import fully_sharded

@@ -12,7 +12,8 @@ from jaxrl_kernels import fused_logprob
 
 from jaxrl_llm.core.hooks import Hook, state_in
 from jaxrl_llm.core.needs import NEEDS, need_of, value_of, values_of
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, check_batch
+from jaxrl_llm.core.shapes import check_batch
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.hooked import Places, hooked_logp, of_a_reference
 from jaxrl_llm.models.layers.parts import accumulation_dtype

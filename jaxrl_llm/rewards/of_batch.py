@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.trajectory import Trajectories, check_batch
+from jaxrl_llm.core.shapes import check_batch
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.data.chat.encode import is_conversation
 from jaxrl_llm.data.chat.messages import text_of
 from jaxrl_llm.rewards.registry import get_rewards

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.core.shapes import bucket, pad_rows
-from jaxrl_llm.core.trajectory import Trajectories, check_batch
+from jaxrl_llm.core.shapes import bucket, check_batch, pad_rows
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.sampling.checks import (
     check_not_negative,
     check_tokenizer,

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxrl_llm.core import needs
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed.on_hosts import to_numpy
+from jaxrl_llm.learner.checks import check_provided
 from jaxrl_llm.learner.microbatches import filled
 from jaxrl_llm.learner.nonfinite import NotFiniteError, not_finite, refusal
 from jaxrl_llm.learner.step import Learner, fill_up, learn_batch
@@ -53,7 +53,7 @@ def learn(
         config.micro_batches, reference, frozen, state.policies,
     )  # fmt: skip
     later = frozenset[str]() if learner.algorithm.phases is None else learner.algorithm.phases.provides
-    needs.check_provided(batch, learner.algorithm.needs - later)
+    check_provided(batch, learner.algorithm.needs - later)
     batch = at_full_size(batch, config.prompts_per_step * config.group_size, config.group_size)
     batch = with_feedback(batch, feedback) if "feedback" in learner.algorithm.needs else batch
     warming = step < config.critic_steps and needs_values(learner.algorithm.needs)

@@ -12,9 +12,8 @@ import pytest
 from test_steps import uneven
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm, TurnPhases, turn_in_episode
 from jaxrl_llm.core.trajectory import Trajectories, map_rows
-from jaxrl_llm.core.turnwise_updates import TurnPhases, turn_in_episode
 from jaxrl_llm.distributed import data_mesh
 from jaxrl_llm.learner.step import Learner, learn_batch, start
 from jaxrl_llm.learner.turnwise_updates import after_turn, at_turn, joined, phase_count, without_factor

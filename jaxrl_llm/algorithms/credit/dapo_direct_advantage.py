@@ -8,10 +8,11 @@ from typing import Annotated
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.advantages.group import bucket_best, drop_rows
+from jaxrl_llm.advantages.filters import drop_rows
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.buckets import bucket_best
 from jaxrl_llm.core.choices import PositiveNumber
 from jaxrl_llm.core.hyperparameters import PAPER
 from jaxrl_llm.core.objective import Objective

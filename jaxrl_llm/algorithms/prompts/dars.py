@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.group import drop_rows, group_relative, uniform_groups
+from jaxrl_llm.advantages.filters import drop_rows, uniform_groups
+from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import CODE

@@ -10,9 +10,10 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import bucket_quantile, group_relative
+from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.buckets import bucket_quantile
 from jaxrl_llm.core.hyperparameters import OURS, PAPER, RUN
 from jaxrl_llm.core.ranges import Count, Fraction, NonNegative
 from jaxrl_llm.core.repr import part
