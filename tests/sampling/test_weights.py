@@ -132,7 +132,7 @@ def test_on_tpus_projections_to_heads_lie_with_their_inputs_last(
     model, mesh = vectors("qwen3"), make_mesh(1, 1, jax.devices()[:1])
     before = converter(model.policy, model.params, mesh, rounding)(model.policy, model.params)
     monkeypatch.setattr(
-        "jaxrl_llm.sampling.weights.options_for", lambda *given: LoopOptions(rounding=rounding, inputs_last=True)
+        "jaxrl_llm.sampling.weight_layouts.options_for", lambda *given: LoopOptions(rounding=rounding, inputs_last=True)
     )
     found = converter(model.policy, model.params, mesh, rounding)(model.policy, model.params)
     jax.tree.map(np.testing.assert_array_equal, found, before)
