@@ -8,8 +8,9 @@ from dataclasses import replace
 from jaxrl_llm.core.hooks import Hook, first_state
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.sampling import filters
 from jaxrl_llm.utils.errors import InputError, shown

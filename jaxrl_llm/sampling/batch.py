@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,3 +81,10 @@ def assemble(rows: Sequence[BatchRow], temperature: float, truncating: bool, pol
         "experts": of_rows([row.experts for row in rows], L),
     }
     return Trajectories(**fields)
+
+
+def prompts_of(batch: Trajectories) -> Iterator[list[int]]:
+    """The token ids before the first action of each row."""
+    tokens, there, action = (np.asarray(x) for x in (batch.tokens, batch.token_mask, batch.action_mask))
+    for row, first in enumerate(np.argmax(action, axis=1)):
+        yield tokens[row, :first][there[row, :first]].tolist()

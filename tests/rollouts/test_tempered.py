@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from jaxrl_llm.algorithms.regularisation.aepo_arbitrary_entropy import with_tempered
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Collected, Rule
 from jaxrl_llm.rollouts.runtime.driver import Driver

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.rewards.scoring import Scored, concatenate_groups
+from jaxrl_llm.rewards.groups import concatenate_groups
+from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts import lookahead
 from jaxrl_llm.rollouts.episode import Episode, Segment
 from jaxrl_llm.rollouts.lookahead import near_ties

@@ -19,7 +19,8 @@ import tiny_runs as runs
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.rewards.scoring import StreamedScores, score_batch
+from jaxrl_llm.rewards.scoring import score_batch
+from jaxrl_llm.rewards.streamed import StreamedScores
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs

@@ -32,8 +32,9 @@ from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, answe
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun, converse
 from jaxrl_llm.rollouts.agents.plans import items_in
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group, marked
 from jaxrl_llm.utils.errors import InputError, require_choice
 

@@ -29,8 +29,9 @@ from jaxrl_llm.rollouts.agents.metrics import COUNTS
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun, played
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
 from jaxrl_llm.rollouts.auxiliary_prompts import graded
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group, marked
 from jaxrl_llm.utils.errors import is_off, require_choice
 

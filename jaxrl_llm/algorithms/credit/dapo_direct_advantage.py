@@ -22,8 +22,9 @@ from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted
 from jaxrl_llm.core.transform import Metrics, Transform, chain
 from jaxrl_llm.objectives.ratios import log_ratio_to
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.trees import grow, line_starts, state_values
 
 

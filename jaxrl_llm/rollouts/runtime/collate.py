@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.rollouts.episode import Episode, info_columns
+from jaxrl_llm.rollouts.columns import answer_tokens, info_columns, of_turns, teacher_tokens
 from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.sampling.batch import BatchRow, assemble
 from jaxrl_llm.sampling.requests import SamplingConfig
@@ -23,15 +22,6 @@ def parts_of(one: Group) -> list[int]:
 def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """The data set row of each group of the batch of these programs."""
     return [dict(one.task.row) for one in groups for _ in parts_of(one)]
-
-
-def of_turns(values: Sequence[Sequence[float]], dtype: Any) -> np.ndarray:
-    """Values of turns as an array [N, K], 0 where a row has fewer turns; K is a bucket, for few programs."""
-    turns = bucket(max(map(len, values)), least=1)
-    out = np.zeros((len(values), turns), dtype)
-    for row, known in zip(out, values, strict=True):
-        row[: len(known)] = known
-    return out
 
 
 def to_batch(
@@ -77,25 +67,3 @@ def to_batch(
         window = batch.action_mask & (batch.policy_step == step)
         batch = batch.with_info(window=window, unfinished=unfinished)
     return batch
-
-
-def teacher_tokens(episodes: Sequence[Episode]) -> Any:
-    """f32[N, T]: the tokens of each episode after its `teacher_prompt`, then -1; -1 everywhere without such a prompt.
-
-    T is a bucket of lengths, so that few programs are compiled.
-    """
-    rows = [[*e.teacher_prompt, *e.own.token.tolist()] if e.teacher_prompt else [] for e in episodes]
-    found = np.full((len(rows), bucket(max([1, *map(len, rows)]))), -1.0, np.float32)
-    for place, row in enumerate(rows):
-        found[place, : len(row)] = row
-    return found
-
-
-def answer_tokens(episodes: Sequence[Episode]) -> Any:
-    """f32[N, A]: the tokens of each episode's `answer`, where -2 - id is one that opens it, then -1; A is a bucket."""
-    parts = [one.answer or ((), ()) for one in episodes]
-    rows = [[*(-2 - token for token in opening), *own] if own else [] for opening, own in parts]
-    found = np.full((len(rows), bucket(max([1, *map(len, rows)]), least=4)), -1.0, np.float32)
-    for place, row in enumerate(rows):
-        found[place, : len(row)] = row
-    return found
