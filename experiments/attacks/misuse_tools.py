@@ -68,7 +68,7 @@ class Tools:
         from jaxrl_llm.environments import adapters
         from jaxrl_llm.environments.tools import base as environment_tools
         from jaxrl_llm.environments.tools import calculator, files, mcp, python, search
-        from jaxrl_llm.in_jax import tasks
+        from jaxrl_llm.in_jax import steps, tasks
         from jaxrl_llm.in_jax import train as in_jax
         from jaxrl_llm.in_jax.lab import config as lab_config
         from jaxrl_llm.in_jax.lab import grid, laboratory
@@ -122,7 +122,7 @@ class Tools:
             "nan": math.nan,
             "np": np,
             "optax": optax,
-            "draw_steps": microbatches.draw_steps,
+            "draw_steps": steps.draw_steps,
             "plan_steps": microbatches.plan_steps,
             "provide": inputs.provide,
             "replace": dataclasses.replace,

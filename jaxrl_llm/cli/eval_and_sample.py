@@ -66,7 +66,7 @@ def eval_command(arguments: list[str]) -> int:
         from jaxrl_llm.training.evaluate import evaluate_policy, play
         from jaxrl_llm.training.folder.load_run import load_run
         from jaxrl_llm.training.inputs import encode_for
-        from jaxrl_llm.training.metrics import accuracy_line
+        from jaxrl_llm.training.notes import accuracy_line
 
         # Inputs that this command does not replace must still be those of the run.
         own = {} if args.rewards else {f"the reward {reward.name}": reward_digest(reward) for reward in rewards}

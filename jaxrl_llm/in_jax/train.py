@@ -32,10 +32,10 @@ from jaxrl_llm.core.transform import Metrics, RunFacts
 from jaxrl_llm.in_jax.checks import check_lone, check_losses
 from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch, true_reward
 from jaxrl_llm.in_jax.settings import DEFAULTS, LabSettings, check_settings, fresh_params, make_optimizer, make_policy
+from jaxrl_llm.in_jax.steps import draw_steps
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.in_jax.tasks.environment import replayed
 from jaxrl_llm.learner.inputs import provide
-from jaxrl_llm.learner.microbatches import draw_steps
 from jaxrl_llm.learner.update import TrainState, init_state, update
 from jaxrl_llm.models.checks import check_key, check_params
 from jaxrl_llm.models.critic import critic_of, init_critic

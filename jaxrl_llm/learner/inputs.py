@@ -10,16 +10,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
 
-from jaxrl_llm.advantages.turns.turns import turn_count
 from jaxrl_llm.core.needs import need_of, of_previous, of_reference, of_target, value_of
-from jaxrl_llm.core.needs.placeholders import no_answers
 from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.distributed.aot import compiled
 from jaxrl_llm.distributed.mesh import on_rows, to_device
 from jaxrl_llm.learner.checks import check_alive, check_rows
 from jaxrl_llm.learner.microbatches import Steps, by_slices, check_steps
-from jaxrl_llm.learner.rescoring import after_turns, mean_of_answer, placed, with_blank
+from jaxrl_llm.learner.rescoring import answer_logp, blanked_logp
 from jaxrl_llm.learner.teacher import from_teacher, under_teacher
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.hooked import of_a_reference
@@ -76,8 +74,6 @@ def _values_of(policy: Policy, params: Params, batch: Trajectories, steps: Steps
 
 
 _under_teacher, _from_teacher = compiled()(under_teacher), compiled()(from_teacher)
-_after_turns, _mean_of_answer = compiled()(after_turns), compiled()(mean_of_answer)
-_with_blank, _placed = compiled()(with_blank), compiled()(placed)
 
 
 @compiled(static_argnames=("function",))
@@ -141,20 +137,11 @@ class _Models:
 
     @cached_property
     def answers(self) -> jax.Array:
-        ids, columns = (self.batch.info or {}).get("answer_tokens"), []
-        ids = no_answers(self.batch, None) if ids is None else ids
-        for turn in range(turn_count(self.batch)):
-            rows = _after_turns(self.batch, ids, jnp.int32(turn))
-            columns.append(_mean_of_answer(self._read(rows), rows.action_mask))
-        return jnp.stack(columns, axis=1)
+        return answer_logp(self.batch, self._read)
 
     @cached_property
     def blanked(self) -> jax.Array:
-        ids, found = (self.batch.info or {}).get("blanked"), self.old.logp
-        for turn in range(1, 1 if ids is None else turn_count(self.batch)):
-            rows = _with_blank(self.batch, ids, jnp.int32(turn))
-            found = _placed(found, self._read(rows), rows.action_mask)
-        return found
+        return blanked_logp(self.batch, self.old.logp, self._read)
 
     def _read(self, rows: Trajectories) -> jax.Array:
         """Log-probabilities [N, T] of other rows under the weights before the update, not packed."""

@@ -13,8 +13,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm.models.parameters import merge_heads
-
 
 class Bounded(optax.GradientTransformationExtraArgs):
     """An optimiser whose settings guarantee finite steps, so that they need no check.
@@ -100,28 +98,6 @@ def scale_by_adam(
         return jax.tree.map(scaled, state.mu, state.nu), state
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def as_matrices(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """`inner` on arrays with the axes of heads and head size merged, so that it finds rows and columns.
-
-    Factoring looks at the two longest axes if both have 128 entries or more: the heads' alone are shorter, and the axis
-    of layers is too.
-    """
-
-    inner = optax.with_extra_args_support(inner)
-
-    def flat(tree: Any) -> Any:
-        def flatten(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
-            return x.reshape(merge_heads(str(getattr(path[-1], "key", path[-1])), x.shape))
-
-        return jax.tree_util.tree_map_with_path(flatten, tree)
-
-    def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        updates, state = inner.update(flat(gradients), state, flat(params), **extra)
-        return jax.tree.map(lambda x, like: x.reshape(like.shape), updates, gradients), state
-
-    return optax.GradientTransformationExtraArgs(lambda params: inner.init(flat(params)), update)
 
 
 class MasterState(NamedTuple):

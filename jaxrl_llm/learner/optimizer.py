@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_llm.learner.moments import Bounded, as_matrices, in_float32, scale_by_adam
+from jaxrl_llm.learner.moments import Bounded, in_float32, scale_by_adam
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig, check_optimizer
-from jaxrl_llm.models.parameters import decayed
+from jaxrl_llm.models.parameters import decayed, merge_heads
 from jaxrl_llm.utils.errors import InputError, require
 
 
@@ -129,3 +129,25 @@ MOMENTS: dict[str, Callable[[OptimizerConfig, optax.Schedule], optax.GradientTra
 def of_critic(params: Any) -> Any:
     """Which parameters are the critic's."""
     return {name: jax.tree.map(lambda _, mine=name == "critic": mine, part) for name, part in params.items()}
+
+
+def as_matrices(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """`inner` on arrays with the axes of heads and head size merged, so that it finds rows and columns.
+
+    Factoring looks at the two longest axes if both have 128 entries or more: the heads' alone are shorter, and the axis
+    of layers is too.
+    """
+
+    inner = optax.with_extra_args_support(inner)
+
+    def flat(tree: Any) -> Any:
+        def flatten(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
+            return x.reshape(merge_heads(str(getattr(path[-1], "key", path[-1])), x.shape))
+
+        return jax.tree_util.tree_map_with_path(flatten, tree)
+
+    def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        updates, state = inner.update(flat(gradients), state, flat(params), **extra)
+        return jax.tree.map(lambda x, like: x.reshape(like.shape), updates, gradients), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: inner.init(flat(params)), update)

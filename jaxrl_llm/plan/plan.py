@@ -20,7 +20,7 @@ from jaxrl_llm.distributed.aot import Program
 from jaxrl_llm.distributed.chips import Chip, Topology
 from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
 from jaxrl_llm.learner.optimizer import OptimizerConfig
-from jaxrl_llm.learner.step import compile_learning
+from jaxrl_llm.learner.setup import compile_learning
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.plan.estimate import arithmetic, held_bytes
 from jaxrl_llm.plan.flops import matrix_flops

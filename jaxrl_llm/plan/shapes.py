@@ -22,7 +22,8 @@ from jaxrl_llm.distributed import ahead_of_time, check_mesh, mesh_of, sampling_m
 from jaxrl_llm.distributed.chips import Topology
 from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
 from jaxrl_llm.learner.optimizer import make_optimizer
-from jaxrl_llm.learner.step import Learner, shard
+from jaxrl_llm.learner.setup import shard
+from jaxrl_llm.learner.step import Learner
 from jaxrl_llm.learner.update import TrainState, init_state
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.families import from_hf

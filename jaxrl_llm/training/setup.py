@@ -23,7 +23,7 @@ from jaxrl_llm.distributed import check_mesh, fully_sharded, mesh_of, sampling_m
 from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
 from jaxrl_llm.distributed.on_hosts import in_units
 from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
-from jaxrl_llm.learner.step import shard, start
+from jaxrl_llm.learner.setup import shard, start
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.config import ModelConfig
