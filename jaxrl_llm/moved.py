@@ -89,10 +89,11 @@ _MOVES = (
     ("distributed", "distributed", "programs=aot"),
     (
         "sampling", "sampling",
-        "arguments=checks drawn=sampled_tokens recorded=routed_experts ahead=aot_programs pairs=two_model_decode "
+        "arguments=checks drawn=sampled_tokens recorded=routed_experts pairs=two_model_decode "
         "supports=filters token_support=filters schedule=scheduler cache=kv_cache causal=prefill"
     ),
     ("sampling.resume", "sampling", "parked=kv_offload kv_offload"),
+    ("plan", "sampling", "ahead=sampling_programs aot_programs=sampling_programs"),
     ("sampling.speculative", "sampling", "speculate=verify drafts tail"),
     ("models", "models", "check=checks rope_config=rope"),
     ("models.layers", "models", "experts=moe packed_kernel=packed_attention moe packed_attention routing exact_bits"),

@@ -31,9 +31,9 @@ from jaxrl_llm.plan.plan import learning_programs, sampling_programs, slices_of 
 from jaxrl_llm.plan.program_cost import cost_of  # noqa: E402
 from jaxrl_llm.plan.program_cycles import MOVES, by_kind, by_source, lines_in  # noqa: E402
 from jaxrl_llm.plan.program_text import turn_of  # noqa: E402
+from jaxrl_llm.plan.sampling_programs import prompts_together  # noqa: E402
 from jaxrl_llm.plan.shapes import RunShapes, bytes_on_a_device, shapes_of  # noqa: E402
 from jaxrl_llm.plan.times import seconds_of  # noqa: E402
-from jaxrl_llm.sampling.aot_programs import prompts_together  # noqa: E402
 from jaxrl_llm.training.config import TrainConfig  # noqa: E402
 
 PLANS = ROOT / "experiments" / "plan"

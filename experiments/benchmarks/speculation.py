@@ -23,10 +23,10 @@ from rollout_tail import endless, tail_limits
 from rollout_worker import random_prompts
 
 from jaxrl_llm import load_policy
+from jaxrl_llm.sampling.capacity import size_for
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.engine import CHUNK, Engine
 from jaxrl_llm.sampling.requests import Request
-from jaxrl_llm.sampling.scheduler import size_for
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.speculative.tail import most_rows
 from jaxrl_llm.sampling.stats import Stats

@@ -15,6 +15,7 @@ from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.distributed.aot import compiled
 from jaxrl_llm.distributed.mesh import on_rows, to_device
+from jaxrl_llm.learner.affinity import affinity_by_slices
 from jaxrl_llm.learner.checks import check_alive, check_rows
 from jaxrl_llm.learner.microbatches import Steps, by_slices, check_steps
 from jaxrl_llm.learner.rescoring import answer_logp, blanked_logp
@@ -22,7 +23,7 @@ from jaxrl_llm.learner.teacher import from_teacher, under_teacher
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.hooked import of_a_reference
 from jaxrl_llm.models.mesh_axes import row_shards
-from jaxrl_llm.models.outputs import NOTHING, Wanted, affinity, policy_outputs, wanted_of
+from jaxrl_llm.models.outputs import NOTHING, Wanted, policy_outputs, wanted_of
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError, shown
@@ -50,12 +51,6 @@ def outputs_of(
     found = by_slices(lambda part, packing: policy_outputs(policy, params, part, packing, wanted), batch, steps)
     rows = _rows_of(policy, batch)
     return found if rows is None else jax.lax.with_sharding_constraint(found, rows)
-
-
-@compiled(static_argnames=("policy",))
-def _affinity(policy: Policy, params: Params, reference: Params, batch: Trajectories, steps: Steps | None) -> jax.Array:
-    reference = to_device(reference)
-    return by_slices(lambda part, packing: affinity(policy, params, reference, part, packing), batch, steps)
 
 
 @compiled(static_argnames=("function",))
@@ -154,7 +149,7 @@ class _Models:
         reference = self._reference
         if isinstance(reference, Mixture):
             raise InputError("reference_affinity needs one reference policy, but this one is a mixture of several")
-        return _affinity(self.policy, self.params, reference, self.batch, self.steps)
+        return affinity_by_slices(self.policy, self.params, reference, self.batch, self.steps)
 
     def of_states(self, function: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
         return _of_states(function, (self.old.extras or {})["hidden"], self.batch.action_mask)

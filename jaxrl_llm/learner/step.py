@@ -1,7 +1,7 @@
 """One iteration of learning: a scored batch in, new parameters out.
 
 `inputs.provide` computes what a method needs beyond a sampled and scored batch from the policies at hand.
-Batches can be filled up to one size (`fill_up`).
+Batches can be filled up to one size (`full_size.fill_up`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.core.algorithm import Algorithm, TurnPhases
 from jaxrl_llm.core.reference import Mixture
-from jaxrl_llm.core.trajectory import Trajectories, map_rows
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.distributed.mesh import to_mesh
 from jaxrl_llm.learner.inputs import provide
@@ -143,30 +143,3 @@ def _trained(batch: Trajectories) -> np.ndarray | None:
     marks = (batch.info or {}).get("measured")
     measured: Any = np.zeros(0, bool) if marks is None else np.asarray(marks) > 0
     return np.flatnonzero(~measured) if measured.any() else None
-
-
-def fill_up(batch: Trajectories, rows: int, group_size: int, measured: int = 0) -> Trajectories:
-    """The batch with groups without any action, up to `rows` rows, so that all steps share a compiled update.
-
-    They are copies of the first rows' prompts, count in no mean, and leave loss and gradient as they are. Only where
-    there are more minibatches than groups with actions can a gradient step see nothing but such. measured: how many of
-    them, at the end, count as rows that no update takes, in a batch with info["measured"].
-    """
-    have = batch.tokens.shape[0]
-    if have == rows:
-        return batch
-    index = np.concatenate([np.arange(have), np.arange(rows - have) % min(group_size, have)])
-    empty = np.arange(rows) >= have
-    numbers = np.asarray(batch.group).max() + 1 + (np.arange(rows) - have) // group_size
-    batch = map_rows(lambda x: np.asarray(x)[index], batch)
-    if measured:
-        marks = np.where(empty, 0, np.asarray(batch.need("measured"))).astype(np.float32)
-        marks[rows - measured :] = 1
-        batch = batch.with_info(measured=jnp.asarray(marks))
-    before = np.cumsum(np.asarray(batch.action_mask), axis=1) == 0
-    return batch.replace(
-        token_mask=batch.token_mask & (before | ~empty[:, None]),
-        action_mask=batch.action_mask & ~empty[:, None],
-        turn=np.where(empty[:, None], -1, batch.turn).astype(np.int32),
-        group=np.where(empty, numbers, np.asarray(batch.group)).astype(np.int32),
-    )

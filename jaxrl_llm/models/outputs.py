@@ -102,7 +102,7 @@ def policy_outputs(
     check_params(policy, params)
     check_batch(batch)
     check_experts(policy, batch)
-    view = _view(policy, params, batch, packing, record="experts" in wanted.names)
+    view = view_of(policy, params, batch, packing, record="experts" in wanted.names)
     logp, entropy = _drawn_from(policy, params, view, batch, packing)
     found = {"logp": logp, "entropy": entropy}
     flat = jax.lax.stop_gradient(view.states)
@@ -118,7 +118,7 @@ def policy_outputs(
         found[f"tempered_logp:{times:g}"] = jax.lax.stop_gradient(_logp(policy, params, tempered)[0])
     if "internal_logp" in wanted.names:
         inner, weights = inner_policy(policy, params, wanted.layer)
-        found["internal_logp"] = _logp(inner, weights, _view(inner, weights, batch, packing)._replace(floor=None))[0]
+        found["internal_logp"] = _logp(inner, weights, view_of(inner, weights, batch, packing)._replace(floor=None))[0]
     if "heated_logp" in wanted.names:
         heated = view._replace(temperature=wanted.heat * view.temperature, floor=None)
         found["heated_logp"] = _logp(policy, params, heated)[0]
@@ -135,34 +135,10 @@ def policy_outputs(
         found["values"] = _values(policy, params, view, batch, packing)
     if "implicit_logp" in wanted.names:
         found["implicit_logp"] = _implicit_logp(policy, params, batch, packing)
-    placed = {name: _scatter(values, view, batch) for name, values in found.items()}
+    placed = {name: scatter(values, view, batch) for name, values in found.items()}
     if view.experts is not None:
         placed["experts"] = of_all_rows(view.experts, batch)
     return PolicyOutputs(placed.pop("logp"), placed.pop("entropy"), placed or None)
-
-
-def affinity(
-    policy: Policy, params: Params, other: Params, batch: Trajectories, packing: Packing | None = None
-) -> jax.Array:
-    """sum_v sqrt(p_v q_v) of the policies with two sets of parameters at each action, f32[N, L] (Bhattacharyya).
-
-    A replayed routing is that of the first.
-    """
-    views = [
-        _view(policy, weights, rows, packing)
-        for weights, rows in ((params, batch), (other, batch.replace(experts=None)))
-    ]
-    sources = [
-        Distribution(
-            view.states,
-            policy.unembedding(weights),
-            view.temperature,
-            policy.config.logit_softcap,
-            policy.config.known_tokens,
-        )
-        for view, weights in zip(views, (params, other), strict=True)
-    ]
-    return _scatter(vocabulary_sum(lambda p, q: jnp.exp((p + q) / 2), *sources), views[0], batch)
 
 
 def inner_policy(policy: Policy, params: Params, layer: int) -> tuple[Policy, Params]:
@@ -176,7 +152,7 @@ def inner_policy(policy: Policy, params: Params, layer: int) -> tuple[Policy, Pa
     return dataclasses.replace(policy, config=config), first_layers(params, policy.config, layer)
 
 
-class _View(NamedTuple):
+class View(NamedTuple):
     """M chosen tokens, the states that they were chosen from, and what goes with them."""
 
     row: jax.Array  # int32[M]; N or more where there is none
@@ -188,7 +164,7 @@ class _View(NamedTuple):
     experts: jax.Array | None = None  # int[N, L, layers, k] of packed tokens, where they are recorded
 
 
-def _view(policy: Policy, params: Params, batch: Trajectories, packing: Packing | None, record: bool = False) -> _View:
+def view_of(policy: Policy, params: Params, batch: Trajectories, packing: Packing | None, record: bool = False) -> View:
     packing = whole_rows(batch) if packing is None else packing
     given = None if batch.experts is None else batch.experts[:, :, : policy.config.num_layers]
     states, chosen = packed_states(policy, params, batch.tokens, packing, given, record), None
@@ -203,7 +179,7 @@ def _view(policy: Policy, params: Params, batch: Trajectories, packing: Packing 
     temperature = jnp.ones(N) if batch.temperature is None else batch.temperature
     floor = None if batch.support_floor is None else gather(batch.support_floor)
     temperature = temperature.at[packing.row].get(mode="clip")
-    view = _View(*at, states, gather(batch.tokens), temperature, floor, chosen)
+    view = View(*at, states, gather(batch.tokens), temperature, floor, chosen)
     if policy.hook is None or policy.hook.factor is None:
         return view
     entropy = jax.lax.stop_gradient(_logp(policy, params, view._replace(floor=None))[1])
@@ -216,7 +192,7 @@ def _state(hook: Hook, batch: Trajectories, packing: Packing) -> dict[str, jax.A
 
 
 def _drawn_from(
-    policy: Policy, params: Params, view: _View, batch: Trajectories, packing: Packing | None
+    policy: Policy, params: Params, view: View, batch: Trajectories, packing: Packing | None
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probability and entropy f32[M] of the distribution that tokens were drawn from."""
     if (hook := policy.hook) is None or hook.factor is not None:
@@ -232,7 +208,7 @@ def _drawn_from(
 
 
 @jax.named_scope("head")
-def _logp(policy: Policy, params: Params, view: _View) -> tuple[jax.Array, jax.Array]:
+def _logp(policy: Policy, params: Params, view: View) -> tuple[jax.Array, jax.Array]:
     return fused_logprob(
         view.states, policy.unembedding(params), view.targets, temperature=view.temperature,
         softcap=policy.config.logit_softcap, support_floor=view.floor, vocab_size=policy.config.unpadded,
@@ -240,7 +216,7 @@ def _logp(policy: Policy, params: Params, view: _View) -> tuple[jax.Array, jax.A
 
 
 @jax.named_scope("critic")
-def _values(policy: Policy, params: Params, view: _View, batch: Trajectories, packing: Packing | None) -> jax.Array:
+def _values(policy: Policy, params: Params, view: View, batch: Trajectories, packing: Packing | None) -> jax.Array:
     from jaxrl_llm.models.critic import LIKELIHOOD, values_of
 
     if policy.critic is None or "critic" not in params or policy.critic.kind == LIKELIHOOD:
@@ -249,7 +225,7 @@ def _values(policy: Policy, params: Params, view: _View, batch: Trajectories, pa
     if policy.critic.kind == "tower":
         exact = dataclasses.replace(policy, rounding=None)  # nothing is sampled from it
         # Its router is its own.
-        states = _view(exact, params["critic"]["tower"], batch.replace(experts=None), packing).states
+        states = view_of(exact, params["critic"]["tower"], batch.replace(experts=None), packing).states
     return values_of(policy.critic, params, states)
 
 
@@ -260,10 +236,10 @@ def _implicit_logp(policy: Policy, params: Params, batch: Trajectories, packing:
         raise InputError("this method needs an implicit reward model: give the policy Critic('likelihood')")
     own, rows = of_a_reference(dataclasses.replace(policy, rounding=None), batch.replace(experts=None))
     tower = params["critic"]["tower"]
-    return _logp(own, tower, _view(own, tower, rows, packing))[0]
+    return _logp(own, tower, view_of(own, tower, rows, packing))[0]
 
 
-def _scatter(values: jax.Array, view: _View, batch: Trajectories) -> jax.Array:
+def scatter(values: jax.Array, view: View, batch: Trajectories) -> jax.Array:
     """From chosen tokens [M, ...] to positions f32[N, L, ...], 0 where there is no action."""
     action = batch.action_mask.at[view.row, view.column].get(mode="fill", fill_value=False)
     values = jnp.where(action.reshape(-1, *[1] * (values.ndim - 1)), values, 0.0)

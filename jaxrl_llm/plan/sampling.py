@@ -17,9 +17,9 @@ from jaxrl_llm.models.mesh_axes import DATA, EXPERT, SAMPLED_ROWS, TENSOR, row_s
 from jaxrl_llm.models.parameters import weights
 from jaxrl_llm.plan.program_cost import Cost
 from jaxrl_llm.plan.shapes import StateShapes
+from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.sampling.kv_cache import columns, eight_bit
 from jaxrl_llm.sampling.prefill import PREFILL_TOKENS
-from jaxrl_llm.sampling.scheduler import Size
 from jaxrl_llm.training.config import TrainConfig
 
 

@@ -27,7 +27,7 @@ from jaxrl_llm.plan.sampling import abstract_mesh
 from jaxrl_llm.plan.sampling_mesh import Devices, Splits, fastest, named_for, splits_of
 from jaxrl_llm.plan.shapes import StateShapes, checked, config_of, state_shapes
 from jaxrl_llm.plan.times import calls, seconds_of
-from jaxrl_llm.sampling.scheduler import Size
+from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import make_algorithm
 from jaxrl_llm.training.reference import wants_reference

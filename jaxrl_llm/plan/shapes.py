@@ -34,11 +34,11 @@ from jaxrl_llm.models.layers.moe import index_dtype
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Policy, init_params
-from jaxrl_llm.sampling.aot_programs import Arrays, engine_arrays
+from jaxrl_llm.plan.sampling_programs import Arrays, engine_arrays
 from jaxrl_llm.sampling.batch import BatchRow, assemble
+from jaxrl_llm.sampling.capacity import Size, for_conversations, lasting
+from jaxrl_llm.sampling.capacity import plan as slots_for
 from jaxrl_llm.sampling.requests import Tokens
-from jaxrl_llm.sampling.scheduler import Size, for_conversations, lasting
-from jaxrl_llm.sampling.scheduler import plan as slots_for
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import check_method, with_routing
 from jaxrl_llm.training.reference import first_policies, wants_reference

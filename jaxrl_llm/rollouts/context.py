@@ -12,9 +12,8 @@ import numpy as np
 from jaxrl_llm.data.chat.encode import encode_prompt
 from jaxrl_llm.data.chat.inert import encode_inert
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
-from jaxrl_llm.rollouts.program_host import Decide, Meeting, ProgramHost
+from jaxrl_llm.rollouts.program_host import Decide, Draws, Meeting, ProgramHost
 from jaxrl_llm.rollouts.runtime.replay_log import Call
-from jaxrl_llm.sampling.requests import Draws
 from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.threads import called
 

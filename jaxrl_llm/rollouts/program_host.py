@@ -1,4 +1,4 @@
-"""What a rollout program is given: its task, and what the driver provides."""
+"""Interfaces of the driver: what it gives to a rollout program, and what it asks of engines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.runtime.replay_log import Answer, Call
-from jaxrl_llm.sampling.requests import Draws
+from jaxrl_llm.sampling.requests import Completion, Request
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -79,3 +80,34 @@ class OtherAnswerError(NotDeterministicError):
 def ends_the_run(error: BaseException | None, strict: bool) -> TypeGuard[NotDeterministicError]:
     """Whether it is more than the failure of a group. strict: whether another answer of an environment is."""
     return isinstance(error, NotDeterministicError) and (strict or not isinstance(error, OtherAnswerError))
+
+
+class Completes(Protocol):
+    """What completes requests while others are decoding: see `engine.Engine`."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is not completed."""
+        ...
+
+    def submit(self, request: Request) -> int:
+        """Queue a request. Returns its number, which is the index of its completion."""
+        ...
+
+    def step(self, chunk: int) -> list[Completion]:
+        """Decode for at most `chunk` steps and return the completions that ended."""
+        ...
+
+    def withdraw(self) -> list[Completion]:
+        """Return all other requests as unfinished completions."""
+        ...
+
+
+class Draws(NamedTuple):
+    """From what an engine draws; a rollout has an engine for each."""
+
+    temperature: float | None = None  # None: the run's, with its truncation; 0: greedy
+    reference: bool = False  # from the reference policy, instead of the one that learns
+
+
+MakeEngine = Callable[[Sequence[Request], Draws, Stats], Completes]  # (first requests, from what to draw, stats)

@@ -9,10 +9,7 @@ import numpy as np
 
 from jaxrl_llm.core.shapes import bucket, check_batch, pad_rows
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.sampling.checks import (
-    check_not_negative,
-    check_tokenizer,
-)
+from jaxrl_llm.sampling.checks import check_not_negative, check_tokenizer
 from jaxrl_llm.sampling.requests import Tokens
 from jaxrl_llm.sampling.routed_experts import of_rows
 

@@ -12,19 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.shapes import bucket
-from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.sampling.decode import RingCache, RowState, begin, decode, empty_ring_cache, no_rows, states_of_prompts
+from jaxrl_llm.sampling.capacity import Size
+from jaxrl_llm.sampling.decode import RowState, begin, decode, empty_ring_cache, no_rows, states_of_prompts
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixSlots
 from jaxrl_llm.sampling.prefill import empty_prefix_cache, prefill_prompts
 from jaxrl_llm.sampling.requests import Completion, Request, Tokens
-from jaxrl_llm.sampling.resume.kv_offload import Store, place_rows
-from jaxrl_llm.sampling.resume.restore import extend_rows, restore_rows
-from jaxrl_llm.sampling.resume.reuse import Kept, Reused, absolute_step
+from jaxrl_llm.sampling.resume.kv_offload import store_of
+from jaxrl_llm.sampling.resume.restore import resume_rows
+from jaxrl_llm.sampling.resume.reuse import Kept, absolute_step
 from jaxrl_llm.sampling.routed_experts import experts_of_prompts
 from jaxrl_llm.sampling.sampled_tokens import check_finite, in_ring
-from jaxrl_llm.sampling.scheduler import Assignment, Schedule, Size
+from jaxrl_llm.sampling.scheduler import Assignment, Schedule
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.speculative.tail import TailRows, most_rows
 from jaxrl_llm.sampling.stats import Stats
@@ -84,10 +84,7 @@ class Engine:
         self.prefix_cache, self.ring_cache = weights.zeros(of_prompts), weights.zeros(of_rows)
         self.rows = no_rows(shape.rows)
         beside = partial(empty_ring_cache, self.policy, size.parked, size.tokens, self.dtype, self.record)
-        split = row_shards(weights.mesh, SAMPLED_ROWS) > 1
-        self.kept = Store(
-            weights.zeros(beside) if size.parked else None, size.parked, split, self.policy.config.recurrent
-        )  # rows that ended
+        self.kept = store_of(self.policy, weights, beside, size.parked)  # rows that ended
         self.steps = 0
         self.tail: TailRows | None = None  # the rows that decode by speculation
         columns = [layer.values.shape[2] for layer in self.ring_cache.layers if isinstance(layer, LayerCache)]
@@ -115,12 +112,16 @@ class Engine:
         """Make room for a request that does not fit. Rows that are decoding are requeued with their tokens."""
         width = max(self.width, bucket(len(request.prompt)))
         size = self.size._replace(width=width, tokens=max(self.size.tokens, bucket(request.limit, least=4)))
-        for row, tokens in self._drawn(list(self.schedule.placed)).items():
-            number = self.schedule.placed[row].request
-            self.requests[number] = replace(self.requests[number], begun=tokens)
+        self._take_drawn()
         self._allocate(size)
         for number, waiting in self.requests.items():
             self.schedule.add(number, waiting.prompt)
+
+    def _take_drawn(self) -> None:
+        """Let the requests that are decoding begin with the tokens that they have drawn."""
+        for row, tokens in self._drawn(list(self.schedule.placed)).items():
+            number = self.schedule.placed[row].request
+            self.requests[number] = replace(self.requests[number], begun=tokens)
 
     @property
     def busy(self) -> bool:
@@ -171,12 +172,10 @@ class Engine:
             self.prompt_experts |= experts_of_prompts(self.weights, self.prefix_cache, new_prompts)
         begun = [place for place in assigned if self.requests[place.request].begun.size > 1]
         if begun or self.kept.rows:
-            self.ring_cache, missed = place_rows(
-                self.kept, self.ring_cache, begun, self.requests, self.steps, self.shortest, self._extended, assigned
-            )
-            self.ring_cache = restore_rows(
-                self.policy, self.weights, self.ring_cache, missed, self.requests, self.shape, self.stats
-            )
+            self.ring_cache = resume_rows(
+                self.policy, self.weights, self.kept, self.prefix_cache, self.ring_cache, begun, assigned,
+                self.requests, self.steps, self.shortest, self.shape, self.stats,
+            )  # fmt: skip
         if assigned:
             self._begin(assigned)
 
@@ -197,11 +196,6 @@ class Engine:
     def _row_for(self, number: int, free: list[int]) -> int:
         return self.kept.row_for(self.requests[number], free, self.steps, self.shortest)
 
-    def _extended(self, ring_cache: RingCache, reused: list[tuple[Assignment, Reused]]) -> RingCache:
-        return extend_rows(
-            self.policy, self.weights, self.prefix_cache, ring_cache, reused, self.requests, self.shape, self.stats
-        )
-
     def decode(self, chunk: int) -> None:
         """Run the decode loop until enough rows are done or `chunk` steps are taken."""
         rows, waiting, live = self.shape.rows, self.schedule.queue, len(self.schedule.placed)
@@ -215,10 +209,7 @@ class Engine:
             leave_at, chunk = (rows - few, chunk) if live > few else (rows, 1)
         prefix_slots = None
         if not self.shape.fixed:
-            row_in = np.zeros(self.shape.prompts * self.shape.slots_per_prompt, np.int32)
-            for place in self.schedule.placed.values():
-                row_in[place.prefix_slot] = place.row
-            prefix_slots = PrefixSlots(jnp.asarray(self.prefix_slot), jnp.asarray(row_in))
+            prefix_slots = PrefixSlots(jnp.asarray(self.prefix_slot), jnp.asarray(self.schedule.row_in))
         if waiting or self.turns:
             leave_at = min(rows - live + max(rows // IDLE_SHARE, 1), rows)
         self.ring_cache = self.kept.park_overwritten(self.ring_cache, self.steps, chunk, self.shortest)
@@ -238,18 +229,12 @@ class Engine:
         # A row whose logits are not finite has the token -1: raise now, not when the row is done.
         invalid = np.flatnonzero(np.asarray(self.rows.newest) < 0)
         self._drawn([row for row in invalid.tolist() if row in self.schedule.placed])
-        stats = self.stats
-        stats.first_token = stats.first_token or time.perf_counter() - stats.began
-        stats.steps, stats.live, stats.tokens = stats.steps + steps, stats.live + live, stats.tokens + live + fresh
-        if waiting:
-            stats.busy_steps, stats.busy_live = stats.busy_steps + steps, stats.busy_live + live
+        self.stats.count(steps, live, fresh, bool(waiting))
 
     def _decode_tail(self, chunk: int) -> None:
         """Let the rows that are decoding, which are few, take at most `chunk` passes of speculation."""
         if self.tail is None:
-            for row, tokens in self._drawn(list(self.schedule.placed)).items():
-                number = self.schedule.placed[row].request
-                self.requests[number] = replace(self.requests[number], begun=tokens)
+            self._take_drawn()
             placed = self.schedule.placed.values()
             self.tail = TailRows(
                 self.policy, self.weights, self.settings, self.size, self.speculative_tokens,

@@ -23,8 +23,8 @@ from jaxrl_llm.models.layers.recurrent import State, rows_flow
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, TENSOR, AnyMesh, row_axes, row_shards, takes_kernels
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, no_experts, pack
-from jaxrl_llm.sampling.scheduler import Size
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.two_model_decode import empty_layers, run, width
 from jaxrl_llm.sampling.weights import Weights

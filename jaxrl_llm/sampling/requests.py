@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
-
-from jaxrl_llm.sampling.stats import Stats
 
 
 class Tokens(NamedTuple):
@@ -115,37 +113,6 @@ def first_not_finite(tokens: Tokens) -> int | None:
         & np.isfinite(tokens.untruncated_logp)
     )
     return None if good.all() else int(np.argmin(good))
-
-
-class Completes(Protocol):
-    """What completes requests while others are decoding: see `engine.Engine`."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether any request is not completed."""
-        ...
-
-    def submit(self, request: Request) -> int:
-        """Queue a request. Returns its number, which is the index of its completion."""
-        ...
-
-    def step(self, chunk: int) -> list[Completion]:
-        """Decode for at most `chunk` steps and return the completions that ended."""
-        ...
-
-    def withdraw(self) -> list[Completion]:
-        """Return all other requests as unfinished completions."""
-        ...
-
-
-class Draws(NamedTuple):
-    """From what an engine draws; a rollout has an engine for each."""
-
-    temperature: float | None = None  # None: the run's, with its truncation; 0: greedy
-    reference: bool = False  # from the reference policy, instead of the one that learns
-
-
-MakeEngine = Callable[[Sequence[Request], Draws, Stats], Completes]  # (first requests, from what to draw, stats)
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,13 @@ class Stats:
         """Share of row-steps that drew a token while requests were waiting."""
         return self.busy_live / max(self.rows * self.busy_steps, 1)
 
+    def count(self, steps: int, live: int, fresh: int, waiting: bool) -> None:
+        """Count one call of the decode loop. fresh: tokens drawn from prompts; waiting: whether requests were."""
+        self.first_token = self.first_token or time.perf_counter() - self.began
+        self.steps, self.live, self.tokens = self.steps + steps, self.live + live, self.tokens + live + fresh
+        if waiting:
+            self.busy_steps, self.busy_live = self.busy_steps + steps, self.busy_live + live
+
     def metrics(self) -> dict[str, float]:
         """Metrics for the log."""
         return {

@@ -12,21 +12,13 @@ import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxrl_llm.distributed import fully_sharded, parameter_specs
+from jaxrl_llm.learner.optimizer import NOT_DECAYED, merge_heads
 from jaxrl_llm.models import ModelConfig, Policy, init_params, lora
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.io.huggingface import to_tensors
 from jaxrl_llm.models.io.layout import stored_tensors
-from jaxrl_llm.models.parameters import (
-    AXES,
-    NOT_DECAYED,
-    adapted_weights,
-    adapter_axes,
-    head_shapes,
-    merge_heads,
-    parameter_shapes,
-    weights,
-)
+from jaxrl_llm.models.parameters import AXES, adapted_weights, adapter_axes, head_shapes, parameter_shapes, weights
 from jaxrl_llm.models.parameters.table import HEAD, HEAD_MLP, TABLE
 from jaxrl_llm.models.parameters.weight import IDENTITY, NORMAL, PLAIN, ZEROS
 

@@ -19,7 +19,7 @@ from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rollouts.agents import environment_calls
 from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.program_host import NotDeterministicError
-from jaxrl_llm.rollouts.runtime.metrics import program_metrics
+from jaxrl_llm.rollouts.runtime.collate import program_metrics
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
 
 TOKENIZER, END = tokenizer_of("plain"), TEMPLATES["plain"][1]

@@ -23,8 +23,7 @@ from jaxrl_llm.rollouts.agents.compaction import Summary
 from jaxrl_llm.rollouts.agents.conversation import merged
 from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.runtime.collate import to_batch
-from jaxrl_llm.rollouts.runtime.metrics import program_metrics
+from jaxrl_llm.rollouts.runtime.collate import program_metrics, to_batch
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
 from jaxrl_llm.sampling.requests import SamplingConfig
 from jaxrl_llm.utils.errors import InputError

@@ -116,21 +116,6 @@ AXES = {weight.name: weight.axes for weight in TABLE} | {LORA_SCALE: ("layers",)
 for _weight in ADAPTED.values():
     AXES |= adapter_axes(_weight)
 PROJECTIONS = {weight.name: weight for weight in TABLE if weight.inputs}
-NOT_DECAYED = frozenset(weight.name for weight in (*TABLE, *HEAD_MLP, *HEAD) if not weight.inputs)
-
-
-def merge_heads(name: str, shape: Shape) -> Shape:
-    """The shape of a projection of heads with the axes of heads and head size as one; of anything else as it is.
-
-    >>> merge_heads("query", (2, 64, 4, 16)), merge_heads("out", (4, 16, 64)), merge_heads("up", (64, 128))
-    ((2, 64, 64), (64, 64), (64, 128))
-    """
-    axes = PROJECTIONS[name].axes if name in PROJECTIONS else ()
-    size = next((axis for axis in ("head_size", "value_size", "plain") if axis in axes), None)
-    if size is None:
-        return shape
-    at = len(shape) - len(axes) + axes.index(size)
-    return (*shape[: at - 1], shape[at - 1] * shape[at], *shape[at + 1 :])
 
 
 def without_critic(params: Params) -> Params:
@@ -152,14 +137,3 @@ def _combine(a: Any, b: Any) -> Any:
     if isinstance(a, tuple) and isinstance(b, tuple):
         return tuple(_combine(x, y) for x, y in zip(a, b, strict=True))
     return b
-
-
-def decayed(params: Any) -> Any:
-    """Which parameters weight decay acts on: true for projections, false for embeddings, norms and biases."""
-    import jax
-
-    def decide(path: tuple[Any, ...], _: Any) -> bool:
-        name = str(getattr(path[-1], "key", path[-1]))
-        return name not in NOT_DECAYED
-
-    return jax.tree_util.tree_map_with_path(decide, params)

@@ -19,14 +19,13 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task, ends_the_run
+from jaxrl_llm.rollouts.program_host import Completes, Draws, MakeEngine, Task, ends_the_run
 from jaxrl_llm.rollouts.runtime.admission import Admit, Admitted, Collected, Rule, admit_first
 from jaxrl_llm.rollouts.runtime.barrier import Meet, hold, meet_here
 from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls
 from jaxrl_llm.rollouts.runtime.group_run import Group, GroupRun, Ticket
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Held
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers, sample_numbers
-from jaxrl_llm.sampling.requests import Completes, Draws, MakeEngine
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.process import compiles, count_compiles, interruptible, stop_if
 

@@ -12,12 +12,13 @@ from jaxrl_llm.core.hooks import first_state
 from jaxrl_llm.distributed.mesh import on_device
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params
+from jaxrl_llm.rollouts.program_host import Draws, MakeEngine
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
+from jaxrl_llm.sampling.capacity import for_conversations, lasting, size_for
 from jaxrl_llm.sampling.engine import Engine
-from jaxrl_llm.sampling.requests import Draws, MakeEngine, Request
+from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
-from jaxrl_llm.sampling.scheduler import for_conversations, lasting, size_for
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import Weights, take_weights
 

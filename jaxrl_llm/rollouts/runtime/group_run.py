@@ -12,12 +12,12 @@ import numpy as np
 from jaxrl_llm.models.layers.moe import NOT_RECORDED
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Decide, Meeting, NotDeterministicError, Task
+from jaxrl_llm.rollouts.program_host import Decide, Draws, Meeting, NotDeterministicError, Task
 from jaxrl_llm.rollouts.runtime.barrier import Waits, meet_others
 from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls, remembered, scored
 from jaxrl_llm.rollouts.runtime.replay_log import Answer, Call, GroupLog, Held
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
-from jaxrl_llm.sampling.requests import Completion, Draws, Request
+from jaxrl_llm.sampling.requests import Completion, Request
 from jaxrl_llm.sampling.routed_experts import in_order
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.threads import contained

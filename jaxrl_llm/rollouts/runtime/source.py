@@ -22,13 +22,12 @@ from jaxrl_llm.rewards.groups import concatenate_groups, some_rows
 from jaxrl_llm.rewards.scoring import Scored, score_batch, with_defaults
 from jaxrl_llm.rewards.streamed import StreamedScores
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.program_host import MakeEngine, Task
 from jaxrl_llm.rollouts.runtime.admission import Admit, Collected, Rule, admit_first
-from jaxrl_llm.rollouts.runtime.collate import rows_of, to_batch
+from jaxrl_llm.rollouts.runtime.collate import mean_metrics, program_metrics, rollout_metrics, rows_of, to_batch
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.engines import engines_of
 from jaxrl_llm.rollouts.runtime.group_run import Group
-from jaxrl_llm.rollouts.runtime.metrics import mean_metrics, program_metrics, rollout_metrics
 from jaxrl_llm.rollouts.runtime.mirrored_engine import in_lockstep
 from jaxrl_llm.rollouts.runtime.multihost_gather import admit_on, meet_on, of_all_hosts
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
@@ -38,7 +37,6 @@ from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, sav
 from jaxrl_llm.rollouts.runtime.sources import draw, replayed, window_metrics
 from jaxrl_llm.sampling.batch import completion_ids
 from jaxrl_llm.sampling.engine import CHUNK
-from jaxrl_llm.sampling.requests import MakeEngine
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError, shown

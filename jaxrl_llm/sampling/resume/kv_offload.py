@@ -15,10 +15,13 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
+from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.decode import RingCache
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.resume.reuse import Kept, Reused, best_reuse
 from jaxrl_llm.sampling.scheduler import Assignment
+from jaxrl_llm.sampling.weights import Weights
 
 
 @partial(jax.jit, static_argnames=("split",))
@@ -87,6 +90,12 @@ class Store:
                     ring_cache = self.park(ring_cache, row, steps)
                     self.rows.pop(row, None)  # what came was given up
         return ring_cache
+
+
+def store_of(policy: Policy, weights: Weights, make: Callable[[], RingCache], size: int) -> Store:
+    """An empty store of `size` rows, of the cache that `make` gives."""
+    split = row_shards(weights.mesh, SAMPLED_ROWS) > 1
+    return Store(weights.zeros(make) if size else None, size, split, policy.config.recurrent)
 
 
 def place_rows(

@@ -18,15 +18,40 @@ from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.layers.attention import Weighing, attention
 from jaxrl_llm.models.layers.recurrent import State, rows_flow
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.sampling.capacity import Shape
 from jaxrl_llm.sampling.decode import RingCache, narrowed
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, pack, take_columns
 from jaxrl_llm.sampling.prefill import of_layer, recorded_pass
 from jaxrl_llm.sampling.requests import Request
+from jaxrl_llm.sampling.resume.kv_offload import Store, place_rows
 from jaxrl_llm.sampling.resume.reuse import Reused
-from jaxrl_llm.sampling.scheduler import Assignment, Shape
+from jaxrl_llm.sampling.scheduler import Assignment
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.two_model_decode import run
 from jaxrl_llm.sampling.weights import Weights
+
+
+def resume_rows(
+    policy: Policy,
+    weights: Weights,
+    store: Store,
+    prefix_cache: PrefixCache,
+    ring_cache: RingCache,
+    begun: list[Assignment],
+    assigned: list[Assignment],
+    requests: Mapping[int, Request],
+    steps: int,
+    columns: int,
+    shape: Shape,
+    stats: Stats,
+) -> RingCache:
+    """The ring KV cache with the rows that begin with tokens; see `kv_offload.place_rows`."""
+
+    def extended(ring_cache: RingCache, reused: list[tuple[Assignment, Reused]]) -> RingCache:
+        return extend_rows(policy, weights, prefix_cache, ring_cache, reused, requests, shape, stats)
+
+    ring_cache, missed = place_rows(store, ring_cache, begun, requests, steps, columns, extended, assigned)
+    return restore_rows(policy, weights, ring_cache, missed, requests, shape, stats)
 
 
 def extend_rows(

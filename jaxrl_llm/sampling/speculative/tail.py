@@ -12,11 +12,11 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
+from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.sampling.decode import RingCache, RowState
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.kv_cache import PrefixCache
 from jaxrl_llm.sampling.requests import Request, Tokens
-from jaxrl_llm.sampling.scheduler import Size
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.speculative.verify import Tail, TailCounts, gather, rows_of, verify
 from jaxrl_llm.sampling.stats import Stats
