@@ -65,10 +65,12 @@ _MOVES = (
     ("replay", "rollouts", "replays=base disk stores=buffers swaps=into_groups"),
     (
         "training", "runs",
-        "loop learning=step setup config config_checks config_json inputs method method_settings hyperparameters "
+        "loop learning=step setup config inputs method "
         "source evaluate state metrics rollout agents reference "
         "played=play swarm"
     ),
+    ("training.config", "runs", "config_checks=checks config_json=json method_settings hyperparameters"),
+    ("training.config", "training", "config_checks=checks config_json=json method_settings hyperparameters"),
     (
         "training.folder", "runs",
         "run run_folder=files checkpoints checksums lock mirror=remote_folder environment=provenance started_on "
@@ -93,6 +95,7 @@ _MOVES = (
         "supports=filters token_support=filters schedule=scheduler cache=kv_cache causal=prefill"
     ),
     ("sampling.resume", "sampling", "parked=kv_offload kv_offload"),
+    ("algorithms.policy_loss", "algorithms.classic", "gspo_token"),
     ("plan", "sampling", "ahead=sampling_programs aot_programs=sampling_programs"),
     ("sampling.speculative", "sampling", "speculate=verify drafts tail"),
     ("models", "models", "check=checks rope_config=rope"),

@@ -78,7 +78,8 @@ class Tools:
         from jaxrl_llm.reporting.html import shading
         from jaxrl_llm.rewards.shaping import soft_overlong_penalty
         from jaxrl_llm.rollouts.agents import compaction, conversation
-        from jaxrl_llm.training import config, config_json
+        from jaxrl_llm.training import config
+        from jaxrl_llm.training.config import json as config_json
 
         made = (adapters, calculator, chips, files, grid, lab_config, laboratory, mcp, mesh, python)
         return {

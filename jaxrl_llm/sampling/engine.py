@@ -164,12 +164,12 @@ class Engine:
 
     def admit(self) -> None:
         """Give free rows to waiting requests, and fill the caches with their prompts and the tokens they begin with."""
-        assigned, new_prompts = self.schedule.admit(self._row_for) if self.turns else self.schedule.admit()
+        row_for = partial(self.kept.row_for, self.requests, self.steps, self.shortest)
+        assigned, new_prompts = self.schedule.admit(row_for) if self.turns else self.schedule.admit()
         self.prefix_cache = prefill_prompts(
             self.policy, self.weights, self.prefix_cache, new_prompts, self.size, self.stats
         )
-        if self.record:
-            self.prompt_experts |= experts_of_prompts(self.weights, self.prefix_cache, new_prompts)
+        self.prompt_experts |= experts_of_prompts(self.weights, self.prefix_cache, new_prompts)
         begun = [place for place in assigned if self.requests[place.request].begun.size > 1]
         if begun or self.kept.rows:
             self.ring_cache = resume_rows(
@@ -193,9 +193,6 @@ class Engine:
             self.prefix_slot[row] = prefix_slot
         self.rows = rows
 
-    def _row_for(self, number: int, free: list[int]) -> int:
-        return self.kept.row_for(self.requests[number], free, self.steps, self.shortest)
-
     def decode(self, chunk: int) -> None:
         """Run the decode loop until enough rows are done or `chunk` steps are taken."""
         rows, waiting, live = self.shape.rows, self.schedule.queue, len(self.schedule.placed)
@@ -207,40 +204,35 @@ class Engine:
                 self._decode_tail(chunk)
                 return
             leave_at, chunk = (rows - few, chunk) if live > few else (rows, 1)
-        prefix_slots = None
-        if not self.shape.fixed:
-            prefix_slots = PrefixSlots(jnp.asarray(self.prefix_slot), jnp.asarray(self.schedule.row_in))
+        row_in = self.schedule.row_in
+        slots = None if self.shape.fixed else PrefixSlots(jnp.asarray(self.prefix_slot), jnp.asarray(row_in))
         if waiting or self.turns:
             leave_at = min(rows - live + max(rows // IDLE_SHARE, 1), rows)
         self.ring_cache = self.kept.park_overwritten(self.ring_cache, self.steps, chunk, self.shortest)
         numbers = self.weights.spread(RowState(*map(jnp.asarray, self.rows)))
-        shared = self.policy, self.weights.loop, self.prefix_cache, prefix_slots
+        shared = self.policy, self.weights.loop, self.prefix_cache, slots
         if fresh:
             if self.policy.config.recurrent:
-                layers = states_of_prompts(self.prefix_cache, prefix_slots, self.ring_cache.layers, numbers)
+                layers = states_of_prompts(self.prefix_cache, slots, self.ring_cache.layers, numbers)
                 self.ring_cache = self.ring_cache._replace(layers=layers)
             drawn, numbers = begin(*shared, self.ring_cache.drawn, self.ring_cache.step, numbers, self.settings)
             self.ring_cache = self.ring_cache._replace(drawn=drawn)
         limits = jnp.int32(leave_at), jnp.int32(chunk)
         self.ring_cache, *found = decode(*shared, self.ring_cache, numbers, self.settings, *limits)
         self.rows, counts = self.weights.fetched(found)
-        steps, live = int(counts.steps), int(counts.live)
-        self.steps += steps
+        self.steps += int(counts.steps)
         # A row whose logits are not finite has the token -1: raise now, not when the row is done.
         invalid = np.flatnonzero(np.asarray(self.rows.newest) < 0)
         self._drawn([row for row in invalid.tolist() if row in self.schedule.placed])
-        self.stats.count(steps, live, fresh, bool(waiting))
+        self.stats.count(int(counts.steps), int(counts.live), fresh, bool(waiting))
 
     def _decode_tail(self, chunk: int) -> None:
         """Let the rows that are decoding, which are few, take at most `chunk` passes of speculation."""
         if self.tail is None:
             self._take_drawn()
-            placed = self.schedule.placed.values()
             self.tail = TailRows(
-                self.policy, self.weights, self.settings, self.size, self.speculative_tokens,
-                {place.row: self.requests[place.request] for place in placed},
-                {place.row: place.prefix_slot // self.shape.slots_per_prompt for place in placed},
-                (self.prefix_cache, self.ring_cache), self.rows,
+                self.policy, self.weights, self.settings, self.size, self.speculative_tokens, self.requests,
+                list(self.schedule.placed.values()), (self.prefix_cache, self.ring_cache), self.rows,
             )  # fmt: skip
         done = np.array(self.rows.done)
         done[self.tail.advance(chunk, self.drafts, self.stats)] = True
@@ -273,8 +265,7 @@ class Engine:
                 tokens = tokens.first(request.given + end)
             elif not done[row]:
                 continue
-            stop_tokens = np.asarray(self.settings.stop_tokens)
-            ended = end is not None or bool(np.isin(tokens.token[-1], stop_tokens))
+            ended = end is not None or bool(np.isin(tokens.token[-1], np.asarray(self.settings.stop_tokens)))
             # Tokens of speculation are not in the ring KV cache.
             self.kept.rows[row] = self._kept(row, request, drawn.token if self.tail is None else request.begun.token)
             self._free(row)
@@ -300,8 +291,7 @@ class Engine:
             out = in_ring(self.weights, self.ring_cache, self.rows, asked, self.policy_step)
         else:
             out = self.tail.drawn(rows, self.policy_step)
-        for row, tokens in out.items():
-            check_finite(asked[row], tokens)
+        check_finite(asked, out)
         return out
 
     def _free(self, row: int) -> None:

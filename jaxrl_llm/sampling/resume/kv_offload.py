@@ -60,8 +60,10 @@ class Store:
         beside = {-1 - place: kept for place, kept in self.parked.items()}
         return best_reuse({**self.rows, **beside}, request.prompt, request.begun.token, steps, columns, self._whole)
 
-    def row_for(self, request: Request, free: list[int], steps: int, columns: int) -> int:
-        """The free row that a request takes: its own, else one that holds nothing, else the one that ended first."""
+    def row_for(self, requests: Mapping[int, Request], steps: int, columns: int, number: int, free: list[int]) -> int:
+        """The free row that a request, given by its number, takes: its own, else one that holds nothing, else the one
+        that ended first."""
+        request = requests[number]
         if request.begun.size > 1 and (how := self.best(request, steps, columns)) and how.source in free:
             return how.source
         empty = [row for row in free if row not in self.rows]
