@@ -69,8 +69,8 @@ _MOVES = (
         "source evaluate state metrics rollout agents reference "
         "played=play swarm"
     ),
-    ("training.config", "runs", "config_checks=checks config_json=json method_settings hyperparameters"),
-    ("training.config", "training", "config_checks=checks config_json=json method_settings hyperparameters"),
+    ("training.config", "runs", "config_checks=checks config_json=json_text method_settings hyperparameters"),
+    ("training.config", "training", "config_checks=checks config_json=json_text method_settings hyperparameters"),
     (
         "training.folder", "runs",
         "run run_folder=files checkpoints checksums lock mirror=remote_folder environment=provenance started_on "

@@ -36,7 +36,7 @@ from jaxrl_llm.sampling.sampler import requests_of
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config.json import from_dict, to_dict
+from jaxrl_llm.training.config.json_text import from_dict, to_dict
 from jaxrl_llm.utils import starting
 
 

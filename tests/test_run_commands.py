@@ -16,7 +16,7 @@ from jaxrl_llm.cli.eval_and_sample import filled_prompts, prompts_of
 from jaxrl_llm.cli.program import main
 from jaxrl_llm.sampling import live, sampler
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config.json import to_dict
+from jaxrl_llm.training.config.json_text import to_dict
 from jaxrl_llm.training.notes import accuracy_line
 from jaxrl_llm.utils.errors import InputError
 

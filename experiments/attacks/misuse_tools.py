@@ -79,7 +79,7 @@ class Tools:
         from jaxrl_llm.rewards.shaping import soft_overlong_penalty
         from jaxrl_llm.rollouts.agents import compaction, conversation
         from jaxrl_llm.training import config
-        from jaxrl_llm.training.config import json as config_json
+        from jaxrl_llm.training.config import json_text as config_json
 
         made = (adapters, calculator, chips, files, grid, lab_config, laboratory, mcp, mesh, python)
         return {

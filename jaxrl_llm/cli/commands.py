@@ -24,7 +24,7 @@ from jaxrl_llm.cli.peer_options import method_name, translated
 from jaxrl_llm.cli.plan import plan_command
 from jaxrl_llm.core.signatures import hyperparameters
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config.json import located
+from jaxrl_llm.training.config.json_text import located
 from jaxrl_llm.training.folder.resume_checks import ACCEPT, MAY_DIFFER
 from jaxrl_llm.utils.errors import InputError, gather
 from jaxrl_llm.utils.process import PREEMPTED, FailsafeStream, interruptible, preemptible, stop_if

@@ -63,10 +63,9 @@ class Engine:
     ) -> None:
         """turns: requests of conversations, which come back; they keep their rows while nobody else needs them."""
         self.policy, self.weights, self.settings = policy, weights, settings
-        self.cut, self.policy_step = cut, policy_step
+        self.cut, self.policy_step, self.turns = cut, policy_step, turns
         self.dtype, self.stats = cache_dtype or policy.activation_dtype, Stats() if stats is None else stats
         self.requests: dict[int, Request] = {}  # not completed yet, by number
-        self.turns = turns
         self.speculative_tokens, self.drafts = speculative_tokens, Drafts() if drafts is None else drafts
         self.record = record_experts and policy.config.num_experts > 0
         self.prompt_experts: dict[Any, np.ndarray] = {}  # by prompt, where they are recorded
@@ -76,7 +75,7 @@ class Engine:
 
     def _allocate(self, size: Size) -> None:
         """Allocate empty caches."""
-        self.size, self.shape, self.width = size, size.shape, size.width
+        self.size, self.shape = size, size.shape
         self.schedule = Schedule((), size.shape)
         shape, weights = size.shape, self.weights
         of_prompts = partial(empty_prefix_cache, self.policy, shape.prompts, size.width, self.dtype, self.record)
@@ -87,8 +86,8 @@ class Engine:
         self.kept = store_of(self.policy, weights, beside, size.parked)  # rows that ended
         self.steps = 0
         self.tail: TailRows | None = None  # the rows that decode by speculation
-        columns = [layer.values.shape[2] for layer in self.ring_cache.layers if isinstance(layer, LayerCache)]
-        self.shortest = min(columns, default=size.tokens)
+        caches = (layer for layer in self.ring_cache.layers if isinstance(layer, LayerCache))
+        self.shortest = min((cache.values.shape[2] for cache in caches), default=size.tokens)
         self.prefix_slot = np.arange(shape.rows, dtype=np.int32) % (shape.prompts * shape.slots_per_prompt)
         self.stats.rows, self.stats.prompt_slots = shape.rows, shape.prompts
         self.stats.moved_bytes, self.stats.moved_seconds = weights.moved_bytes, weights.moved_seconds
@@ -110,8 +109,8 @@ class Engine:
 
     def _grow(self, request: Request) -> None:
         """Make room for a request that does not fit. Rows that are decoding are requeued with their tokens."""
-        width = max(self.width, bucket(len(request.prompt)))
-        size = self.size._replace(width=width, tokens=max(self.size.tokens, bucket(request.limit, least=4)))
+        width, tokens = bucket(len(request.prompt)), bucket(request.limit, least=4)
+        size = self.size._replace(width=max(self.size.width, width), tokens=max(self.size.tokens, tokens))
         self._take_drawn()
         self._allocate(size)
         for number, waiting in self.requests.items():
@@ -204,8 +203,8 @@ class Engine:
                 self._decode_tail(chunk)
                 return
             leave_at, chunk = (rows - few, chunk) if live > few else (rows, 1)
-        row_in = self.schedule.row_in
-        slots = None if self.shape.fixed else PrefixSlots(jnp.asarray(self.prefix_slot), jnp.asarray(row_in))
+        indices = self.prefix_slot, self.schedule.row_in
+        slots = None if self.shape.fixed else PrefixSlots(*map(jnp.asarray, indices))
         if waiting or self.turns:
             leave_at = min(rows - live + max(rows // IDLE_SHARE, 1), rows)
         self.ring_cache = self.kept.park_overwritten(self.ring_cache, self.steps, chunk, self.shortest)

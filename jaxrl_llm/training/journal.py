@@ -13,7 +13,7 @@ from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.reporting import Progress, read_jsonl
 from jaxrl_llm.reporting.logging.writers import JsonlWriter, MetricWriter, TensorBoardWriter, WandbWriter, all_of
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config.json import to_dict
+from jaxrl_llm.training.config.json_text import to_dict
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.health.goodput import lap_metrics
 from jaxrl_llm.training.health.profiling import profiled
