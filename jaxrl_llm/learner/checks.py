@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_llm.core.needs import need_of
+from jaxrl_llm.core.needs import need_of, of_previous, of_reference, of_target
+from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.shapes import check_batch
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models.checks import check_params, check_policy
 from jaxrl_llm.models.parameters import combine
-from jaxrl_llm.models.policy import Params
+from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError, require, shown, unknown
 
 
@@ -128,3 +129,28 @@ def check_provided(batch: Trajectories, needs: Iterable[str]) -> None:
             raise InputError(
                 f"the batch has no {need.where}, though the run's rollout or source says that it provides {need.name}"
             )
+
+
+def check_others(
+    policy: Policy,
+    needs: frozenset[str],
+    reference: Params | Mixture | None,
+    previous: Params | None,
+    target: Params | None,
+) -> None:
+    """InputError where a policy that is needed beside the one that learns is missing, donated, or of another model."""
+    if reference is not None:
+        for one in reference.policies if isinstance(reference, Mixture) else (reference,):
+            check_alive("a parameter of the reference policy", one, "Keep a copy that no update takes")
+            check_params(policy, one, needs_other=False)
+    if previous is not None:
+        check_alive("a parameter of the previous policy", previous, "Keep a copy that no update takes")
+        check_params(policy, previous, needs_other=False)
+    if of_reference(needs) and reference is None:
+        raise InputError("this method needs a reference policy, but none is loaded")
+    if of_previous(needs) and previous is None:
+        raise InputError("this method needs the weights before the last update: give a copy of them, previous=...")
+    if of_target(needs):
+        if target is None:
+            raise InputError("this method needs a target critic: give a copy of params['critic'], target=...")
+        check_alive("a parameter of the target critic", target, "Keep a copy that no update takes")

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
 
-from jaxrl_llm.core.needs import need_of, of_previous, of_reference, of_target, value_of
+from jaxrl_llm.core.needs import need_of, value_of
 from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.distributed.aot import compiled
 from jaxrl_llm.distributed.mesh import on_rows, to_device
 from jaxrl_llm.learner.affinity import affinity_by_slices
-from jaxrl_llm.learner.checks import check_alive, check_rows
+from jaxrl_llm.learner.checks import check_alive, check_others, check_rows
 from jaxrl_llm.learner.microbatches import Steps, by_slices, check_steps
 from jaxrl_llm.learner.rescoring import answer_logp, blanked_logp
 from jaxrl_llm.learner.teacher import from_teacher, under_teacher
@@ -191,23 +191,9 @@ def provide(
         raise InputError(f"needs is {shown(needs)}, but must be a set of names, such as an algorithm's `needs`")
     check_alive("a parameter", params, "Go on from the state that the update gave back")
     check_params(policy, params)
-    if reference is not None:
-        for one in reference.policies if isinstance(reference, Mixture) else (reference,):
-            check_alive("a parameter of the reference policy", one, "Keep a copy that no update takes")
-            check_params(policy, one, needs_other=False)
-    if previous is not None:
-        check_alive("a parameter of the previous policy", previous, "Keep a copy that no update takes")
-        check_params(policy, previous, needs_other=False)
+    check_others(policy, needs, reference, previous, target)
     if steps is not None:
         check_steps(steps, batch)
-    if of_reference(needs) and reference is None:
-        raise InputError("this method needs a reference policy, but none is loaded")
-    if of_previous(needs) and previous is None:
-        raise InputError("this method needs the weights before the last update: give a copy of them, previous=...")
-    if of_target(needs):
-        if target is None:
-            raise InputError("this method needs a target critic: give a copy of params['critic'], target=...")
-        check_alive("a parameter of the target critic", target, "Keep a copy that no update takes")
     wanted = wanted_of(needs)
     if record_experts:
         wanted, batch = wanted._replace(names=(*wanted.names, "experts")), batch.replace(experts=None)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jaxrl_llm.data.chat.encode import encode_prompt
+from jaxrl_llm.data.chat.encode import encode_prompt, with_text
 from jaxrl_llm.data.chat.inert import encode_inert
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
 from jaxrl_llm.rollouts.program_host import Decide, Draws, Meeting, ProgramHost
@@ -194,7 +194,7 @@ class Tools:
         comes before it.
         """
         task, encode = self._host.task, self.encode_prompt
-        longer = _with_text(task.row.get("prompt"), text, first)
+        longer = with_text(task.row.get("prompt"), text, first)
         if encode is not None and longer is not None and tuple(encode(task.row["prompt"])) == tuple(task.prompt):
             return tuple(encode(longer))
         more = encode_inert(self.tokenizer, text)
@@ -203,16 +203,3 @@ class Tools:
     def given(self, text: str) -> Segment:
         """A segment of given text: conditioned on, masked out of the loss. Nothing in it becomes a control token."""
         return given(encode_inert(self.tokenizer, text), self._host.step)
-
-
-def _with_text(prompt: Any, text: str, first: bool) -> Any:
-    """A prompt, a text or messages, with a text at an end of its last message; None for another prompt."""
-    if isinstance(prompt, str):
-        return text + prompt if first else prompt + text
-    if not isinstance(prompt, Sequence) or not prompt or not isinstance(prompt[-1], Mapping):
-        return None
-    content: Any = prompt[-1].get("content") or ()
-    if isinstance(content, str):
-        return [*prompt[:-1], {**prompt[-1], "content": text + content if first else content + text}]
-    said = [{"type": "text", "text": text}]
-    return [*prompt[:-1], {**prompt[-1], "content": [*said, *content] if first else [*content, *said]}]

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -237,3 +238,34 @@ def cut_at(tokenizer: Any, stop: Sequence[str]) -> Cut:
         return low
 
     return cut
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How completions are sampled; see `sampling.sample` for the fields."""
+
+    max_new_tokens: int = 128
+    """Longest completion, tokens."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Nucleus sampling: above 0, at most 1 (off)."""
+    top_k: int = 0
+    """Sample among the k likeliest tokens; 0 is off."""
+    min_p: float = 0.0
+    """Sample among tokens of at least this fraction of the greatest probability; 0 is off."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion."""
+    slots: int = 0
+    """Completions decoded at a time; 0: all of a step."""
+    cache_dtype: Any = None
+    """Dtype of keys and values; None: the policy's."""
+    speculative_tokens: int = 0
+    """Tokens drafted and verified in one pass once few completions are unfinished; 0 is off."""
+    weight_dtype: Any = None
+    """int8 or float8: projections of layers are rounded; None: the policy's dtype and rounding."""
+
+    @property
+    def truncating(self) -> bool:
+        """Whether top-k, top-p or min-p truncates the distribution."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0

@@ -19,6 +19,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
 from jaxrl_llm.models.stacks import unstack
+from jaxrl_llm.sampling.two_model_decode import beside
 from jaxrl_llm.sampling.weight_layouts import converter, loop_params, options_for, shardings
 from jaxrl_llm.utils.errors import InputError
 
@@ -55,20 +56,6 @@ class Weights(NamedTuple):
         """Results of the programs, in a form that every host of the mesh can read."""
         return tree if self.mesh is None else to_numpy(tree, self.mesh)
 
-    def beside(self, second: Weights) -> Weights:
-        """These weights, and those of a second policy that is run with the first (`pairs`)."""
-        return self._replace(
-            prompts=self.prompts | {"other": second.prompts},
-            loop=self.loop | {"other": second.loop},
-            moved_bytes=self.moved_bytes + second.moved_bytes,
-            moved_seconds=self.moved_seconds + second.moved_seconds,
-        )
-
-    def alone(self) -> Weights:
-        """These weights without those of a second policy."""
-        prompts, loop = ({name: x for name, x in tree.items() if name != "other"} for tree in (self.prompts, self.loop))
-        return self._replace(prompts=prompts, loop=loop)
-
 
 def take_weights(
     policy: Policy, params: Params, mesh: Mesh | None = None, weight_dtype: str | Any | None = None
@@ -91,7 +78,7 @@ def take_weights(
     if (other := params.get("other")) is not None:
         own = {name: x for name, x in params.items() if name != "other"}
         first, second = (take_weights(policy, each, mesh, weight_dtype) for each in (own, other))
-        return first.beside(second)
+        return beside(first, second)
     params = {name: x for name, x in params.items() if name != "critic"}
     if (spread := next((x for x in jax.tree.leaves(params) if not _is_here(x)), None)) is not None:
         of_all = mesh is not None and set(mesh.devices.flat) == spread.sharding.device_set

@@ -31,8 +31,8 @@ from jaxrl_llm.models.critic import critic_of, init_critic
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.io.digest import tokenizer_digest
 from jaxrl_llm.models.io.load import load_tokenizer
-from jaxrl_llm.models.outputs import inner_policy
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.training.agents import agent_digests, check_agent, is_agent
 from jaxrl_llm.training.config import TrainConfig

@@ -25,7 +25,7 @@ from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.runtime.collate import program_metrics, to_batch
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
-from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.utils.errors import InputError
 
 ROWS = [{"prompt": "Count up."}, {"prompt": [{"role": "user", "content": "Count on."}]}]

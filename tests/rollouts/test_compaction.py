@@ -16,7 +16,7 @@ from jaxrl_llm.rollouts.agents.compaction import Compact, Summary, compact_by_na
 from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.runtime.collate import program_metrics, to_batch
-from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.utils.errors import InputError
 
 TOKENIZER, END = tokenizer_of("plain"), TEMPLATES["plain"][1]

@@ -21,8 +21,9 @@ from jaxrl_llm.rollouts.programs import forked, group
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.rollouts.runtime.replay_log import from_arrays, to_arrays
-from jaxrl_llm.sampling.requests import Completion, SamplingConfig
+from jaxrl_llm.sampling.requests import Completion
 from jaxrl_llm.sampling.routed_experts import with_experts
+from jaxrl_llm.sampling.sampler import SamplingConfig
 
 
 def experts_of(places: np.ndarray, step: int) -> np.ndarray:

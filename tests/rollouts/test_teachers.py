@@ -16,7 +16,7 @@ from jaxrl_llm.rollouts.guidance.repair import succeeds
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import to_batch
-from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.sampling.sampler import SamplingConfig
 
 ROW = {"feedback": "7 8"}
 

@@ -23,7 +23,8 @@ from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.rollouts.trees import budgeted_tree, by_prefix, entropy_forks, most_uncertain, repeats, tree, valued
-from jaxrl_llm.sampling.requests import SamplingConfig, Tokens
+from jaxrl_llm.sampling.requests import Tokens
+from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.utils.errors import InputError
 
 

@@ -25,7 +25,7 @@ from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.learner.update import gradient, prepare
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.rollouts.runtime.collate import rollout_metrics
+from jaxrl_llm.rollouts.runtime.sources import rollout_metrics
 from jaxrl_llm.sampling import sample
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.training import loop

@@ -28,7 +28,7 @@ from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.rollouts.trees import valued
-from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import check_method
 from jaxrl_llm.utils.errors import InputError

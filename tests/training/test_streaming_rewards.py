@@ -26,7 +26,8 @@ from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.sampling import completion_ids
 from jaxrl_llm.sampling.engine import Engine
-from jaxrl_llm.sampling.requests import Completion, SamplingConfig
+from jaxrl_llm.sampling.requests import Completion
+from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.training import loop
 
 pytestmark = pytest.mark.heavy

@@ -1,8 +1,7 @@
-"""The batch of a step's groups, and the metrics of its rollouts."""
+"""The batch of a step's groups, and metrics of their programs."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,8 +14,7 @@ from jaxrl_llm.rollouts.columns import answer_tokens, info_columns, of_turns, te
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.sampling.batch import BatchRow, assemble
-from jaxrl_llm.sampling.requests import SamplingConfig
-from jaxrl_llm.sampling.stats import Stats
+from jaxrl_llm.sampling.sampler import SamplingConfig
 
 
 def parts_of(one: Group) -> list[int]:
@@ -72,36 +70,6 @@ def to_batch(
         window = batch.action_mask & (batch.policy_step == step)
         batch = batch.with_info(window=window, unfinished=unfinished)
     return batch
-
-
-def rollout_metrics(runs: Sequence[Stats], dropped: int = 0) -> dict[str, float]:
-    """`Stats.metrics` over the rollouts of a step; all 0 if nothing was sampled.
-
-    dropped: the number of prompts that `draw` dropped; a metric if there are any.
-    """
-    if dropped:
-        return {**rollout_metrics(runs), "prompts/dropped": float(dropped)}
-    if len(runs) == 1:
-        return runs[0].metrics()
-    summed = (
-        "steps",
-        "tokens",
-        "prompt_tokens",
-        "padded_tokens",
-        "drafted",
-        "accepted",
-        "seconds",
-        "compiles",
-        "moved_bytes",
-        "moved_seconds",
-    )
-    total = dataclasses.replace(Stats(), **{name: sum(getattr(run, name) for run in runs) for name in summed})
-    row_steps = sum(run.rows * run.steps for run in runs)
-    return {
-        **total.metrics(),
-        "rollout/occupancy": sum(run.live for run in runs) / max(row_steps, 1),
-        "rollout/first_token_seconds": runs[0].first_token if runs else 0.0,
-    }
 
 
 def program_metrics(groups: Sequence[Group]) -> dict[str, float]:

@@ -1,7 +1,8 @@
-"""Parts of sources: shuffled epochs, batches with replayed rows, and metrics of windows."""
+"""Parts of sources: shuffled epochs, batches with replayed rows, and metrics of rollouts and windows."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from jaxrl_llm.core.source import Curriculum, MakeCurriculum, Replay, Source, St
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.data.stream import PromptStream
 from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError
 
 _MOST_DROPPED = 10_000  # prompts in one step
@@ -139,4 +141,34 @@ def window_metrics(scored: Scored) -> dict[str, float]:
         "rollout/finished": float(count),
         "rollout/unfinished": float(unfinished.sum()),
         **{f"rewards/{name}/failed": failed / max(count, 1) for name, failed in scored.failures.items()},
+    }
+
+
+def rollout_metrics(runs: Sequence[Stats], dropped: int = 0) -> dict[str, float]:
+    """`Stats.metrics` over the rollouts of a step; all 0 if nothing was sampled.
+
+    dropped: the number of prompts that `draw` dropped; a metric if there are any.
+    """
+    if dropped:
+        return {**rollout_metrics(runs), "prompts/dropped": float(dropped)}
+    if len(runs) == 1:
+        return runs[0].metrics()
+    summed = (
+        "steps",
+        "tokens",
+        "prompt_tokens",
+        "padded_tokens",
+        "drafted",
+        "accepted",
+        "seconds",
+        "compiles",
+        "moved_bytes",
+        "moved_seconds",
+    )
+    total = dataclasses.replace(Stats(), **{name: sum(getattr(run, name) for run in runs) for name in summed})
+    row_steps = sum(run.rows * run.steps for run in runs)
+    return {
+        **total.metrics(),
+        "rollout/occupancy": sum(run.live for run in runs) / max(row_steps, 1),
+        "rollout/first_token_seconds": runs[0].first_token if runs else 0.0,
     }

@@ -13,7 +13,7 @@ from jaxrl_llm.training.config.checks import LoraTarget, inside, settle
 from jaxrl_llm.utils.keywords import settings_class
 
 if TYPE_CHECKING:
-    from jaxrl_llm.sampling.requests import SamplingConfig
+    from jaxrl_llm.sampling.sampler import SamplingConfig
 
 
 @settings_class(elsewhere=inside)
@@ -280,7 +280,7 @@ class TrainConfig:
     @property
     def sampling(self) -> SamplingConfig:
         """How completions are sampled: the settings of the same names."""
-        from jaxrl_llm.sampling.requests import SamplingConfig  # here: the rest of the module needs no JAX
+        from jaxrl_llm.sampling.sampler import SamplingConfig
 
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(SamplingConfig)}
         usual = self.dtype if self.activations == "dtype" else self.activations
