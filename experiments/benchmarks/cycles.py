@@ -29,15 +29,15 @@ from jaxrl_llm.distributed.chips import GIB, topology_of  # noqa: E402
 from jaxrl_llm.learner.optimizer import OptimizerConfig  # noqa: E402
 from jaxrl_llm.models.config import ModelConfig  # noqa: E402
 from jaxrl_llm.models.layers.paths import CHUNK  # noqa: E402
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards  # noqa: E402
 from jaxrl_llm.models.parameters import parameter_shapes  # noqa: E402
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards  # noqa: E402
 from jaxrl_llm.plan.plan import learning_programs, sampling_programs, slices_of  # noqa: E402
 from jaxrl_llm.plan.program_cost import cost_of  # noqa: E402
 from jaxrl_llm.plan.program_cycles import MOVES, by_kind, by_source, lines_in  # noqa: E402
 from jaxrl_llm.plan.program_text import turn_of  # noqa: E402
+from jaxrl_llm.plan.sampling_programs import prompts_together  # noqa: E402
 from jaxrl_llm.plan.shapes import RunShapes, bytes_on_a_device, shapes_of  # noqa: E402
 from jaxrl_llm.plan.times import seconds_of  # noqa: E402
-from jaxrl_llm.sampling.aot_programs import prompts_together  # noqa: E402
 from jaxrl_llm.training.config import TrainConfig  # noqa: E402
 
 PLANS = ROOT / "experiments" / "plan"

@@ -29,7 +29,8 @@ from jaxrl_llm.models.io.layout import Stored, parts_of, stored_shape, stored_te
 from jaxrl_llm.models.io.unread import EMBED, HEAD, skipped_line
 from jaxrl_llm.models.kinds import shown
 from jaxrl_llm.models.lora import adapter_shapes
-from jaxrl_llm.models.parameters import LORA_SCALE, Params, Weight, adapted_weights, adapter_axes, put
+from jaxrl_llm.models.parameters import LORA_SCALE, Params, adapted_weights, adapter_axes, put
+from jaxrl_llm.models.parameters.weight import Weight
 from jaxrl_llm.utils.errors import InputError
 
 WEIGHTS = "adapter_model.safetensors"

@@ -21,7 +21,8 @@ from jaxrl_llm.models.io.huggingface import all_finite
 from jaxrl_llm.models.io.layout import Stored, joined, stored_tensors
 from jaxrl_llm.models.kinds import reason
 from jaxrl_llm.models.lora import adapters_of
-from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE, Weight
+from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
+from jaxrl_llm.models.parameters.weight import Weight
 from jaxrl_llm.models.stacks import stacked_layers
 from jaxrl_llm.utils.errors import InputError
 

@@ -24,7 +24,8 @@ from jaxrl_kernels.partition import dividing, mesh_of
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.parts import accumulation_dtype, unit_norm
-from jaxrl_llm.models.placement import ANYWHERE, EXPERT, TENSOR, split_spec
+from jaxrl_llm.models.mesh_axes import EXPERT, TENSOR
+from jaxrl_llm.models.placement import ANYWHERE, split_spec
 from jaxrl_llm.models.quantised import ragged_product
 
 WEIGHTS = (
