@@ -53,6 +53,12 @@ def delta_rule(
 
     Raises:
       ValueError: shapes or dtypes do not match, or the implementation is unknown.
+
+    >>> one = jnp.ones((1, 1, 1, 2, 1))  # two tokens with q = k = v = 1
+    >>> x = DeltaInputs(one, one, one, jnp.zeros((1, 1, 1, 1, 2)), jnp.full((1, 1, 1, 1, 2), 0.5))
+    >>> out, after = delta_rule(x, jnp.array([[-1]]), jnp.zeros((1, 0, 1, 1, 1)))
+    >>> print(out.ravel(), after.ravel())  # half of the way to 1, twice
+    [0.5  0.75] [0.75]
     """
     check_implementation(implementation)
     check_apart(row_axis, head_axis)
