@@ -39,7 +39,7 @@ def of_bytes(options: argparse.Namespace) -> None:
     from decode_bytes import measured
     from jax.experimental import topologies
 
-    from jaxrl_llm.plan.shapes import config_of, with_layers
+    from jaxrl_llm.plan.layers import config_of, with_layers
 
     chip = topologies.get_topology_desc(platform="tpu", topology_name=options.chip).devices[0]
     model, counts = config_of(str(ROOT / "experiments" / "plan" / "qwen3-8b.json")), ("arguments", "step", "counted")

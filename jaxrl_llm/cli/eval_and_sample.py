@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.cli.options import check_output_file, check_temperature, flag, parse, positional
+from jaxrl_llm.cli.options import flag, object_in, parse, positional
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.resume_checks import ACCEPT
 from jaxrl_llm.utils.errors import InputError, gather, require
@@ -257,3 +257,16 @@ def filled_prompts(prompts: tuple[str, ...], template: str) -> list[str]:
             "--prompt-template '{prompt}'"
         )
     return [fill(parsed, {"prompt": prompt}, "--prompt-template") for prompt in prompts]
+
+
+def check_temperature(value: float) -> None:
+    """InputError unless the temperature is 0 (greedy) or in the range that TrainConfig allows."""
+    require("--temperature", value, least=0 if value == 0 else 1e-9, most=1e6)
+
+
+def check_output_file(path: str | None) -> None:
+    """InputError if the output file cannot be written, checked before anything is computed for it."""
+    if path is not None and (not path or Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
+        raise InputError(f"--output {path!r} cannot be written: give the name of a file in a folder that exists")
+    if path is not None and Path(path).exists() and "accuracy" not in object_in(path):
+        raise InputError(f"--output {path!r} exists and is not the result of an evaluation: choose another name")

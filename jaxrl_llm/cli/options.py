@@ -190,20 +190,7 @@ def flag(arguments: list[str], name: str) -> tuple[bool, list[str]]:
     return name in arguments, [argument for argument in arguments if argument != name]
 
 
-def check_temperature(value: float) -> None:
-    """InputError unless the temperature is 0 (greedy) or in the range that TrainConfig allows."""
-    require("--temperature", value, least=0 if value == 0 else 1e-9, most=1e6)
-
-
-def check_output_file(path: str | None) -> None:
-    """InputError if the output file cannot be written, checked before anything is computed for it."""
-    if path is not None and (not path or Path(path).is_dir() or not Path(path).absolute().parent.is_dir()):
-        raise InputError(f"--output {path!r} cannot be written: give the name of a file in a folder that exists")
-    if path is not None and Path(path).exists() and "accuracy" not in _object_in(path):
-        raise InputError(f"--output {path!r} exists and is not the result of an evaluation: choose another name")
-
-
-def _object_in(path: str) -> dict[str, Any]:
+def object_in(path: str) -> dict[str, Any]:
     """The JSON object in a file; empty if it holds none."""
     from jaxrl_llm.reporting.logging.files import read_json
 

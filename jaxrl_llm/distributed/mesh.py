@@ -43,7 +43,7 @@ def make_mesh(
 
     Rows are sharded over the first three; over "fsdp", weights and their moments are too (`fully_sharded`), over
     "expert" the experts of a mixture, over "sequence" the tokens of long rows, and over "tensor" heads, inner units and
-    the vocabulary (`sharding`, `models.placement`). Each: devices along the axis, at least 1; -1, for one of them,
+    the vocabulary (`sharding`, `models.mesh_axes`). Each: devices along the axis, at least 1; -1, for one of them,
     takes what the others leave. The inner axes, which communicate in every layer, come last: their devices are
     neighbours in the order of jax.make_mesh. A mesh with one device along "fsdp", "expert" or "sequence" does not have
     that axis. Raises InputError where they do not multiply to the number of devices.
@@ -171,7 +171,7 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
 
 
 def to_mesh(batch: Any, mesh: Mesh) -> Any:
-    """Put a batch of host arrays on the devices: rows sharded over ROWS of `models.placement`, scalars replicated.
+    """Put a batch of host arrays on the devices: rows sharded over ROWS of `models.mesh_axes`, scalars replicated.
 
     batch: a pytree of arrays whose leading axis (rows) the sizes of these axes must divide, and of scalars.
     """

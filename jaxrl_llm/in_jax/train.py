@@ -41,7 +41,7 @@ from jaxrl_llm.models.checks import check_key, check_params
 from jaxrl_llm.models.critic import critic_of, init_critic
 from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.models.parameters import without_critic
-from jaxrl_llm.models.policy import Params, Policy, positions_of
+from jaxrl_llm.models.policy import Params, positions_of
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.keywords import belonging, checked_keywords, unknown_keyword
 
@@ -283,20 +283,3 @@ def warm_start(key: Array, task: Task, settings: LabSettings, steps: int, learni
         return jax.lax.scan(step, (params, optimizer.init(params)), keys)[0][0]
 
     return run(key)
-
-
-def evaluate_task(
-    params: Params, task: Task, settings: LabSettings, key: Array, prompts: int = 1024, samples: int = 1
-) -> dict[str, Array]:
-    """f32[prompts * samples] each: "reward" and its components, the true ones, of so many sampled completions of each
-    of fresh prompts, those of a prompt next to each other; compiled."""
-    policy = make_policy(task, settings)
-    check_params(policy, params)
-    check_key(key)
-    return _evaluate(policy, params, task._replace(observe=None), key, prompts, samples)
-
-
-@partial(jax.jit, static_argnums=(0, 2, 4, 5))
-def _evaluate(policy: Policy, params: Params, task: Task, key: Array, prompts: int, samples: int) -> dict[str, Array]:
-    batch, _ = sample_batch(policy, params, task, key, 0, prompts, samples)
-    return {"reward": batch.need("reward"), **(batch.rewards or {})}

@@ -68,7 +68,7 @@ def plan_steps(
     Each epoch deals the groups to `minibatches` in an order of its own (from `seed`; one minibatch needs none), and
     the groups of each to `micro_batches` so that these are about as long. Groups stay together where all have as many
     rows and the slices divide them. Sizes are of a short list, so that batches of about the same lengths share a
-    compiled update. On a mesh packed rows are spread over ROWS of `models.placement`, and their tokens over
+    compiled update. On a mesh packed rows are spread over ROWS of `models.mesh_axes`, and their tokens over
     "sequence". rows: int[n], those to take; other rows of the batch are in no step. runs: count the runs of packed
     rows, which models that carry states need (`ModelConfig.recurrent`).
 

@@ -36,7 +36,7 @@ class Policy:
     dtype: Any = jnp.float32  # of weights and states in the computation; parameters may be kept in another
     remat: decoder.Remat = True  # recompute layers in the backward pass instead of keeping their activations
     critic: Any = None  # a models.critic.Critic, whose weights are params["critic"]
-    mesh: Mesh | None = None  # of the training, with the axes of models.placement
+    mesh: Mesh | None = None  # of the training, with the axes of models.mesh_axes
     activations: Any = None  # dtype of states, if it is not that of weights
     rounding: str | None = None  # "int8" or "float8": compute with projections rounded to it (models.quantised)
     hook: Hook | None = None  # what tokens are drawn through; with `other`, the second policy is params["other"]

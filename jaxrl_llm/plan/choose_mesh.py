@@ -18,9 +18,10 @@ from jaxrl_llm.distributed.mesh import mesh_sizes
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.mesh_axes import DATA, EXPERT, FSDP, TENSOR, row_shards
 from jaxrl_llm.plan.estimate import arithmetic, held_bytes
+from jaxrl_llm.plan.layers import config_of
 from jaxrl_llm.plan.sampling import abstract_mesh
 from jaxrl_llm.plan.sampling_mesh import Devices, fastest, named_for, splits_of
-from jaxrl_llm.plan.shapes import config_of, state_shapes
+from jaxrl_llm.plan.shapes import state_shapes
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.method import make_algorithm

@@ -25,6 +25,7 @@ from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.plan.estimate import arithmetic, held_bytes
 from jaxrl_llm.plan.flops import matrix_flops
 from jaxrl_llm.plan.host import COPY, host_memory
+from jaxrl_llm.plan.layers import depths, with_layers
 from jaxrl_llm.plan.program_cost import Cost, at_depth, cost_of, followed
 from jaxrl_llm.plan.sampling import abstract_mesh, sampling_arithmetic
 from jaxrl_llm.plan.sampling_programs import NAMES, compile_sampling, tail_arrays
@@ -33,13 +34,12 @@ from jaxrl_llm.plan.shapes import (
     StateShapes,
     bytes_on_a_device,
     checked,
-    depths,
     engine_sizes,
     full_batch,
+    held_by,
     records,
     shapes_of,
     state_shapes,
-    with_layers,
 )
 from jaxrl_llm.plan.times import Seconds, calls, seconds_of
 from jaxrl_llm.sampling.capacity import Size
@@ -217,18 +217,6 @@ def _times(config: TrainConfig, topology: Topology, meshes: Meshes, costs: Mappi
     return {
         name: seconds_of(cost, topology.chip, calls(config, meshes.size, units, own, name))
         for name, cost in costs.items()
-    }
-
-
-def held_by(shapes: RunShapes) -> dict[str, int]:
-    """Bytes on each device of what a run keeps there all the time."""
-    state, reference = shapes.state, shapes.copied_reference
-    return {
-        "parameters": bytes_on_a_device(state.params),
-        "frozen": bytes_on_a_device(shapes.learner.frozen),
-        "optimiser": bytes_on_a_device(state[1:]),  # with the counter of steps
-        "reference": bytes_on_a_device(shapes.learner.policies)
-        + (bytes_on_a_device(reference) if shapes.config.reference_memory == "device" else 0),
     }
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -26,14 +25,13 @@ from jaxrl_llm.learner.setup import shard
 from jaxrl_llm.learner.step import Learner
 from jaxrl_llm.learner.update import TrainState, init_state
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.families import from_hf
 from jaxrl_llm.models.io.adapters import adapter_params, open_adapter
-from jaxrl_llm.models.io.load import DEMO_MODEL
-from jaxrl_llm.models.kinds import path_of, read_json
+from jaxrl_llm.models.kinds import path_of
 from jaxrl_llm.models.layers.moe import index_dtype
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Policy, init_params
+from jaxrl_llm.plan.layers import config_of
 from jaxrl_llm.plan.sampling_programs import Arrays, engine_arrays
 from jaxrl_llm.sampling.batch import BatchRow, assemble
 from jaxrl_llm.sampling.capacity import Size, for_conversations, lasting
@@ -95,43 +93,6 @@ class RunShapes(NamedTuple):
 def records(algorithm: Algorithm, model: ModelConfig) -> bool:
     """Whether rollouts record the experts of tokens."""
     return algorithm.routing == "rollout" and model.num_experts > 0
-
-
-def config_of(model: str) -> ModelConfig:
-    """The configuration of a model, whose weights need not be there: a folder, a config.json, a .gguf file, the demo
-    model, or a name on the Hugging Face hub. InputError for anything else."""
-    path = Path(model).expanduser()
-    if model == DEMO_MODEL or model.endswith(".gguf"):
-        from jaxrl_llm.models.io.gguf import read_gguf, smollm2_path
-
-        file = smollm2_path() if model == DEMO_MODEL else path
-        return from_hf(read_gguf(file).config, where=file.name)
-    file = path if model.endswith(".json") else path / "config.json"
-    if not file.exists() and model.count("/") == 1 and not model.startswith((".", "/", "~")):
-        from huggingface_hub import hf_hub_download
-
-        try:
-            file = Path(hf_hub_download(model, "config.json"))
-        except Exception as error:  # the hub's client raises several
-            raise InputError(f"the hub gave no config.json of {model} ({type(error).__name__})") from None
-    if not file.exists():
-        raise InputError(f"{file} is not there: give a model's folder, its config.json, a .gguf file or a hub name")
-    return from_hf(read_json(file), where=str(file))
-
-
-def with_layers(model: ModelConfig, layers: int) -> ModelConfig:
-    """The model with its first layers only."""
-    return model.first(layers)
-
-
-def depths(model: ModelConfig) -> tuple[int, int]:
-    """Two small numbers of layers that hold each kind of layer as often as all layers do, as far as they go."""
-    of_layer = model.kind_of_layer or (0,) * model.num_layers
-    kinds = list(zip(model.rope_of_layer, model.window_of_layer, of_layer, strict=True))
-    period = next(
-        n for n in range(1, len(kinds) + 1) if all(kind == kinds[i % n] for i, kind in enumerate(kinds))
-    )  # fmt: skip
-    return max(2, period), 2 * max(2, period)
 
 
 def checked(
@@ -313,31 +274,13 @@ def bytes_on_a_device(tree: Any) -> int:
     return sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(tree))
 
 
-class Row(NamedTuple):
-    """An array in the table of shardings."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    sharding: str
-    bytes: int  # on a device
-
-
-def sharding_table(shapes: RunShapes) -> list[Row]:
-    """Every array that a run keeps on its devices: parameters, moments, reference, the sampler's weights and caches."""
-    engine = shapes.engine()
-    trees = {
-        "parameters": shapes.state.params, "frozen": shapes.learner.frozen, "optimiser": shapes.state.optimizer,
-        "reference": shapes.copied_reference if shapes.config.reference_memory == "device" else None,
-        **shapes.learner.policies,
-        "sampler": engine.weights, "prompt cache": engine.prefix_cache, "ring cache": engine.ring_cache,
-        "conversations": engine.parked,
-    }  # fmt: skip
-    rows = []
-    for part, tree in trees.items():
-        for path, x in jax.tree_util.tree_leaves_with_path(tree):
-            spec = tuple(getattr(x.sharding, "spec", ()))
-            said = ", ".join("+".join(s) if isinstance(s, tuple) else str(s or "-") for s in spec)
-            name = "/".join([part, jax.tree_util.keystr(path, simple=True, separator="/")])
-            rows.append(Row(name, x.shape, str(x.dtype), said or "replicated", bytes_on_a_device(x)))
-    return rows
+def held_by(shapes: RunShapes) -> dict[str, int]:
+    """Bytes on each device of what a run keeps there all the time."""
+    state, reference = shapes.state, shapes.copied_reference
+    return {
+        "parameters": bytes_on_a_device(state.params),
+        "frozen": bytes_on_a_device(shapes.learner.frozen),
+        "optimiser": bytes_on_a_device(state[1:]),  # with the counter of steps
+        "reference": bytes_on_a_device(shapes.learner.policies)
+        + (bytes_on_a_device(reference) if shapes.config.reference_memory == "device" else 0),
+    }

@@ -9,7 +9,7 @@ from typing import Any
 from jaxrl_llm.distributed.chips import GIB, RESERVED
 from jaxrl_llm.plan.plan import Plan
 from jaxrl_llm.plan.search import Found, options
-from jaxrl_llm.plan.shapes import Row
+from jaxrl_llm.plan.sharding import Row
 from jaxrl_llm.utils.errors import missing_package
 
 COLAB = 12.0  # GiB of host memory, near which a free Colab machine ends the process

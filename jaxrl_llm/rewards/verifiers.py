@@ -6,9 +6,8 @@ Each takes `completions` (N strings, or N message lists) and columns of N values
 from __future__ import annotations
 
 import functools
-import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxrl_llm.rewards.parsing.final_answers import (
@@ -16,28 +15,16 @@ from jaxrl_llm.rewards.parsing.final_answers import (
     final_answer,
     is_huge,
     last_number,
-    normalised,
     number_of,
-    with_usual_numbers,
 )
 from jaxrl_llm.rewards.parsing.notation import as_latex, choice_of, same_text
+from jaxrl_llm.rewards.parsing.readings import LATEX_DELIMITERS, THOUGHTS, after_thoughts, parsed, readings
 from jaxrl_llm.rewards.workers.calling import per_sample
 from jaxrl_llm.utils.errors import InputError, missing_package
 
-_THOUGHTS = re.compile(r"<think>(?!.*<think>).*?</think>", re.DOTALL)
 _ONE_ANSWER = r"<answer>(?:(?!</?answer>|</?think>).)*</answer>"
 _THOUGHTS_AND_ANSWER = re.compile(rf"\s*<think>(?:(?!</?think>).)*</think>\s*{_ONE_ANSWER}\s*", re.DOTALL)
-_QUOTE = r"[`*_\"'()\[\]]"
-_QUOTES = re.compile(rf"(?<!{_QUOTE}){_QUOTE}++(?=[-+]?\.?[0-9])|(?<=[0-9]){_QUOTE}++")  # around numbers
-_LONGEST = 2000  # characters of a final answer, and of the end of a text in which it is looked for
 _SMALL = 1e-3  # numbers below are compared by their ratio
-_INLINE = re.compile(r"\$([^$\n]+)\$")
-_FORMULA = re.compile(
-    r"(?=.*(?:\\[a-z]|[\^*/=+]))(?:\\[a-zA-Z]+|[^\\$A-Za-z\n]|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))+"
-)  # without words
-_LATEX_DELIMITERS = (
-    "$", r"\(", r"\[", r"\boxed", *(rf"\begin{{{kind}" for kind in ("equation", "align", "gather", "math")),
-)  # fmt: skip
 
 
 def text_of(completion: Any) -> str:
@@ -137,7 +124,7 @@ def think_format_reward(completions: Sequence[Any], reply_start: Sequence[str] |
     >>> think_format_reward(["<think>2 + 2</think>4", "2 + 2</think>4"])
     [1.0, 0.0]
     """
-    return matching(_THOUGHTS.match, completions, reply_start)
+    return matching(THOUGHTS.match, completions, reply_start)
 
 
 def answer_format_reward(completions: Sequence[Any], reply_start: Sequence[str] | None = None, **_: Any) -> list[float]:
@@ -187,12 +174,12 @@ def _same_expression(text: str, expected: Any, strict: bool = False) -> bool:
         raise missing_package("math-verify", "verifiers", "the reward 'math_verify'") from error
     wanted, found = answer_text(expected), final_answer(text)
     formula = as_latex(wanted)
-    gold = parsed(formula if any(one in wanted for one in _LATEX_DELIMITERS) else f"${formula}$")
+    gold = parsed(formula if any(one in wanted for one in LATEX_DELIMITERS) else f"${formula}$")
     if not gold:
         raise InputError(f"math_verify cannot parse the answer {str(expected)[:80]!r}: use exact_match for text")
     if found is None and strict:
         return False
-    said = _after_thoughts(text) if found is None else found
+    said = after_thoughts(text) if found is None else found
     number, right = number_of(said), number_of(wanted)
     if number is not None and right is not None and (number == right or number.denominator == right.denominator == 1):
         return number == right
@@ -217,56 +204,6 @@ def _near(one: Any, other: Any) -> bool:
     first, second = N(one, 15), N(other, 15)
     small, large = sorted((abs(first), abs(second)))
     return bool(small == 0 or small > _SMALL or (first * second > 0 and small > large * (1 - _SMALL)))
-
-
-def readings(text: str, numbers: bool = True) -> Iterator[list[Any]]:
-    """The final expression of a text, as math-verify parses it, in each way to read it.
-
-    A box or a tag may hold a formula, or words with one among them. Else it is the expression that math-verify finds,
-    and if it finds none, the one that quotes or brackets hide. numbers: read them as `number_match` does.
-    """
-    if (found := final_answer(text)) is not None:
-        if len(found) > _LONGEST:
-            return
-        usual = with_usual_numbers(found) if numbers else found
-        yield from filter(
-            None,
-            map(
-                parsed,
-                dict.fromkeys([f"\\boxed{{{usual}}}", f"${normalised(usual)}$", usual, found, f"${as_latex(found)}$"]),
-            ),
-        )
-        return
-    said = _INLINE.sub(lambda one: f"${as_latex(one[1])}$", _end_of(_after_thoughts(text)))
-    usual = with_usual_numbers(said) if numbers else said
-    alone = parsed(f"${as_latex(said)}$") if _FORMULA.fullmatch(said) else []
-    if one := alone or parsed(usual) or parsed(_QUOTES.sub(" ", normalised(said))):
-        yield one
-
-
-@functools.lru_cache(maxsize=64)
-def parsed(text: str) -> list[Any]:
-    """What math-verify finds in a text; empty if nothing. Its time limits, alarms of the main thread, are off."""
-    from math_verify import parse
-
-    for name in ("math_verify.parser", "math_verify.grader"):
-        logging.getLogger(name).addFilter(_is_not_about_timeouts)
-    found = list(parse(text, parsing_timeout=None))
-    is_cut = bool(found) and isinstance(found[-1], str) and found[-1].count("{") != found[-1].count("}")
-    return [] if is_cut else found
-
-
-def _end_of(text: str) -> str:
-    """The last characters of a long text, from the beginning of a line or sentence on, so that no formula is cut."""
-    if len(text) <= _LONGEST:
-        return text
-    end = text[-_LONGEST:]
-    places = [place + 1 for sign in ("\n", ". ") if 0 <= (place := end.find(sign)) < _LONGEST // 2]
-    return end[min(places) :] if places else end
-
-
-def _after_thoughts(text: str) -> str:
-    return text.rpartition("</think>")[2].strip() or text
 
 
 @per_sample
@@ -321,7 +258,3 @@ def _scorer(task: str) -> Callable[..., float]:
     except ImportError as error:
         raise missing_package("reasoning-gym", "verifiers", "the reward 'reasoning_gym'") from error
     return get_score_answer_fn(task)
-
-
-def _is_not_about_timeouts(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("Timeout is disabled")

@@ -11,7 +11,7 @@ from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rewards.workers.loading import load_function
 from jaxrl_llm.rollouts.agents.semi_online import semi_online
 from jaxrl_llm.rollouts.agents.state_clusters import similar_states
-from jaxrl_llm.rollouts.auxiliary_prompts import recycled, with_predictions
+from jaxrl_llm.rollouts.auxiliary_prompts import with_predictions
 from jaxrl_llm.rollouts.guidance.candidates import with_candidates
 from jaxrl_llm.rollouts.guidance.demonstrated import demonstrated, demonstrated_before
 from jaxrl_llm.rollouts.guidance.prefixes import hinted_by_failures, prefixed_groups, reset_to_data, two_policies
@@ -19,6 +19,7 @@ from jaxrl_llm.rollouts.guidance.repair import hinted
 from jaxrl_llm.rollouts.hooked import top_nsigma
 from jaxrl_llm.rollouts.lookahead import near_ties
 from jaxrl_llm.rollouts.programs import down_sampled, forked, group
+from jaxrl_llm.rollouts.recycled import recycled
 from jaxrl_llm.rollouts.trees import budgeted_tree, entropy_forks, tree, valued
 from jaxrl_llm.utils.errors import InputError, shown, unknown
 

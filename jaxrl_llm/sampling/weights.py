@@ -62,7 +62,7 @@ def take_weights(
 ) -> Weights:
     """Weights for the engine, in the dtype that the policy computes in.
 
-    mesh: the devices to decode on, with axes of `models.placement`: rows over all but "tensor", which splits heads,
+    mesh: the devices to decode on, with axes of `models.mesh_axes`: rows over all but "tensor", which splits heads,
     hidden units of the MLP and vocabulary; experts over "expert". It may have other axes than the parameters' mesh, but
     the same devices in the same order (`sampling_mesh_of`). Without a mesh the parameters are used where they are.
     Parameters that are sharded over several hosts reach the devices that each host samples on (`on_hosts`), by `mesh`

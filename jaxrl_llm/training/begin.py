@@ -17,9 +17,10 @@ from jaxrl_llm.training.config.hyperparameters import check_named
 from jaxrl_llm.training.config.json_text import to_dict
 from jaxrl_llm.training.config.method_settings import fitted
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
-from jaxrl_llm.training.folder.files import RunFolder, UnwrittenFolder
+from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.folder.lock import locked
 from jaxrl_llm.training.folder.started_on import with_date
+from jaxrl_llm.training.folder.unwritten import UnwrittenFolder
 from jaxrl_llm.training.health.activity import Activity
 from jaxrl_llm.training.health.goodput import Clock
 from jaxrl_llm.training.health.oom import explained

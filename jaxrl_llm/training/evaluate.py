@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.source import Curriculum
-from jaxrl_llm.core.trajectory import Trajectories, map_rows
+from jaxrl_llm.core.trajectory import map_rows
 from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.data.load import load_prompts
 from jaxrl_llm.data.prompt_set import PromptSet, encode_rows
@@ -25,7 +25,7 @@ from jaxrl_llm.rewards.entries import chosen
 from jaxrl_llm.rewards.groups import concatenate_groups, rows_of_group
 from jaxrl_llm.rewards.of_batch import RewardLike, as_rows, columns_of, loaded
 from jaxrl_llm.rewards.scoring import Scored, score_batch
-from jaxrl_llm.rollouts.agents.metrics import FAILED_ENVIRONMENT
+from jaxrl_llm.rollouts.agents.metrics import FAILED_ENVIRONMENT, first_players, last_rows
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience, state_of
 from jaxrl_llm.sampling import sample
@@ -264,17 +264,6 @@ def play(
     scored = found.scored._replace(batch=batch, texts=[found.scored.texts[i] for i in kept], logged=logged)
     judge = config.eval_reward or rewards[0].name
     return _evaluation(scored, len(every), samples, temperature, judge)
-
-
-def last_rows(batch: Trajectories) -> np.ndarray:
-    """bool[N]: the last row of each episode; an episode's rows follow each other."""
-    first_turn = np.asarray((batch.info or {}).get("first_turn", np.zeros(len(batch.group))))
-    return ~np.append(first_turn[1:] > 0, False)
-
-
-def first_players(batch: Trajectories) -> np.ndarray:
-    """bool[N]: rows of the first player of each game; of all rows where one plays."""
-    return np.asarray((batch.info or {}).get("part", np.zeros(len(batch.group)))) == 0
 
 
 def evaluate_run(

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from heavy import few
 
+from jaxrl_llm.in_jax.evaluate import evaluate_task
 from jaxrl_llm.in_jax.lab.config import OPTIONS, WARM_STEPS
 from jaxrl_llm.in_jax.rollout import sample_batch, true_reward
 from jaxrl_llm.in_jax.settings import LabSettings, fresh_params, make_policy
 from jaxrl_llm.in_jax.tasks import TASKS, Task, get_task
-from jaxrl_llm.in_jax.train import evaluate_task, make_train, warm_start
+from jaxrl_llm.in_jax.train import make_train, warm_start
 from jaxrl_llm.utils.errors import InputError
 
 SMALL = LabSettings(prompts=2, group_size=2, hidden=4, layers=1, heads=1)

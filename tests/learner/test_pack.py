@@ -260,7 +260,7 @@ def test_outputs_and_gradients_are_those_of_whole_rows(
 
     grad_fn = jax.jit(jax.grad(loss, has_aux=True))
     expected, plain = grad_fn(model.params, None)
-    for module in ("packing", "placement"):
+    for module in ("packed_states", "placement"):
         monkeypatch.setattr(f"jaxrl_llm.models.{module}.takes_kernels", lambda mesh: kernel)
     found, outputs = grad_fn(model.params, packing)
     np.testing.assert_allclose(outputs.logp, plain.logp, atol=2e-5)

@@ -20,7 +20,7 @@ from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rewards import Reward, get_rewards
 from jaxrl_llm.rewards.streamed import StreamedScores
 from jaxrl_llm.rollouts.agents.compaction import Summary
-from jaxrl_llm.rollouts.agents.conversation import merged
+from jaxrl_llm.rollouts.agents.messages import merged
 from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.runtime.collate import program_metrics, to_batch

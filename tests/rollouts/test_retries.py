@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
-from jaxrl_llm.algorithms.agents.r3l import Reflection, reflecting, reflection_in
+from jaxrl_llm.algorithms.agents.r3l import reflecting
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rollouts.agents.program import agent
+from jaxrl_llm.rollouts.agents.retries import Reflection, reflection_in
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.collate import to_batch

@@ -13,18 +13,9 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.rollouts.auxiliary_prompts import (
-    Prediction,
-    Question,
-    agreement,
-    boxed,
-    final_answer,
-    prediction_of,
-    recycled,
-    recycled_items,
-    with_predictions,
-)
+from jaxrl_llm.rollouts.auxiliary_prompts import Prediction, Question, agreement, boxed, prediction_of, with_predictions
 from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.recycled import final_answer, recycled, recycled_items
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.sampling.sampler import SamplingConfig

@@ -18,9 +18,10 @@ from jaxrl_llm.distributed.chips import GPUS, TPUS, Topology
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.parameters import parameter_shapes
 from jaxrl_llm.plan.choose_mesh import candidates, choose, memory_of, planned
+from jaxrl_llm.plan.layers import config_of
 from jaxrl_llm.plan.sampling import abstract_mesh
 from jaxrl_llm.plan.sampling_mesh import START, Devices, fastest, splits_of
-from jaxrl_llm.plan.shapes import config_of, state_shapes
+from jaxrl_llm.plan.shapes import state_shapes
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.method import make_algorithm

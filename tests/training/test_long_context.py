@@ -17,7 +17,8 @@ from jaxrl_llm.plan.program_cycles import kernels_in
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.plan.plan import learning_programs
-from jaxrl_llm.plan.shapes import config_of, shapes_of, with_layers
+from jaxrl_llm.plan.layers import with_layers
+from jaxrl_llm.plan.shapes import config_of, shapes_of
 
 topology, found = topology_of("v5e:2x2"), []
 for length in (3072, 7168):

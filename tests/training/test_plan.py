@@ -25,20 +25,12 @@ from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.plan import table
 from jaxrl_llm.plan.estimate import held_bytes
-from jaxrl_llm.plan.plan import Plan, estimated_plan, held_by
+from jaxrl_llm.plan.layers import config_of, depths, with_layers
+from jaxrl_llm.plan.plan import Plan, estimated_plan
 from jaxrl_llm.plan.sampling import abstract_mesh
 from jaxrl_llm.plan.search import Found, applied, candidates, options
-from jaxrl_llm.plan.shapes import (
-    as_trained,
-    config_of,
-    depths,
-    full_batch,
-    reward_names,
-    shapes_of,
-    sharding_table,
-    state_shapes,
-    with_layers,
-)
+from jaxrl_llm.plan.shapes import as_trained, full_batch, held_by, reward_names, shapes_of, state_shapes
+from jaxrl_llm.plan.sharding import sharding_table
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import make_algorithm
 from jaxrl_llm.utils.errors import InputError

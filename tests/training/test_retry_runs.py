@@ -17,9 +17,10 @@ from test_turn_runs import config_of
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.agents import dyna_grpo, r3l
 from jaxrl_llm.algorithms.agents.dyna_grpo import simulating
-from jaxrl_llm.algorithms.agents.r3l import Reflection, reflecting, reflection_in
+from jaxrl_llm.algorithms.agents.r3l import reflecting
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import policy_outputs
+from jaxrl_llm.rollouts.agents.retries import Reflection, reflection_in
 from jaxrl_llm.training import loop
 
 

@@ -10,7 +10,7 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import CODE, PAPER
 from jaxrl_llm.core.ranges import NonNegative
-from jaxrl_llm.rollouts.auxiliary_prompts import recycled
+from jaxrl_llm.rollouts.recycled import recycled
 
 
 @method(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import shlex
 import tempfile
 import threading
@@ -22,10 +21,9 @@ from jaxrl_llm.core.checks import checked
 from jaxrl_llm.core.ranges import Seconds
 from jaxrl_llm.environments.copies import NotCopiedError
 from jaxrl_llm.environments.tools.base import EachEpisode, Kit
+from jaxrl_llm.environments.tools.other_text import CLIENT, OtherText
 from jaxrl_llm.utils.errors import InputError, error_line, missing_package, shown, unknown
 
-logger = logging.getLogger("jaxrl_llm.environments")
-_CLIENT = logging.getLogger("mcp.client.stdio")
 SECONDS = 30.0  # for the start of a server, and for a call
 
 
@@ -186,33 +184,6 @@ def _text(block: Any) -> str:
     return f"[{getattr(block, 'type', 'content')}, which is not shown]"
 
 
-class _OtherText(logging.Filter):
-    """Tells in one line that a server prints what is no message, instead of a traceback for each, and counts it."""
-
-    def __init__(self, name: str, thread: threading.Thread) -> None:
-        super().__init__()
-        self._name, self._thread, self.count = name, thread, 0
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is to be logged: those of other servers, and those that no printed line caused."""
-        if threading.current_thread() is not self._thread or not record.exc_info:
-            return True
-        self.count += 1
-        if self.count == 1:
-            logger.warning(
-                "the MCP server %s prints text to its stdout that is no message, which is left out: let it print that "
-                "to stderr",
-                self._name,
-            )
-        return False
-
-    def end(self) -> None:
-        """Say how much it was, if it was more than one line."""
-        _CLIENT.removeFilter(self)
-        if self.count > 1:
-            logger.warning("the MCP server %s printed %d lines that are no messages", self._name, self.count)
-
-
 class _Connection:
     """A started server. InputError if it does not start."""
 
@@ -225,8 +196,8 @@ class _Connection:
         ready: Future[None] = Future()
         self._said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - the server's stderr; see close
         self._thread = threading.Thread(target=self._work, args=(ready,), daemon=True, name="MCP server")
-        self._other = _OtherText(shown(" ".join(command.words)), self._thread)
-        _CLIENT.addFilter(self._other)
+        self._other = OtherText(shown(" ".join(command.words)), self._thread)
+        CLIENT.addFilter(self._other)
         self._thread.start()
         try:
             ready.result(command.seconds + 5)

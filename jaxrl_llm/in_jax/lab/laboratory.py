@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm.algorithms import constructor
+from jaxrl_llm.in_jax.evaluate import evaluate_task
 from jaxrl_llm.in_jax.lab.config import OPTIONS, LabConfig
 from jaxrl_llm.in_jax.lab.grid import hyperparameters_of
 from jaxrl_llm.in_jax.lab.outcome import Measuring, Outcome
@@ -23,7 +24,7 @@ from jaxrl_llm.in_jax.lab.results import Start, outcome_line, read_results, star
 from jaxrl_llm.in_jax.lab.runs import RUNS, check_points, run_method
 from jaxrl_llm.in_jax.settings import check_settings
 from jaxrl_llm.in_jax.tasks import TASKS, Task, get_task
-from jaxrl_llm.in_jax.train import evaluate_task, warm_start
+from jaxrl_llm.in_jax.train import warm_start
 from jaxrl_llm.utils.errors import InputError, gather, unknown
 from jaxrl_llm.utils.process import use_compile_cache
 

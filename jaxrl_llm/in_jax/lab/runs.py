@@ -20,12 +20,13 @@ from jaxrl_llm.algorithms import constructor, get
 from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.core.needs import need_of
 from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.in_jax.evaluate import evaluate_task
 from jaxrl_llm.in_jax.lab.grid import Grid, Point, hyperparameters_of, points
 from jaxrl_llm.in_jax.lab.outcome import CURVES, Measuring, Outcome, curves_of, measure
 from jaxrl_llm.in_jax.lab.statistics import Floats
 from jaxrl_llm.in_jax.settings import LabSettings
 from jaxrl_llm.in_jax.tasks import Task
-from jaxrl_llm.in_jax.train import LABORATORY, QUICK_COMPILE, build, evaluate_task, experience_of, make_train, provided
+from jaxrl_llm.in_jax.train import LABORATORY, QUICK_COMPILE, build, experience_of, make_train, provided
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.utils.errors import InputError
 

@@ -188,11 +188,6 @@ def shown_of(group: Group) -> list[Row]:
     return group.rows[:_SAMPLES]
 
 
-def _by_prompt(rows: Sequence[Row], phase: str) -> dict[int, Row]:
-    """The first completion of each prompt in an evaluation."""
-    return {row.prompt_id: row for row in reversed(rows) if row.phase == phase}
-
-
 def _change(before: Row | None, after: Row | None) -> str:
     first, last = (math.nan if row is None else row.reward for row in (before, after))
     return "rose" if last > first else "fell" if last < first else "stayed" if last == first else KNOWN_ONCE

@@ -8,7 +8,8 @@ from typing import Any
 
 from jaxrl_llm.rewards.entries import ANSWER_KEY, REWARD
 from jaxrl_llm.rewards.parsing.final_answers import final_answer, is_huge, last_number
-from jaxrl_llm.rewards.verifiers import last_tagged, readings, text_of
+from jaxrl_llm.rewards.parsing.readings import readings
+from jaxrl_llm.rewards.verifiers import last_tagged, text_of
 
 Function = Callable[..., Any]
 

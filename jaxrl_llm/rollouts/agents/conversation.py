@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from jaxrl_llm.core.checks import check_fields
 from jaxrl_llm.core.ranges import Count
 from jaxrl_llm.data.chat.calls import Message, Reply
-from jaxrl_llm.data.chat.encode import is_conversation
 from jaxrl_llm.data.chat.message_forms import lost_thoughts
-from jaxrl_llm.data.chat.messages import has_thought, text_of
+from jaxrl_llm.data.chat.messages import has_thought
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.copies import Replayable
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rewards.environment import ENVIRONMENT
 from jaxrl_llm.rewards.seen import Talk
 from jaxrl_llm.rollouts.agents.compaction import Compact, Summary
+from jaxrl_llm.rollouts.agents.messages import conversation_of, guided, merged
 from jaxrl_llm.rollouts.agents.metrics import COUNTS
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, checksum, given
-from jaxrl_llm.rollouts.program_host import FAILED, Task
-from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.utils.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -232,7 +231,7 @@ class Conversation:
         if not isinstance(compact, Summary):
             name = f"{self.rows[0].sample}/compaction {int(self.info.get('compactions', 0.0))}"
             found = await tools.call(compact, [dict(one) for one in everything], name=name, failing=True)
-            kept = merged(_conversation(found))
+            kept = merged(conversation_of(found))
             rows = self._and_new(chat, kept)
             return (kept, rows) if len(rows[-1].prompt) < size else None
         said = everything[len(self.asked) :]
@@ -251,17 +250,6 @@ class Conversation:
         self.rewards.append(0.0)
         kept = merged(compact.messages(self.asked, said, str(chat.reading(row.last).message["content"]).strip()))
         return kept, self._and_new(chat, kept)
-
-
-def _conversation(found: Any) -> list[Message]:
-    """What a function of compaction returned. InputError if it failed, and for what is no conversation."""
-    if isinstance(found, dict) and set(found) == {FAILED}:
-        raise InputError(f"compact failed: {found[FAILED]}")
-    if not is_conversation(found) or found[-1]["role"] == "assistant":
-        raise InputError(
-            f"compact returns {shown(found)}, but must return messages, the last of which is to be answered"
-        )
-    return list(found)
 
 
 def _reply_tokens(task: Task, limits: Limits) -> int:
@@ -298,40 +286,6 @@ def finished(one: Conversation, end: Episode, turn_rewards: bool) -> list[Episod
         )
         turn += count
     return rows
-
-
-def merged(messages: Sequence[Message]) -> list[Message]:
-    """The messages, where those of a user that follow each other are one, as many chat templates want it."""
-    out: list[Message] = []
-    for message in messages:
-        if out and out[-1]["role"] == message["role"] == "user":
-            out[-1] = {**out[-1], "content": f"{text_of(out[-1]['content'])}\n\n{text_of(message['content'])}"}
-        else:
-            out.append(dict(message))
-    return out
-
-
-def guided(messages: Sequence[Message], text: str) -> list[Message]:
-    """The messages with a text at the beginning of the last one, or after it where that is not a user's.
-
-    >>> guided([{"role": "user", "content": "You see a door."}], "Open it.")
-    [{'role': 'user', 'content': 'Open it.\\n\\nYou see a door.'}]
-    """
-    *others, last = messages
-    if last["role"] == "user":
-        return [*others, {**last, "content": f"{text}\n\n{text_of(last['content'])}"}]
-    return [*messages, {"role": "user", "content": text}]
-
-
-def messages_of(row: Mapping[str, Any], system: str | None = None) -> list[Message]:
-    """The messages of a row's prompt, after the system's. InputError for a prompt that is no text and no messages."""
-    prompt: Any = row.get("prompt")
-    if not isinstance(prompt, str) and not is_conversation(prompt):
-        raise InputError("an agent's prompts are texts or messages, which its environment's come after")
-    texts: Any = [{"role": "user", "content": prompt}] * bool(prompt)
-    asked: list[Message] = texts if isinstance(prompt, str) else [*map(dict, prompt)]
-    has_own = bool(asked) and asked[0].get("role") == "system"
-    return asked if system is None or has_own else [{"role": "system", "content": system}, *asked]
 
 
 def state_of(seen: Observation) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.rollouts.episode import Episode
 
 FAILED_ENVIRONMENT = "failed_environments"
@@ -34,3 +35,14 @@ def agent_metrics(groups: Iterable[Iterable[Episode]]) -> dict[str, float]:
         if name in firsts[0].info:
             out[metric] = float(np.sum([one.info[name] for one in firsts])) / sum(map(bool, rows))
     return {"rollout/turns": turns / len(firsts), **out, f"rollout/{FAILED_ENVIRONMENT}": failed}
+
+
+def last_rows(batch: Trajectories) -> np.ndarray:
+    """bool[N]: the last row of each episode; an episode's rows follow each other."""
+    first_turn = np.asarray((batch.info or {}).get("first_turn", np.zeros(len(batch.group))))
+    return ~np.append(first_turn[1:] > 0, False)
+
+
+def first_players(batch: Trajectories) -> np.ndarray:
+    """bool[N]: rows of the first player of each game; of all rows where one plays."""
+    return np.asarray((batch.info or {}).get("part", np.zeros(len(batch.group)))) == 0

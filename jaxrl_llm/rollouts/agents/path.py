@@ -13,7 +13,7 @@ from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.copies import Replayable
 from jaxrl_llm.environments.protocol import MakeEnvironment, Observation
-from jaxrl_llm.rollouts.agents.conversation import Conversation, Limits, messages_of, state_of
+from jaxrl_llm.rollouts.agents.conversation import Conversation, Limits, state_of
 from jaxrl_llm.rollouts.agents.environment_calls import (
     EnvironmentFailed,
     answer,
@@ -23,6 +23,7 @@ from jaxrl_llm.rollouts.agents.environment_calls import (
     observed,
     world_of,
 )
+from jaxrl_llm.rollouts.agents.messages import messages_of
 from jaxrl_llm.rollouts.agents.metrics import FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given

@@ -20,7 +20,7 @@ from jaxrl_llm.training.folder.logs import log_digests, log_problems
 from jaxrl_llm.training.folder.provenance import NAME as ENVIRONMENT
 from jaxrl_llm.training.folder.provenance import record_start
 from jaxrl_llm.training.folder.remote_folder import Mirror
-from jaxrl_llm.training.folder.resume_checks import MAY_DIFFER, check_changes, settings_to_compare
+from jaxrl_llm.training.folder.resume_checks import MAY_DIFFER
 from jaxrl_llm.utils.errors import InputError, InputErrors, shown
 from jaxrl_llm.utils.storage import is_url
 
@@ -273,34 +273,6 @@ class RunFolder:
             write_left_out(self.left_out, step, why)
 
 
-class UnwrittenFolder(RunFolder):
-    """The run's folder for hosts other than the first, which write nothing into it."""
-
-    def abandon(self) -> None:
-        """Nothing."""
-
-    def begin(self, config: TrainConfig, step: int) -> None:
-        """Nothing."""
-
-    def rewind(self, step: int) -> None:
-        """Nothing."""
-
-    def write(self, path: Path, value: dict[str, Any]) -> None:  # type: ignore[override]
-        """Nothing."""
-
-    def log_completions(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing."""
-
-    def log_groups(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing."""
-
-    def write_left_out(self, step: int, why: np.ndarray | None) -> None:
-        """Nothing."""
-
-    def push(self) -> None:
-        """Nothing."""
-
-
 def run_config(path_or_name: str) -> TrainConfig:
     """The configuration of a run, with its day, or the defaults with the given model.
 
@@ -310,18 +282,6 @@ def run_config(path_or_name: str) -> TrainConfig:
     if not folder.is_run():
         return TrainConfig(model=path_or_name)
     return dataclasses.replace(folder.read_config(), date=folder.recorded_date())
-
-
-def has_begun(config: TrainConfig, accept: bool) -> bool:
-    """Whether the output of a configuration holds a run that it can go on with.
-
-    Raises InputError as `resume_checks.check_changes` does, if the run there has other settings.
-    """
-    folder, here = RunFolder(config.output), os.getcwd()
-    if not folder.is_run():
-        return False
-    check_changes({"settings": settings_to_compare(folder.read_config(), here)}, config, here, {}, accept)
-    return True
 
 
 def _json(value: Any) -> Any:

@@ -1,0 +1,57 @@
+"""Messages of a conversation before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxrl_llm.data.chat.calls import Message
+from jaxrl_llm.data.chat.encode import is_conversation
+from jaxrl_llm.data.chat.messages import text_of
+from jaxrl_llm.rollouts.program_host import FAILED
+from jaxrl_llm.utils.errors import InputError, shown
+
+
+def merged(messages: Sequence[Message]) -> list[Message]:
+    """The messages, where those of a user that follow each other are one, as many chat templates want it."""
+    out: list[Message] = []
+    for message in messages:
+        if out and out[-1]["role"] == message["role"] == "user":
+            out[-1] = {**out[-1], "content": f"{text_of(out[-1]['content'])}\n\n{text_of(message['content'])}"}
+        else:
+            out.append(dict(message))
+    return out
+
+
+def guided(messages: Sequence[Message], text: str) -> list[Message]:
+    """The messages with a text at the beginning of the last one, or after it where that is not a user's.
+
+    >>> guided([{"role": "user", "content": "You see a door."}], "Open it.")
+    [{'role': 'user', 'content': 'Open it.\\n\\nYou see a door.'}]
+    """
+    *others, last = messages
+    if last["role"] == "user":
+        return [*others, {**last, "content": f"{text}\n\n{text_of(last['content'])}"}]
+    return [*messages, {"role": "user", "content": text}]
+
+
+def messages_of(row: Mapping[str, Any], system: str | None = None) -> list[Message]:
+    """The messages of a row's prompt, after the system's. InputError for a prompt that is no text and no messages."""
+    prompt: Any = row.get("prompt")
+    if not isinstance(prompt, str) and not is_conversation(prompt):
+        raise InputError("an agent's prompts are texts or messages, which its environment's come after")
+    texts: Any = [{"role": "user", "content": prompt}] * bool(prompt)
+    asked: list[Message] = texts if isinstance(prompt, str) else [*map(dict, prompt)]
+    has_own = bool(asked) and asked[0].get("role") == "system"
+    return asked if system is None or has_own else [{"role": "system", "content": system}, *asked]
+
+
+def conversation_of(found: Any) -> list[Message]:
+    """What a function of compaction returned. InputError if it failed, and for what is no conversation."""
+    if isinstance(found, dict) and set(found) == {FAILED}:
+        raise InputError(f"compact failed: {found[FAILED]}")
+    if not is_conversation(found) or found[-1]["role"] == "assistant":
+        raise InputError(
+            f"compact returns {shown(found)}, but must return messages, the last of which is to be answered"
+        )
+    return list(found)
