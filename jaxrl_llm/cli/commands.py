@@ -12,7 +12,7 @@ import sys
 import typing
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from jaxrl_llm.cli.eval_and_sample import eval_command, sample_command
 from jaxrl_llm.cli.host_options import host_options
@@ -30,16 +30,6 @@ from jaxrl_llm.utils.errors import InputError, gather
 from jaxrl_llm.utils.process import PREEMPTED, FailsafeStream, interruptible, preemptible, stop_if
 from jaxrl_llm.utils.starting import starting
 
-if TYPE_CHECKING:
-    pass
-from typing import TYPE_CHECKING
-
-from jaxrl_llm.training.folder.files import RunFolder
-from jaxrl_llm.training.folder.resume_checks import check_changes, settings_to_compare
-
-if TYPE_CHECKING:
-    pass
-
 STRICT = "--fail-without-signal"
 _OF_RUNS = (
     ("--config FILE", "Settings from a YAML or TOML file"),
@@ -49,7 +39,7 @@ _OF_RUNS = (
 
 def train_command(arguments: list[str]) -> int:
     """Train a policy. Every setting is an option; --config FILE (YAML or TOML) sets them too, the command line wins."""
-    from jaxrl_llm.training.folder.files import RunFolder
+    from jaxrl_llm.training.folder.files import RunFolder, has_begun
 
     arguments = own_names(arguments)
     arguments = short_help(arguments, "jaxrl train [OPTIONS]", str(train_command.__doc__), _OF_RUNS)
@@ -281,15 +271,3 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "lab": lab_command,
     "env": env_command,
 }
-
-
-def has_begun(config: TrainConfig, accept: bool) -> bool:
-    """Whether the output of a configuration holds a run that it can go on with.
-
-    Raises InputError as `resume_checks.check_changes` does, if the run there has other settings.
-    """
-    folder, here = RunFolder(config.output), os.getcwd()
-    if not folder.is_run():
-        return False
-    check_changes({"settings": settings_to_compare(folder.read_config(), here)}, config, here, {}, accept)
-    return True

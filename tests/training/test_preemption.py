@@ -15,12 +15,11 @@ import tiny_runs as runs
 from heavy import few
 
 from experiments.benchmarks import hosts
-from jaxrl_llm.cli.commands import has_begun
 from jaxrl_llm.cli.program import main
 from jaxrl_llm.learner import step as learner
 from jaxrl_llm.training import begin, loop
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.folder.files import RunFolder
+from jaxrl_llm.training.folder.files import RunFolder, has_begun
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.process import PREEMPTED, Preempted, interruptible, preemptible, stop_if
 

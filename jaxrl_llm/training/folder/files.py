@@ -20,7 +20,7 @@ from jaxrl_llm.training.folder.logs import log_digests, log_problems
 from jaxrl_llm.training.folder.provenance import NAME as ENVIRONMENT
 from jaxrl_llm.training.folder.provenance import record_start
 from jaxrl_llm.training.folder.remote_folder import Mirror
-from jaxrl_llm.training.folder.resume_checks import MAY_DIFFER
+from jaxrl_llm.training.folder.resume_checks import MAY_DIFFER, check_changes, settings_to_compare
 from jaxrl_llm.utils.errors import InputError, InputErrors, shown
 from jaxrl_llm.utils.storage import is_url
 
@@ -225,8 +225,7 @@ class RunFolder:
         """Replace a JSON file atomically."""
         new = path.with_suffix(".new")
         with new.open("w") as file:
-            json.dump(value, file, indent=2, allow_nan=False, default=float)
-            file.write("\n")
+            file.write(json.dumps(value, indent=2, allow_nan=False, default=float) + "\n")
             file.flush()
             os.fsync(file.fileno())
         os.replace(new, path)
@@ -282,6 +281,18 @@ def run_config(path_or_name: str) -> TrainConfig:
     if not folder.is_run():
         return TrainConfig(model=path_or_name)
     return dataclasses.replace(folder.read_config(), date=folder.recorded_date())
+
+
+def has_begun(config: TrainConfig, accept: bool) -> bool:
+    """Whether the output of a configuration holds a run that it can go on with.
+
+    Raises InputError as `resume_checks.check_changes` does, if the run there has other settings.
+    """
+    folder, here = RunFolder(config.output), os.getcwd()
+    if not folder.is_run():
+        return False
+    check_changes({"settings": settings_to_compare(folder.read_config(), here)}, config, here, {}, accept)
+    return True
 
 
 def _json(value: Any) -> Any:
