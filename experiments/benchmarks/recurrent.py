@@ -1,6 +1,6 @@
 """Recurrent layers against attention alone, on this CPU: Qwen3.5's proportions at some 135M parameters.
 
-    python experiments/benchmarks/recurrent.py [decode] [update] [--repeats 3]
+    python experiments/benchmarks/recurrent.py [--only decode | update] [--repeats 3]
 
 Two models with random weights, of as many parameters: three layers of the gated delta rule to one of gated attention,
 and attention alone. In turns: sampling of 16 rows of 64 + 512 tokens (seconds a token of the loop), and an update of 16
@@ -32,21 +32,20 @@ COMMON = {
     "vocab_size": 49152, "hidden_size": 576, "num_hidden_layers": 24, "hidden_act": "silu", "rms_norm_eps": 1e-6,
     "max_position_embeddings": 8192, "tie_word_embeddings": True, "eos_token_id": 0,
 }  # fmt: skip
-RECURRENT = COMMON | {
-    "model_type": "qwen3_5_text", "intermediate_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 2,
-    "head_dim": 144, "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_key_head_dim": 72,
-    "linear_value_head_dim": 72, "linear_conv_kernel_dim": 4,
+RECURRENT = COMMON | {  # the numbers of heads of Qwen3.5-9B, all sizes times 576 / 4,096
+    "model_type": "qwen3_5_text", "intermediate_size": 1728, "num_attention_heads": 16, "num_key_value_heads": 4,
+    "head_dim": 36, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 18,
+    "linear_value_head_dim": 18, "linear_conv_kernel_dim": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
 }  # fmt: skip
 ATTENTION = COMMON | {
-    "model_type": "qwen3", "intermediate_size": 2304, "num_attention_heads": 9, "num_key_value_heads": 3,
+    "model_type": "qwen3", "intermediate_size": 1952, "num_attention_heads": 9, "num_key_value_heads": 3,
     "head_dim": 64,
 }  # fmt: skip
 P, T, ROWS, MICRO_BATCHES = 64, 512, 16, 1
-Made = tuple[Policy, Any]
 
 
-def made(raw: dict[str, Any]) -> Made:
+def made(raw: dict[str, Any]) -> tuple[Policy, Any]:
     """A policy of a configuration, with random weights."""
     config = from_hf(raw, where="config")
     return Policy(config), init_params(jax.random.key(0), config)
@@ -83,13 +82,13 @@ def updating(policy: Policy, params: Any) -> Callable[[], float]:
 def main() -> None:
     """Measure what is asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("what", nargs="*", choices=["decode", "update", []], default=["decode", "update"])
+    parser.add_argument("--only", choices=["decode", "update"])
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
     models = {"recurrent": made(RECURRENT), "attention": made(ATTENTION)}
     print(", ".join(f"{name}: {parameter_count(params) / 1e6:.1f}M parameters" for name, (_, params) in models.items()))
     for what, make in (("decode", decoding), ("update", updating)):
-        if what not in given.what:
+        if given.only not in (None, what):
             continue
         measured = {name: make(*model) for name, model in models.items()}
         found: dict[str, list[float]] = {name: [] for name in models}

@@ -9,7 +9,8 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed.aot import compiled
 from jaxrl_llm.distributed.mesh import to_device
 from jaxrl_llm.learner.microbatches import Steps, by_slices
-from jaxrl_llm.models.outputs import scatter, view_of
+from jaxrl_llm.models.outputs import scatter
+from jaxrl_llm.models.packed_states import view_of
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.vocabulary import Distribution, vocabulary_sum
@@ -43,5 +44,6 @@ def affinity(
 def affinity_by_slices(
     policy: Policy, params: Params, reference: Params, batch: Trajectories, steps: Steps | None
 ) -> jax.Array:
+    """`affinity` to a reference, whose parameters may be on the host, some rows at a time."""
     reference = to_device(reference)
     return by_slices(lambda part, packing: affinity(policy, params, reference, part, packing), batch, steps)

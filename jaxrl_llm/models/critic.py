@@ -24,7 +24,7 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models.checks import check_key, check_params
 from jaxrl_llm.models.hooked import of_a_reference
 from jaxrl_llm.models.kinds import FLAG, require_kind, shown, whole
-from jaxrl_llm.models.outputs import View, logp_at, view_of
+from jaxrl_llm.models.packed_states import View, logp_at, view_of
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.parameters import head_shapes, head_weights
 from jaxrl_llm.models.parameters.weight import IDENTITY, NORMAL, ZEROS
@@ -138,6 +138,7 @@ def values_of(critic: Critic, params: Params, states: jax.Array) -> jax.Array:
 
 @jax.named_scope("critic")
 def values_at(policy: Policy, params: Params, view: View, batch: Trajectories, packing: Packing | None) -> jax.Array:
+    """Values f32[M] or [M, heads] of the states that the view's tokens were chosen from. InputError without values."""
     if policy.critic is None or "critic" not in params or policy.critic.kind == LIKELIHOOD:
         raise InputError("this method needs values: give the policy a critic (models.critic)")
     states = view.states
@@ -151,7 +152,7 @@ def values_at(policy: Policy, params: Params, view: View, batch: Trajectories, p
 @jax.named_scope("critic")
 def implicit_logp(policy: Policy, params: Params, batch: Trajectories, packing: Packing | None) -> jax.Array:
     """Log-probabilities f32[M] of the chosen tokens under the implicit reward model, as under a reference."""
-    if policy.critic is None or "critic" not in params or policy.critic.kind != "likelihood":
+    if policy.critic is None or "critic" not in params or policy.critic.kind != LIKELIHOOD:
         raise InputError("this method needs an implicit reward model: give the policy Critic('likelihood')")
     own, rows = of_a_reference(dataclasses.replace(policy, rounding=None), batch.replace(experts=None))
     tower = params["critic"]["tower"]

@@ -7,17 +7,16 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxrl_kernels import fused_logprob
 
-from jaxrl_llm.core.hooks import Hook, state_in
 from jaxrl_llm.core.needs import NEEDS, need_of, value_of, values_of
 from jaxrl_llm.core.shapes import check_batch
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.models.checks import check_params
+from jaxrl_llm.models.critic import implicit_logp, values_at
 from jaxrl_llm.models.hooked import Places, hooked_logp
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.layers.routing import check_experts, of_all_rows
-from jaxrl_llm.models.packed_states import packed_states
+from jaxrl_llm.models.packed_states import View, logp_at, numbers_of, packed_states, view_of
 from jaxrl_llm.models.packing import Packing, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.stacks import inner_policy
@@ -117,9 +116,8 @@ def policy_outputs(
         found[f"tempered_logp:{times:g}"] = jax.lax.stop_gradient(logp_at(policy, params, tempered)[0])
     if "internal_logp" in wanted.names:
         inner, weights = inner_policy(policy, params, wanted.layer)
-        found["internal_logp"] = logp_at(inner, weights, view_of(inner, weights, batch, packing)._replace(floor=None))[
-            0
-        ]
+        states = view_of(inner, weights, batch, packing)._replace(floor=None)
+        found["internal_logp"] = logp_at(inner, weights, states)[0]
     if "heated_logp" in wanted.names:
         heated = view._replace(temperature=wanted.heat * view.temperature, floor=None)
         found["heated_logp"] = logp_at(policy, params, heated)[0]
@@ -132,8 +130,6 @@ def policy_outputs(
         found["top_logp"] = logp_of_tokens(whole, tokens)
     if "hidden" in wanted.names:
         found["hidden"] = flat
-    if {"values", "implicit_logp"} & set(wanted.names):
-        from jaxrl_llm.models.critic import implicit_logp, values_at  # here: it makes use of this module
     if "values" in wanted.names:
         found["values"] = values_at(policy, params, view, batch, packing)
     if "implicit_logp" in wanted.names:
@@ -142,45 +138,6 @@ def policy_outputs(
     if view.experts is not None:
         placed["experts"] = of_all_rows(view.experts, batch)
     return PolicyOutputs(placed.pop("logp"), placed.pop("entropy"), placed or None)
-
-
-class View(NamedTuple):
-    """M chosen tokens, the states that they were chosen from, and what goes with them."""
-
-    row: jax.Array  # int32[M]; N or more where there is none
-    column: jax.Array  # int32[M]; may be past the end
-    states: jax.Array  # [M, D]
-    targets: jax.Array  # int32[M]
-    temperature: jax.Array  # f32[M]
-    floor: jax.Array | None  # f32[M]
-    experts: jax.Array | None = None  # int[N, L, layers, k] of packed tokens, where they are recorded
-
-
-def view_of(policy: Policy, params: Params, batch: Trajectories, packing: Packing | None, record: bool = False) -> View:
-    packing = whole_rows(batch) if packing is None else packing
-    given = None if batch.experts is None else batch.experts[:, :, : policy.config.num_layers]
-    states, chosen = packed_states(policy, params, batch.tokens, packing, given, record), None
-    if record:
-        states, chosen = states
-    at = packing.row, packing.column  # what is past the end is read at the end
-
-    def gather(x: jax.Array) -> jax.Array:
-        return x.at[at].get(mode="clip")
-
-    N = batch.tokens.shape[0]
-    temperature = jnp.ones(N) if batch.temperature is None else batch.temperature
-    floor = None if batch.support_floor is None else gather(batch.support_floor)
-    temperature = temperature.at[packing.row].get(mode="clip")
-    view = View(*at, states, gather(batch.tokens), temperature, floor, chosen)
-    if policy.hook is None or policy.hook.factor is None:
-        return view
-    entropy = jax.lax.stop_gradient(logp_at(policy, params, view._replace(floor=None))[1])
-    return view._replace(temperature=temperature * policy.hook.factor(entropy, _state(policy.hook, batch, packing)))
-
-
-def _state(hook: Hook, batch: Trajectories, packing: Packing) -> dict[str, jax.Array]:
-    """The numbers f32[M] of a hook at the chosen tokens, from those of their rows."""
-    return {name: x.at[packing.row].get(mode="clip") for name, x in state_in(hook, batch.info).items()}
 
 
 def _drawn_from(
@@ -193,18 +150,9 @@ def _drawn_from(
     others = None
     if hook.other is not None:
         others = packed_states(policy, jax.lax.stop_gradient(params["other"]), batch.tokens, packing)
-    state = _state(hook, batch, packing)
-    return hooked_logp(
-        policy, hook, params, Places(view.states, view.targets, view.temperature, view.floor, state, others)
-    )
-
-
-@jax.named_scope("head")
-def logp_at(policy: Policy, params: Params, view: View) -> tuple[jax.Array, jax.Array]:
-    return fused_logprob(
-        view.states, policy.unembedding(params), view.targets, temperature=view.temperature,
-        softcap=policy.config.logit_softcap, support_floor=view.floor, vocab_size=policy.config.unpadded,
-    )  # fmt: skip
+    state = numbers_of(hook, batch, packing)
+    places = Places(view.states, view.targets, view.temperature, view.floor, state, others)
+    return hooked_logp(policy, hook, params, places)
 
 
 def scatter(values: jax.Array, view: View, batch: Trajectories) -> jax.Array:

@@ -4,21 +4,74 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxrl_kernels import fused_logprob
 from jaxrl_kernels.packed_attention import PackedTokens
 
-from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.core.hooks import Hook, state_in
+from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.attention import Attend, Weighing, attention
 from jaxrl_llm.models.layers.moe import NOT_RECORDED
 from jaxrl_llm.models.layers.packed_attention import by_kernel
 from jaxrl_llm.models.mesh_axes import row_shards, takes_kernels, token_shards
-from jaxrl_llm.models.packing import PackedRows, Packing, paths_flow, rows_of_parents
+from jaxrl_llm.models.packing import PackedRows, Packing, paths_flow, rows_of_parents, whole_rows
 from jaxrl_llm.models.placement import Placement, placement
 from jaxrl_llm.models.policy import Params, Policy
+
+
+class View(NamedTuple):
+    """M chosen tokens, the states that they were chosen from, and what goes with them."""
+
+    row: jax.Array  # int32[M]; N or more where there is none
+    column: jax.Array  # int32[M]; may be past the end
+    states: jax.Array  # [M, D]
+    targets: jax.Array  # int32[M]
+    temperature: jax.Array  # f32[M]
+    floor: jax.Array | None  # f32[M]
+    experts: jax.Array | None = None  # int[N, L, layers, k] of packed tokens, where they are recorded
+
+
+def view_of(policy: Policy, params: Params, batch: Trajectories, packing: Packing | None, record: bool = False) -> View:
+    """The tokens that a packing chooses (None: those of whole rows), and at which temperatures they were drawn.
+
+    record: with the experts that packed tokens went through.
+    """
+    packing = whole_rows(batch) if packing is None else packing
+    given = None if batch.experts is None else batch.experts[:, :, : policy.config.num_layers]
+    states, chosen = packed_states(policy, params, batch.tokens, packing, given, record), None
+    if record:
+        states, chosen = states
+    at = packing.row, packing.column  # what is past the end is read at the end
+
+    def gather(x: jax.Array) -> jax.Array:
+        return x.at[at].get(mode="clip")
+
+    temperature = jnp.ones(len(batch.tokens)) if batch.temperature is None else batch.temperature
+    floor = None if batch.support_floor is None else gather(batch.support_floor)
+    temperature = temperature.at[packing.row].get(mode="clip")
+    view = View(*at, states, gather(batch.tokens), temperature, floor, chosen)
+    if policy.hook is None or policy.hook.factor is None:
+        return view
+    entropy = jax.lax.stop_gradient(logp_at(policy, params, view._replace(floor=None))[1])
+    return view._replace(temperature=temperature * policy.hook.factor(entropy, numbers_of(policy.hook, batch, packing)))
+
+
+def numbers_of(hook: Hook, batch: Trajectories, packing: Packing) -> dict[str, jax.Array]:
+    """The numbers f32[M] of a hook at the chosen tokens, from those of their rows."""
+    return {name: x.at[packing.row].get(mode="clip") for name, x in state_in(hook, batch.info).items()}
+
+
+@jax.named_scope("head")
+def logp_at(policy: Policy, params: Params, view: View) -> tuple[jax.Array, jax.Array]:
+    """Log-probability and entropy f32[M] of the chosen tokens, at their temperatures, of their truncated support."""
+    return fused_logprob(
+        view.states, policy.unembedding(params), view.targets, temperature=view.temperature,
+        softcap=policy.config.logit_softcap, support_floor=view.floor, vocab_size=policy.config.unpadded,
+    )  # fmt: skip
 
 
 def packed_states(

@@ -49,6 +49,13 @@ def dividing(mesh: AnyMesh, axis: Axis, *sizes: int) -> Axis | None:
     return names[0] if len(names) == 1 else names
 
 
+def first_dividing(mesh: AnyMesh, axes: Axis, size: int) -> Axis | None:
+    """The first of `axes`, as many as divide a size together (see `dividing`); None where not even the first does."""
+    names = (axes,) if isinstance(axes, str) else axes
+    found = (dividing(mesh, names[:end], size) for end in range(len(names), 0, -1))
+    return next((some for some in found if some is not None), None)
+
+
 def check_apart(row_axis: Axis, other_axis: Axis) -> None:
     """Raise a ValueError if two dimensions would be sharded over the same mesh axis."""
     rows, others = ({x} if isinstance(x, str) else set(x) for x in (row_axis, other_axis))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxrl_kernels.delta_rule import DeltaInputs, Shares, delta_rule
+from jaxrl_kernels.delta_rule import DeltaChunks, Shares, delta_rule
 from jaxrl_kernels.delta_rule.chunk import step
 from jaxrl_kernels.delta_rule.pallas_kernel import Sizes, step_flops
 from tpu_environment import tpu_environment
@@ -23,11 +23,11 @@ Array = jax.Array
 
 def drawn(
     seed: int, R: int, n: int, H: int, C: int, k: int, v: int, s: int
-) -> tuple[DeltaInputs, Array, Array, Shares]:
+) -> tuple[DeltaChunks, Array, Array, Shares]:
     """Inputs, entries, starts, and shares of chunks that hold up to three paths."""
     random = np.random.default_rng(seed)
     keys = random.normal(size=(R, n, H, C, k))
-    x = DeltaInputs(
+    x = DeltaChunks(
         random.normal(size=(R, n, H, C, k)), keys / np.linalg.norm(keys, axis=-1, keepdims=True),
         random.normal(size=(R, n, H, C, v)), -random.gamma(1, 0.3, (R, n, H, 1, C)), random.random((R, n, H, 1, C)),
     )  # fmt: skip
@@ -41,10 +41,10 @@ def drawn(
     )
 
 
-def results(implementation: str, x: DeltaInputs, entry: Array, starts: Array, shares: Shares | None) -> Any:
+def results(implementation: str, x: DeltaChunks, entry: Array, starts: Array, shares: Shares | None) -> Any:
     """Outputs, states, and the gradients of a sum of functions of them."""
 
-    def total(x: DeltaInputs, starts: Array) -> tuple[Array, Any]:
+    def total(x: DeltaChunks, starts: Array) -> tuple[Array, Any]:
         out, after = delta_rule(x, entry, starts, shares, implementation=implementation)
         return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(after)), (out, after)
 
@@ -99,7 +99,7 @@ def test_the_kernel_declares_no_less_than_its_formula_costs(C: int, k: int, v: i
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
     tokens, numbers = jnp.zeros((1, 2, 1, 4, 4)), jnp.zeros((1, 2, 1, 1, 4))
-    x = DeltaInputs(tokens, tokens, tokens, numbers, numbers)
+    x = DeltaChunks(tokens, tokens, tokens, numbers, numbers)
     given: dict[str, Any] = {"entry": jnp.zeros((1, 2), jnp.int32), "starts": jnp.zeros((1, 0, 1, 4, 4))}
     x = x._replace(**{name: value for name, value in change.items() if name in x._fields})
     given |= {name: value for name, value in change.items() if name not in x._fields}
@@ -111,13 +111,13 @@ TPU_PROGRAM = r"""
 import json, sys
 import jax, jax.numpy as jnp
 from jax.experimental import topologies
-from jaxrl_kernels.delta_rule import DeltaInputs, delta_rule
+from jaxrl_kernels.delta_rule import DeltaChunks, delta_rule
 
 def report(chip, n, C, implementation):
     one = jax.sharding.SingleDeviceSharding(topologies.get_topology_desc(platform="tpu", topology_name=chip).devices[0])
     R, H, k, v = 1, 8, 128, 128
     of = lambda *shape, dtype="float32": jax.ShapeDtypeStruct(shape, dtype, sharding=one)
-    x = DeltaInputs(*[of(R, n, H, C, k)] * 2, of(R, n, H, C, v), *[of(R, n, H, 1, C)] * 2)
+    x = DeltaChunks(*[of(R, n, H, C, k)] * 2, of(R, n, H, C, v), *[of(R, n, H, 1, C)] * 2)
 
     def backward(x, entry, starts):
         total = lambda x, starts: sum(jnp.sum(y) for y in delta_rule(x, entry, starts, implementation=implementation))

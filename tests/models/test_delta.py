@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxrl_kernels.delta_rule import inverse_of_one_plus
+from jaxrl_kernels.delta_rule.chunk import inverse_of_one_plus
 
 from jaxrl_llm.models.layers.delta import DeltaInputs, chunked, in_rows, one_step
 

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxrl_kernels.delta_rule import DeltaInputs as OfChunks
-from jaxrl_kernels.delta_rule import Shares, delta_rule
+from jaxrl_kernels.delta_rule import DeltaChunks, Shares, delta_rule
 
 Array = jax.Array
 
@@ -38,7 +37,7 @@ def chunked(x: DeltaInputs, entry: Array, starts: Array, shares: Shares | None =
     """Outputs [R, n, C, H, v] of tokens in chunks [R, n, C, ...], and the states after each; see `delta_rule`."""
     q, k, v = (jnp.swapaxes(each, 2, 3) for each in (x.q, x.k, x.v))
     g, beta = (jnp.swapaxes(each, 2, 3)[:, :, :, None] for each in (x.g, x.beta))
-    out, after = delta_rule(OfChunks(q, k, v, g, beta), entry, starts, shares)
+    out, after = delta_rule(DeltaChunks(q, k, v, g, beta), entry, starts, shares)
     return jnp.swapaxes(out, 2, 3), after
 
 

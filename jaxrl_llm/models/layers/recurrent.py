@@ -15,12 +15,15 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.delta import DeltaInputs, in_rows, one_step
-from jaxrl_llm.models.layers.parts import accumulation_dtype, project, rms_norm
+from jaxrl_llm.models.layers.parts import accumulation_dtype, linear, project, rms_norm
 from jaxrl_llm.models.layers.paths import CHUNK
+from jaxrl_llm.models.parameters import LORA_IN
 from jaxrl_llm.models.placement import ANYWHERE, Placement
+from jaxrl_llm.models.quantised import Weight
 
 Array = jax.Array
 Layer = dict[str, Any]
+PARTS = 4  # of `in_parts`
 
 
 class State(NamedTuple):
@@ -66,8 +69,8 @@ def delta_mixer(
     assert sizes is not None
     windows, state = ((None,) * 3, None) if memory is None else memory
 
-    def projected(name: str) -> Array:
-        return project(y, layer[name], layer, name, name in placement.joined)
+    def projected(name: str, through: Any = project) -> Array:
+        return through(y, layer[name], layer, name, name in placement.joined)
 
     def convolved(x: Array, name: str, window: Array | None) -> Array:
         taps = layer[f"{name}_taps"]
@@ -77,7 +80,7 @@ def delta_mixer(
 
     # Each by itself: heads of the three are sharded alike.
     names, wide = ("query", "key", "value"), accumulation_dtype(y.dtype)
-    mixed = [projected(f"delta_{name}") for name in names]
+    mixed = [projected(f"delta_{name}", project if name == "value" else in_parts) for name in names]
     q, k, v = (convolved(*each) for each in zip(mixed, names, windows, strict=True))
     q, k = (_of_length_one(x.astype(wide)) for x in (q, k))
     q, k = (jnp.repeat(x.astype(y.dtype), sizes.values // sizes.keys, axis=2) for x in (q * sizes.key**-0.5, k))
@@ -93,6 +96,19 @@ def delta_mixer(
     )
     after = tuple(flow.window(x, window, sizes.taps) for x, window in zip(mixed, windows, strict=True))
     return out, None if after[0] is None else State(after, state)
+
+
+def in_parts(x: Array, weight: Weight, layer: Layer, name: str, joined: bool = False) -> Array:
+    """`project`, where that is a product in float32 with a sum for each of some parts of the inputs.
+
+    Their rounding is half of one sum's, which matters to outputs that are scaled to length one: where inputs nearly
+    cancel, scaling magnifies it.
+    """
+    K = x.shape[-1]
+    if x.dtype.itemsize < 4 or K % PARTS or not isinstance(weight, Array) or name + LORA_IN in layer:
+        return project(x, weight, layer, name, joined)
+    a, b, c, d = (linear(x[..., i : i + K // PARTS], weight[i : i + K // PARTS]) for i in range(0, K, K // PARTS))
+    return (a + b) + (c + d)
 
 
 def _of_length_one(x: Array) -> Array:

@@ -8,12 +8,20 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from jaxrl_llm.rewards.parsing.final_answers import (
-    final_answer,
-    normalised,
-    with_usual_numbers,
-)
+from jaxrl_llm.rewards.parsing.final_answers import final_answer, normalised, with_usual_numbers
 from jaxrl_llm.rewards.parsing.notation import as_latex
+
+_QUOTE = r"[`*_\"'()\[\]]"
+_QUOTES = re.compile(rf"(?<!{_QUOTE}){_QUOTE}++(?=[-+]?\.?[0-9])|(?<=[0-9]){_QUOTE}++")  # around numbers
+_INLINE = re.compile(r"\$([^$\n]+)\$")
+_FORMULA = re.compile(
+    r"(?=.*(?:\\[a-z]|[\^*/=+]))(?:\\[a-zA-Z]+|[^\\$A-Za-z\n]|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))+"
+)  # without words
+THOUGHTS = re.compile(r"<think>(?!.*<think>).*?</think>", re.DOTALL)
+_LONGEST = 2000  # characters of a final answer, and of the end of a text in which it is looked for
+LATEX_DELIMITERS = (
+    "$", r"\(", r"\[", r"\boxed", *(rf"\begin{{{kind}" for kind in ("equation", "align", "gather", "math")),
+)  # fmt: skip
 
 
 def readings(text: str, numbers: bool = True) -> Iterator[list[Any]]:
@@ -26,13 +34,8 @@ def readings(text: str, numbers: bool = True) -> Iterator[list[Any]]:
         if len(found) > _LONGEST:
             return
         usual = with_usual_numbers(found) if numbers else found
-        yield from filter(
-            None,
-            map(
-                parsed,
-                dict.fromkeys([f"\\boxed{{{usual}}}", f"${normalised(usual)}$", usual, found, f"${as_latex(found)}$"]),
-            ),
-        )
+        ways = [f"\\boxed{{{usual}}}", f"${normalised(usual)}$", usual, found, f"${as_latex(found)}$"]
+        yield from filter(None, map(parsed, dict.fromkeys(ways)))
         return
     said = _INLINE.sub(lambda one: f"${as_latex(one[1])}$", _end_of(after_thoughts(text)))
     usual = with_usual_numbers(said) if numbers else said
@@ -66,23 +69,6 @@ def _is_not_about_timeouts(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Timeout is disabled")
 
 
-_QUOTE = r"[`*_\"'()\[\]]"
-_QUOTES = re.compile(rf"(?<!{_QUOTE}){_QUOTE}++(?=[-+]?\.?[0-9])|(?<=[0-9]){_QUOTE}++")  # around numbers
-
-_INLINE = re.compile(r"\$([^$\n]+)\$")
-_FORMULA = re.compile(
-    r"(?=.*(?:\\[a-z]|[\^*/=+]))(?:\\[a-zA-Z]+|[^\\$A-Za-z\n]|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))+"
-)  # without words
-
-
 def after_thoughts(text: str) -> str:
+    """What a text says after its last thoughts; the whole of one that says nothing else."""
     return text.rpartition("</think>")[2].strip() or text
-
-
-THOUGHTS = re.compile(r"<think>(?!.*<think>).*?</think>", re.DOTALL)
-
-_LONGEST = 2000  # characters of a final answer, and of the end of a text in which it is looked for
-
-LATEX_DELIMITERS = (
-    "$", r"\(", r"\[", r"\boxed", *(rf"\begin{{{kind}" for kind in ("equation", "align", "gather", "math")),
-)  # fmt: skip

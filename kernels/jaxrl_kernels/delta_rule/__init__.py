@@ -11,16 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_kernels.delta_rule import blocked, pallas_kernel
-from jaxrl_kernels.delta_rule.chunk import DeltaInputs, Shares, inverse_of_one_plus, step
+from jaxrl_kernels.delta_rule.chunk import DeltaChunks, Shares
 from jaxrl_kernels.implementations import by_platform, check_implementation
-from jaxrl_kernels.partition import AnyMesh, Axis, check_apart, dividing, mesh_of, vary_together
+from jaxrl_kernels.partition import AnyMesh, Axis, check_apart, dividing, first_dividing, mesh_of, vary_together
 
 Array = jax.Array
-__all__ = ["DeltaInputs", "Shares", "delta_rule", "inverse_of_one_plus", "step"]
+__all__ = ["DeltaChunks", "Shares", "delta_rule"]
 
 
 def delta_rule(
-    x: DeltaInputs,
+    x: DeltaChunks,
     entry: Array,
     starts: Array,
     shares: Shares | None = None,
@@ -55,7 +55,7 @@ def delta_rule(
       ValueError: shapes or dtypes do not match, or the implementation is unknown.
 
     >>> one = jnp.ones((1, 1, 1, 2, 1))  # two tokens with q = k = v = 1
-    >>> x = DeltaInputs(one, one, one, jnp.zeros((1, 1, 1, 1, 2)), jnp.full((1, 1, 1, 1, 2), 0.5))
+    >>> x = DeltaChunks(one, one, one, jnp.zeros((1, 1, 1, 1, 2)), jnp.full((1, 1, 1, 1, 2), 0.5))
     >>> out, after = delta_rule(x, jnp.array([[-1]]), jnp.zeros((1, 0, 1, 1, 1)))
     >>> print(out.ravel(), after.ravel())  # half of the way to 1, twice
     [0.5  0.75] [0.75]
@@ -69,9 +69,7 @@ def delta_rule(
     mesh = mesh_of(mesh, x, places, starts)
     if mesh is None:
         return _chunked(implementation, x, places, starts, shares)
-    rows, names = dividing(mesh, row_axis, R), (head_axis,) if isinstance(head_axis, str) else head_axis
-    divided = (dividing(mesh, names[:end], x.q.shape[2]) for end in range(len(names), 0, -1))
-    heads = next((axes for axes in divided if axes is not None), None)
+    rows, heads = dividing(mesh, row_axis, R), first_dividing(mesh, head_axis, x.q.shape[2])
 
     def run(*arrays: Any) -> tuple[Array, Array]:
         return _chunked(implementation, *vary_together(*arrays))
@@ -88,7 +86,7 @@ def delta_rule(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _chunked(
-    implementation: str | None, x: DeltaInputs, places: Array, starts: Array, shares: Shares | None
+    implementation: str | None, x: DeltaChunks, places: Array, starts: Array, shares: Shares | None
 ) -> tuple[Array, Array]:
     return _forward(implementation, x, places, starts, shares)[0]
 
@@ -99,7 +97,7 @@ def _by_platform(implementation: str | None, xla: Any, pallas: Any, given: Seque
 
 
 def _forward(
-    implementation: str | None, x: DeltaInputs, places: Array, starts: Array, shares: Shares | None
+    implementation: str | None, x: DeltaChunks, places: Array, starts: Array, shares: Shares | None
 ) -> tuple[tuple[Array, Array], Any]:
     given = (x, shares), places, starts
     found = _by_platform(implementation, blocked.forward, pallas_kernel.forward, given)
@@ -116,7 +114,7 @@ def _backward(implementation: str | None, residuals: Any, cotangents: tuple[Arra
 _chunked.defvjp(_forward, _backward)
 
 
-def _check(x: DeltaInputs, entry: Array, starts: Array) -> None:
+def _check(x: DeltaChunks, entry: Array, starts: Array) -> None:
     """Raise a ValueError that names the argument, what was found and what is expected."""
     if x.q.ndim != 5 or not jnp.issubdtype(x.q.dtype, jnp.floating):
         raise ValueError(f"q must be floating [R, n, H, C, k], found {x.q.dtype}{list(x.q.shape)}")

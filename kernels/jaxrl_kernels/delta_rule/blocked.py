@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.delta_rule.chunk import DeltaInputs, Shares, step
+from jaxrl_kernels.delta_rule.chunk import DeltaChunks, Shares, step
 from jaxrl_kernels.partition import zeros
 
 Array = jax.Array
-Given = tuple[DeltaInputs, Shares | None]
+Given = tuple[DeltaChunks, Shares | None]
 
 
 def forward(given: Given, places: Array, starts: Array) -> tuple[Array, Array]:
@@ -34,12 +34,12 @@ def forward(given: Given, places: Array, starts: Array) -> tuple[Array, Array]:
 
 def backward(
     given: Given, places: Array, starts: Array, after: Array, d_out: Array, d_after: Array
-) -> tuple[DeltaInputs, Array]:
+) -> tuple[DeltaChunks, Array]:
     """The cotangents of the inputs and of `starts`."""
     n, rows = places.shape[1], jnp.arange(len(places))
     known, d_known = _after(after, starts), _after(d_after, _like(starts))
 
-    def one(back: Array, carry: tuple[DeltaInputs, Array]) -> tuple[DeltaInputs, Array]:
+    def one(back: Array, carry: tuple[DeltaChunks, Array]) -> tuple[DeltaChunks, Array]:
         d_x, d_known = carry
         number = n - 1 - back
         (x, shares), place = _of_chunk(given, number), places[:, number]

@@ -21,7 +21,7 @@ Array = jax.Array
 EXACT = jax.lax.Precision.HIGHEST  # of sums of logarithms and of inverses, which TPUs would round to bfloat16
 
 
-class DeltaInputs(NamedTuple):
+class DeltaChunks(NamedTuple):
     """What C tokens of a chunk bring, of each of H heads; a token that changes nothing has g = 0 and beta = 0.
 
     q, k and v in any dtype, g and beta in that of states.
@@ -43,7 +43,7 @@ class Shares(NamedTuple):
     through: Array  # [..., 1, 1, 1], whether the path that the chunk begins with does
 
 
-def step(x: DeltaInputs, state: Array, shares: Shares | None = None) -> tuple[Array, Array]:
+def step(x: DeltaChunks, state: Array, shares: Shares | None = None) -> tuple[Array, Array]:
     """Outputs [..., H, C, v] of a chunk's tokens, and the states [..., H, k, v] after them.
 
     state: [..., H, k, v], before. shares: None where all tokens are of one path, that of the state.

@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxrl_kernels.delta_rule.blocked import Given
-from jaxrl_kernels.delta_rule.chunk import DeltaInputs, Shares, step
+from jaxrl_kernels.delta_rule.chunk import DeltaChunks, Shares, step
 
 Array = jax.Array
 STATES = 32 * 2**20  # bytes of states that are kept on the chip
@@ -57,7 +57,7 @@ def step_flops(of: Sizes) -> int:
     return pairs + 6 * C * k * v + 3 * k * v + 8 * C * (k + v) + 32 * C
 
 
-def _read(x: DeltaInputs, shares: Shares | None) -> Given:
+def _read(x: DeltaChunks, shares: Shares | None) -> Given:
     """The blocks of a chunk, heads first."""
     take = lambda ref: ref[0, 0]  # noqa: E731
     return jax.tree.map(take, x), None if shares is None else jax.tree.map(take, shares)
@@ -103,7 +103,7 @@ def _backward_kernel(
 class Specs(NamedTuple):
     """Blocks of the arrays of a call, of chunks in the order in which they are computed."""
 
-    x: DeltaInputs
+    x: DeltaChunks
     shares: Shares
     starts: Any
     states: Any  # after each chunk
@@ -126,7 +126,7 @@ def _specs(of: Sizes, backwards: bool) -> Specs:
     starts = pl.BlockSpec((1, of.s, of.together, of.k, of.v), lambda r, h, c, places: (r, 0, h, 0, 0))
     before = pl.BlockSpec((1, 1, of.together, of.k, of.v), of_entry)
     return Specs(
-        DeltaInputs(keys, keys, values, numbers, numbers), Shares(marks, marks, marks, one), starts,
+        DeltaChunks(keys, keys, values, numbers, numbers), Shares(marks, marks, marks, one), starts,
         blocks(of.k, of.v), before,
     )  # fmt: skip
 
@@ -188,7 +188,7 @@ def backward(
     of: Sizes,
     *,
     interpret: bool,
-) -> tuple[DeltaInputs, Array]:
+) -> tuple[DeltaChunks, Array]:
     """The cotangents of the inputs and of `starts`; see `blocked.backward`."""
     x, shares = given
     specs = _specs(of, backwards=True)

@@ -16,7 +16,7 @@ from jaxrl_kernels.packed_attention.pallas_backward import backward
 from jaxrl_kernels.packed_attention.pallas_forward import forward
 from jaxrl_kernels.packed_attention.pallas_parts import sizes_of
 from jaxrl_kernels.packed_attention.reference import Numbers, blocked, reference
-from jaxrl_kernels.partition import AnyMesh, Axis, dividing, mesh_of, vary_together
+from jaxrl_kernels.partition import AnyMesh, Axis, dividing, first_dividing, mesh_of, vary_together
 
 Array = jax.Array
 
@@ -109,9 +109,7 @@ def on_mesh(
     mesh = mesh_of(mesh, q, k, v, where)
     if mesh is None:
         return attend(static, q, k, v, where)
-    rows, names = dividing(mesh, row_axis, q.shape[0]), (head_axis,) if isinstance(head_axis, str) else head_axis
-    found = (dividing(mesh, names[:end], k.shape[2]) for end in range(len(names), 0, -1))
-    heads = next((axes for axes in found if axes is not None), None)
+    rows, heads = dividing(mesh, row_axis, q.shape[0]), first_dividing(mesh, head_axis, k.shape[2])
     (L, h), S = q.shape[1::2], k.shape[1]
 
     def run(q: Array, k: Array, v: Array, where: Where) -> tuple[Array, Array]:
