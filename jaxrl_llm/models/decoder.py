@@ -94,6 +94,7 @@ def run(
     placement: Placement = ANYWHERE,
     experts: jax.Array | None = None,
     record: bool = False,
+    counted: jax.Array | None = None,
     absorbed: bool = False,
     again: Callable[[Any, Any], Any] = _given,
     flow: Flow | None = None,
@@ -104,15 +105,17 @@ def run(
     kinds, else stacked along a leading layer axis (None: there is none). rotations: `rotations_of` the positions, where
     they are already computed. placement: how states and weights are sharded. experts: int[N, L, layers, k], of each
     token in each layer of a mixture, see `moe.expert_mlp`. record: the second result is (memory, the experts of each
-    token, in the same form). absorbed: see `attention.latent_heads`. again: the memory that a layer gets which attends
-    to another's keys, made of what that one got and what it left; the former by default. flow: of layers that carry
-    states; a model without any needs none. For the other arguments see `forward`.
+    token, in the same form). counted: bool[N, L], without `record`: the second result is (memory, the `moe.Load` of
+    these tokens, [layers, E] each, zeros of layers without experts). absorbed: see `attention.latent_heads`. again:
+    the memory that a layer gets which attends to another's keys, made of what that one got and what it left; the former
+    by default. flow: of layers that carry states; a model without any needs none. For the other arguments see
+    `forward`.
     """
     dtype = dtype or params["embed"].dtype
     x = placement.states(_embed(params, config, tokens, dtype).astype(activations or dtype), False)
     rotations = rotations or rotations_of(config, positions, accumulation_dtype(dtype))
     layers, inputs = params["layers"], _inputs(params, config, tokens, x, dtype)
-    settings = Settings(config, attend, flow, placement, dtype, rounding, record, absorbed)
+    settings = Settings(config, attend, flow, placement, dtype, rounding, record, absorbed, counted)
     keep: Any = None
     if remat or placement.gathers:
         keep = remat if callable(remat) else None if remat else all_but_weights
@@ -141,6 +144,7 @@ def _unrolled(
     latest = dict[str, tuple[int, Any]]()  # by kind: the number of its last layer, its keys and values
     after: list[Any] = []
     chosen: list[Any] = []
+    loads: list[Any] = []
     for number, (layer, kind) in enumerate(zip(layers, kinds, strict=True)):
         own, source, keys = config.each_kind[kind], number, None
         if own.keys_of:
@@ -158,8 +162,15 @@ def _unrolled(
             after.append(None)
             after[source] = left.memory
         chosen.append(left.experts)
-    kept = tuple(after)
-    return x, (kept, jnp.stack(chosen, axis=2)) if settings.record else kept
+        loads.append(left.load)
+    return x, _with_routing(settings, tuple(after), chosen, loads)
+
+
+def _with_routing(settings: Settings, kept: Any, chosen: list[Any], loads: list[Any]) -> Any:
+    """The layers' memory, with the experts of all layers, or their load, where these are asked for."""
+    if settings.counted is not None:
+        return kept, jax.tree.map(lambda *each: jnp.stack(each), *loads)
+    return (kept, jnp.stack(chosen, axis=2)) if settings.record else kept
 
 
 def _scanned(
@@ -169,12 +180,15 @@ def _scanned(
     latest: dict[str, Any] = {}
     kept: list[Any] = [None] * config.num_layers
     chosen: list[Any] = [None] * config.num_layers
+    loads: list[Any] = [None] * config.num_layers
     for block in blocks_of(config):
         over = _over(config, block, layers, memory, inputs, experts)
         body = partial(_pattern, config, settings, wrap, block, rotations)
         if not config.kinds:
             (x, _), left = jax.lax.scan(body, (x, latest), over)
-            (found, marks), *_ = left
+            (found, marks, load), *_ = left
+            if settings.counted is not None:
+                return x, (found, load)
             return x, (found, jnp.moveaxis(marks, 0, 2)) if settings.record else found
         if block.repeats == 1:
             (x, latest), left = body((x, latest), jax.tree.map(lambda y: y[0], over))
@@ -184,8 +198,8 @@ def _scanned(
             (x, latest), left = jax.lax.scan(body, (x, latest), over)
         for place, number in enumerate(block.layers):
             turn, position = divmod(place, len(block.pattern))
-            kept[number], chosen[number] = jax.tree.map(lambda y, turn=turn: y[turn], left[position])
-    return x, (tuple(kept), jnp.stack(chosen, axis=2)) if settings.record else tuple(kept)
+            kept[number], chosen[number], loads[number] = jax.tree.map(lambda y, turn=turn: y[turn], left[position])
+    return x, _with_routing(settings, tuple(kept), chosen, loads)
 
 
 def _over(
@@ -227,7 +241,7 @@ def _pattern(
         name = config.kinds[kind].name if config.kinds else ""
         if name and name in attended:
             latest[name] = found.keys
-        left.append((None if own.keys_of else found.memory, found.experts))
+        left.append((None if own.keys_of else found.memory, found.experts, found.load))
     return (x, latest), left
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ class Wanted(NamedTuple):
     """What `policy_outputs` shall find beside log-probabilities and entropies; static."""
 
     # Of MEASURES, "values", "hidden", "internal_logp", "heated_logp", "top_tokens", "top_logp", "implicit_logp",
-    # "experts".
+    # "experts", "router_load".
     names: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = ()  # "tempered_logp:T" for each, a multiple of the sampling temperature
     layer: int = 0  # of "internal_logp", counting from 1
@@ -91,7 +91,8 @@ def policy_outputs(
     probable tokens, and "top_logp" [N, L, K] their log-probabilities without truncation; where only these are wanted
     they are of the ids in info["top_tokens"], and differentiable. "implicit_logp" is the log-probability under the
     implicit reward model (a critic of the kind "likelihood"), differentiable with respect to its parameters.
-    "experts" int[N, L, layers, k] are of all tokens, not only of actions.
+    "experts" int[N, L, layers, k] are of all tokens, not only of actions, and so is "router_load", the `moe.Load` of a
+    mixture [layers, E], of which tokens that rows share count once with a packing; one of both at a time.
 
     Where the batch has `experts`, a mixture sees its tokens with these instead of its router's choice (routing replay).
 
@@ -100,7 +101,7 @@ def policy_outputs(
     check_params(policy, params)
     check_batch(batch)
     check_experts(policy, batch)
-    view = _view(policy, params, batch, packing, record="experts" in wanted.names)
+    view = _view(policy, params, batch, packing, record="experts" in wanted.names, load="router_load" in wanted.names)
     logp, entropy = _drawn_from(policy, params, view, batch, packing)
     found = {"logp": logp, "entropy": entropy}
     flat = jax.lax.stop_gradient(view.states)
@@ -136,6 +137,8 @@ def policy_outputs(
     placed = {name: _scatter(values, view, batch) for name, values in found.items()}
     if view.experts is not None:
         placed["experts"] = of_all_rows(view.experts, batch)
+    if view.load is not None:
+        placed["router_load"] = view.load
     return PolicyOutputs(placed.pop("logp"), placed.pop("entropy"), placed or None)
 
 
@@ -184,14 +187,20 @@ class _View(NamedTuple):
     temperature: jax.Array  # f32[M]
     floor: jax.Array | None  # f32[M]
     experts: jax.Array | None = None  # int[N, L, layers, k] of packed tokens, where they are recorded
+    load: Any = None  # `moe.Load` [layers, E], where it is counted
 
 
-def _view(policy: Policy, params: Params, batch: Trajectories, packing: Packing | None, record: bool = False) -> _View:
+def _view(
+    policy: Policy, params: Params, batch: Trajectories, packing: Packing | None, record: bool = False,
+    load: bool = False,
+) -> _View:  # fmt: skip
     packing = whole_rows(batch) if packing is None else packing
     given = None if batch.experts is None else batch.experts[:, :, : policy.config.num_layers]
-    states, chosen = packed_states(policy, params, batch.tokens, packing, given, record), None
+    states, chosen, counts = packed_states(policy, params, batch.tokens, packing, given, record, load), None, None
     if record:
         states, chosen = states
+    elif load:
+        states, counts = states
     at = packing.row, packing.column  # what is past the end is read at the end
 
     def gather(x: jax.Array) -> jax.Array:
@@ -201,7 +210,7 @@ def _view(policy: Policy, params: Params, batch: Trajectories, packing: Packing 
     temperature = jnp.ones(N) if batch.temperature is None else batch.temperature
     floor = None if batch.support_floor is None else gather(batch.support_floor)
     temperature = temperature.at[packing.row].get(mode="clip")
-    view = _View(*at, states, gather(batch.tokens), temperature, floor, chosen)
+    view = _View(*at, states, gather(batch.tokens), temperature, floor, chosen, counts)
     if policy.hook is None or policy.hook.factor is None:
         return view
     entropy = jax.lax.stop_gradient(_logp(policy, params, view._replace(floor=None))[1])

@@ -124,8 +124,9 @@ def _paths(source: Array, real: Array, before: Array | int, number: Array, size:
 
 
 def packed_states(
-    policy: Policy, params: Params, tokens: Array, packing: Packing, experts: Array | None = None, record: bool = False
-) -> Any:
+    policy: Policy, params: Params, tokens: Array, packing: Packing, experts: Array | None = None, record: bool = False,
+    load: bool = False,
+) -> Any:  # fmt: skip
     """The hidden states [M, D] that actions were chosen from. tokens int32[N, L], of the batch.
 
     Every packed token goes through the model once, forward and backward: both levels side by side through each layer,
@@ -133,7 +134,8 @@ def packed_states(
 
     experts: int[N, L, layers, k], with which the tokens go through a mixture of experts (see `moe.expert_mlp`);
     of a token that several rows share, those of the row that is packed. record: return (states, experts [N, L, layers,
-    k] of the tokens that are packed, NOT_RECORDED elsewhere).
+    k] of the tokens that are packed, NOT_RECORDED elsewhere). load: return (states, the `moe.Load` of the tokens that
+    are packed, each of which counts once, [layers, E] each), without `record`.
     """
     config, levels = policy.config, packing.levels
     where = placement(config, policy.mesh)
@@ -167,11 +169,11 @@ def packed_states(
     given = None if experts is None else experts.reshape(-1, *experts.shape[2:])[source]
     hidden, memory = policy.run(
         params, tokens.reshape(-1)[source], position, attend, remat=policy.remat, placement=where, experts=given,
-        record=record, flow=flow,
+        record=record, counted=numbers[0] > 0 if load else None, flow=flow,
     )  # fmt: skip
     states = _states(hidden, packing, tiles, sum(sizes), where)
     if not record:
-        return states
+        return (states, memory[1]) if load else states
     chosen, size = memory[1], tokens.size
     at = jnp.where(numbers[0] > 0, source, size).reshape(-1)
     found = jnp.full((size, *chosen.shape[2:]), NOT_RECORDED, chosen.dtype)

@@ -169,7 +169,7 @@ def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None
         )
     learner = Learner(
         policy, algorithm, optimizer, mesh, config.epochs, config.minibatches, config.micro_batches, reference, frozen,
-        policies,
+        policies, config.balance,
     )  # fmt: skip
     devices = row_shards(of_this_host(sampler), SAMPLED_ROWS)
     sizes = engine_sizes(config, algorithm, devices, units_of(sampler), policy.config.max_positions)

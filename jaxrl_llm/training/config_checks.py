@@ -21,6 +21,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "micro_batches": (1, 2**20), "seed": (0, 2**32 - 1), "slots": (0, 2**20), "eval_size": (0, None),
     "eval_every": (0, None), "checkpoint_every": (0, None), "keep_checkpoints": (2, None),
     "log_completions_every": (0, None), "critic_steps": (0, None), "overlong_tokens": (0, None), "top_k": (0, None),
+    "router_aux_coefficient": (0, 1e3), "router_bias_speed": (0, 1),
     "segment_tokens": (0, None), "lora_rank": (0, 2**16), "temperature": (1e-9, 1e6), "top_p": (SMALLEST, 1),
     "min_p": (0, 1), "oversample": (1, 1024), "reward_time_limit": (1e-3, 1e6), "rollout_time_limit": (1e-3, 1e6),
     "reward_default": (-1e30, 1e30), "turns": (1, 2**10), "turn_tokens": (0, 2**24),

@@ -50,7 +50,7 @@ def learn(
     reference = reference_now(parts.reference, state.policies.get("reference"), parts.frozen)
     learner = Learner(
         policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs, config.minibatches,
-        config.micro_batches, reference, frozen, state.policies,
+        config.micro_batches, reference, frozen, state.policies, config.balance,
     )  # fmt: skip
     later = frozenset[str]() if learner.algorithm.phases is None else learner.algorithm.phases.provides
     needs.check_provided(batch, learner.algorithm.needs - later)

@@ -50,6 +50,7 @@ TRL_SAME: dict[str, Same] = {
     "model_id": Same("--model"),
     "model_path": Same("--model"),
     "num_steps": Same("--steps"),
+    "router_aux_loss_coef": Same("--router-aux-coefficient"),
     "train_data": Same("--prompts"),
     "train_dataset": Same("--prompts"),
     "train_file": Same("--prompts"),

@@ -19,8 +19,8 @@ from jaxrl_llm.models.layers.attention import (
     norm,
     project_out,
 )
-from jaxrl_llm.models.layers.moe import expert_mlp, not_recorded
-from jaxrl_llm.models.layers.parts import Rotations, project
+from jaxrl_llm.models.layers.moe import Load, expert_mlp, not_recorded
+from jaxrl_llm.models.layers.parts import Rotations, accumulation_dtype, project
 from jaxrl_llm.models.layers.recurrent import convolution_mixer, delta_mixer
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 from jaxrl_llm.models.quantised import cast, straight_through_layer
@@ -40,6 +40,7 @@ class Settings(NamedTuple):
     rounding: str | None  # of `quantised.KINDS`
     record: bool  # whether layers say which experts tokens went through
     absorbed: bool  # see `attention.latent_heads`
+    counted: Array | None = None  # bool[N, L], the tokens of which layers say what they ask of experts
 
 
 class Given(NamedTuple):
@@ -57,6 +58,7 @@ class Left(NamedTuple):
     memory: Any
     experts: Array | None  # int[N, L, k], where they are recorded
     keys: Any  # (keys, values) [N, L, K, ...]
+    load: Any = None  # `moe.Load` [E] of the tokens that are counted
 
 
 def run_layer(
@@ -76,13 +78,13 @@ def run_layer(
         y, memory, keys = _attention(y, layer, window, rope, rotations, given, config, settings)
     x = place(_added(x, y, layer.get("attention_post_norm"), config), False)
     y = place(norm(x, layer["mlp_norm"], config) if config.pre_norms else x, True)
-    y, experts = _mlp(x, y, layer, config, settings, given.experts)
+    y, experts, load = _mlp(x, y, layer, config, settings, given.experts)
     x = _added(x, y, layer.get("mlp_post_norm"), config)
     if given.inputs is not None:
         x = x + norm(_of_inputs(x, layer, config, given.inputs), layer["input_post_norm"], config)
     if config.layer_scale:
         x = x * jax.lax.stop_gradient(layer["layer_scale"]).astype(x.dtype)
-    return place(x, False), Left(memory, experts, keys)
+    return place(x, False), Left(memory, experts, keys, load)
 
 
 def _attention(
@@ -121,24 +123,31 @@ def _of_inputs(x: Array, layer: Layer, config: ModelConfig, inputs: Array) -> Ar
 @jax.named_scope("mlp")
 def _mlp(
     x: Array, y: Array, layer: Layer, config: ModelConfig, settings: Settings, given: Array | None
-) -> tuple[Array, Array | None]:
-    """What the MLP, or experts, make of normed states y, and the experts if they are recorded. x: before the norm."""
-    placement, record = settings.placement, settings.record
+) -> tuple[Array, Array | None, Load | None]:
+    """What the MLP, or experts, make of normed states y, and the experts or their load if these are asked for.
+
+    x: before the norm.
+    """
+    placement, record, counted = settings.placement, settings.record, settings.counted
     if not config.num_experts:
         nothing = not_recorded(given, x.shape[:2], settings.config) if record else None
-        return mlp(y, layer, config, placement), nothing
+        idle = jnp.zeros(settings.config.num_experts, accumulation_dtype(x.dtype))
+        return mlp(y, layer, config, placement), nothing, None if counted is None else Load(idle, idle)
     states, routed = (norm(x, layer["experts_norm"], config), x) if config.shared_apart else (y, y)
-    found = expert_mlp(states, layer, config, partial(gated, config=config), placement.routed, given, record, routed)
-    out, experts = found if record else (found, None)
+    found = expert_mlp(
+        states, layer, config, partial(gated, config=config), placement.routed, given, record, routed, counted
+    )
+    out, beside = (found, None) if counted is None and not record else found
+    experts, load = (beside, None) if record else (None, beside)
     if config.shared_size:
-        beside = mlp(y, layer, config, placement, "shared_")
+        shared = mlp(y, layer, config, placement, "shared_")
         if config.shared_gate:
-            beside = beside * jax.nn.sigmoid(project(y, layer["shared_switch"], layer, "shared_switch"))
+            shared = shared * jax.nn.sigmoid(project(y, layer["shared_switch"], layer, "shared_switch"))
         if config.shared_apart:
             out = norm(out, layer["experts_post_norm"], config)
-            beside = norm(beside, layer["shared_post_norm"], config)
-        out = out + beside
-    return out, experts
+            shared = norm(shared, layer["shared_post_norm"], config)
+        out = out + shared
+    return out, experts, load
 
 
 def mlp(x: Array, layer: Layer, config: ModelConfig, placement: Placement = ANYWHERE, prefix: str = "") -> Array:
