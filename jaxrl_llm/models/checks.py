@@ -5,7 +5,7 @@ Only shapes and types are looked at where values are traced, so the checks work 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -15,7 +15,16 @@ import numpy as np
 from jaxrl_llm.core.shapes import FLOATS, INTEGERS, NUMBERS, has_shape, is_array, is_of
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.kinds import shown
-from jaxrl_llm.models.parameters import LORA_SCALE, Shape, adapted_weights, adapter_axes, head_shapes, shape_of, weights
+from jaxrl_llm.models.parameters import (
+    LORA_SCALE,
+    Shape,
+    Weight,
+    adapted_weights,
+    adapter_axes,
+    head_shapes,
+    shape_of,
+    weights,
+)
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -100,6 +109,9 @@ def _decoder(
     n = config.num_layers
     own = [weight for weight in weights(config).values() if weight.name not in without]
     ends = {weight.name: weight.shape for weight in own if "layers" not in weight.axes}
+    ends |= _adapters(
+        params, [weight for weight in adapted_weights(config).values() if weight.name in ends], config, ()
+    )
     _arrays(params, ends, prefix, ("layers", *extra))
     layers, names = params.get("layers"), [kind.name for kind in config.kinds] or [""]
     of_kind = {name: {w.name: w.shape[1:] for w in own if "layers" in w.axes and w.kind == name} for name in names}
@@ -124,15 +136,23 @@ def _layer(found: Any, shapes: dict[str, Shape], lead: Shape, config: ModelConfi
     if not isinstance(found, Mapping):
         raise InputError(f"the parameter {prefix[:-1]} is {kind_of(found)}, but must be a dictionary of arrays")
     wanted = {name: lead + shape for name, shape in shapes.items()}
-    for weight in adapted_weights(config).values():
+    adapted = [weight for weight in adapted_weights(config).values() if "layers" in weight.axes]
+    _arrays(found, wanted | _adapters(found, adapted, config, lead), prefix)
+
+
+def _adapters(
+    found: Mapping[str, Any], weights: Iterable[Weight], config: ModelConfig, lead: Shape
+) -> dict[str, Shape]:
+    """The shapes of the adapters of some weights that a dictionary has, and of their factor."""
+    wanted: dict[str, Shape] = {}
+    for weight in weights:
         matrices = adapter_axes(weight)
         if any(name in found for name in matrices):
             first, _ = matrices
             rank = (getattr(found.get(first), "shape", ()) or (0,))[-1]
-            wanted |= {name: lead + shape_of(axes[1:], config, rank=rank) for name, axes in matrices.items()}
-    if LORA_SCALE in found:
-        wanted[LORA_SCALE] = lead
-    _arrays(found, wanted, prefix)
+            of_one = {name: [axis for axis in axes if axis != "layers"] for name, axes in matrices.items()}
+            wanted |= {name: lead + shape_of(axes, config, rank=rank) for name, axes in of_one.items()}
+    return wanted | ({LORA_SCALE: lead} if LORA_SCALE in found else {})
 
 
 def _section(params: Mapping[str, Any], name: str, prefix: str) -> Mapping[str, Any]:

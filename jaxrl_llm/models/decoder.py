@@ -20,7 +20,14 @@ import jax.numpy as jnp
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.attention import Attend, Weighing, attention, norm
 from jaxrl_llm.models.layers.layer import Given, Settings, run_layer
-from jaxrl_llm.models.layers.parts import Rotations, accumulation_dtype, project, ropes_of_kind, rotations_of
+from jaxrl_llm.models.layers.parts import (
+    Rotations,
+    accumulation_dtype,
+    project,
+    ropes_of_kind,
+    rotations_of,
+    scaled_low_rank,
+)
 from jaxrl_llm.models.layers.recurrent import Flow, segments_flow
 from jaxrl_llm.models.placement import ANYWHERE, Placement, all_but_weights
 from jaxrl_llm.models.stacks import Block, blocks_of, of_kind, place_of, unstack
@@ -59,6 +66,9 @@ def empty_cache(config: ModelConfig, rows: int, slots: int, dtype: Any, stacked:
 @jax.named_scope("embedding")
 def _embed(params: Params, config: ModelConfig, tokens: jax.Array, dtype: Any) -> jax.Array:
     x = params["embed"][tokens].astype(dtype)
+    if "embed_lora_in" in params:
+        low_rank = scaled_low_rank(params["embed_lora_in"][tokens].astype(dtype), params)
+        x = x + low_rank @ params["embed_lora_out"].astype(dtype)
     return x if config.embedding_scale == 1.0 else x * jnp.asarray(config.embedding_scale, dtype)
 
 

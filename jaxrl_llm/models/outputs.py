@@ -104,11 +104,10 @@ def policy_outputs(
     view = _view(policy, params, batch, packing, record="experts" in wanted.names, load="router_load" in wanted.names)
     logp, entropy = _drawn_from(policy, params, view, batch, packing)
     found = {"logp": logp, "entropy": entropy}
-    flat = jax.lax.stop_gradient(view.states)
-    source = Distribution(
-        flat, jax.lax.stop_gradient(policy.unembedding(params)), view.temperature, policy.config.logit_softcap,
-        policy.config.known_tokens,
-    )  # fmt: skip
+    whole = _distribution(policy, params, view)
+    source = whole._replace(
+        hidden=jax.lax.stop_gradient(whole.hidden), unembedding=jax.lax.stop_gradient(whole.unembedding)
+    )
     for name in sorted(set(wanted.names) & set(MEASURES)):
         scale = 1 / policy.config.known_tokens if name == "mean_logp" else 1.0
         found[name] = scale * vocabulary_sum(MEASURES[name], source)
@@ -126,10 +125,9 @@ def policy_outputs(
         found["top_tokens"] = tokens.astype(jnp.float32)  # exact: vocabularies are far smaller than 2^24
     elif "top_logp" in wanted.names:
         tokens = batch.need("top_tokens").at[view.row, view.column].get(mode="clip").astype(jnp.int32)
-        whole = source._replace(hidden=view.states, unembedding=policy.unembedding(params))
         found["top_logp"] = logp_of_tokens(whole, tokens)
     if "hidden" in wanted.names:
-        found["hidden"] = flat
+        found["hidden"] = jax.lax.stop_gradient(view.states)
     if "values" in wanted.names:
         found["values"] = _values(policy, params, view, batch, packing)
     if "implicit_logp" in wanted.names:
@@ -153,17 +151,13 @@ def affinity(
         _view(policy, weights, rows, packing)
         for weights, rows in ((params, batch), (other, batch.replace(experts=None)))
     ]
-    sources = [
-        Distribution(
-            view.states,
-            policy.unembedding(weights),
-            view.temperature,
-            policy.config.logit_softcap,
-            policy.config.known_tokens,
-        )
-        for view, weights in zip(views, (params, other), strict=True)
-    ]
+    sources = [_distribution(policy, weights, view) for view, weights in zip(views, (params, other), strict=True)]
     return _scatter(vocabulary_sum(lambda p, q: jnp.exp((p + q) / 2), *sources), views[0], batch)
+
+
+def _distribution(policy: Policy, params: Params, view: _View) -> Distribution:
+    states, head, config = policy.head_states(params, view.states), policy.unembedding(params), policy.config
+    return Distribution(states, head, view.temperature, config.logit_softcap, config.known_tokens)
 
 
 def inner_policy(policy: Policy, params: Params, layer: int) -> tuple[Policy, Params]:
@@ -241,8 +235,9 @@ def _drawn_from(
 @jax.named_scope("head")
 def _logp(policy: Policy, params: Params, view: _View) -> tuple[jax.Array, jax.Array]:
     return fused_logprob(
-        view.states, policy.unembedding(params), view.targets, temperature=view.temperature,
-        softcap=policy.config.logit_softcap, support_floor=view.floor, vocab_size=policy.config.unpadded,
+        policy.head_states(params, view.states), policy.unembedding(params), view.targets,
+        temperature=view.temperature, softcap=policy.config.logit_softcap, support_floor=view.floor,
+        vocab_size=policy.config.unpadded,
     )  # fmt: skip
 
 

@@ -298,22 +298,35 @@ def head_shapes(config: ModelConfig, units: int, values: int) -> dict[str, Shape
 
 
 def adapted_weights(config: ModelConfig) -> dict[Path, Weight]:
-    """The projections of a model's layers that can have adapters, by path: all but those of experts."""
-    return {path: weight for path, weight in weights(config).items() if _is_adapted(weight)}
+    """The weights of a model that can have adapters, by path: projections of its layers and of their experts, and the
+    matrices of embeddings, unless these are tied, so that an adapter of one could not be merged."""
+    return {
+        path: weight for path, weight in weights(config).items()
+        if _is_adapted(weight) and ("layers" in weight.axes or not config.tie_embeddings)
+    }  # fmt: skip
 
 
 def _is_adapted(weight: Weight) -> bool:
-    excluded = {"experts", "one", "taps"}
-    return bool(weight.inputs) and "layers" in weight.axes and not excluded & {*weight.axes}
+    excluded = {"experts", "one", "taps"} & {*weight.axes[len(weight.stacked) :]}
+    return weight.axes == _ROWS or (bool(weight.inputs) and "layers" in weight.axes and not excluded)
+
+
+def adapted_by_default(weight: Weight) -> bool:
+    """Whether a weight that can have an adapter has one where no targets are named: experts and embeddings have not."""
+    return weight.stacked == ("layers",)
 
 
 def adapter_axes(weight: Weight) -> dict[str, tuple[str, ...]]:
-    """Name -> axes of the two matrices of a projection's adapter, [inputs, rank] and [rank, outputs]."""
+    """Name -> axes of the two matrices of a weight's adapter, [inputs, rank] and [rank, outputs].
+
+    The inputs of an embedding are tokens; the outputs of the unembedding, whose rows are tokens, are.
+    """
+    axes = weight.axes[::-1] if weight.name == "unembed" else weight.axes
     start = len(weight.stacked)
-    end = start + weight.inputs
+    end = start + (weight.inputs or 1)
     return {
-        weight.name + LORA_IN: (*weight.axes[:end], "rank"),
-        weight.name + LORA_OUT: (*weight.axes[:start], "rank", *weight.axes[end:]),
+        weight.name + LORA_IN: (*axes[:end], "rank"),
+        weight.name + LORA_OUT: (*axes[:start], "rank", *axes[end:]),
     }
 
 

@@ -193,6 +193,7 @@ def _is_ready(policy: Policy, params: Params) -> bool:
     return (
         jax.default_backend() == "cpu"
         and isinstance(params["layers"], dict)
+        and "unembed_lora_out" not in params  # see `_others`
         and all(
             _is_array(x) and x.dtype == policy.dtype == jnp.float32 and x.devices() == here
             for x in jax.tree.leaves(params)
@@ -245,10 +246,11 @@ def _others(policy: Policy, params: Params, options: LoopOptions) -> Params:
     """`loop_params` of all arrays but those of layers."""
     # The decoder casts the norms of layers, but not the final norm.
     out = {name: x if name == "final_norm" else x.astype(policy.dtype) for name, x in params.items()}
-    if options.own_head(policy):
+    if options.own_head(policy) or "unembed_lora_out" in out:  # no step shall put that beside the unembedding
         head = jnp.pad(policy.unembedding(out), [(0, n) for n in options.padding(policy)])
         out["head"] = head.astype(policy.activation_dtype) if options.wide_head else head
-        out.pop("unembed", None)
+        for name in ("unembed", "unembed_lora_out"):
+            out.pop(name, None)
     return out
 
 
@@ -263,8 +265,9 @@ def loop_specs(policy: Policy, mesh: AnyMesh, adapted: Any = None, options: Loop
     """A PartitionSpec for each array of `loop_params`. adapted: parameters whose LoRA adapters are included."""
     specs = parameter_specs(policy.config, mesh, False, adapted)
     options = options._replace(vocab_shards=mesh.shape.get("tensor", 1))
-    if options.own_head(policy):
-        specs.pop("unembed", None)
+    if options.own_head(policy) or "unembed_lora_out" in specs:
+        for name in ("unembed", "unembed_lora_out"):
+            specs.pop(name, None)
         specs["head"] = PartitionSpec("tensor") if options.vocab_shards > 1 else PartitionSpec()
     if options.rounding is not None:
         each = enumerate(specs["layers"])

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from jaxrl_llm.sampling.requests import SamplingConfig
 
 LoraTarget = Literal[
-    "query", "key", "value", "out", "gate", "up", "down", "shared_gate", "shared_up", "shared_down", "query_in",
-    "query_out", "latent", "key_out", "value_out", "query_gate", "delta_query", "delta_key", "delta_value",
-    "delta_gate", "delta_rate", "delta_decay", "delta_out", "conv_in", "conv_gate", "conv_value", "conv_out",
-    "input_gate", "input_out",
+    "embed", "unembed", "query", "key", "value", "out", "gate", "up", "down", "shared_gate", "shared_up",
+    "shared_down", "query_in", "query_out", "latent", "key_out", "value_out", "query_gate", "delta_query", "delta_key",
+    "delta_value", "delta_gate", "delta_rate", "delta_decay", "delta_out", "conv_in", "conv_gate", "conv_value",
+    "conv_out", "input_gate", "input_out",
 ]  # fmt: skip
 
 
@@ -250,8 +250,8 @@ class TrainConfig:
     lora_alpha: float = 32.0
     """Scale of the adapters: their output is multiplied by lora_alpha / lora_rank."""
     lora_targets: tuple[LoraTarget, ...] = ()
-    """Projections with adapters: query, key, value, out, gate, up, down; by default all (for mixtures of experts, the
-    first four)."""
+    """Matrices with adapters: query, key, value, out, gate, up, down (in layers with experts one for each expert), and,
+    where they are not tied, embed and unembed; by default all projections of layers but for experts."""
     reference_memory: Literal["device", "host"] = "device"
     """Where a reference policy is kept while it is not used: host saves accelerator memory at the cost of a transfer
     per step."""

@@ -32,6 +32,7 @@ from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.io.digest import tokenizer_digest
 from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.models.outputs import inner_policy
+from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.training.agents import agent_digests, check_agent, is_agent
@@ -147,8 +148,9 @@ def split_parameters(config: TrainConfig, policy: Policy, params: Params) -> tup
             )
         return base, critic | adapters
     key, rank = jax.random.key(config.seed), config.lora_rank
-    learning = critic | lora.init(key, policy.config, rank, config.lora_targets)
-    return lora.scaled(base, rank, config.lora_alpha), learning
+    adapters = lora.init(key, policy.config, rank, config.lora_targets)
+    base, adapters = lora.split(lora.scaled(combine(base, adapters), rank, config.lora_alpha))
+    return base, critic | adapters
 
 
 def reference_of(

@@ -64,6 +64,28 @@ def test_the_adapters_of_a_run_are_those_of_its_files(first: Path, capsys: pytes
     capsys.readouterr()
 
 
+@pytest.mark.heavy
+def test_a_run_with_adapters_of_experts_and_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampler and trainer agree; what is exported is read again; a second run goes on from it."""
+    monkeypatch.setattr(runs, "MODEL", runs.MODEL.parent / "mixtral")
+    targets = ("query", "gate", "up", "down", "embed", "unembed")
+    config = runs.small_config(tmp_path, lora_rank=2, lora_alpha=4.0, lora_targets=targets, steps=2, **LEARNING)
+    runs.train(config)
+    assert all(line["mismatch"] < 1e-5 for line in runs.lines_of(tmp_path / "run" / "metrics.jsonl"))
+    assert main(["export", config.output, str(tmp_path / "adapter"), "--adapters"]) == 0
+    _, policy, params, _ = load_run(config.output)
+    again, found, _ = load_policy(runs.MODEL, adapter=tmp_path / "adapter")
+    assert again.config == policy.config
+    assert jax.tree.structure(found) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, found, params)
+    assert all(np.any(np.asarray(params["layers"][f"{name}_lora_out"])) for name in ("gate", "up", "down"))
+    assert np.any(np.asarray(params["unembed_lora_out"]))
+    assert np.any(np.asarray(params["embed_lora_in"]))
+    (tmp_path / "second").mkdir()
+    runs.train(config_of(tmp_path / "second", tmp_path / "adapter"))
+    assert all(line["mismatch"] < 1e-5 for line in runs.lines_of(tmp_path / "second" / "run" / "metrics.jsonl"))
+
+
 def test_a_run_goes_on_from_an_adapter(first: Path, second: Path) -> None:
     """The reference is the model with the adapter as it was; sampler and trainer agree."""
     lines = runs.lines_of(second / "metrics.jsonl")

@@ -25,13 +25,15 @@ from jax.sharding import PartitionSpec
 from jaxrl_kernels.partition import dividing, mesh_of
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers.parts import accumulation_dtype, unit_norm
+from jaxrl_llm.models.layers.parts import accumulation_dtype, scaled_low_rank, unit_norm
+from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
 from jaxrl_llm.models.placement import ANYWHERE, EXPERT, TENSOR, split_spec
 from jaxrl_llm.models.quantised import ragged_product
 
 WEIGHTS = (
     "router", "gate", "up", "down", "router_bias", "router_correction", "router_norm", "expert_scale", "gate_bias",
-    "up_bias", "down_bias",
+    "up_bias", "down_bias", *(f"{name}{half}" for name in ("gate", "up", "down") for half in (LORA_IN, LORA_OUT)),
+    LORA_SCALE,
 )  # fmt: skip
 MAX_ROUTED = 2**16  # choices of gathered tokens beyond which they go through the experts a device's share at a time
 NOT_RECORDED = -1  # in place of a token's experts, where the router chooses them
@@ -68,11 +70,12 @@ def expert_mlp(
     Weights are softmax probabilities over all experts, or sigmoids of their scores (float32), renormalised over the
     chosen ones where the configuration says so. No token is dropped: tokens are sorted by expert and multiplied in
     ragged groups, so the output of a token does not depend on the others in the batch.
-    layer: router [D, E], gate and up [E, D, F], down [E, F, D], and biases. scored: [N, L, D], what the router sees
-    instead of x. routed: axes of the mesh over which N and L are split, where they divide; the mesh is that of the
-    arrays. experts: int[N, L, k], the experts of each token, instead of the router's choice; NOT_RECORDED leaves it to
-    the router. Their weights are the current router's, with its gradient. record: return (output, the experts in
-    `index_dtype` [N, L, k]). counted: bool[N, L], return (output, the `Load` [E] of these tokens), without `record`.
+    layer: router [D, E], gate and up [E, D, F], down [E, F, D], biases, and adapters of each expert. scored: [N, L, D],
+    what the router sees instead of x. routed: axes of the mesh over which N and L are split, where they divide; the
+    mesh is that of the arrays. experts: int[N, L, k], the experts of each token, instead of the router's choice;
+    NOT_RECORDED leaves it to the router. Their weights are the current router's, with its gradient. record: return
+    (output, the experts in `index_dtype` [N, L, k]). counted: bool[N, L], return (output, the `Load` [E] of these
+    tokens), without `record`.
     """
     weights = {name: layer[name] for name in WEIGHTS if name in layer}
     scored = x if scored is None else scored
@@ -217,6 +220,9 @@ def _through(
 
     def product(x: jax.Array, name: str) -> jax.Array:
         out = ragged_product(x, layer[name], sizes)
+        if name + LORA_IN in layer:
+            low_rank = scaled_low_rank(ragged_product(x, layer[name + LORA_IN], sizes), layer)
+            out = out + ragged_product(low_rank, layer[name + LORA_OUT], sizes)
         bias = layer.get(f"{name}_bias")
         if bias is None:
             return out
