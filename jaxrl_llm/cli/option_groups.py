@@ -54,7 +54,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "device": (
         "Precision, memory and the mesh of devices.",
-        ("dtype", "activations", "param_dtype", "cache_dtype", "weight_dtype", "same_rounding", "mesh",
+        ("dtype", "activations", "param_dtype", "frozen_dtype", "cache_dtype", "weight_dtype", "same_rounding", "mesh",
          "sampling_mesh", "micro_batches", "remat", "keep_projections", "reference_memory"),
     ),
     "safety": (

@@ -25,6 +25,7 @@ from jaxrl_llm.models.parameters import (
     shape_of,
     weights,
 )
+from jaxrl_llm.models.quantised import is_rounded
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -168,15 +169,16 @@ def _arrays(found: Mapping[str, Any], wanted: dict[str, Shape], prefix: str, oth
     for name, shape in wanted.items():
         if name not in found:
             raise InputError(f"the parameters lack {prefix}{name}: they are not this policy's")
+        rounded = is_rounded(found[name])
         array = found[name]
-        if not is_array(array):
+        if not rounded and not is_array(array):
             raise InputError(f"the parameter {prefix}{name} is {kind_of(array)}, but must be an array")
-        if not has_shape(array, shape):
+        if tuple(array.shape) != shape if rounded else not has_shape(array, shape):
             raise InputError(
                 f"the parameter {prefix}{name} has shape {tuple(array.shape)}, but the policy's configuration implies "
                 f"{shape}: these are another model's parameters"
             )
-        if not is_of(array, FLOATS):
+        if not rounded and not is_of(array, FLOATS):
             raise InputError(f"the parameter {prefix}{name} is of {array.dtype}, but must be of floats")
     for name in found:
         if name not in wanted and name not in others:

@@ -242,17 +242,28 @@ def _pattern(
     for position, kind in enumerate(block.pattern):
         own, place = config.each_kind[kind], used.get(kind, 0)
         used[kind] = place + 1
-        layer = jax.tree.map(lambda y, i=place: y[i], weights[kind])
         own_memory, marks, own_inputs = jax.tree.map(lambda y, i=position: y[i], (memory, experts, inputs))
         window, rope = _window_and_rope(config, block, position, numbers)
         given = Given(own_memory, marks, own_inputs, latest.get(own.keys_of))
-        run = wrap(partial(run_layer, config=own, settings=settings))
-        x, found = run(x, layer, window, rope, rotations[kind], given)
+        run = wrap(partial(_run_layer_at, place=place, config=own, settings=settings))
+        x, found = run(x, weights[kind], window, rope, rotations[kind], given)
         name = config.kinds[kind].name if config.kinds else ""
         if name and name in attended:
             latest[name] = found.keys
         left.append((None if own.keys_of else found.memory, found.experts, found.load))
     return (x, latest), left
+
+
+def _run_layer_at(
+    x: jax.Array, of_kind: Params, window: Any, rope: Any, rotations: Rotations, given: Given, place: int,
+    config: ModelConfig, settings: Settings,
+) -> Any:  # fmt: skip
+    """`run_layer` of one of several layers of a kind, which lie one after another.
+
+    It is taken where it is recomputed: the backward pass then keeps no copy of the layers' weights beside them.
+    """
+    layer = jax.tree.map(lambda y: y[place], of_kind)
+    return run_layer(x, layer, window, rope, rotations, given, config, settings)
 
 
 def _window_and_rope(config: ModelConfig, block: Block, position: int, numbers: jax.Array) -> tuple[Any, Any]:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import jax
@@ -47,6 +48,7 @@ from jaxrl_llm.models.parameters import (
     combine,
     put,
 )
+from jaxrl_llm.models.quantised import dense, is_rounded
 from jaxrl_llm.models.stacks import map_kinds
 from jaxrl_llm.utils.errors import InputError, unknown
 
@@ -187,23 +189,31 @@ def _is_matrix(name: str) -> bool:
 
 
 def merge(params: Params) -> Params:
-    """The parameters with W + (alpha / r) A B in place of W, and without adapters, in the dtypes of the weights.
+    """The parameters with W + (alpha / r) A B in place of W, and without adapters, in the dtypes of the weights; those
+    that are rounded (`quantised`) in that of the embeddings.
 
     Products are computed in float32. Layers may be stacked or a tuple; what has no adapter, a critic too, is shared
     with the parameters given and not copied.
     """
-    layers = _layers(params)
-    found = tuple(map(_merge, layers)) if isinstance(layers, tuple) else map_kinds(_merge, layers)
-    return {**_merge(params), "layers": found}
+    layers, own = _layers(params), partial(_merge, dtype=params["embed"].dtype if "embed" in params else jnp.float32)
+    found = tuple(map(own, layers)) if isinstance(layers, tuple) else map_kinds(own, layers)
+    return {**own(params), "layers": found}
 
 
-def _merge(found: Params) -> Params:
-    """`merge` of one dictionary: of one layer, of all of a kind, stacked, or of what is beside the layers."""
+def _merge(found: Params, dtype: Any) -> Params:
+    """`merge` of one dictionary: of one layer, of all of a kind, stacked, or of what is beside the layers.
+
+    dtype: of what was rounded.
+    """
     merged = {name: w for name, w in found.items() if not _is_of_adapter(name)}
+    rounded = {name for name, w in merged.items() if is_rounded(w)}
+    found = {**found, **{name: dense(merged[name]) for name in rounded}}
+    merged |= {name: found[name].astype(dtype) for name in rounded}
     for name in [name for name in merged if name + LORA_IN in found]:
         a, b = found[name + LORA_IN], found[name + LORA_OUT]
         a, b = (b.T, a.T) if name == "unembed" else (a, b)  # whose rows are outputs
-        merged[name] = _add(found[name], a, b, found.get(LORA_SCALE, jnp.float32(1)))
+        w = _add(found[name], a, b, found.get(LORA_SCALE, jnp.float32(1)))
+        merged[name] = w.astype(dtype) if name in rounded else w
     return merged
 
 

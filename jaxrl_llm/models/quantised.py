@@ -7,15 +7,20 @@ x W ~ (x values) * scale. A product reads the values themselves: no wide copy of
 are not rounded. The sampler keeps `Quantised` weights; the update, where it shall compute the same numbers, rounds its
 own at each use (`StraightThrough`), with gradients as if W had not been rounded but was that matrix.
 
+Frozen weights, to which adapters are trained (QLoRA), may be kept as `Quantised`, or in four bits (`normal_float`), in
+the update too (`FROZEN`): gradients go through the matrices that they stand for, and nothing wide is kept for the
+backward pass.
+
 Embeddings, unembedding, norms, biases, routers of experts and adapters stay as they are.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +29,7 @@ from jaxrl_kernels.partition import vary_together
 
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.normal_float import NormalFloat, as_floats, normal_float
 from jaxrl_llm.models.parameters import PROJECTIONS, parameter_shapes
 from jaxrl_llm.models.placement import AnyMesh, split_spec
 from jaxrl_llm.utils.errors import InputError, shown
@@ -67,7 +73,12 @@ class StraightThrough:
         return self.weight.shape
 
 
-Weight = Array | Quantised | StraightThrough
+Weight = Array | Quantised | NormalFloat | StraightThrough
+
+
+def is_rounded(w: Any) -> TypeGuard[Quantised | NormalFloat]:
+    """Whether a weight is kept rounded."""
+    return isinstance(w, Quantised | NormalFloat)
 
 
 def kind_of(dtype: Any, name: str = "weight_dtype") -> str | None:
@@ -89,6 +100,10 @@ def quantise(w: Array, kind: str, inputs: tuple[int, ...] = (-2,)) -> Quantised:
     For float8, it is at most |w| / 16, or scale / 1024 where that is more.
     """
     return _rounded(w, _scale_of(w, kind, inputs), kind)
+
+
+def _quantise(kind: str, w: Array, inputs: tuple[int, ...]) -> Quantised:
+    return quantise(w, kind, inputs)
 
 
 def straight_through(w: Array, kind: str, inputs: tuple[int, ...] = (-2,)) -> StraightThrough:
@@ -116,6 +131,8 @@ def dense(w: Weight) -> Array:
     """The matrix itself; of one that is rounded where it is used with a gradient as if it was not."""
     if isinstance(w, Quantised):
         return dequantised(w)
+    if isinstance(w, NormalFloat):
+        return as_floats(w)
     if isinstance(w, StraightThrough):
         rounded = dequantised(_rounded(w.weight, w.scale, w.kind), w.weight.dtype)
         return w.weight + jax.lax.stop_gradient(rounded - w.weight)
@@ -123,10 +140,41 @@ def dense(w: Weight) -> Array:
 
 
 def quantised_layer(layer: dict[str, Any], kind: str | None) -> dict[str, Any]:
-    """A layer's parameters, or those of all layers, with its projections rounded; as it is for None."""
+    """A layer's parameters, or those of all layers, with its projections rounded where they are not; None: as it is."""
     if kind is None:
         return layer
-    return {name: quantise(w, kind, inputs_of(name)) if name in NAMES else w for name, w in layer.items()}
+    rounds = lambda name, w: name in NAMES and not is_rounded(w)  # noqa: E731
+    return {name: quantise(w, kind, inputs_of(name)) if rounds(name, w) else w for name, w in layer.items()}
+
+
+# How a frozen matrix may be kept, by name: a function of it and its axes of inputs.
+FROZEN: dict[str, Callable[[Array, tuple[int, ...]], Quantised | NormalFloat]] = {
+    **{kind: partial(_quantise, kind) for kind in KINDS},
+    "nf4": normal_float,
+}
+
+
+@partial(jax.jit, static_argnames=("kind", "name"))
+def frozen_weight(name: str, w: Array, kind: str) -> Any:
+    """A parameter as it is kept where it does not learn: a projection of layers rounded to a kind of FROZEN."""
+    return FROZEN[kind](w, inputs_of(name)) if name in NAMES else w
+
+
+def rounded_specs(name: str, w: Quantised | NormalFloat, config: ModelConfig, mesh: AnyMesh) -> Any:
+    """PartitionSpecs of a rounded weight on a mesh, for `shard_map`: scales are split as what they are scales of.
+
+    InputError where blocks of inputs would be cut. config: of the layer.
+    """
+    if isinstance(w, Quantised):
+        return jax.tree.map(lambda x: split_spec(name, x.shape, config, mesh), w)
+    spec = split_spec(name, w.shape, config, mesh)
+    for axis, size in zip(spec, w.scale.shape, strict=False):
+        if axis is not None and size % mesh.shape[axis]:
+            raise InputError(
+                f"{axis}={mesh.shape[axis]} of the mesh would cut blocks of 64 inputs of {name}, of which there are "
+                f"{size}: give a number that divides them, or frozen_dtype int8"
+            )
+    return NormalFloat(spec, spec)  # type: ignore[arg-type]
 
 
 def inputs_of(name: str) -> tuple[int, ...]:
@@ -156,22 +204,26 @@ def straight_through_layer(layer: dict[str, Any], kind: str | None) -> dict[str,
     """A layer's parameters, whose projections are rounded where they are used, but for those that are already."""
     if kind is None:
         return layer
-    rounds = lambda name, w: name in NAMES and not isinstance(w, Quantised)  # noqa: E731
+    rounds = lambda name, w: name in NAMES and not is_rounded(w)  # noqa: E731
     own = {name: straight_through(w, kind, inputs_of(name)) for name, w in layer.items() if rounds(name, w)}
     return {**layer, **own}
 
 
 def cast(tree: Any, dtype: Any) -> Any:
-    """Arrays in a dtype; `Quantised` ones as they are."""
-    is_quantised = lambda x: isinstance(x, Quantised)  # noqa: E731
-    return jax.tree.map(lambda x: x if is_quantised(x) else x.astype(dtype), tree, is_leaf=is_quantised)
+    """Arrays in a dtype; rounded ones as they are."""
+    return jax.tree.map(lambda x: x if is_rounded(x) else x.astype(dtype), tree, is_leaf=is_rounded)
 
 
 def product(x: Array, weight: Weight) -> Array:
     """x [M, K] times a matrix of K inputs, whose axes may be several: [M, N], in the dtype of x if it is rounded."""
     K = x.shape[1]
     if isinstance(weight, Quantised):
-        return _product(x, Quantised(weight.values.reshape(K, -1), weight.scale.reshape(1, -1)), None)
+        weight = Quantised(weight.values.reshape(K, -1), weight.scale.reshape(1, -1))
+        return _frozen_product(*vary_together(x, weight), None)
+    if isinstance(weight, NormalFloat):
+        levels = weight.levels.reshape(K // 2, -1)
+        weight = NormalFloat(levels, weight.scale.reshape(-1, levels.shape[1]))
+        return _frozen_product(*vary_together(x, weight), None)
     if isinstance(weight, StraightThrough):
         w, scale = weight.weight.reshape(K, -1), weight.scale.reshape(1, -1)
         return _straight_through(*vary_together(x, w, scale), None, weight.kind)
@@ -183,16 +235,50 @@ def ragged_product(x: Array, weight: Weight, sizes: Array) -> Array:
 
     sizes: int32[E]. Rows of no expert are not defined.
     """
-    if isinstance(weight, Quantised):
-        return _product(x, weight, sizes)
+    if isinstance(weight, Quantised | NormalFloat):
+        return _frozen_product(*vary_together(x, weight, sizes))
     if isinstance(weight, StraightThrough):
         return _straight_through(*vary_together(x, weight.weight, weight.scale, sizes), weight.kind)
     return jax.lax.ragged_dot(x, weight.astype(x.dtype), sizes)
 
 
-def _product(x: Array, q: Quantised, sizes: Array | None) -> Array:
+@jax.custom_vjp
+def _frozen_product(x: Array, q: Quantised | NormalFloat, sizes: Array | None) -> Array:
+    """The product of x [M, K] with a matrix of [K, N], or of rows with those of their experts [E, K, N], that has no
+    gradient. The backward pass makes the matrix again."""
+    return _product(x, q, sizes)
+
+
+def _frozen_product_backward(
+    residuals: tuple[Quantised | NormalFloat, Array | None], dy: Array
+) -> tuple[Array, None, None]:
+    q, sizes = residuals
+    if isinstance(q, NormalFloat):
+        return _into_inputs(dy, as_floats(q, dy.dtype), sizes), None, None
+    of_rows = q.scale if sizes is None else _scale_of_rows(q.scale, sizes, len(dy))
+    return _into_inputs((dy * of_rows).astype(dy.dtype), q.values.astype(dy.dtype), sizes), None, None
+
+
+_frozen_product.defvjp(lambda x, q, sizes: (_frozen_product(x, q, sizes), (q, sizes)), _frozen_product_backward)
+
+
+def _into_inputs(dy: Array, w: Array, sizes: Array | None) -> Array:
+    """The gradient [M, K] of inputs, of that of outputs dy [M, N] of a product with w; see `_frozen_product`."""
+    sums = jnp.promote_types(dy.dtype, jnp.float32)
+    if sizes is None:
+        return jnp.einsum("mn,kn->mk", dy, w, preferred_element_type=sums).astype(dy.dtype)
+    return jax.lax.ragged_dot(dy, w.swapaxes(-1, -2), sizes, preferred_element_type=sums).astype(dy.dtype)
+
+
+def _product(x: Array, q: Quantised | NormalFloat, sizes: Array | None) -> Array:
     """x times the values, summed in float32, and then times the scale."""
     sums = jnp.promote_types(x.dtype, jnp.float32)
+    if isinstance(q, NormalFloat):
+        w = as_floats(q, x.dtype)
+        y = jnp.matmul(x, w, preferred_element_type=sums) if sizes is None else jax.lax.ragged_dot(
+            x, w, sizes, preferred_element_type=sums
+        )  # fmt: skip
+        return y.astype(x.dtype)
     if sizes is not None:
         y = jax.lax.ragged_dot(x, q.values.astype(x.dtype), sizes, preferred_element_type=sums)
         return (y * _scale_of_rows(q.scale, sizes, len(x))).astype(x.dtype)
@@ -259,15 +345,12 @@ def _straight_through_backward(
     x, w, scale, sizes = residuals
     values = _rounded(w, scale, kind).values.astype(x.dtype)
     of_rows = scale if sizes is None else _scale_of_rows(scale, sizes, len(x))
-    scaled, sums = (dy * of_rows).astype(x.dtype), jnp.promote_types(x.dtype, jnp.float32)
+    dx, sums = _into_inputs((dy * of_rows).astype(x.dtype), values, sizes), jnp.promote_types(x.dtype, jnp.float32)
     if sizes is None:
-        dx = jnp.einsum("mn,kn->mk", scaled, values, preferred_element_type=sums)
         dw = jnp.einsum("mk,mn->kn", x, dy, preferred_element_type=sums)
     else:
-        times = partial(jax.lax.ragged_dot, group_sizes=sizes)
-        (dx,) = jax.vjp(lambda x: times(x, values), x)[1](scaled)
-        (dw,) = jax.vjp(lambda v: times(x, v), values)[1](dy)
-    return dx.astype(x.dtype), dw.astype(w.dtype), None, None
+        (dw,) = jax.vjp(lambda v: jax.lax.ragged_dot(x, v, sizes), values)[1](dy)
+    return dx, dw.astype(w.dtype), None, None
 
 
 _straight_through.defvjp(

@@ -10,7 +10,7 @@ from jax.experimental.layout import Format, Layout
 
 from jaxrl_llm.models.placement import AnyMesh
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.models.quantised import Quantised
+from jaxrl_llm.models.quantised import is_rounded
 
 LANE = 128  # lanes of a TPU's tile; devices split the vocabulary at multiples of it
 TO_HEADS = ("query", "key", "value")  # [D, heads, h]
@@ -58,8 +58,8 @@ def with_inputs_last(places: dict[str, Any]) -> dict[str, Any]:
     """
 
     def lay(place: Any) -> Any:
-        if isinstance(place, Quantised):
-            return place._replace(values=lay(place.values))
+        if is_rounded(place):  # the values, or levels
+            return place._replace(**{place._fields[0]: lay(place[0])})
         return Format(Layout(major_to_minor=(1, 2, 0)), place)
 
     return places | {name: lay(places[name]) for name in TO_HEADS}

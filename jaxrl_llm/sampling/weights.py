@@ -17,9 +17,9 @@ from jaxrl_llm.distributed.aot import place
 from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host, own_copy, to_numpy
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.recurrent import State
-from jaxrl_llm.models.placement import SAMPLED_ROWS, AnyMesh, row_axes
+from jaxrl_llm.models.placement import SAMPLED_ROWS, AnyMesh, row_axes, split_spec
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.quantised import kind_of, quantised_layer, quantised_specs
+from jaxrl_llm.models.quantised import cast, is_rounded, kind_of, quantised_layer, quantised_specs
 from jaxrl_llm.models.stacks import of_kind, place_of, unstack
 from jaxrl_llm.sampling.decode import RingCache
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache
@@ -258,7 +258,7 @@ def _layer(policy: Policy, layers: Params, number: Any, options: LoopOptions) ->
     """`loop_params` of one layer. number: which, of stacked ones; None if `layers` are the arrays of one."""
     layer = layers if number is None else jax.tree.map(lambda x: x[number], layers)
     # Rounded from the policy's dtype, as in the update.
-    return quantised_layer(jax.tree.map(lambda x: x.astype(policy.dtype), layer), options.rounding)
+    return quantised_layer(cast(layer, policy.dtype), options.rounding)
 
 
 def loop_specs(policy: Policy, mesh: AnyMesh, adapted: Any = None, options: LoopOptions = PLAIN) -> Any:
@@ -272,7 +272,23 @@ def loop_specs(policy: Policy, mesh: AnyMesh, adapted: Any = None, options: Loop
     if options.rounding is not None:
         each = enumerate(specs["layers"])
         specs["layers"] = tuple(quantised_specs(policy.config.of_layer(number), mesh, layer) for number, layer in each)
-    return specs
+    return specs | {"layers": _with_rounded(specs["layers"], adapted, policy.config, mesh)}
+
+
+def _with_rounded(specs: tuple[Any, ...], given: Any, config: ModelConfig, mesh: AnyMesh) -> tuple[Any, ...]:
+    """The specs of layers where some weights of the parameters given are kept rounded: of each of their arrays."""
+    if given is None:
+        return specs
+    layers, out = jax.eval_shape(lambda params: unstack(params, config)["layers"], given), []
+    for number, (own, layer) in enumerate(zip(specs, layers, strict=True)):
+        rounded = {name: w for name, w in layer.items() if is_rounded(w)}
+        config_of = config.of_layer(number)
+        split = {
+            name: jax.tree.map(lambda x, n=name, c=config_of: split_spec(n, x.shape, c, mesh), w)
+            for name, w in rounded.items()
+        }
+        out.append(own | split)
+    return tuple(out)
 
 
 def shardings(tree: Any, mesh: Mesh) -> Any:

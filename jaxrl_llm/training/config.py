@@ -252,6 +252,9 @@ class TrainConfig:
     lora_targets: tuple[LoraTarget, ...] = ()
     """Matrices with adapters: query, key, value, out, gate, up, down (in layers with experts one for each expert), and,
     where they are not tied, embed and unembed; by default all projections of layers but for experts."""
+    frozen_dtype: Literal["param_dtype", "int8", "float8", "nf4"] = "param_dtype"
+    """With adapters, dtype in which the frozen projections of layers are kept, in updates and while sampling: nf4 is
+    QLoRA's, in 4 bits with a scale for 64 inputs; int8 and float8 have a scale for each output."""
     reference_memory: Literal["device", "host"] = "device"
     """Where a reference policy is kept while it is not used: host saves accelerator memory at the cost of a transfer
     per step."""

@@ -107,6 +107,16 @@ def check_together(config: TrainConfig) -> None:
             f"reference_memory is host, but with {config.adapts} the reference policy is the frozen model, which has "
             "no second copy: leave it out"
         )
+    if config.frozen_dtype != "param_dtype" and not config.adapts:
+        raise InputError(
+            f"frozen_dtype is {config.frozen_dtype}, but all weights are trained: set lora_rank or adapter too, which "
+            "freezes them, or leave it out"
+        )
+    if config.frozen_dtype != "param_dtype" and config.weight_dtype != "dtype":
+        raise InputError(
+            f"weight_dtype is {config.weight_dtype}, but weights are kept, and sampled with, in {config.frozen_dtype} "
+            "(frozen_dtype): leave one of them out"
+        )
     if config.same_rounding and config.weight_dtype == "dtype":
         raise InputError("same_rounding is given, but weight_dtype is not int8 or float8: set it, or leave it out")
     if config.task_options and not config.prompts.startswith(GENERATED):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.models.outputs import inner_policy
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.quantised import frozen_weight
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.training.agents import agent_digests, check_agent, is_agent
 from jaxrl_llm.training.config import TrainConfig
@@ -96,6 +97,11 @@ def with_precision(config: TrainConfig, policy: Policy) -> Policy:
     )
 
 
+def keep_of(config: TrainConfig) -> Callable[[str, jax.Array], Any] | None:
+    """What is kept of a parameter of the model, see `load_policy`; None: all of it."""
+    return None if config.frozen_dtype == "param_dtype" else partial(frozen_weight, kind=config.frozen_dtype)
+
+
 def load_model(
     config: TrainConfig, needs: Collection[str], mesh: jax.sharding.Mesh | None = None,
     sampler: jax.sharding.Mesh | None = None,
@@ -108,7 +114,7 @@ def load_model(
     spread = None if mesh is None or mesh.size == 1 else partial(_sharded, mesh, sampler or mesh)
     policy, params, tokenizer = load_policy(
         config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat_of(config), shardings=spread,
-        adapter=config.adapter,
+        adapter=config.adapter, keep=keep_of(config),
     )  # fmt: skip
     policy = with_precision(config, policy)
     return *with_critic(config, needs, policy, params), tokenizer
@@ -163,7 +169,9 @@ def reference_of(
     others, digests = [], {}
     for name in () if rule is None else rule.models:
         spread = None if policy.mesh is None else partial(_sharded, policy.mesh, policy.mesh)
-        _, other, tokenizer = load_policy(name, dtype=config.dtype, param_dtype=config.param_dtype, shardings=spread)
+        _, other, tokenizer = load_policy(
+            name, dtype=config.dtype, param_dtype=config.param_dtype, shardings=spread, keep=keep_of(config)
+        )
         digests[f"the weights of {name}"] = model_digests(other, tokenizer)["the model's weights"]
         if frozen is not None and not config.adapter:
             other = lora.scaled_like(other, frozen)

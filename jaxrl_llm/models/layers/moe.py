@@ -28,7 +28,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.parts import accumulation_dtype, scaled_low_rank, unit_norm
 from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
 from jaxrl_llm.models.placement import ANYWHERE, EXPERT, TENSOR, split_spec
-from jaxrl_llm.models.quantised import ragged_product
+from jaxrl_llm.models.quantised import is_rounded, ragged_product, rounded_specs
 
 WEIGHTS = (
     "router", "gate", "up", "down", "router_bias", "router_correction", "router_norm", "expert_scale", "gate_bias",
@@ -85,8 +85,10 @@ def expert_mlp(
     rows, columns = (dividing(mesh, axes, size) for axes, size in zip(routed, x.shape, strict=False))
     # Of rounded weights, the scales have an axis of length 1 where the values have inputs.
     specs = {
-        name: jax.tree.map(lambda x, n=name: split_spec(n, x.shape, config, mesh), w) for name, w in weights.items()
-    }
+        name: rounded_specs(name, w, config, mesh) if is_rounded(w)
+        else jax.tree.map(lambda x, n=name: split_spec(n, x.shape, config, mesh), w)
+        for name, w in weights.items()
+    }  # fmt: skip
     split = {axis for spec in jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec)) for axis in spec}
     run = partial(
         _on_device, config=config, gated=gated, record=record, split=EXPERT in split, summed=TENSOR in split,
