@@ -13,7 +13,7 @@ from jaxrl_llm.rollouts.agents import agent
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
-from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.sampling.sampler import SamplingConfig
 
 EVALUATION = 2**31 - 1  # a step that no training has, so that its environments have seeds of their own
 

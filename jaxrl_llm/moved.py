@@ -17,7 +17,7 @@ _MOVES = (
     (
         "core", "",
         "absent=transform arguments=checks part_checks=checks coefficients=ranges choices expressions=repr hooks "
-        "log_ratios references=reference shapes objective transform trajectory phases=turnwise_updates"
+        "log_ratios references=reference shapes objective transform trajectory phases=algorithm"
     ),
     ("core", "algorithms", "algorithm"),
     (
@@ -65,10 +65,12 @@ _MOVES = (
     ("replay", "rollouts", "replays=base disk stores=buffers swaps=into_groups"),
     (
         "training", "runs",
-        "loop learning=step setup config config_checks config_json inputs method method_settings hyperparameters "
+        "loop learning=step setup config inputs method "
         "source evaluate state metrics rollout agents reference "
         "played=play swarm"
     ),
+    ("training.config", "runs", "config_checks=checks config_json=json_text method_settings hyperparameters"),
+    ("training.config", "training", "config_checks=checks config_json=json_text method_settings hyperparameters"),
     (
         "training.folder", "runs",
         "run run_folder=files checkpoints checksums lock mirror=remote_folder environment=provenance started_on "
@@ -89,9 +91,12 @@ _MOVES = (
     ("distributed", "distributed", "programs=aot"),
     (
         "sampling", "sampling",
-        "arguments=checks drawn=sampled_tokens recorded=routed_experts ahead=aot_programs pairs=two_model_decode "
-        "supports=token_support parked=kv_offload schedule=scheduler cache=kv_cache"
+        "arguments=checks drawn=sampled_tokens recorded=routed_experts pairs=two_model_decode "
+        "supports=filters token_support=filters schedule=scheduler cache=kv_cache causal=prefill"
     ),
+    ("sampling.resume", "sampling", "parked=kv_offload kv_offload"),
+    ("algorithms.policy_loss", "algorithms.classic", "gspo_token"),
+    ("plan", "sampling", "ahead=sampling_programs aot_programs=sampling_programs"),
     ("sampling.speculative", "sampling", "speculate=verify drafts tail"),
     ("models", "models", "check=checks rope_config=rope"),
     ("models.layers", "models", "experts=moe packed_kernel=packed_attention moe packed_attention routing exact_bits"),

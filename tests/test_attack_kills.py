@@ -23,7 +23,7 @@ from experiments.attacks.damage_files import HARMS, UNREADABLE, harm, unreadable
 from experiments.attacks.damage_kinds import Kind
 from experiments.attacks.worker import Reply, Worker
 from jaxrl_llm.cli.config_file import read_config
-from jaxrl_llm.training.config_json import from_dict
+from jaxrl_llm.training.config.json_text import from_dict
 
 KILLS, DAMAGES = 126, 24  # seeds: Ctrl-C in a step and a kill in a checkpoint; damages of many kinds
 GOOD = Reply(0, "resuming from step 4\n", "", 1.0)

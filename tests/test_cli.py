@@ -31,11 +31,12 @@ from jaxrl_llm.cli.options import parse_config
 from jaxrl_llm.cli.program import COMMANDS, main
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.sampling import completion_texts, live
-from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Stats, Tokens
+from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Tokens
 from jaxrl_llm.sampling.sampler import requests_of
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config_json import from_dict, to_dict
+from jaxrl_llm.training.config.json_text import from_dict, to_dict
 from jaxrl_llm.utils import starting
 
 

@@ -16,8 +16,8 @@ from jaxrl_llm.cli.eval_and_sample import filled_prompts, prompts_of
 from jaxrl_llm.cli.program import main
 from jaxrl_llm.sampling import live, sampler
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config_json import to_dict
-from jaxrl_llm.training.metrics import accuracy_line
+from jaxrl_llm.training.config.json_text import to_dict
+from jaxrl_llm.training.notes import accuracy_line
 from jaxrl_llm.utils.errors import InputError
 
 FIGURES = {"accuracy": 0.5, "low": 0.4, "high": 0.6, "prompts": 8, "length": 4.0}

@@ -16,7 +16,8 @@ from jax.experimental import topologies
 
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.distributed import data_mesh
-from jaxrl_llm.learner.step import Learner, compile_learning
+from jaxrl_llm.learner.setup import compile_learning
+from jaxrl_llm.learner.step import Learner
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.learner.update import init_state
 from jaxrl_llm.models import ModelConfig, Policy, init_params

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, check_batch, map_rows, totals_of, with_totals
+from jaxrl_llm.core.shapes import check_batch
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, map_rows, totals_of, with_totals
 from jaxrl_llm.utils.errors import InputError
 
 

@@ -68,7 +68,7 @@ class Tools:
         from jaxrl_llm.environments import adapters
         from jaxrl_llm.environments.tools import base as environment_tools
         from jaxrl_llm.environments.tools import calculator, files, mcp, python, search
-        from jaxrl_llm.in_jax import tasks
+        from jaxrl_llm.in_jax import steps, tasks
         from jaxrl_llm.in_jax import train as in_jax
         from jaxrl_llm.in_jax.lab import config as lab_config
         from jaxrl_llm.in_jax.lab import grid, laboratory
@@ -78,7 +78,8 @@ class Tools:
         from jaxrl_llm.reporting.html import shading
         from jaxrl_llm.rewards.shaping import soft_overlong_penalty
         from jaxrl_llm.rollouts.agents import compaction, conversation
-        from jaxrl_llm.training import config, config_json
+        from jaxrl_llm.training import config
+        from jaxrl_llm.training.config import json_text as config_json
 
         made = (adapters, calculator, chips, files, grid, lab_config, laboratory, mcp, mesh, python)
         return {
@@ -122,7 +123,7 @@ class Tools:
             "nan": math.nan,
             "np": np,
             "optax": optax,
-            "draw_steps": microbatches.draw_steps,
+            "draw_steps": steps.draw_steps,
             "plan_steps": microbatches.plan_steps,
             "provide": inputs.provide,
             "replace": dataclasses.replace,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -26,17 +27,23 @@ sys.path[:0] = [str(ROOT), str(ROOT / "kernels"), str(Path(sys.prefix) / "aot")]
 
 from jaxrl_llm.distributed.chips import GIB, topology_of  # noqa: E402
 from jaxrl_llm.learner.optimizer import OptimizerConfig  # noqa: E402
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards  # noqa: E402
+from jaxrl_llm.models.config import ModelConfig  # noqa: E402
+from jaxrl_llm.models.layers.paths import CHUNK  # noqa: E402
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards  # noqa: E402
+from jaxrl_llm.models.parameters import parameter_shapes  # noqa: E402
 from jaxrl_llm.plan.plan import learning_programs, sampling_programs, slices_of  # noqa: E402
 from jaxrl_llm.plan.program_cost import cost_of  # noqa: E402
 from jaxrl_llm.plan.program_cycles import MOVES, by_kind, by_source, lines_in  # noqa: E402
 from jaxrl_llm.plan.program_text import turn_of  # noqa: E402
+from jaxrl_llm.plan.sampling_programs import prompts_together  # noqa: E402
 from jaxrl_llm.plan.shapes import RunShapes, bytes_on_a_device, shapes_of  # noqa: E402
 from jaxrl_llm.plan.times import seconds_of  # noqa: E402
-from jaxrl_llm.sampling.aot_programs import prompts_together  # noqa: E402
 from jaxrl_llm.training.config import TrainConfig  # noqa: E402
 
 PLANS = ROOT / "experiments" / "plan"
+
+
+EXPERTS = ("gate", "up", "down")
 
 
 def case(topology: str, mesh: str, program: str = "update", model: str = "qwen3-8b", **settings: Any) -> dict[str, Any]:
@@ -59,30 +66,67 @@ CASES = {
                    max_new_tokens=30720),
     "8b-32k-sequence": case("v5p:2x2x2", "fsdp=2,sequence=4", prompts_per_step=2, group_size=2,
                             max_prompt_tokens=2048, max_new_tokens=30720),
+    "qwen3.5-v5e": case("v5e:4x4", "fsdp=4,tensor=4", model="qwen3.5-9b", micro_batches=4),
+    "gemma4-v5e": case("v5e:4x4", "fsdp=4,tensor=4", model="gemma-4-e4b", micro_batches=4),
+    "gpt-oss-v5e": case("v5e:4x4", "fsdp=2,tensor=2,expert=4", model="gpt-oss-20b", micro_batches=4),
     **{f"{program}{name}": case(*where, program, **more)
        for name, (where, more) in {
            "": (("v5e:4x4", "fsdp=4,tensor=4"), {}),
            "-v6e": (("v6e:4x4", "fsdp=16"), {"sampling_mesh": "tensor=4"}),
+           "-qwen3.5": (("v5e:4x4", "fsdp=4,tensor=4"), {"model": "qwen3.5-9b"}),
+           "-gemma4": (("v5e:4x4", "fsdp=4,tensor=4"), {"model": "gemma-4-e4b"}),
+           "-gpt-oss": (("v5e:4x4", "fsdp=2,tensor=2,expert=4"), {"model": "gpt-oss-20b"}),
            "-1.7b": (("v5e:2x2", "fsdp=4"), {"sampling_mesh": "tensor=4", "model": "qwen3-1.7b"}),
        }.items() for program in ("prefill", "decode")},
 }  # fmt: skip
 
 
-def model_flops(config: TrainConfig, model: Any, program: str, rows: int) -> float:
+def used_weights(model: ModelConfig) -> float:
+    """Numbers of the layers' matrices that a token is multiplied with: of experts, those of its own."""
+
+    def used(name: str, shape: tuple[int, ...]) -> float:
+        if len(shape) < 3 or name.endswith(("_bias", "_taps", "_norm")):
+            return 0.0
+        return math.prod(shape) * (
+            model.experts_per_token / model.num_experts if name in EXPERTS and len(shape) == 4 else 1.0
+        )
+
+    shapes = parameter_shapes(model).items()
+    return sum(used(path[-1], shape) for path, shape in shapes if path[0] == "layers")
+
+
+def mixing(model: ModelConfig, first: int, tokens: int, chunks: bool = True) -> float:
+    """Operations by which a row's tokens from `first` on mix with those before and each other, in all layers.
+
+    4 for each number of a query and each pair of tokens that attend to each other. Of the delta rule in chunks of C
+    tokens, for each head of values and token: 2 for each number of a state in each of three products, and C for each
+    pair in a triangle and each number of a key (twice: with keys and queries) or of what a pair carries (three times).
+    """
+    total = 0.0
+    for number in range(model.num_layers):
+        layer, window = model.of_layer(number), model.window_of_layer[number] or first + tokens
+        if rule := layer.delta:
+            triangles = CHUNK * (2 * rule.key + rule.key + 2 * rule.value) if chunks else 0
+            total += tokens * rule.values * (6 * rule.key * rule.value + triangles)
+        elif not layer.convolution:
+            seen = sum(min(at + 1, window) for at in range(first, first + tokens))
+            total += 4 * layer.num_heads * layer.head_dim * seen
+    return total
+
+
+def model_flops(config: TrainConfig, model: ModelConfig, program: str, rows: int) -> float:
     """Operations of the model alone, of all devices; rows: prompts of a prefill, or completions of a decode step."""
     P, T, G = config.max_prompt_tokens, config.max_new_tokens, config.group_size
-    heads = model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads)
-    matrices = model.num_layers * model.hidden_size * (heads + 3 * model.intermediate_size)
-    head, attention = model.vocab_size * model.hidden_size, 4 * model.num_layers * model.num_heads * model.head_dim
+    matrices, head = used_weights(model), model.vocab_size * model.hidden_size
     if program == "prefill":
-        return rows * (2 * matrices * P + attention * P * P / 2)
+        return rows * (2 * matrices * P + mixing(model, 0, P))
     if program == "decode":
-        return rows * (2 * (matrices + head) + attention * (P + T))
+        return rows * (2 * (matrices + head) + mixing(model, P + T - 1, 1, chunks=False))
     groups = config.prompts_per_step
     tokens, actions = groups * (P + G * T), groups * G * T
-    pairs = groups * (P * P / 2 + G * (P * T + T * T / 2))
     passes = 2 if config.lora_rank else 3
-    return passes * 2 * (matrices * tokens + head * actions) + 3 * attention * pairs
+    mixed = groups * (mixing(model, 0, P) + G * mixing(model, P, T))
+    return passes * 2 * (matrices * tokens + head * actions) + 3 * mixed
 
 
 def must_read(shapes: RunShapes) -> int:

@@ -22,14 +22,16 @@ from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards.workers.runner import Reward
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import from_column
 from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
-from jaxrl_llm.sampling.requests import SamplingConfig, Stats
+from jaxrl_llm.sampling.sampler import SamplingConfig
+from jaxrl_llm.sampling.stats import Stats
 
 
 class Uneven:

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from rollout_worker import random_prompts
 
 from jaxrl_llm.models import Policy
-from jaxrl_llm.sampling.decode import DrawSettings, seed_of
-from jaxrl_llm.sampling.requests import Request, Stats
+from jaxrl_llm.sampling.draw import DrawSettings, seed_of
+from jaxrl_llm.sampling.requests import Request
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 

@@ -23,12 +23,13 @@ from rollout_tail import endless, tail_limits
 from rollout_worker import random_prompts
 
 from jaxrl_llm import load_policy
-from jaxrl_llm.sampling.decode import DrawSettings
+from jaxrl_llm.sampling.capacity import size_for
+from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.engine import CHUNK, Engine
-from jaxrl_llm.sampling.requests import Request, Stats
-from jaxrl_llm.sampling.scheduler import size_for
+from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.speculative.tail import most_rows
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import take_weights
 
 LOOK = 8  # steps between looks at how many rows are left, before the tail

@@ -19,7 +19,7 @@ from jaxrl_llm.core.source import MakeCurriculum, Source
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.sampling import completion_texts
-from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.inputs import Inputs, Prompts

@@ -4,7 +4,8 @@ The functions of arrays and batches that transforms compute with are in `jaxrl_l
 """
 
 from jaxrl_llm.advantages.difficulty import weigh_advantages
-from jaxrl_llm.advantages.group import drop_small_advantages, drop_uniform_groups, group_relative, on_actions
+from jaxrl_llm.advantages.filters import drop_small_advantages, drop_uniform_groups
+from jaxrl_llm.advantages.group import group_relative, on_actions
 from jaxrl_llm.advantages.kl_rewards import adaptive_kl, kl_reward, stepwise_kl
 from jaxrl_llm.advantages.multi_reward import check_credit, decoupled, variance_weighted
 from jaxrl_llm.advantages.multipliers import revised

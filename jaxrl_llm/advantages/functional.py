@@ -3,15 +3,8 @@
 Nothing here makes a transform; what does is in `jaxrl_llm.advantages`. The code is in the modules by subject.
 """
 
-from jaxrl_llm.advantages.group import (
-    above_baseline,
-    bucket_best,
-    bucket_quantile,
-    group_advantage,
-    mixed_groups,
-    standardised,
-    uniform_groups,
-)
+from jaxrl_llm.advantages.filters import mixed_groups, uniform_groups
+from jaxrl_llm.advantages.group import above_baseline, group_advantage, standardised
 from jaxrl_llm.advantages.multi_reward import decoupled_advantage, variance_weighted_advantage
 from jaxrl_llm.advantages.multipliers import entropy_scaled, standard_scores
 from jaxrl_llm.advantages.normalisation import whiten
@@ -21,7 +14,7 @@ from jaxrl_llm.advantages.sets import best_of_sets_advantage, diverse_sets_advan
 from jaxrl_llm.advantages.tokens.baselines import token_baseline
 from jaxrl_llm.advantages.tokens.windows import extended_gae
 from jaxrl_llm.advantages.votes import majority
-from jaxrl_llm.core.trajectory import bucket_moments, bucket_sums
+from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_quantile, bucket_sums
 
 __all__ = [
     "above_baseline",

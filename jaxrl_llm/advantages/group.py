@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns.episodes import once_per_episode
+from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_quantile, bucket_sums
+from jaxrl_llm.core.checks import require_function
 from jaxrl_llm.core.choices import Baseline, Scale
-from jaxrl_llm.core.objective import require_function
-from jaxrl_llm.core.ranges import NonNegative, check_moments, check_number
+from jaxrl_llm.core.ranges import check_moments
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.shapes import NUMBERS, check_array
-from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, absent, stateless
 from jaxrl_llm.utils.errors import InputError, require_choice
 
@@ -70,37 +71,6 @@ def above_baseline(
         mass, pull = bucket_sums(keys, w, w * centred)
         return jnp.where(known, centred - pull / jnp.where(mass > 0, mass, 1.0), 0.0)
     return centred
-
-
-def bucket_best(keys: jax.Array, values: jax.Array) -> jax.Array:
-    """The maximum of each sample's bucket, f32[N]; 0 if no sample is scored."""
-    _, index = jnp.unique(keys, return_inverse=True, size=keys.shape[0])
-    top = jax.ops.segment_max(jnp.where(jnp.isnan(values), -jnp.inf, values), index, num_segments=keys.shape[0])[index]
-    return jnp.where(jnp.isfinite(top), top, 0.0)
-
-
-def bucket_quantile(keys: jax.Array, values: jax.Array, level: jax.Array | float) -> jax.Array:
-    """The linearly interpolated quantile of each sample's bucket, f32[N]; 0 if no sample is scored."""
-    return masked_quantile(values[None], (keys[:, None] == keys[None]) & ~jnp.isnan(values)[None], level)
-
-
-def masked_quantile(values: jax.Array, mask: jax.Array, level: jax.Array | float) -> jax.Array:
-    """The linearly interpolated quantile along the last axis of the values where the mask is true; 0 if it never is.
-
-    >>> print(masked_quantile(jnp.array([3.0, 1.0, 9.0]), jnp.array([True, True, False]), 0.25))
-    1.5
-    """
-    check_number("level", level, least=0, most=1)
-    count = jnp.sum(mask, axis=-1, keepdims=True)
-    in_order = jnp.sort(jnp.where(mask, values, jnp.inf), axis=-1)
-    position = level * jnp.maximum(count - 1, 0).astype(jnp.float32)
-    below = jnp.floor(position).astype(jnp.int32)
-    low, high = (
-        jnp.take_along_axis(in_order, jnp.minimum(i, jnp.maximum(count - 1, 0)), axis=-1) for i in (below, below + 1)
-    )
-    some = count > 0
-    low, high = jnp.where(some, low, 0.0), jnp.where(some, high, 0.0)
-    return (low + (position - below) * (high - low))[..., 0]
 
 
 def group_advantage(
@@ -203,47 +173,3 @@ def on_actions(
         return batch.replace(advantages=value[:, None] * batch.action_mask)
 
     return stateless(write, needs)
-
-
-def uniform_groups(batch: Trajectories) -> jax.Array:
-    """bool[N]: samples of groups without learning signal, whose rewards are all equal (or which have a single one)."""
-    _, mean, deviation = bucket_moments(batch.group, batch.scores)
-    return deviation <= TOLERANCE * jnp.maximum(jnp.abs(mean), 1.0)
-
-
-def mixed_groups(batch: Trajectories) -> jax.Array:
-    """bool[N]: samples of groups with a learning signal, whose rewards are not all equal."""
-    return ~uniform_groups(batch)
-
-
-def truncated_rows(batch: Trajectories) -> jax.Array:
-    """bool[N]: samples that ran out of their budget before the end of the answer."""
-    return batch.truncated
-
-
-@part
-def drop_rows(dropped: Callable[[Trajectories], jax.Array]) -> Transform:
-    """Set the weights of the rows where `dropped(batch)` bool[N] to 0, so that no average counts their tokens.
-
-    If all rows are dropped, all weights and the loss are 0.
-    """
-    require_function("the rows to drop", dropped)
-
-    def drop(batch: Trajectories) -> Trajectories:
-        kept = jnp.where(dropped(batch), 0.0, 1.0)[:, None]
-        before = jnp.ones(batch.tokens.shape, jnp.float32) if batch.weights is None else batch.weights
-        return batch.replace(weights=before * kept)
-
-    return stateless(drop)
-
-
-@part
-def drop_uniform_groups() -> Transform:
-    """Drop the rows of uniform groups (DAPO, 2503.14476)."""
-    return drop_rows(uniform_groups)
-
-
-@part
-def drop_small_advantages(least: NonNegative) -> Transform:
-    """Drop the rows whose advantages are all smaller than `least` in absolute value (2502.01600)."""
-    return drop_rows(lambda b: jnp.max(jnp.abs(b.need("advantages")) * b.action_mask, axis=1) < least)

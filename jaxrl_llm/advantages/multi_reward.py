@@ -9,11 +9,13 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_advantage, on_actions, standardised, uniform_groups
+from jaxrl_llm.advantages.filters import uniform_groups
+from jaxrl_llm.advantages.group import group_advantage, on_actions, standardised
 from jaxrl_llm.advantages.normalisation import whiten
+from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories, bucket_moments, bucket_sums
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, stateless
 from jaxrl_llm.utils.errors import InputError, require_choice, unknown
 

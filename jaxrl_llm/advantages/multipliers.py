@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.buckets import bucket_moments
+from jaxrl_llm.core.checks import require_function
 from jaxrl_llm.core.choices import Number
-from jaxrl_llm.core.objective import require_function
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.shapes import FLOATS, check_array
-from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, absent, stateless
 from jaxrl_llm.utils.errors import InputError
 

@@ -11,11 +11,11 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import masked_quantile
+from jaxrl_llm.core.buckets import bucket_moments, masked_quantile
 from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.ranges import Count, OpenFraction
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import State, Transform
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within

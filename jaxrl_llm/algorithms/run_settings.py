@@ -2,7 +2,7 @@
 
 `@run_settings(...)` on a method's function says what of a run the method rests on, such as groups of one sample or
 several gradient steps on a batch. A run by the method's name takes these settings where its own are at their defaults,
-says so, and is refused where they contradict the method (`training.method_settings`).
+says so, and is refused where they contradict the method (`training.config.method_settings`).
 """
 
 from __future__ import annotations

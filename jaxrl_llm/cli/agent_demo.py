@@ -24,7 +24,7 @@ from jaxrl_llm.environments.tools.calculator import calculator
 from jaxrl_llm.rewards.verifiers import number_match
 from jaxrl_llm.training.config import OptimizerConfig, TrainConfig
 from jaxrl_llm.training.loop import train
-from jaxrl_llm.training.metrics import accuracy_line
+from jaxrl_llm.training.notes import accuracy_line
 from jaxrl_llm.utils.errors import error_line
 
 PROBLEMS = (

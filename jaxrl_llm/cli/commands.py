@@ -24,7 +24,7 @@ from jaxrl_llm.cli.peer_options import method_name, translated
 from jaxrl_llm.cli.plan import plan_command
 from jaxrl_llm.core.signatures import hyperparameters
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config_json import located
+from jaxrl_llm.training.config.json_text import located
 from jaxrl_llm.training.folder.resume_checks import ACCEPT, MAY_DIFFER
 from jaxrl_llm.utils.errors import InputError, gather
 from jaxrl_llm.utils.process import PREEMPTED, FailsafeStream, interruptible, preemptible, stop_if
@@ -101,8 +101,8 @@ def _train(config: TrainConfig, resume: bool, accept: bool, first: bool, alone: 
 
     strict: a run in which no step had a learning signal has failed.
     """
+    from jaxrl_llm.training.config.hyperparameters import check_named
     from jaxrl_llm.training.folder.files import RunFolder
-    from jaxrl_llm.training.hyperparameters import check_named
     from jaxrl_llm.training.inputs import read_inputs
 
     check_named(config.algorithm)

@@ -25,7 +25,7 @@ from jaxrl_llm.core.source import Curriculum
 from jaxrl_llm.objectives import entropy
 from jaxrl_llm.training.config import OptimizerConfig, TrainConfig
 from jaxrl_llm.training.loop import train
-from jaxrl_llm.training.metrics import accuracy_line
+from jaxrl_llm.training.notes import accuracy_line
 
 ROUNDS = 2  # of sampling in a step, at most
 ENTROPY = 0.01  # coefficient of the bonus

@@ -66,7 +66,7 @@ def eval_command(arguments: list[str]) -> int:
         from jaxrl_llm.training.evaluate import evaluate_policy, play
         from jaxrl_llm.training.folder.load_run import load_run
         from jaxrl_llm.training.inputs import encode_for
-        from jaxrl_llm.training.metrics import accuracy_line
+        from jaxrl_llm.training.notes import accuracy_line
 
         # Inputs that this command does not replace must still be those of the run.
         own = {} if args.rewards else {f"the reward {reward.name}": reward_digest(reward) for reward in rewards}
@@ -176,8 +176,8 @@ def sample_command(arguments: list[str]) -> int:
     import jax  # here: it takes a second
 
     from jaxrl_llm.sampling.live import throughput_line, write_completions
-    from jaxrl_llm.sampling.requests import Stats
     from jaxrl_llm.sampling.sampler import requests_of
+    from jaxrl_llm.sampling.stats import Stats
     from jaxrl_llm.training.folder.load_run import load_run
 
     figures = Stats()
@@ -209,7 +209,7 @@ def _play(args: Any, config: TrainConfig, accept: bool) -> int:
         given |= {"rewards": ("number_match",), "eval_reward": None}  # only the environment rewards here
     config = dataclasses.replace(config, **given)
     from jaxrl_llm.sampling.live import throughput_line
-    from jaxrl_llm.sampling.requests import Stats
+    from jaxrl_llm.sampling.stats import Stats
     from jaxrl_llm.training.folder.load_run import load_run
     from jaxrl_llm.training.play import play_rows, rows_to_play, transcript
 

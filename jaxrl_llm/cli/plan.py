@@ -56,7 +56,7 @@ def plan_command(arguments: list[str]) -> int:
     from jaxrl_llm.plan import table as plan_table
     from jaxrl_llm.plan.search import search
     from jaxrl_llm.plan.shapes import shapes_of, sharding_table
-    from jaxrl_llm.training.method_settings import fitted
+    from jaxrl_llm.training.config.method_settings import fitted
 
     devices = topology_of(topology, int(slices or 1))
     config = fitted(config)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.checks import expect
-from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.checks import expect, names_of, require_function
+from jaxrl_llm.core.ranges import check_divisor, check_number
 from jaxrl_llm.core.repr import Negation, Operation, layout, recorded
-from jaxrl_llm.core.shapes import FLOATS, check_array
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, check_batch
-from jaxrl_llm.utils.errors import InputError, is_off, shown
+from jaxrl_llm.core.shapes import check_outputs
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.utils.errors import InputError, is_off
 
 Metrics = dict[str, jax.Array]
 
@@ -174,61 +173,8 @@ def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
     return found
 
 
-def check_outputs(outputs: Any, batch: Any) -> None:
-    """InputError if an objective's arguments are swapped, or the outputs' shapes do not match the batch; static."""
-    if isinstance(outputs, Trajectories) and isinstance(batch, PolicyOutputs):
-        raise InputError("an objective was called with (batch, outputs), but takes (outputs, batch): swap them")
-    expect("the outputs of an objective", outputs, PolicyOutputs)
-    check_batch(batch)
-    for name in ("logp", "entropy"):
-        check_array(f"outputs.{name}", getattr(outputs, name), FLOATS, batch.tokens.shape, ", as the tokens are")
-
-
 def control(batch: Trajectories, name: str) -> jax.Array:
     """A number that a controller wrote; InputError if none did."""
     if name not in (batch.controls or {}):
         raise InputError(f"no transform wrote the control {name!r}: chain its controller before the objective")
     return (batch.controls or {})[name]
-
-
-def names_of(needs: Iterable[str]) -> frozenset[str]:
-    """The names as a set; InputError for a single string, which would be split into letters, and for no names."""
-    if isinstance(needs, str):
-        raise InputError(f"needs is {needs!r}, but must be a set of names: {{{needs!r}}}")
-    found = tuple(needs) if isinstance(needs, Iterable) else None
-    if found is None or not all(isinstance(need, str) for need in found):
-        raise InputError(f"needs is {shown(needs)}, but must be a set of names, such as {{'old_logp'}}")
-    return frozenset(found)
-
-
-def require_function(name: str, value: Any, alone: bool = False) -> None:
-    """InputError unless the value is a function of a batch, not a factory of transforms or objectives.
-
-    alone: and of nothing else that it requires.
-    """
-    if not callable(value):
-        raise InputError(f"{name} is {shown(value)}, but must be a function of a batch")
-    made = getattr(value, "__annotations__", {}).get("return")
-    if alone and (required := _required_of(value)) > 1:
-        raise InputError(f"{name} is a function of {required} values, but must be a function of a batch alone")
-    if made in ("Transform", "Objective"):
-        raise InputError(
-            f"{name} is {value.__name__}, which makes a value of the type {made}: give a function of a batch"
-        )
-
-
-def _required_of(function: Any) -> int:
-    """How many positional arguments a function requires; 0 where it does not say."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return 0
-    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(one.kind in places and one.default is one.empty for one in parameters)
-
-
-def check_divisor(of: str, divisor: Any) -> None:
-    """InputError unless something can be divided by it: a number other than 0."""
-    check_number(f"what {of} is divided by", divisor)
-    if is_off(divisor):
-        raise InputError(f"{of} is divided by 0")

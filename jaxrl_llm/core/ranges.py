@@ -8,7 +8,7 @@ from __future__ import annotations
 from numbers import Integral, Real
 from typing import Annotated, Any, NamedTuple
 
-from jaxrl_llm.utils.errors import InputError, require, shown
+from jaxrl_llm.utils.errors import InputError, is_off, require, shown
 
 LARGEST = 3.4e38  # about the largest float32, the dtype of coefficients on devices
 WHOLE = 2**31 - 1  # the largest whole number: they become int32 on devices
@@ -93,3 +93,10 @@ def _is_array(value: Any) -> bool:
     """Whether the value is a numeric NumPy or JAX array; NumPy scalars are numbers, not arrays."""
     kind = getattr(getattr(value, "dtype", None), "kind", "")
     return kind in tuple("fiuV") and not isinstance(value, Real)  # "V": bfloat16 and other extension dtypes
+
+
+def check_divisor(of: str, divisor: Any) -> None:
+    """InputError unless something can be divided by it: a number other than 0."""
+    check_number(f"what {of} is divided by", divisor)
+    if is_off(divisor):
+        raise InputError(f"{of} is divided by 0")

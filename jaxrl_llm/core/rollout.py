@@ -12,8 +12,9 @@ from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.utils.errors import InputError, shown
 
 if TYPE_CHECKING:
-    from jaxrl_llm.rollouts.context import Task, Tools
+    from jaxrl_llm.rollouts.context import Tools
     from jaxrl_llm.rollouts.episode import Episode
+    from jaxrl_llm.rollouts.program_host import Task
 
 AHEAD = 4  # decode steps after which the answer to an external call counts
 OBSERVATION = 32  # tokens per observation that the engine initially has room for

@@ -10,7 +10,8 @@ import jax
 
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import layout
-from jaxrl_llm.core.trajectory import Trajectories, in_words
+from jaxrl_llm.core.shapes import in_words
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.utils.errors import InputError
 
 

@@ -1,4 +1,4 @@
-"""Shapes of arrays: checked where arrays enter the library, and in buckets, so that few programs are compiled.
+"""Shapes of arrays and batches: checked where they enter the library, and in buckets, for few compiled programs.
 
 Checks are made by chex, of rank, shape and kind of dtype, and told in one line. Only shapes and dtypes are looked at,
 so that traced values pass too, and a compiled program has no operation more. `chex.disable_asserts()` turns the checks
@@ -7,13 +7,15 @@ off.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import chex
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.core.checks import expect
+from jaxrl_llm.core.trajectory import REQUIRED, SHARED, PolicyOutputs, Trajectories
 from jaxrl_llm.utils.errors import InputError
 
 BOOL, INTEGERS, FLOATS, NUMBERS = "bool", "integers", "floating point", "numbers"
@@ -95,3 +97,75 @@ def pad_rows(rows: list[list[int]], length: int) -> tuple[np.ndarray, np.ndarray
     for i, row in enumerate(rows):
         tokens[i, : len(row)], mask[i, : len(row)] = row, True
     return tokens, mask
+
+
+_KINDS = {"b": BOOL, "i": INTEGERS, "f": FLOATS, "n": NUMBERS}  # by the letter in _FORMS; rewards may be integers
+_FORMS = {  # the kind and the axes of each array: N rows, L positions, other axes of any length
+    **dict.fromkeys(("tokens", "policy_step", "turn"), "i NL"),
+    **dict.fromkeys(("token_mask", "action_mask"), "b NL"),
+    **dict.fromkeys(
+        ("behaviour_logp", "support_floor", "untruncated_logp", "old_logp", "reference_logp", "previous_logp"), "f NL"
+    ),
+    **dict.fromkeys(("entropy", "advantages", "returns"), "f NL"),
+    **dict.fromkeys(("token_rewards", "weights"), "n NL"),
+    **dict.fromkeys(("group", "prompt_id"), "i N"),
+    "truncated": "b N",
+    "temperature": "f N",
+    "reward": "n N",
+    "turn_rewards": "n NK",
+    "state_key": "i NK",
+    "experts": "i NLDK",
+}
+
+
+def check_batch(batch: Any) -> None:
+    """InputError, naming the field, if shapes or dtypes of a batch do not match its tokens [N, L].
+
+    The check is static: it works on tracers and adds nothing to a compiled program. It is called at public boundaries
+    (transforms, objectives, `compare`, the update), not by each function inside.
+    """
+    if not isinstance(batch, Trajectories):
+        raise InputError(f"the batch is {in_words(batch)}, but must be Trajectories, such as `sample` gives")
+    shape = getattr(batch.tokens, "shape", None)
+    if shape is None or len(shape) != 2:
+        raise InputError(f"batch.tokens is {in_words(batch.tokens)}, but must be integers [rows, positions]")
+    for field, form in _FORMS.items():
+        if (value := getattr(batch, field)) is not None:
+            _check_array(f"batch.{field}", value, form, shape)
+        elif field in REQUIRED:
+            raise InputError(f"batch.{field} is None, but every batch has one: {_KINDS[form[0]]} {_axes(form, shape)}")
+    if batch.values is not None:
+        heads = "f NLH" if getattr(batch.values, "ndim", 2) == 3 else "f NL"
+        _check_array("batch.values", batch.values, heads, shape)
+    for field, form in {"rewards": "n N", "info": "", **dict.fromkeys(SHARED, "")}.items():
+        entries = getattr(batch, field)
+        if entries is None:
+            continue
+        if not isinstance(entries, Mapping):
+            raise InputError(f"batch.{field} is {in_words(entries)}, but must be a dict of arrays by name")
+        for name, value in entries.items():
+            if form:
+                _check_array(f"batch.{field}[{name!r}]", value, form, shape)
+            elif field == "info" and getattr(value, "shape", ())[:1] != shape[:1]:
+                raise InputError(
+                    f"batch.info[{name!r}] is {in_words(value)}, but needs a first axis of {shape[0]} rows"
+                )
+
+
+def _check_array(name: str, value: Any, form: str, shape: tuple[int, ...]) -> None:
+    """InputError unless the value is an array of the given form, where `shape` is (N, L)."""
+    check_array(name, value, _KINDS[form[0]], _axes(form, shape), f", since tokens are {list(shape)}")
+
+
+def _axes(form: str, shape: tuple[int, ...]) -> list[int | str]:
+    return [shape["NL".index(axis)] if axis in "NL" else axis for axis in form[2:]]
+
+
+def check_outputs(outputs: Any, batch: Any) -> None:
+    """InputError if an objective's arguments are swapped, or the outputs' shapes do not match the batch; static."""
+    if isinstance(outputs, Trajectories) and isinstance(batch, PolicyOutputs):
+        raise InputError("an objective was called with (batch, outputs), but takes (outputs, batch): swap them")
+    expect("the outputs of an objective", outputs, PolicyOutputs)
+    check_batch(batch)
+    for name in ("logp", "entropy"):
+        check_array(f"outputs.{name}", getattr(outputs, name), FLOATS, batch.tokens.shape, ", as the tokens are")

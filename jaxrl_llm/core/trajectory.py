@@ -1,7 +1,6 @@
-"""The two pytrees that functions of the library exchange, `Trajectories` and `PolicyOutputs`, and statistics by key.
+"""The two pytrees that functions of the library exchange, `Trajectories` and `PolicyOutputs`, and their averages.
 
-N sequences, L token positions, right-padded; prompt and completion share a row. Samples that share a key, such as
-their group, form a bucket, of any size (`bucket_sums`, `bucket_moments`).
+N sequences, L token positions, right-padded; prompt and completion share a row.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core.shapes import BOOL, FLOATS, INTEGERS, NUMBERS, check_array, in_words
 from jaxrl_llm.utils.errors import InputError
 
 Array = jax.Array
@@ -99,7 +97,7 @@ class Trajectories(flax.struct.PyTreeNode):
     def __repr__(self) -> str:
         """Shape, counts and the fields that are there, in one line; without counts where the values are not at hand."""
         fields = []
-        for name in list(self.__dataclass_fields__)[len(_REQUIRED) :]:
+        for name in list(self.__dataclass_fields__)[len(REQUIRED) :]:
             value = getattr(self, name)
             if value is not None:
                 fields.append(f"{name}[{', '.join(sorted(value))}]" if isinstance(value, Mapping) else name)
@@ -146,23 +144,6 @@ def row_means(values: Array, batch: Trajectories) -> Array:
 
 
 SHARED = ("totals", "controls", "feedback")  # fields without a row axis
-_KINDS = {"b": BOOL, "i": INTEGERS, "f": FLOATS, "n": NUMBERS}  # by the letter in _FORMS; rewards may be integers
-_FORMS = {  # the kind and the axes of each array: N rows, L positions, other axes of any length
-    **dict.fromkeys(("tokens", "policy_step", "turn"), "i NL"),
-    **dict.fromkeys(("token_mask", "action_mask"), "b NL"),
-    **dict.fromkeys(
-        ("behaviour_logp", "support_floor", "untruncated_logp", "old_logp", "reference_logp", "previous_logp"), "f NL"
-    ),
-    **dict.fromkeys(("entropy", "advantages", "returns"), "f NL"),
-    **dict.fromkeys(("token_rewards", "weights"), "n NL"),
-    **dict.fromkeys(("group", "prompt_id"), "i N"),
-    "truncated": "b N",
-    "temperature": "f N",
-    "reward": "n N",
-    "turn_rewards": "n NK",
-    "state_key": "i NK",
-    "experts": "i NLDK",
-}
 
 
 def totals_of(batch: Trajectories) -> dict[str, Array]:
@@ -194,79 +175,4 @@ def map_rows(f: Any, batch: Trajectories) -> Trajectories:
     return jax.tree.map(f, batch.replace(**dict.fromkeys(SHARED))).replace(**shared)
 
 
-def check_batch(batch: Any) -> None:
-    """InputError, naming the field, if shapes or dtypes of a batch do not match its tokens [N, L].
-
-    The check is static: it works on tracers and adds nothing to a compiled program. It is called at public boundaries
-    (transforms, objectives, `compare`, the update), not by each function inside.
-    """
-    if not isinstance(batch, Trajectories):
-        raise InputError(f"the batch is {in_words(batch)}, but must be Trajectories, such as `sample` gives")
-    shape = getattr(batch.tokens, "shape", None)
-    if shape is None or len(shape) != 2:
-        raise InputError(f"batch.tokens is {in_words(batch.tokens)}, but must be integers [rows, positions]")
-    for field, form in _FORMS.items():
-        if (value := getattr(batch, field)) is not None:
-            _check_array(f"batch.{field}", value, form, shape)
-        elif field in _REQUIRED:
-            raise InputError(f"batch.{field} is None, but every batch has one: {_KINDS[form[0]]} {_axes(form, shape)}")
-    if batch.values is not None:
-        heads = "f NLH" if getattr(batch.values, "ndim", 2) == 3 else "f NL"
-        _check_array("batch.values", batch.values, heads, shape)
-    for field, form in {"rewards": "n N", "info": "", **dict.fromkeys(SHARED, "")}.items():
-        entries = getattr(batch, field)
-        if entries is None:
-            continue
-        if not isinstance(entries, Mapping):
-            raise InputError(f"batch.{field} is {in_words(entries)}, but must be a dict of arrays by name")
-        for name, value in entries.items():
-            if form:
-                _check_array(f"batch.{field}[{name!r}]", value, form, shape)
-            elif field == "info" and getattr(value, "shape", ())[:1] != shape[:1]:
-                raise InputError(
-                    f"batch.info[{name!r}] is {in_words(value)}, but needs a first axis of {shape[0]} rows"
-                )
-
-
-_REQUIRED = [name for name, field in Trajectories.__dataclass_fields__.items() if field.default is not None]
-
-
-def _check_array(name: str, value: Any, form: str, shape: tuple[int, ...]) -> None:
-    """InputError unless the value is an array of the given form, where `shape` is (N, L)."""
-    check_array(name, value, _KINDS[form[0]], _axes(form, shape), f", since tokens are {list(shape)}")
-
-
-def _axes(form: str, shape: tuple[int, ...]) -> list[int | str]:
-    return [shape["NL".index(axis)] if axis in "NL" else axis for axis in form[2:]]
-
-
-def bucket_sums(keys: jax.Array, *values: jax.Array) -> tuple[jax.Array, ...]:
-    """For each of `values` f32[N], the sum over the samples that share a sample's key int32[N]; f32[N] each."""
-    _, index = jnp.unique(keys, return_inverse=True, size=keys.shape[0])
-    return tuple(jax.ops.segment_sum(v, index, num_segments=keys.shape[0])[index] for v in values)
-
-
-def joint_key(*keys: jax.Array) -> jax.Array:
-    """int32, equal where all keys, of one shape, are equal."""
-    size, shape = keys[0].size, keys[0].shape
-    indices = [jnp.unique(key.reshape(-1), return_inverse=True, size=size)[1].reshape(-1) for key in keys]
-    rows = jnp.stack(indices, axis=1)  # and not a product of the indices, which overflows for many
-    return jnp.unique(rows, axis=0, return_inverse=True, size=size)[1].reshape(shape).astype(jnp.int32)
-
-
-def bucket_moments(keys: jax.Array, values: jax.Array, ddof: int = 1) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Count, mean and standard deviation of each sample's bucket, f32[N] each.
-
-    NaN marks a sample that is not scored; it is ignored. ddof 1 gives the sample and 0 the population standard
-    deviation, which is 0 for buckets of at most `ddof` scores. Sums are taken of differences from the bucket's maximum,
-    so equal values, however large or many, give exactly that value as the mean and exactly 0 as the deviation.
-    """
-    known = ~jnp.isnan(values)
-    _, index = jnp.unique(keys, return_inverse=True, size=keys.shape[0])
-    top = jax.ops.segment_max(jnp.where(known, values, -jnp.inf), index, num_segments=keys.shape[0])[index]
-    below = jnp.where(known, values - top, 0.0)
-    count, total = bucket_sums(keys, known.astype(jnp.float32), below)
-    mean = total / jnp.maximum(count, 1)
-    (squares,) = bucket_sums(keys, jnp.where(known, (below - mean) ** 2, 0.0))
-    deviation = jnp.sqrt(squares / jnp.maximum(count - ddof, 1)) * (count > ddof)
-    return count, jnp.where(count > 0, top + mean, 0.0), deviation
+REQUIRED = [name for name, field in Trajectories.__dataclass_fields__.items() if field.default is not None]

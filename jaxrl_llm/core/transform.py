@@ -15,25 +15,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.checks import expect
+from jaxrl_llm.core.checks import expect, names_of, require_function
 from jaxrl_llm.core.objective import (
     Coefficient,
     Metrics,
     Objective,
     Refresh,
     Scale,
-    check_outputs,
     coefficient,
     control,
     in_turn,
     merge_metrics,
-    names_of,
-    require_function,
 )
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import Call, layout, part, record
-from jaxrl_llm.core.shapes import in_words
-from jaxrl_llm.core.trajectory import Trajectories, check_batch
+from jaxrl_llm.core.shapes import check_batch, check_outputs, in_words
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.utils.errors import InputError
 
 __all__ = [

@@ -13,7 +13,8 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.placement import FSDP, split_spec
+from jaxrl_llm.models.mesh_axes import FSDP
+from jaxrl_llm.models.placement import split_spec
 
 
 def fully_sharded(tree: Any, config: ModelConfig, mesh: Mesh | AbstractMesh) -> Any:

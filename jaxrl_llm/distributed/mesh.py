@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl_llm.core.checks import checked
 from jaxrl_llm.core.ranges import Count
 from jaxrl_llm.distributed.aot import place
-from jaxrl_llm.models.placement import DATA, EXPERT, FSDP, MESH_AXES, SEQUENCE, TENSOR, row_axes
+from jaxrl_llm.models.mesh_axes import DATA, EXPERT, FSDP, MESH_AXES, SEQUENCE, TENSOR, row_axes
 from jaxrl_llm.utils.errors import InputError, shown
 
 logger = logging.getLogger("jaxrl_llm.distributed")

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed.hosts import Hosts, gather_through
-from jaxrl_llm.models.placement import DATA, EXPERT, TENSOR
+from jaxrl_llm.models.mesh_axes import DATA, EXPERT, TENSOR
 from jaxrl_llm.utils.errors import InputError
 
 HOST, UNIT = "host", "unit"

@@ -15,7 +15,7 @@ from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.in_jax.completions import Completions
 from jaxrl_llm.in_jax.tasks.task import Task, observed
 from jaxrl_llm.in_jax.turns import converse, greedy_return, sample_episodes
-from jaxrl_llm.models import decoder
+from jaxrl_llm.models.forward import empty_cache
 from jaxrl_llm.models.policy import Params, Policy
 
 
@@ -36,7 +36,7 @@ def roll_out(
         return converse(policy, params, task, task.environment, prompts, key, greedy)[0]
     N = prompts.shape[0]
     stacked = isinstance(params["layers"], dict)
-    cache = decoder.empty_cache(policy.config, N, P + T - 1, policy.activation_dtype, stacked)
+    cache = empty_cache(policy.config, N, P + T - 1, policy.activation_dtype, stacked)
 
     def advance(carry: tuple[Any, Array, Array, Any], at: tuple[Array, Array, Array]) -> tuple[Any, Completions]:
         cache, newest, done, said = carry

@@ -8,7 +8,8 @@ import optax
 
 from jaxrl_llm.core.checks import check_fields
 from jaxrl_llm.core.ranges import check_number
-from jaxrl_llm.core.trajectory import Array, in_words
+from jaxrl_llm.core.shapes import in_words
+from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.learner.optimizer import of_critic
 from jaxrl_llm.models.config import ModelConfig

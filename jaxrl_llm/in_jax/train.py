@@ -26,15 +26,16 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.checks import expect
 from jaxrl_llm.core.needs import of_previous, of_reference, value_of
 from jaxrl_llm.core.ranges import check_number
-from jaxrl_llm.core.trajectory import Array, in_words
+from jaxrl_llm.core.shapes import in_words
+from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.core.transform import Metrics, RunFacts
 from jaxrl_llm.in_jax.checks import check_lone, check_losses
 from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch, true_reward
 from jaxrl_llm.in_jax.settings import DEFAULTS, LabSettings, check_settings, fresh_params, make_optimizer, make_policy
+from jaxrl_llm.in_jax.steps import draw_steps
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.in_jax.tasks.environment import replayed
 from jaxrl_llm.learner.inputs import provide
-from jaxrl_llm.learner.microbatches import draw_steps
 from jaxrl_llm.learner.update import TrainState, init_state, update
 from jaxrl_llm.models.checks import check_key, check_params
 from jaxrl_llm.models.critic import critic_of, init_critic

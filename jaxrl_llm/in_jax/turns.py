@@ -14,7 +14,7 @@ from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.in_jax.completions import Completions
 from jaxrl_llm.in_jax.tasks.environment import Played, final_scores, play
 from jaxrl_llm.in_jax.tasks.task import Environment, Task, observed
-from jaxrl_llm.models import decoder
+from jaxrl_llm.models.forward import empty_cache
 from jaxrl_llm.models.policy import Params, Policy
 
 
@@ -33,9 +33,7 @@ def converse(
     told, K = environment.observation, environment.turns
     length = told + environment.reply
     N, shown = prompts.shape[0], prompts[:, :P]
-    cache = decoder.empty_cache(
-        policy.config, N, P + T - 1, policy.activation_dtype, isinstance(params["layers"], dict)
-    )
+    cache = empty_cache(policy.config, N, P + T - 1, policy.activation_dtype, isinstance(params["layers"], dict))
     if P > 1:
         before = jnp.broadcast_to(jnp.arange(P - 1), (N, P - 1))
         _, cache = policy.forward(params, shown[:, :-1], before, jnp.ones((N, P - 1), jnp.int32), cache)

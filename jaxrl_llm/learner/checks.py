@@ -7,6 +7,7 @@ donated buffers.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -14,10 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_llm.core.trajectory import Trajectories, check_batch
+from jaxrl_llm.core.needs import need_of, of_previous, of_reference, of_target
+from jaxrl_llm.core.reference import Mixture
+from jaxrl_llm.core.shapes import check_batch
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models.checks import check_params, check_policy
 from jaxrl_llm.models.parameters import combine
-from jaxrl_llm.models.policy import Params
+from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError, require, shown, unknown
 
 
@@ -113,3 +117,40 @@ def check_finite(name: str, values: Any, mask: Any) -> None:
             f"{name} are infinite or NaN in {int(wrong.sum())} of {len(wrong)} rows: look for a division by 0 in the "
             "transform, and for rewards that are not finite"
         )
+
+
+def check_provided(batch: Trajectories, needs: Iterable[str]) -> None:
+    """InputError where a batch, on the host, lacks what its source should have provided; one without actions may."""
+    if not np.any(batch.action_mask):  # every rollout of the step failed
+        return
+    for text in sorted(needs):
+        need = need_of(text)
+        if need.provider is not None and need.of(batch) is None:
+            raise InputError(
+                f"the batch has no {need.where}, though the run's rollout or source says that it provides {need.name}"
+            )
+
+
+def check_others(
+    policy: Policy,
+    needs: frozenset[str],
+    reference: Params | Mixture | None,
+    previous: Params | None,
+    target: Params | None,
+) -> None:
+    """InputError where a policy that is needed beside the one that learns is missing, donated, or of another model."""
+    if reference is not None:
+        for one in reference.policies if isinstance(reference, Mixture) else (reference,):
+            check_alive("a parameter of the reference policy", one, "Keep a copy that no update takes")
+            check_params(policy, one, needs_other=False)
+    if previous is not None:
+        check_alive("a parameter of the previous policy", previous, "Keep a copy that no update takes")
+        check_params(policy, previous, needs_other=False)
+    if of_reference(needs) and reference is None:
+        raise InputError("this method needs a reference policy, but none is loaded")
+    if of_previous(needs) and previous is None:
+        raise InputError("this method needs the weights before the last update: give a copy of them, previous=...")
+    if of_target(needs):
+        if target is None:
+            raise InputError("this method needs a target critic: give a copy of params['critic'], target=...")
+        check_alive("a parameter of the target critic", target, "Keep a copy that no update takes")

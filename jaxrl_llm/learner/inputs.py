@@ -10,22 +10,21 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
 
-from jaxrl_llm.advantages.turns.turns import turn_count
-from jaxrl_llm.core.needs import need_of, of_previous, of_reference, of_target, value_of
-from jaxrl_llm.core.needs.placeholders import no_answers
+from jaxrl_llm.core.needs import need_of, value_of
 from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.distributed.aot import compiled
 from jaxrl_llm.distributed.mesh import on_rows, to_device
-from jaxrl_llm.learner.checks import check_alive, check_rows
+from jaxrl_llm.learner.affinity import affinity_by_slices
+from jaxrl_llm.learner.checks import check_alive, check_others, check_rows
 from jaxrl_llm.learner.microbatches import Steps, by_slices, check_steps
-from jaxrl_llm.learner.rescoring import after_turns, mean_of_answer, placed, with_blank
+from jaxrl_llm.learner.rescoring import answer_logp, blanked_logp
 from jaxrl_llm.learner.teacher import from_teacher, under_teacher
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.hooked import of_a_reference
-from jaxrl_llm.models.outputs import NOTHING, Wanted, affinity, policy_outputs, wanted_of
+from jaxrl_llm.models.mesh_axes import row_shards
+from jaxrl_llm.models.outputs import NOTHING, Wanted, policy_outputs, wanted_of
 from jaxrl_llm.models.packing import Packing
-from jaxrl_llm.models.placement import row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -54,12 +53,6 @@ def outputs_of(
     return found if rows is None else jax.lax.with_sharding_constraint(found, rows)
 
 
-@compiled(static_argnames=("policy",))
-def _affinity(policy: Policy, params: Params, reference: Params, batch: Trajectories, steps: Steps | None) -> jax.Array:
-    reference = to_device(reference)
-    return by_slices(lambda part, packing: affinity(policy, params, reference, part, packing), batch, steps)
-
-
 @compiled(static_argnames=("function",))
 def _of_states(function: Callable[[jax.Array, jax.Array], jax.Array], hidden: jax.Array, mask: jax.Array) -> jax.Array:
     return function(hidden, mask)
@@ -76,8 +69,6 @@ def _values_of(policy: Policy, params: Params, batch: Trajectories, steps: Steps
 
 
 _under_teacher, _from_teacher = compiled()(under_teacher), compiled()(from_teacher)
-_after_turns, _mean_of_answer = compiled()(after_turns), compiled()(mean_of_answer)
-_with_blank, _placed = compiled()(with_blank), compiled()(placed)
 
 
 @compiled(static_argnames=("function",))
@@ -141,20 +132,11 @@ class _Models:
 
     @cached_property
     def answers(self) -> jax.Array:
-        ids, columns = (self.batch.info or {}).get("answer_tokens"), []
-        ids = no_answers(self.batch, None) if ids is None else ids
-        for turn in range(turn_count(self.batch)):
-            rows = _after_turns(self.batch, ids, jnp.int32(turn))
-            columns.append(_mean_of_answer(self._read(rows), rows.action_mask))
-        return jnp.stack(columns, axis=1)
+        return answer_logp(self.batch, self._read)
 
     @cached_property
     def blanked(self) -> jax.Array:
-        ids, found = (self.batch.info or {}).get("blanked"), self.old.logp
-        for turn in range(1, 1 if ids is None else turn_count(self.batch)):
-            rows = _with_blank(self.batch, ids, jnp.int32(turn))
-            found = _placed(found, self._read(rows), rows.action_mask)
-        return found
+        return blanked_logp(self.batch, self.old.logp, self._read)
 
     def _read(self, rows: Trajectories) -> jax.Array:
         """Log-probabilities [N, T] of other rows under the weights before the update, not packed."""
@@ -167,7 +149,7 @@ class _Models:
         reference = self._reference
         if isinstance(reference, Mixture):
             raise InputError("reference_affinity needs one reference policy, but this one is a mixture of several")
-        return _affinity(self.policy, self.params, reference, self.batch, self.steps)
+        return affinity_by_slices(self.policy, self.params, reference, self.batch, self.steps)
 
     def of_states(self, function: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
         return _of_states(function, (self.old.extras or {})["hidden"], self.batch.action_mask)
@@ -209,23 +191,9 @@ def provide(
         raise InputError(f"needs is {shown(needs)}, but must be a set of names, such as an algorithm's `needs`")
     check_alive("a parameter", params, "Go on from the state that the update gave back")
     check_params(policy, params)
-    if reference is not None:
-        for one in reference.policies if isinstance(reference, Mixture) else (reference,):
-            check_alive("a parameter of the reference policy", one, "Keep a copy that no update takes")
-            check_params(policy, one, needs_other=False)
-    if previous is not None:
-        check_alive("a parameter of the previous policy", previous, "Keep a copy that no update takes")
-        check_params(policy, previous, needs_other=False)
+    check_others(policy, needs, reference, previous, target)
     if steps is not None:
         check_steps(steps, batch)
-    if of_reference(needs) and reference is None:
-        raise InputError("this method needs a reference policy, but none is loaded")
-    if of_previous(needs) and previous is None:
-        raise InputError("this method needs the weights before the last update: give a copy of them, previous=...")
-    if of_target(needs):
-        if target is None:
-            raise InputError("this method needs a target critic: give a copy of params['critic'], target=...")
-        check_alive("a parameter of the target critic", target, "Keep a copy that no update takes")
     wanted = wanted_of(needs)
     if record_experts:
         wanted, batch = wanted._replace(names=(*wanted.names, "experts")), batch.replace(experts=None)

@@ -19,7 +19,8 @@ import optax
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.checks import expect
 from jaxrl_llm.core.needs import need_of, of_reference
-from jaxrl_llm.core.trajectory import Trajectories, check_batch
+from jaxrl_llm.core.shapes import check_batch
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Metrics, Objective, Transform
 from jaxrl_llm.learner import update as programs
 from jaxrl_llm.learner.checks import check_finite

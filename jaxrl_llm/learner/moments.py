@@ -1,19 +1,17 @@
-"""Optax transformations that save memory: they compute their new state in the buffers of the old one.
+"""Adam that saves memory: it computes its new state in the buffers of the old one.
 
-Their updates take a keyword that optax's chains and masks pass on: with `dry=True` they are plain functions, for
-checking the result of a step before it is taken (`stays_finite`).
+Its update takes a keyword that optax's chains and masks pass on: with `dry=True` it is a plain function, for checking
+the result of a step before it is taken (`stays_finite`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-
-from jaxrl_llm.models.parameters import merge_heads
 
 
 class Bounded(optax.GradientTransformationExtraArgs):
@@ -98,85 +96,5 @@ def scale_by_adam(
             return m / unbias[0] / (jnp.sqrt(n / unbias[1]) + epsilon)
 
         return jax.tree.map(scaled, state.mu, state.nu), state
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
-def as_matrices(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """`inner` on arrays with the axes of heads and head size merged, so that it finds rows and columns.
-
-    Factoring looks at the two longest axes if both have 128 entries or more: the heads' alone are shorter, and the axis
-    of layers is too.
-    """
-
-    inner = optax.with_extra_args_support(inner)
-
-    def flat(tree: Any) -> Any:
-        def flatten(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
-            return x.reshape(merge_heads(str(getattr(path[-1], "key", path[-1])), x.shape))
-
-        return jax.tree_util.tree_map_with_path(flatten, tree)
-
-    def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        updates, state = inner.update(flat(gradients), state, flat(params), **extra)
-        return jax.tree.map(lambda x, like: x.reshape(like.shape), updates, gradients), state
-
-    return optax.GradientTransformationExtraArgs(lambda params: inner.init(flat(params)), update)
-
-
-class MasterState(NamedTuple):
-    """State of `in_float32`."""
-
-    master: Any  # float32 where the parameter is narrower, else None
-    inner: optax.OptState
-
-
-def in_float32(inner: optax.GradientTransformation, master_copy: bool = True) -> optax.GradientTransformationExtraArgs:
-    """`inner` for parameters of which some are narrower than float32: it sees parameters and gradients in float32.
-
-    With a master copy, updates add up in float32, and the parameters are the masters, rounded. Where a parameter is not
-    its master rounded, because something else has changed it or kept it from changing, the parameter counts. Without
-    one, an update below half a unit in the last place is lost. Where every parameter is float32 already, it is `inner`,
-    with the same state.
-    """
-
-    inner = optax.with_extra_args_support(inner)
-
-    def narrow(x: Any) -> bool:
-        return x.dtype.itemsize < 4
-
-    def init(params: Any) -> Any:
-        masters = jax.tree.map(lambda p: p.astype(jnp.float32), params)
-        state = inner.init(masters)
-        if not (master_copy and any(map(narrow, jax.tree.leaves(params)))):
-            return state
-        return MasterState(jax.tree.map(lambda p, m: m if narrow(p) else None, params, masters), state)
-
-    def update(gradients: Any, state: Any, params: Any = None, *, dry: bool = False, **others: Any) -> tuple[Any, Any]:
-        extra = {"dry": dry, **others}
-        if params is None or not any(map(narrow, jax.tree.leaves(params))):
-            return inner.update(gradients, state, params, **extra)
-
-        def gradients32(one: jax.Array | float) -> Any:
-            return jax.tree.map(lambda g: one * g.astype(jnp.float32), gradients)
-
-        if not master_copy:
-            params32 = jax.tree.map(lambda p: p.astype(jnp.float32), params)
-            return inner.update(gradients32(1.0), state, params32, **extra)
-
-        def params32_of(master: jax.Array, p: jax.Array) -> jax.Array:
-            return jnp.where(master.astype(p.dtype) == p, master, p.astype(jnp.float32))
-
-        def advance(before: tuple[Any, Any], one: jax.Array | float) -> tuple[Any, Any]:
-            params32 = jax.tree.map(params32_of, before[0], params)
-            updates, after = inner.update(gradients32(one), before[1], params32, **extra)
-            return jax.tree.map(jnp.add, params32, updates), after
-
-        masters = jax.tree.map(lambda p, m: p if m is None else m, params, state.master)
-        finite = jnp.isfinite(optax.tree.norm(gradients))
-        new, after = in_place(advance, (masters, state.inner), finite, dry)
-        # What, added to the parameter and rounded to its dtype, gives the master rounded to it.
-        updates = jax.tree.map(lambda n, p: n.astype(p.dtype).astype(jnp.float32) - p.astype(jnp.float32), new, params)
-        return updates, MasterState(jax.tree.map(lambda p, n: n if narrow(p) else None, params, new), after)
 
     return optax.GradientTransformationExtraArgs(init, update)

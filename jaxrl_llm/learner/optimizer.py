@@ -15,17 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_llm.learner.moments import Bounded, as_matrices, in_float32, scale_by_adam
+from jaxrl_llm.learner.master_copy import in_float32
+from jaxrl_llm.learner.moments import Bounded, scale_by_adam
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig, check_optimizer
-from jaxrl_llm.models.parameters import decayed
+from jaxrl_llm.models.parameters.table import HEAD, HEAD_MLP, TABLE
+from jaxrl_llm.models.parameters.weight import Shape
 from jaxrl_llm.utils.errors import InputError, require
+
+if TYPE_CHECKING:
+    pass
+from jaxrl_llm.models.parameters import PROJECTIONS
 
 
 def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
@@ -129,3 +135,53 @@ MOMENTS: dict[str, Callable[[OptimizerConfig, optax.Schedule], optax.GradientTra
 def of_critic(params: Any) -> Any:
     """Which parameters are the critic's."""
     return {name: jax.tree.map(lambda _, mine=name == "critic": mine, part) for name, part in params.items()}
+
+
+def as_matrices(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """`inner` on arrays with the axes of heads and head size merged, so that it finds rows and columns.
+
+    Factoring looks at the two longest axes if both have 128 entries or more: the heads' alone are shorter, and the axis
+    of layers is too.
+    """
+
+    inner = optax.with_extra_args_support(inner)
+
+    def flat(tree: Any) -> Any:
+        def flatten(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
+            return x.reshape(merge_heads(str(getattr(path[-1], "key", path[-1])), x.shape))
+
+        return jax.tree_util.tree_map_with_path(flatten, tree)
+
+    def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        updates, state = inner.update(flat(gradients), state, flat(params), **extra)
+        return jax.tree.map(lambda x, like: x.reshape(like.shape), updates, gradients), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: inner.init(flat(params)), update)
+
+
+def merge_heads(name: str, shape: Shape) -> Shape:
+    """The shape of a projection of heads with the axes of heads and head size as one; of anything else as it is.
+
+    >>> merge_heads("query", (2, 64, 4, 16)), merge_heads("out", (4, 16, 64)), merge_heads("up", (64, 128))
+    ((2, 64, 64), (64, 64), (64, 128))
+    """
+    axes = PROJECTIONS[name].axes if name in PROJECTIONS else ()
+    size = next((axis for axis in ("head_size", "value_size", "plain") if axis in axes), None)
+    if size is None:
+        return shape
+    at = len(shape) - len(axes) + axes.index(size)
+    return (*shape[: at - 1], shape[at - 1] * shape[at], *shape[at + 1 :])
+
+
+NOT_DECAYED = frozenset(weight.name for weight in (*TABLE, *HEAD_MLP, *HEAD) if not weight.inputs)
+
+
+def decayed(params: Any) -> Any:
+    """Which parameters weight decay acts on: true for projections, false for embeddings, norms and biases."""
+    import jax
+
+    def decide(path: tuple[Any, ...], _: Any) -> bool:
+        name = str(getattr(path[-1], "key", path[-1]))
+        return name not in NOT_DECAYED
+
+    return jax.tree_util.tree_map_with_path(decide, params)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.turns import turn_numbers
+from jaxrl_llm.advantages.turns.turns import turn_count, turn_numbers
+from jaxrl_llm.core.needs.placeholders import no_answers
 from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.distributed.aot import compiled
 
 BEFORE = -2  # ids of tokens that open an answer are BEFORE - id
+Read = Callable[[Trajectories], jax.Array]  # log-probabilities [N, T] of the actions of other rows
 
 
 def after_turns(batch: Trajectories, answers: jax.Array, turn: int | jax.Array) -> Trajectories:
@@ -69,3 +74,26 @@ def _rows(
 def placed(logp: jax.Array, found: jax.Array, mask: jax.Array) -> jax.Array:
     """f32[N, L]: `found` where the mask is, else `logp`."""
     return jnp.where(mask, found, logp)
+
+
+_after_turns, _mean_of_answer = compiled()(after_turns), compiled()(mean_of_answer)
+_with_blank, _placed = compiled()(with_blank), compiled()(placed)
+
+
+def answer_logp(batch: Trajectories, read: Read) -> jax.Array:
+    """f32[N, K]: the mean log-probability of the reference answer before each turn; NaN without turn or answer."""
+    ids, columns = (batch.info or {}).get("answer_tokens"), []
+    ids = no_answers(batch, None) if ids is None else ids
+    for turn in range(turn_count(batch)):
+        rows = _after_turns(batch, ids, jnp.int32(turn))
+        columns.append(_mean_of_answer(read(rows), rows.action_mask))
+    return jnp.stack(columns, axis=1)
+
+
+def blanked_logp(batch: Trajectories, logp: jax.Array, read: Read) -> jax.Array:
+    """f32[N, L]: log-probabilities of each turn with the observation before it blanked; elsewhere `logp`."""
+    ids, found = (batch.info or {}).get("blanked"), logp
+    for turn in range(1, 1 if ids is None else turn_count(batch)):
+        rows = _with_blank(batch, ids, jnp.int32(turn))
+        found = _placed(found, read(rows), rows.action_mask)
+    return found

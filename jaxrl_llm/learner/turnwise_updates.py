@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_sums, joint_key
-from jaxrl_llm.core.turnwise_updates import TURN_FACTOR, turn_in_episode
+from jaxrl_llm.core.algorithm import TURN_FACTOR, TurnPhases, turn_in_episode
+from jaxrl_llm.core.buckets import bucket_sums, joint_key
+from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.core.transform import Metrics
+from jaxrl_llm.distributed.aot import compiled
+from jaxrl_llm.learner.update import FIRST, TrainState
 from jaxrl_llm.objectives.off_policy import compounded
+
+if TYPE_CHECKING:
+    from jaxrl_llm.learner.step import LearnedBatch, Learner, Phase
 
 
 def phase_count(batch: Trajectories) -> int:
@@ -58,3 +66,36 @@ def joined(whole: Trajectories, phase: Trajectories, turn: Array) -> Trajectorie
         if getattr(whole, name) is not None and getattr(phase, name) is not None
     }
     return phase.replace(**fields)
+
+
+def _mean_metrics(phases: list[Metrics]) -> Metrics:
+    """Means over the phases; those of the first gradient step are of the first."""
+    return {
+        name: phases[0][name] if name in FIRST else jnp.mean(jnp.stack([one[name] for one in phases]))
+        for name in phases[0]
+    }
+
+
+alone_at, _joined, _means = compiled()(at_turn), compiled()(joined), compiled()(_mean_metrics)
+factor_after = compiled(static_argnames=("clip",))(after_turn)
+
+
+def by_turns(
+    learn: Callable[..., LearnedBatch], learner: Learner, state: TrainState, memory: Any, batch: Trajectories,
+    phase: Phase, rule: TurnPhases, count: int,
+) -> LearnedBatch:  # fmt: skip
+    """One phase for each turn, the last first. learn: of one phase. Metrics are means over the phases."""
+    found: LearnedBatch | None = None
+    metrics: list[Metrics] = []
+    whole = batch
+    for turn in reversed(range(count)):
+        now = phase._replace(turn=turn, before=None if found is None else found.batch.old_logp)
+        if found is not None:
+            learner = learner._replace(policies=found.policies)
+            state, memory = found.state, found.memory
+            batch = batch.with_info(turn_factor=found.batch.need("turn_factor"))
+        found = learn(learner, state, memory, batch, now, rule)
+        whole = found.batch if not metrics else _joined(whole, found.batch, np.int32(turn))
+        metrics.append(found.metrics)
+    assert found is not None
+    return found._replace(batch=whole, metrics=_means(metrics))

@@ -11,7 +11,8 @@ import optax
 
 from jaxrl_llm.core.checks import expect
 from jaxrl_llm.core.needs import value_of
-from jaxrl_llm.core.trajectory import SHARED, PolicyOutputs, Trajectories, check_batch, in_words, map_rows, with_totals
+from jaxrl_llm.core.shapes import check_batch, in_words
+from jaxrl_llm.core.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
 from jaxrl_llm.core.transform import Metrics, Objective, Transform
 from jaxrl_llm.distributed.aot import compiled
 from jaxrl_llm.distributed.fully_sharded import fully_sharded
@@ -35,10 +36,10 @@ from jaxrl_llm.learner.router_balance import (
 )
 from jaxrl_llm.models.layers.moe import Load
 from jaxrl_llm.models.layers.parts import accumulation_dtype
+from jaxrl_llm.models.mesh_axes import EXPERT, FSDP, TENSOR
 from jaxrl_llm.models.outputs import DURING_UPDATE, policy_outputs, wanted_of
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.parameters import combine
-from jaxrl_llm.models.placement import EXPERT, FSDP, TENSOR
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError
 

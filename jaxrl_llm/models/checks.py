@@ -15,16 +15,8 @@ import numpy as np
 from jaxrl_llm.core.shapes import FLOATS, INTEGERS, NUMBERS, has_shape, is_array, is_of
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.kinds import shown
-from jaxrl_llm.models.parameters import (
-    LORA_SCALE,
-    Shape,
-    Weight,
-    adapted_weights,
-    adapter_axes,
-    head_shapes,
-    shape_of,
-    weights,
-)
+from jaxrl_llm.models.parameters import LORA_SCALE, adapted_weights, adapter_axes, head_shapes, shape_of, weights
+from jaxrl_llm.models.parameters.weight import Shape, Weight
 from jaxrl_llm.models.quantised import is_rounded
 from jaxrl_llm.utils.errors import InputError
 

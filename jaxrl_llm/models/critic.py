@@ -9,6 +9,7 @@ and judges by the log-probabilities of tokens, as implicit reward models do.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +20,14 @@ import jax.numpy as jnp
 from jaxrl_llm.core.needs import value_of
 from jaxrl_llm.core.needs import values_of as values_of_need
 from jaxrl_llm.core.shapes import FLOATS, in_words, is_array, is_of
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models.checks import check_key, check_params
+from jaxrl_llm.models.hooked import of_a_reference
 from jaxrl_llm.models.kinds import FLAG, require_kind, shown, whole
-from jaxrl_llm.models.parameters import IDENTITY, NORMAL, ZEROS, head_shapes, head_weights
+from jaxrl_llm.models.outputs import View, logp_at, view_of
+from jaxrl_llm.models.packing import Packing
+from jaxrl_llm.models.parameters import head_shapes, head_weights
+from jaxrl_llm.models.parameters.weight import IDENTITY, NORMAL, ZEROS
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError, require_choice
 
@@ -128,3 +134,25 @@ def values_of(critic: Critic, params: Params, states: jax.Array) -> jax.Array:
         x = jax.nn.gelu((scaled * head["norm"] + head["norm_bias"]) @ head["up"] + head["up_bias"])
     out = x @ head["weight"] + head["bias"]
     return out[..., 0] if critic.heads == 1 else out
+
+
+@jax.named_scope("critic")
+def values_at(policy: Policy, params: Params, view: View, batch: Trajectories, packing: Packing | None) -> jax.Array:
+    if policy.critic is None or "critic" not in params or policy.critic.kind == LIKELIHOOD:
+        raise InputError("this method needs values: give the policy a critic (models.critic)")
+    states = view.states
+    if policy.critic.kind == "tower":
+        exact = dataclasses.replace(policy, rounding=None)  # nothing is sampled from it
+        # Its router is its own.
+        states = view_of(exact, params["critic"]["tower"], batch.replace(experts=None), packing).states
+    return values_of(policy.critic, params, states)
+
+
+@jax.named_scope("critic")
+def implicit_logp(policy: Policy, params: Params, batch: Trajectories, packing: Packing | None) -> jax.Array:
+    """Log-probabilities f32[M] of the chosen tokens under the implicit reward model, as under a reference."""
+    if policy.critic is None or "critic" not in params or policy.critic.kind != "likelihood":
+        raise InputError("this method needs an implicit reward model: give the policy Critic('likelihood')")
+    own, rows = of_a_reference(dataclasses.replace(policy, rounding=None), batch.replace(experts=None))
+    tower = params["critic"]["tower"]
+    return logp_at(own, tower, view_of(own, tower, rows, packing))[0]

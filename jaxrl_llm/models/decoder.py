@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers.attention import Attend, Weighing, attention, norm
+from jaxrl_llm.models.layers.attention import Attend, norm
 from jaxrl_llm.models.layers.layer import Given, Settings, run_layer
 from jaxrl_llm.models.layers.parts import (
     Rotations,
@@ -28,39 +28,13 @@ from jaxrl_llm.models.layers.parts import (
     rotations_of,
     scaled_low_rank,
 )
-from jaxrl_llm.models.layers.recurrent import Flow, segments_flow
+from jaxrl_llm.models.layers.recurrent import Flow
 from jaxrl_llm.models.placement import ANYWHERE, Placement, all_but_weights
-from jaxrl_llm.models.stacks import Block, blocks_of, of_kind, place_of, unstack
-from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.models.stacks import Block, blocks_of, of_kind, place_of
 
 Params = dict[str, Any]
 # Whether layers are recomputed in the backward pass; or what of them is saved, one of jax.checkpoint_policies.
 Remat = bool | Callable[..., bool]
-
-
-class Cache(NamedTuple):
-    """Keys and values of the tokens so far. Slots fill from the left; rows may leave gaps (segment 0)."""
-
-    memory: Any  # (keys, values) of each layer, [N, K, S, h] each; stacked where layers are, and of one kind
-    positions: jax.Array  # int32[N, S]
-    segments: jax.Array  # int32[N, S], 0 where a slot holds nothing
-    length: jax.Array  # int32[]: the next slot
-
-
-def empty_cache(config: ModelConfig, rows: int, slots: int, dtype: Any, stacked: bool = False) -> Cache:
-    """An empty cache for `slots` tokens a row. stacked: the layers are."""
-
-    def zeros(number: int, *lead: int) -> Any:
-        own = config.of_layer(number)
-        if own.keys_of:
-            return None
-        heads, *sizes = own.heads_kept(absorbed=False)
-        return tuple(jnp.zeros((*lead, rows, heads, slots, size), dtype) for size in sizes)
-
-    marks = jnp.zeros((rows, slots), jnp.int32)
-    if stacked and not config.kinds:
-        return Cache(zeros(0, config.num_layers), marks, marks, jnp.int32(0))
-    return Cache(tuple(map(zeros, range(config.num_layers))), marks, marks, jnp.int32(0))
 
 
 @jax.named_scope("embedding")
@@ -287,57 +261,3 @@ def _none_yet(config: ModelConfig, block: Block, x: jax.Array) -> dict[str, Any]
             heads, *sizes = config.each_kind[kind].heads_kept(absorbed=False)
             found[name] = tuple(jnp.zeros((*x.shape[:2], heads, size), x.dtype) for size in sizes)
     return found
-
-
-def forward(
-    params: Params,
-    config: ModelConfig,
-    tokens: jax.Array,
-    positions: jax.Array,
-    segments: jax.Array,
-    cache: Cache | None = None,
-    **options: Any,
-) -> tuple[jax.Array, Any]:
-    """Hidden states after the last norm, [N, L, D], and the cache with these tokens in it.
-
-    tokens int32[N, L]; positions int32[N, L] rotate the heads; segments int32[N, L]: a token sees the earlier
-    tokens (by slot, not by position) of its own segment, and 0 is padding, which nothing sees. Padding may stand
-    anywhere. With a cache the tokens are written to its next L slots. Options: `dtype` is that of weights and states
-    (default: the parameters'); norms, rotations, attention logits and softmax are float32. `activations` is that of
-    states alone. `rounding` rounds projections, see `quantised.KINDS`. `remat` recomputes each layer in the backward
-    pass; see `Remat`.
-    """
-    L = tokens.shape[1]
-    if cache is None:
-        first, seen_positions, seen_segments = jnp.int32(0), positions, segments
-    else:
-        first = cache.length
-        seen_positions = jax.lax.dynamic_update_slice(cache.positions, positions, (0, first))
-        seen_segments = jax.lax.dynamic_update_slice(cache.segments, segments, (0, first))
-    slot = first + jnp.arange(L)
-    earlier = jnp.arange(seen_positions.shape[1])[None, :] <= slot[:, None]
-    same = (segments[:, :, None] == seen_segments[:, None, :]) & (segments[:, :, None] > 0)
-    visible = same & earlier
-    distance = positions[:, :, None] - seen_positions[:, None, :]
-
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, memory: Any, how: Weighing) -> tuple[jax.Array, Any]:
-        k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-        if memory is not None:
-            k = jax.lax.dynamic_update_slice(memory[0], k.astype(memory[0].dtype), (0, 0, first, 0))
-            v = jax.lax.dynamic_update_slice(memory[1], v.astype(memory[1].dtype), (0, 0, first, 0))
-            memory = (k, v)
-        near = visible
-        if any(config.window_of_layer):
-            near = visible & ((distance < how.window) | (how.window == 0))
-        return attention(q, k.astype(q.dtype), v.astype(q.dtype), near, how), memory
-
-    if cache is None:
-        flow = segments_flow(segments) if config.recurrent else None
-        hidden, _ = run(params, config, tokens, positions, attend, flow=flow, **options)
-        return hidden, None
-    if config.recurrent:
-        raise InputError("a model that carries states has no cache of this kind: draw tokens with `sample`")
-    if config.kinds:
-        params = unstack(params, config)
-    hidden, memory = run(params, config, tokens, positions, attend, cache.memory, **options)
-    return hidden, Cache(memory, seen_positions, seen_segments, first + L)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core.hooks import Context, Hook, State, entropy_of
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.models.layers.parts import accumulation_dtype
-from jaxrl_llm.models.placement import row_shards
+from jaxrl_llm.models.mesh_axes import row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError
 

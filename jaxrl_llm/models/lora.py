@@ -41,13 +41,13 @@ from jaxrl_llm.models.parameters import (
     LORA_OUT,
     LORA_SCALE,
     Params,
-    Weight,
     adapted_by_default,
     adapted_weights,
     adapter_axes,
     combine,
     put,
 )
+from jaxrl_llm.models.parameters.weight import Weight
 from jaxrl_llm.models.quantised import dense, is_rounded
 from jaxrl_llm.models.stacks import map_kinds
 from jaxrl_llm.utils.errors import InputError, unknown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -12,14 +11,16 @@ from jaxrl_kernels import fused_logprob
 
 from jaxrl_llm.core.hooks import Hook, state_in
 from jaxrl_llm.core.needs import NEEDS, need_of, value_of, values_of
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, check_batch
+from jaxrl_llm.core.shapes import check_batch
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.models.checks import check_params
-from jaxrl_llm.models.hooked import Places, hooked_logp, of_a_reference
+from jaxrl_llm.models.hooked import Places, hooked_logp
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.layers.routing import check_experts, of_all_rows
-from jaxrl_llm.models.packing import Packing, packed_states, whole_rows
+from jaxrl_llm.models.packed_states import packed_states
+from jaxrl_llm.models.packing import Packing, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.stacks import first_layers
+from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.models.vocabulary import Distribution, logp_of_tokens, most_probable, vocabulary_sum
 from jaxrl_llm.utils.errors import InputError
 
@@ -101,10 +102,10 @@ def policy_outputs(
     check_params(policy, params)
     check_batch(batch)
     check_experts(policy, batch)
-    view = _view(policy, params, batch, packing, record="experts" in wanted.names, load="router_load" in wanted.names)
+    view = view_of(policy, params, batch, packing, record="experts" in wanted.names, load="router_load" in wanted.names)
     logp, entropy = _drawn_from(policy, params, view, batch, packing)
     found = {"logp": logp, "entropy": entropy}
-    whole = _distribution(policy, params, view)
+    whole = distribution_at(policy, params, view)
     source = whole._replace(
         hidden=jax.lax.stop_gradient(whole.hidden), unembedding=jax.lax.stop_gradient(whole.unembedding)
     )
@@ -113,13 +114,15 @@ def policy_outputs(
         found[name] = scale * vocabulary_sum(MEASURES[name], source)
     for times in wanted.temperatures:
         tempered = view._replace(temperature=times * view.temperature, floor=None)
-        found[f"tempered_logp:{times:g}"] = jax.lax.stop_gradient(_logp(policy, params, tempered)[0])
+        found[f"tempered_logp:{times:g}"] = jax.lax.stop_gradient(logp_at(policy, params, tempered)[0])
     if "internal_logp" in wanted.names:
         inner, weights = inner_policy(policy, params, wanted.layer)
-        found["internal_logp"] = _logp(inner, weights, _view(inner, weights, batch, packing)._replace(floor=None))[0]
+        found["internal_logp"] = logp_at(inner, weights, view_of(inner, weights, batch, packing)._replace(floor=None))[
+            0
+        ]
     if "heated_logp" in wanted.names:
         heated = view._replace(temperature=wanted.heat * view.temperature, floor=None)
-        found["heated_logp"] = _logp(policy, params, heated)[0]
+        found["heated_logp"] = logp_at(policy, params, heated)[0]
     if "top_tokens" in wanted.names:
         tokens, found["top_logp"] = most_probable(source, wanted.top)
         found["top_tokens"] = tokens.astype(jnp.float32)  # exact: vocabularies are far smaller than 2^24
@@ -128,11 +131,13 @@ def policy_outputs(
         found["top_logp"] = logp_of_tokens(whole, tokens)
     if "hidden" in wanted.names:
         found["hidden"] = jax.lax.stop_gradient(view.states)
+    if {"values", "implicit_logp"} & set(wanted.names):
+        from jaxrl_llm.models.critic import implicit_logp, values_at  # here: it makes use of this module
     if "values" in wanted.names:
-        found["values"] = _values(policy, params, view, batch, packing)
+        found["values"] = values_at(policy, params, view, batch, packing)
     if "implicit_logp" in wanted.names:
-        found["implicit_logp"] = _implicit_logp(policy, params, batch, packing)
-    placed = {name: _scatter(values, view, batch) for name, values in found.items()}
+        found["implicit_logp"] = implicit_logp(policy, params, batch, packing)
+    placed = {name: scatter(values, view, batch) for name, values in found.items()}
     if view.experts is not None:
         placed["experts"] = of_all_rows(view.experts, batch)
     if view.load is not None:
@@ -140,38 +145,13 @@ def policy_outputs(
     return PolicyOutputs(placed.pop("logp"), placed.pop("entropy"), placed or None)
 
 
-def affinity(
-    policy: Policy, params: Params, other: Params, batch: Trajectories, packing: Packing | None = None
-) -> jax.Array:
-    """sum_v sqrt(p_v q_v) of the policies with two sets of parameters at each action, f32[N, L] (Bhattacharyya).
-
-    A replayed routing is that of the first.
-    """
-    views = [
-        _view(policy, weights, rows, packing)
-        for weights, rows in ((params, batch), (other, batch.replace(experts=None)))
-    ]
-    sources = [_distribution(policy, weights, view) for view, weights in zip(views, (params, other), strict=True)]
-    return _scatter(vocabulary_sum(lambda p, q: jnp.exp((p + q) / 2), *sources), views[0], batch)
-
-
-def _distribution(policy: Policy, params: Params, view: _View) -> Distribution:
+def distribution_at(policy: Policy, params: Params, view: View) -> Distribution:
+    """The distributions that a view's tokens were drawn from, without truncation."""
     states, head, config = policy.head_states(params, view.states), policy.unembedding(params), policy.config
     return Distribution(states, head, view.temperature, config.logit_softcap, config.known_tokens)
 
 
-def inner_policy(policy: Policy, params: Params, layer: int) -> tuple[Policy, Params]:
-    """The policy that unembeds the hidden state after `layer` layers as it is, without the last norm.
-
-    Raises InputError where the model has no such layer.
-    """
-    if not 1 <= layer <= policy.config.num_layers:
-        raise InputError(f"internal_logp: layer is {layer}, but the model has layers 1 to {policy.config.num_layers}")
-    config = dataclasses.replace(policy.config.first(layer), final_norm=False)
-    return dataclasses.replace(policy, config=config), first_layers(params, policy.config, layer)
-
-
-class _View(NamedTuple):
+class View(NamedTuple):
     """M chosen tokens, the states that they were chosen from, and what goes with them."""
 
     row: jax.Array  # int32[M]; N or more where there is none
@@ -184,10 +164,10 @@ class _View(NamedTuple):
     load: Any = None  # `moe.Load` [layers, E], where it is counted
 
 
-def _view(
+def view_of(
     policy: Policy, params: Params, batch: Trajectories, packing: Packing | None, record: bool = False,
     load: bool = False,
-) -> _View:  # fmt: skip
+) -> View:  # fmt: skip
     packing = whole_rows(batch) if packing is None else packing
     given = None if batch.experts is None else batch.experts[:, :, : policy.config.num_layers]
     states, chosen, counts = packed_states(policy, params, batch.tokens, packing, given, record, load), None, None
@@ -204,10 +184,10 @@ def _view(
     temperature = jnp.ones(N) if batch.temperature is None else batch.temperature
     floor = None if batch.support_floor is None else gather(batch.support_floor)
     temperature = temperature.at[packing.row].get(mode="clip")
-    view = _View(*at, states, gather(batch.tokens), temperature, floor, chosen, counts)
+    view = View(*at, states, gather(batch.tokens), temperature, floor, chosen, counts)
     if policy.hook is None or policy.hook.factor is None:
         return view
-    entropy = jax.lax.stop_gradient(_logp(policy, params, view._replace(floor=None))[1])
+    entropy = jax.lax.stop_gradient(logp_at(policy, params, view._replace(floor=None))[1])
     return view._replace(temperature=temperature * policy.hook.factor(entropy, _state(policy.hook, batch, packing)))
 
 
@@ -217,11 +197,11 @@ def _state(hook: Hook, batch: Trajectories, packing: Packing) -> dict[str, jax.A
 
 
 def _drawn_from(
-    policy: Policy, params: Params, view: _View, batch: Trajectories, packing: Packing | None
+    policy: Policy, params: Params, view: View, batch: Trajectories, packing: Packing | None
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probability and entropy f32[M] of the distribution that tokens were drawn from."""
     if (hook := policy.hook) is None or hook.factor is not None:
-        return _logp(policy, params, view)
+        return logp_at(policy, params, view)
     packing = whole_rows(batch) if packing is None else packing
     others = None
     if hook.other is not None:
@@ -233,7 +213,7 @@ def _drawn_from(
 
 
 @jax.named_scope("head")
-def _logp(policy: Policy, params: Params, view: _View) -> tuple[jax.Array, jax.Array]:
+def logp_at(policy: Policy, params: Params, view: View) -> tuple[jax.Array, jax.Array]:
     return fused_logprob(
         policy.head_states(params, view.states), policy.unembedding(params), view.targets,
         temperature=view.temperature, softcap=policy.config.logit_softcap, support_floor=view.floor,
@@ -241,31 +221,7 @@ def _logp(policy: Policy, params: Params, view: _View) -> tuple[jax.Array, jax.A
     )  # fmt: skip
 
 
-@jax.named_scope("critic")
-def _values(policy: Policy, params: Params, view: _View, batch: Trajectories, packing: Packing | None) -> jax.Array:
-    from jaxrl_llm.models.critic import LIKELIHOOD, values_of
-
-    if policy.critic is None or "critic" not in params or policy.critic.kind == LIKELIHOOD:
-        raise InputError("this method needs values: give the policy a critic (models.critic)")
-    states = view.states
-    if policy.critic.kind == "tower":
-        exact = dataclasses.replace(policy, rounding=None)  # nothing is sampled from it
-        # Its router is its own.
-        states = _view(exact, params["critic"]["tower"], batch.replace(experts=None), packing).states
-    return values_of(policy.critic, params, states)
-
-
-@jax.named_scope("critic")
-def _implicit_logp(policy: Policy, params: Params, batch: Trajectories, packing: Packing | None) -> jax.Array:
-    """Log-probabilities f32[M] of the chosen tokens under the implicit reward model, as under a reference."""
-    if policy.critic is None or "critic" not in params or policy.critic.kind != "likelihood":
-        raise InputError("this method needs an implicit reward model: give the policy Critic('likelihood')")
-    own, rows = of_a_reference(dataclasses.replace(policy, rounding=None), batch.replace(experts=None))
-    tower = params["critic"]["tower"]
-    return _logp(own, tower, _view(own, tower, rows, packing))[0]
-
-
-def _scatter(values: jax.Array, view: _View, batch: Trajectories) -> jax.Array:
+def scatter(values: jax.Array, view: View, batch: Trajectories) -> jax.Array:
     """From chosen tokens [M, ...] to positions f32[N, L, ...], 0 where there is no action."""
     action = batch.action_mask.at[view.row, view.column].get(mode="fill", fill_value=False)
     values = jnp.where(action.reshape(-1, *[1] * (values.ndim - 1)), values, 0.0)

@@ -25,17 +25,26 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl_kernels import norm_rotate
 from jaxrl_kernels.implementations import takes_triton
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.mesh_axes import (
+    EXPERT,
+    FSDP,
+    ROWS,
+    SAMPLED_ROWS,
+    SEQUENCE,
+    TENSOR,
+    AnyMesh,
+    axes_of,
+    one_device,
+    row_axes,
+    row_shards,
+    takes_kernels,
+)
 from jaxrl_llm.models.parameters import AXES, axis_sizes
-
-DATA, FSDP, EXPERT, SEQUENCE, TENSOR = "data", "fsdp", "expert", "sequence", "tensor"
-MESH_AXES = (DATA, FSDP, EXPERT, SEQUENCE, TENSOR)  # outer to inner: the last communicate most
-ROWS = (DATA, FSDP, EXPERT)
-SAMPLED_ROWS = (*ROWS, SEQUENCE)
 
 # Logical axis of a weight -> what is split (query heads go with their key-value heads), and the axis of the mesh. What
 # is added after an all-reduce (out_bias, down_bias), norms and the router are not split.
@@ -50,41 +59,6 @@ SPLIT = {
     "vocabulary": ("vocabulary", TENSOR),
     "experts": ("experts", EXPERT),
 }
-AnyMesh = Mesh | AbstractMesh
-
-
-def axes_of(mesh: AnyMesh, names: Sequence[str]) -> str | tuple[str, ...] | None:
-    """Those of some axes that the mesh has, for a PartitionSpec."""
-    found = tuple(name for name in names if name in mesh.shape)
-    return found[0] if len(found) == 1 else found or None
-
-
-def row_axes(mesh: AnyMesh, names: Sequence[str] = ROWS) -> str | tuple[str, ...] | None:
-    """The axes of the mesh over which rows are sharded, for a PartitionSpec. names: ROWS, or SAMPLED_ROWS."""
-    return axes_of(mesh, names)
-
-
-def row_shards(mesh: AnyMesh | None, names: Sequence[str] = ROWS) -> int:
-    """How many shards rows are split into; 1 without a mesh. names: ROWS, or SAMPLED_ROWS."""
-    return 1 if mesh is None else math.prod(mesh.shape.get(name, 1) for name in names)
-
-
-def token_shards(mesh: AnyMesh | None) -> int:
-    """How many shards the tokens of packed rows are split into in learning; 1 without a mesh."""
-    return row_shards(mesh, (SEQUENCE,))
-
-
-def takes_kernels(mesh: AnyMesh | None) -> bool:
-    """Whether the devices of a mesh, or JAX's own where there is none, take kernels for attention."""
-    device = _device(mesh)
-    return device is not None and (device.platform == "tpu" or takes_triton(device))
-
-
-def _device(mesh: AnyMesh | None) -> jax.Device | None:
-    """One of the devices of a mesh, or of JAX's own where there is none."""
-    if isinstance(mesh, AbstractMesh):
-        return None
-    return mesh.devices.flat[0] if isinstance(mesh, Mesh) else jax.local_devices()[0]
 
 
 def split_counts(config: ModelConfig) -> dict[str, tuple[int, str]]:
@@ -162,7 +136,7 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     """
     turned = partial(norm_rotate, epsilon=config.norm_epsilon, offset=config.norm_offset, mesh=mesh)
     # GPUs have a kernel for attention alone, and nothing to gain from these layouts and joined products.
-    device = _device(mesh)
+    device = one_device(mesh)
     kernels = takes_kernels(mesh) and not (device is not None and takes_triton(device))
     by_kernel, joined = (turned, frozenset(AXES)) if kernels else (None, frozenset())
     if mesh is None:

@@ -15,9 +15,11 @@ from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.checks import check_key, check_params, check_tokens
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.forward import Cache, forward
 from jaxrl_llm.models.kinds import number, require_kind, shown
 from jaxrl_llm.models.layers.parts import accumulation_dtype, scaled_low_rank
-from jaxrl_llm.models.parameters import IDENTITY, PLAIN, ZEROS, Weight, put, weights
+from jaxrl_llm.models.parameters import put, weights
+from jaxrl_llm.models.parameters.weight import IDENTITY, PLAIN, ZEROS, Weight
 from jaxrl_llm.utils.errors import InputError
 
 Params = decoder.Params
@@ -63,13 +65,13 @@ class Policy:
         tokens: jax.Array,
         positions: jax.Array,
         segments: jax.Array,
-        cache: decoder.Cache | None = None,
+        cache: Cache | None = None,
         *,
         remat: decoder.Remat = False,
     ) -> tuple[jax.Array, Any]:
-        """Hidden states [N, L, D] and the cache; see `decoder.forward`."""
+        """Hidden states [N, L, D] and the cache; see `models.forward.forward`."""
         own = self._precision()
-        return decoder.forward(params, self.config, tokens, positions, segments, cache, remat=remat, **own)
+        return forward(params, self.config, tokens, positions, segments, cache, remat=remat, **own)
 
     def run(
         self,

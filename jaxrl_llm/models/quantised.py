@@ -29,9 +29,10 @@ from jaxrl_kernels.partition import vary_together
 
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.mesh_axes import AnyMesh
 from jaxrl_llm.models.normal_float import NormalFloat, as_floats, normal_float
 from jaxrl_llm.models.parameters import PROJECTIONS, parameter_shapes
-from jaxrl_llm.models.placement import AnyMesh, split_spec
+from jaxrl_llm.models.placement import split_spec
 from jaxrl_llm.utils.errors import InputError, shown
 
 # Name -> dtype of the values, and the greatest of them.

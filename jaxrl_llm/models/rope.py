@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxrl_llm.models.config_checks import LAYER_TYPES, check_rope
@@ -30,7 +30,7 @@ class Rope:
     longrope: frequency i divided by `factors[i]`, and scaled attention (arXiv 2402.13753). Published models have two
     lists, of which transformers takes that for short contexts until a sequence is longer than the original context,
     and then, for all its tokens, that for long ones. Here a token's rotation does not depend on those after it, so
-    that sampler and trainer agree: a model whose context is longer than the original has the long list throughout.
+    that sampler and trainer agree: the longest sequence decides for all (`within`), by default the model's context.
     proportional: only the first `fraction` of the frequencies, the others are 0 (Gemma 4).
     factors: frequency i divided by `factors[i]` (how GGUF files store llama3 scaling).   none: no rotation (NoPE).
     """
@@ -50,6 +50,12 @@ class Rope:
     long_factors: tuple[float, ...] = ()
     fraction: float = 1.0  # of a head's dimensions that are rotated; but see proportional
     query_growth: float = 0.0  # queries at position p times 1 + this * ln(1 + floor(p / original_length)) (Llama 4)
+
+    def within(self, tokens: int) -> Rope:
+        """The rotation of a model that sees at most this many tokens at once: another list of factors in longrope."""
+        if self.kind != "longrope":
+            return self
+        return replace(self, factors=self.long_factors if tokens > self.original_length else self.short_factors)
 
 
 def _rope(theta: float, scaling: dict[str, Any] | None, raw: dict[str, Any], where: str, section: str) -> Rope:
@@ -86,12 +92,11 @@ def _rope(theta: float, scaling: dict[str, Any] | None, raw: dict[str, Any], whe
         usual = math.sqrt(1 + math.log(stretched) / math.log(out["original_length"])) if stretched > 1 else 1.0
         names = ("short_factor", "long_factor")
         short, long = (tuple(float(x) for x in scaling[name]) for name in names)
-        out |= {"factors": long if maximum > out["original_length"] else short}
         out |= {"short_factors": short, "long_factors": long}
         out["attention_factor"] = float(scaling.get("attention_factor") or usual)
     if kind == "factors":
         out["factors"] = tuple(float(x) for x in scaling.get("factors", ()))
-    return Rope(**out)
+    return Rope(**out).within(maximum)
 
 
 def mscale(factor: float, scale: float) -> float:

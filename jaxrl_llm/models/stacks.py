@@ -7,14 +7,19 @@ pattern of kinds that repeats, so that compile time does not grow with depth.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from jaxrl_llm.models.policy import Params, Policy
 
 
 class Block(NamedTuple):
@@ -112,3 +117,14 @@ def stacked_layers(params: Any, config: ModelConfig) -> Any:
     ]
     names = [kind.name for kind in config.kinds]
     return {**params, "layers": dict(zip(names, found, strict=True)) if names else found[0]}
+
+
+def inner_policy(policy: Policy, params: Params, layer: int) -> tuple[Policy, Params]:
+    """The policy that unembeds the hidden state after `layer` layers as it is, without the last norm.
+
+    Raises InputError where the model has no such layer.
+    """
+    if not 1 <= layer <= policy.config.num_layers:
+        raise InputError(f"internal_logp: layer is {layer}, but the model has layers 1 to {policy.config.num_layers}")
+    config = dataclasses.replace(policy.config.first(layer), final_norm=False)
+    return dataclasses.replace(policy, config=config), first_layers(params, policy.config, layer)

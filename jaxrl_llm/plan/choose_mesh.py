@@ -16,7 +16,7 @@ from jaxrl_llm.distributed.chips import GIB, Topology, chip_of_kind
 from jaxrl_llm.distributed.hosts import all_hosts
 from jaxrl_llm.distributed.mesh import mesh_sizes
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.placement import DATA, EXPERT, FSDP, TENSOR, row_shards
+from jaxrl_llm.models.mesh_axes import DATA, EXPERT, FSDP, TENSOR, row_shards
 from jaxrl_llm.plan.estimate import arithmetic, held_bytes
 from jaxrl_llm.plan.sampling import abstract_mesh
 from jaxrl_llm.plan.sampling_mesh import Devices, fastest, named_for, splits_of

@@ -21,7 +21,7 @@ from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.distributed import fully_sharded
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.attention import MAX_LOGITS
-from jaxrl_llm.models.placement import EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
+from jaxrl_llm.models.mesh_axes import EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
 from jaxrl_llm.plan.program_cost import Cost
 from jaxrl_llm.plan.sampling import Sampling, active_weights, estimate, model_weights, pair_operations, reduced_bytes
 from jaxrl_llm.plan.shapes import StateShapes, as_trained, bytes_on_a_device

@@ -20,13 +20,14 @@ from jaxrl_llm.distributed.aot import Program
 from jaxrl_llm.distributed.chips import Chip, Topology
 from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
 from jaxrl_llm.learner.optimizer import OptimizerConfig
-from jaxrl_llm.learner.step import compile_learning
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
+from jaxrl_llm.learner.setup import compile_learning
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.plan.estimate import arithmetic, held_bytes
 from jaxrl_llm.plan.flops import matrix_flops
 from jaxrl_llm.plan.host import COPY, host_memory
 from jaxrl_llm.plan.program_cost import Cost, at_depth, cost_of, followed
 from jaxrl_llm.plan.sampling import abstract_mesh, sampling_arithmetic
+from jaxrl_llm.plan.sampling_programs import NAMES, compile_sampling, tail_arrays
 from jaxrl_llm.plan.shapes import (
     RunShapes,
     StateShapes,
@@ -41,8 +42,7 @@ from jaxrl_llm.plan.shapes import (
     with_layers,
 )
 from jaxrl_llm.plan.times import Seconds, calls, seconds_of
-from jaxrl_llm.sampling.aot_programs import NAMES, compile_sampling, tail_arrays
-from jaxrl_llm.sampling.scheduler import Size
+from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.rollout import rollout_of
 

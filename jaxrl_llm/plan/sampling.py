@@ -13,13 +13,13 @@ from jax.sharding import AbstractMesh
 from jaxrl_llm.distributed import bytes_per_device, parameter_specs
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.recurrent import empty_state
+from jaxrl_llm.models.mesh_axes import DATA, EXPERT, SAMPLED_ROWS, TENSOR, row_shards
 from jaxrl_llm.models.parameters import weights
-from jaxrl_llm.models.placement import DATA, EXPERT, SAMPLED_ROWS, TENSOR, row_shards
 from jaxrl_llm.plan.program_cost import Cost
 from jaxrl_llm.plan.shapes import StateShapes
+from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.sampling.kv_cache import columns, eight_bit
 from jaxrl_llm.sampling.prefill import PREFILL_TOKENS
-from jaxrl_llm.sampling.scheduler import Size
 from jaxrl_llm.training.config import TrainConfig
 
 

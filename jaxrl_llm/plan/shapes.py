@@ -22,7 +22,8 @@ from jaxrl_llm.distributed import ahead_of_time, check_mesh, mesh_of, sampling_m
 from jaxrl_llm.distributed.chips import Topology
 from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
 from jaxrl_llm.learner.optimizer import make_optimizer
-from jaxrl_llm.learner.step import Learner, shard
+from jaxrl_llm.learner.setup import shard
+from jaxrl_llm.learner.step import Learner
 from jaxrl_llm.learner.update import TrainState, init_state
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.families import from_hf
@@ -30,15 +31,15 @@ from jaxrl_llm.models.io.adapters import adapter_params, open_adapter
 from jaxrl_llm.models.io.load import DEMO_MODEL
 from jaxrl_llm.models.kinds import path_of, read_json
 from jaxrl_llm.models.layers.moe import index_dtype
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.parameters import combine
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy, init_params
 from jaxrl_llm.models.stacks import map_kinds
-from jaxrl_llm.sampling.aot_programs import Arrays, engine_arrays
+from jaxrl_llm.plan.sampling_programs import Arrays, engine_arrays
+from jaxrl_llm.sampling.batch import BatchRow, assemble
+from jaxrl_llm.sampling.capacity import Size, for_conversations, lasting
+from jaxrl_llm.sampling.capacity import plan as slots_for
 from jaxrl_llm.sampling.requests import Tokens
-from jaxrl_llm.sampling.sampler import BatchRow, assemble
-from jaxrl_llm.sampling.scheduler import Size, for_conversations, lasting
-from jaxrl_llm.sampling.scheduler import plan as slots_for
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import check_method, with_routing
 from jaxrl_llm.training.reference import first_policies, wants_reference

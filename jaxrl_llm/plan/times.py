@@ -8,8 +8,8 @@ from typing import NamedTuple
 from jaxrl_llm.distributed.chips import NETWORK, Chip
 from jaxrl_llm.plan.program_cost import BETWEEN, Cost
 from jaxrl_llm.plan.program_cycles import Kernel
-from jaxrl_llm.sampling.aot_programs import prompts_together
-from jaxrl_llm.sampling.scheduler import Size
+from jaxrl_llm.plan.sampling_programs import prompts_together
+from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.training.config import TrainConfig
 
 

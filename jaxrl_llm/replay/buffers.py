@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.core.trajectory import SHARED, Trajectories
-from jaxrl_llm.rewards.scoring import PADDING, Scored
+from jaxrl_llm.rewards.groups import PADDING
+from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.utils.errors import InputError
 
 Store = dict[str, np.ndarray]

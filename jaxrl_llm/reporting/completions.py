@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.ranges import check_number
-from jaxrl_llm.core.trajectory import Trajectories, check_batch
+from jaxrl_llm.core.shapes import check_batch
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.data.chat.encode import prompt_text
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.reporting.html.conversations import common_prefix, observation

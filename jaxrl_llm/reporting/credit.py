@@ -16,7 +16,8 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.checks import expect
 from jaxrl_llm.core.needs import fill_in
 from jaxrl_llm.core.ranges import check_number
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, check_batch, in_words
+from jaxrl_llm.core.shapes import check_batch, in_words
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import check_outputs
 from jaxrl_llm.reporting.html.credit_page import credit_page, residual
 from jaxrl_llm.sampling.checks import check_tokenizer

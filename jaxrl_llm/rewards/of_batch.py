@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.trajectory import Trajectories, check_batch
+from jaxrl_llm.core.shapes import check_batch
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.data.chat.encode import is_conversation
 from jaxrl_llm.data.chat.messages import text_of
 from jaxrl_llm.rewards.registry import get_rewards
 from jaxrl_llm.rewards.scoring import score_batch
-from jaxrl_llm.rewards.seen import prompts_of
 from jaxrl_llm.rewards.workers.runner import Reward, close_rewards, require_columns
+from jaxrl_llm.sampling.batch import prompts_of
 from jaxrl_llm.sampling.checks import check_tokenizer
 from jaxrl_llm.utils.errors import InputError, shown
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.rewards.workers.calling import ENVIRONMENTS, REPLY_START
 
 
@@ -58,10 +55,3 @@ def reply_starts(tokenizer: Any, prompts: Iterable[Sequence[int]]) -> list[str]:
             known[end] = "" if found is None else found[0]
         out.append(known[end])
     return out
-
-
-def prompts_of(batch: Trajectories) -> Iterator[list[int]]:
-    """The token ids before the first action of each row."""
-    tokens, there, action = (np.asarray(x) for x in (batch.tokens, batch.token_mask, batch.action_mask))
-    for row, first in enumerate(np.argmax(action, axis=1)):
-        yield tokens[row, :first][there[row, :first]].tolist()

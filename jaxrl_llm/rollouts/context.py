@@ -3,84 +3,21 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 
-from jaxrl_llm.data.chat.encode import encode_prompt
+from jaxrl_llm.data.chat.encode import encode_prompt, with_text
 from jaxrl_llm.data.chat.inert import encode_inert
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
-from jaxrl_llm.rollouts.runtime.replay_log import Answer, Call
-from jaxrl_llm.sampling.requests import Draws
+from jaxrl_llm.rollouts.program_host import Decide, Draws, Meeting, ProgramHost
+from jaxrl_llm.rollouts.runtime.replay_log import Call
 from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.threads import called
 
-
-@dataclass(frozen=True)
-class Task:
-    """The input of a program: a prompt of the data set, and limits."""
-
-    row: Mapping[str, Any]
-    """Row of the data set, whose columns may contain hints, answers or tools."""
-    prompt: tuple[int, ...]
-    """Token ids of the prompt."""
-    prompt_id: int
-    """Index of the row."""
-    samples: int
-    """Number of episodes that the program must return."""
-    limit: int
-    """Most tokens of a completion."""
-
-
-class Meeting(NamedTuple):
-    """What the programs of a step brought to a meeting."""
-
-    place: int
-    """Of the program's own value."""
-    values: list[Any]
-    """JSON values, in the order in which the step draws its prompts."""
-    decision: Any = None
-    """What follows from the values, see `Tools.meet`."""
-
-
 T = TypeVar("T")
-Decide = Callable[[list[Any]], Any]
-FAILED = "failed"  # key of the answer of an external call that failed
-
-
-class ProgramHost(Protocol):
-    """What the driver provides to the program of a group."""
-
-    task: Task
-    held: dict[str, Any]  # what the program holds, by name
-    step: int
-    first_step: int  # training step in which the program first started
-    repeat: int  # number of the group among those of its prompt that started in that step
-
-    async def draw(self, call: Call, context: Episode, until: int, pause_at: int | None, draws: Draws) -> Answer:
-        """Tokens of a completion. until: most tokens after the episode's prompt."""
-
-    async def scores(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """Return the episodes with their rewards."""
-
-    async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool, failing: bool) -> Any:
-        """The result of an external call, recorded under its name."""
-
-    def is_resumed(self, value: Any) -> bool:
-        """Whether a step before left the program unfinished with this object, as the log knows it."""
-
-    async def meet(self, name: str, value: Any, decide: Decide | None) -> Meeting:
-        """What the programs of the step bring to a meeting, recorded under its name."""
-
-
-class NotDeterministicError(InputError):
-    """A program that was rerun from its log made different calls than before."""
-
-
-class OtherAnswerError(NotDeterministicError):
-    """What a program calls, such as an environment, answered otherwise when it was asked again."""
 
 
 class Tools:
@@ -257,7 +194,7 @@ class Tools:
         comes before it.
         """
         task, encode = self._host.task, self.encode_prompt
-        longer = _with_text(task.row.get("prompt"), text, first)
+        longer = with_text(task.row.get("prompt"), text, first)
         if encode is not None and longer is not None and tuple(encode(task.row["prompt"])) == tuple(task.prompt):
             return tuple(encode(longer))
         more = encode_inert(self.tokenizer, text)
@@ -266,16 +203,3 @@ class Tools:
     def given(self, text: str) -> Segment:
         """A segment of given text: conditioned on, masked out of the loss. Nothing in it becomes a control token."""
         return given(encode_inert(self.tokenizer, text), self._host.step)
-
-
-def _with_text(prompt: Any, text: str, first: bool) -> Any:
-    """A prompt, a text or messages, with a text at an end of its last message; None for another prompt."""
-    if isinstance(prompt, str):
-        return text + prompt if first else prompt + text
-    if not isinstance(prompt, Sequence) or not prompt or not isinstance(prompt[-1], Mapping):
-        return None
-    content: Any = prompt[-1].get("content") or ()
-    if isinstance(content, str):
-        return [*prompt[:-1], {**prompt[-1], "content": text + content if first else content + text}]
-    said = [{"type": "text", "text": text}]
-    return [*prompt[:-1], {**prompt[-1], "content": [*said, *content] if first else [*content, *said]}]

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.core.needs import NEEDS
 from jaxrl_llm.models.layers.moe import NOT_RECORDED
 from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens, joined
 from jaxrl_llm.sampling.routed_experts import in_order, of_rows
@@ -222,31 +221,3 @@ def known_scores(episodes: Sequence[Episode]) -> np.ndarray:
 def checksum(ids: Sequence[int] | np.ndarray) -> int:
     """A checksum of token ids, the same in every process."""
     return zlib.crc32(np.asarray(ids, np.int32).tobytes())
-
-
-def info_columns(episodes: Sequence[Episode], length: int | None = None) -> dict[str, Any]:
-    """The episodes' `info` as arrays f32[N, ...], by name; NaN where one has no such entry.
-
-    length: of the batch's rows. An entry that is a list with one number for each token after the prompt, in every
-    episode that has it, becomes f32[N, length], with these numbers at the places of their tokens. Lists of a fixed
-    length are not taken for such if `jaxrl_llm.core.needs` knows their names as something else.
-
-    Raises InputError where other entries of one name have different shapes.
-    """
-    columns: dict[str, Any] = {}
-    for name in sorted({name for episode in episodes for name in episode.info}):
-        known = {number: np.asarray(e.info[name], np.float32) for number, e in enumerate(episodes) if name in e.info}
-        of_tokens = name not in NEEDS or "[N, L]" in NEEDS[name].shape + NEEDS[name].meaning
-        if length is not None and of_tokens and all(x.shape == (episodes[i].size,) for i, x in known.items()):
-            columns[name] = np.full((len(episodes), length), np.nan, np.float32)
-            for number, value in known.items():
-                start = len(episodes[number].prompt)
-                columns[name][number, start : start + len(value)] = value
-            continue
-        shapes = {value.shape for value in known.values()}
-        if len(shapes) > 1:
-            raise InputError(f"the rollout gives info {name!r} in several shapes, {shown(sorted(shapes))}: give one")
-        columns[name] = np.full((len(episodes), *shapes.pop()), np.nan, np.float32)
-        for number, value in known.items():
-            columns[name][number] = value
-    return columns

@@ -8,10 +8,11 @@ from dataclasses import replace
 from jaxrl_llm.core.hooks import Hook, first_state
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.sampling import token_support
+from jaxrl_llm.sampling import filters
 from jaxrl_llm.utils.errors import InputError, shown
 
 
@@ -44,5 +45,5 @@ def hooked(rollout: Rollout, hook: Hook, provides: Iterable[str] = ()) -> Rollou
 
 @part
 def top_nsigma(n: float = 1.0) -> Rollout:
-    """Independent samples, drawn among the tokens of `sampling.token_support.top_nsigma`."""
-    return replace(hooked(group(), token_support.top_nsigma(n)), name=f"top_nsigma({n:g})")
+    """Independent samples, drawn among the tokens of `sampling.filters.top_nsigma`."""
+    return replace(hooked(group(), filters.top_nsigma(n)), name=f"top_nsigma({n:g})")

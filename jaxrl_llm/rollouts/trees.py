@@ -19,8 +19,9 @@ import numpy as np
 from jaxrl_llm.core.ranges import Count, Fraction, Range, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, checksum, known_scores, sampled_ids
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import scored_whole
 from jaxrl_llm.utils.errors import InputError, require_choice, shown
 

@@ -4,10 +4,12 @@
 end.
 """
 
-from jaxrl_llm.sampling.decode import DrawSettings
-from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
-from jaxrl_llm.sampling.sampler import completion_ids, completion_texts, requests_of, sample
+from jaxrl_llm.sampling.batch import completion_ids, completion_texts
+from jaxrl_llm.sampling.draw import DrawSettings
+from jaxrl_llm.sampling.requests import Completion, Request, Tokens
+from jaxrl_llm.sampling.sampler import requests_of, sample
 from jaxrl_llm.sampling.speculative.drafts import Drafts
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 

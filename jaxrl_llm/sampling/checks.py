@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.ranges import check_number
-from jaxrl_llm.core.trajectory import in_words
+from jaxrl_llm.core.shapes import in_words
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.sampling.requests import Request, Tokens
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError, shown
 
 INT32_MAX = 2**31 - 1
@@ -157,3 +158,43 @@ def check_not_negative(tokens: np.ndarray, mask: np.ndarray) -> None:
     if (wrong := (tokens < 0) & mask).any():
         row, place = np.argwhere(wrong)[0]
         raise InputError(f"row {row} of the batch contains the token id {tokens[row, place]}: ids are 0 or more")
+
+
+def check_requests(requests: Sequence[Request], vocabulary: int) -> None:
+    """InputError for a request that cannot be completed, naming it by its index."""
+    if isinstance(requests, Request) or not isinstance(requests, Sequence):
+        raise InputError(f"requests is a {type(requests).__name__}, but must be a list of Request")
+    seen: set[tuple[int, ...]] = set()
+    for number, request in enumerate(requests):
+        name = f"request {number}"
+        if not isinstance(request, Request):
+            raise InputError(f"{name} is a {type(request).__name__}, but must be a Request")
+        for of, least in {"limit": 1, "prompt_id": -(2**31), "sample": -(2**31), "pause_at": 0}.items():
+            value = getattr(request, of)
+            whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+            if not (whole and least <= value < 2**31) and not (of == "pause_at" and value is None):
+                raise InputError(f"{name}: {of} is {shown(value)}, but must be a whole number from {least} to 2^31 - 1")
+        if not isinstance(request.begun, Tokens):
+            raise InputError(f"{name}: begun is a {type(request.begun).__name__}, but must be Tokens")
+        if not isinstance(request.prompt, tuple) or not request.prompt:
+            raise InputError(
+                f"{name}: the prompt is {shown(request.prompt)}, but must be a tuple of token ids, not empty"
+            )
+        if request.prompt not in seen:
+            _check_ids(name, np.asarray(request.prompt), vocabulary)
+            seen.add(request.prompt)
+        if request.begun.size:
+            _check_ids(name, request.begun.token, vocabulary)
+
+
+def _check_ids(name: str, ids: np.ndarray, vocabulary: int) -> None:
+    if ids.dtype.kind not in "iu" or ids.ndim != 1:
+        raise InputError(
+            f"{name}: its tokens are {shown(ids.tolist())}, but must be token ids, which are whole numbers"
+        )
+    wrong = ids[(ids < 0) | (ids >= vocabulary)]
+    if wrong.size:
+        raise InputError(
+            f"{name} contains the token id {wrong[0]}, but the model's vocabulary has {vocabulary}: was it encoded "
+            "with another tokenizer?"
+        )

@@ -12,27 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.shapes import bucket
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.sampling.decode import (
-    DrawSettings,
-    RingCache,
-    RowState,
-    begin,
-    decode,
-    empty_ring_cache,
-    no_rows,
-    states_of_prompts,
-)
+from jaxrl_llm.sampling.capacity import Size
+from jaxrl_llm.sampling.decode import RowState, begin, decode, empty_ring_cache, no_rows, states_of_prompts
+from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixSlots
-from jaxrl_llm.sampling.kv_offload import Store, place_rows
-from jaxrl_llm.sampling.prefill import empty_prefix_cache, extend_rows, prefill_prompts, restore_rows
-from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
+from jaxrl_llm.sampling.prefill import empty_prefix_cache, prefill_prompts
+from jaxrl_llm.sampling.requests import Completion, Request, Tokens
+from jaxrl_llm.sampling.resume.kv_offload import store_of
+from jaxrl_llm.sampling.resume.restore import resume_rows
+from jaxrl_llm.sampling.resume.reuse import Kept, absolute_step
 from jaxrl_llm.sampling.routed_experts import experts_of_prompts
 from jaxrl_llm.sampling.sampled_tokens import check_finite, in_ring
-from jaxrl_llm.sampling.scheduler import Assignment, Kept, Reused, Schedule, Size, absolute_step
+from jaxrl_llm.sampling.scheduler import Assignment, Schedule
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.speculative.tail import TailRows, most_rows
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import Weights
 
 CHUNK = 64  # decode steps before the loop returns to the host, at most
@@ -68,10 +63,9 @@ class Engine:
     ) -> None:
         """turns: requests of conversations, which come back; they keep their rows while nobody else needs them."""
         self.policy, self.weights, self.settings = policy, weights, settings
-        self.cut, self.policy_step = cut, policy_step
+        self.cut, self.policy_step, self.turns = cut, policy_step, turns
         self.dtype, self.stats = cache_dtype or policy.activation_dtype, Stats() if stats is None else stats
         self.requests: dict[int, Request] = {}  # not completed yet, by number
-        self.turns = turns
         self.speculative_tokens, self.drafts = speculative_tokens, Drafts() if drafts is None else drafts
         self.record = record_experts and policy.config.num_experts > 0
         self.prompt_experts: dict[Any, np.ndarray] = {}  # by prompt, where they are recorded
@@ -81,7 +75,7 @@ class Engine:
 
     def _allocate(self, size: Size) -> None:
         """Allocate empty caches."""
-        self.size, self.shape, self.width = size, size.shape, size.width
+        self.size, self.shape = size, size.shape
         self.schedule = Schedule((), size.shape)
         shape, weights = size.shape, self.weights
         of_prompts = partial(empty_prefix_cache, self.policy, shape.prompts, size.width, self.dtype, self.record)
@@ -89,14 +83,11 @@ class Engine:
         self.prefix_cache, self.ring_cache = weights.zeros(of_prompts), weights.zeros(of_rows)
         self.rows = no_rows(shape.rows)
         beside = partial(empty_ring_cache, self.policy, size.parked, size.tokens, self.dtype, self.record)
-        split = row_shards(weights.mesh, SAMPLED_ROWS) > 1
-        self.kept = Store(
-            weights.zeros(beside) if size.parked else None, size.parked, split, self.policy.config.recurrent
-        )  # rows that ended
+        self.kept = store_of(self.policy, weights, beside, size.parked)  # rows that ended
         self.steps = 0
         self.tail: TailRows | None = None  # the rows that decode by speculation
-        columns = [layer.values.shape[2] for layer in self.ring_cache.layers if isinstance(layer, LayerCache)]
-        self.shortest = min(columns, default=size.tokens)
+        caches = (layer for layer in self.ring_cache.layers if isinstance(layer, LayerCache))
+        self.shortest = min((cache.values.shape[2] for cache in caches), default=size.tokens)
         self.prefix_slot = np.arange(shape.rows, dtype=np.int32) % (shape.prompts * shape.slots_per_prompt)
         self.stats.rows, self.stats.prompt_slots = shape.rows, shape.prompts
         self.stats.moved_bytes, self.stats.moved_seconds = weights.moved_bytes, weights.moved_seconds
@@ -118,14 +109,18 @@ class Engine:
 
     def _grow(self, request: Request) -> None:
         """Make room for a request that does not fit. Rows that are decoding are requeued with their tokens."""
-        width = max(self.width, bucket(len(request.prompt)))
-        size = self.size._replace(width=width, tokens=max(self.size.tokens, bucket(request.limit, least=4)))
-        for row, tokens in self._drawn(list(self.schedule.placed)).items():
-            number = self.schedule.placed[row].request
-            self.requests[number] = replace(self.requests[number], begun=tokens)
+        width, tokens = bucket(len(request.prompt)), bucket(request.limit, least=4)
+        size = self.size._replace(width=max(self.size.width, width), tokens=max(self.size.tokens, tokens))
+        self._take_drawn()
         self._allocate(size)
         for number, waiting in self.requests.items():
             self.schedule.add(number, waiting.prompt)
+
+    def _take_drawn(self) -> None:
+        """Let the requests that are decoding begin with the tokens that they have drawn."""
+        for row, tokens in self._drawn(list(self.schedule.placed)).items():
+            number = self.schedule.placed[row].request
+            self.requests[number] = replace(self.requests[number], begun=tokens)
 
     @property
     def busy(self) -> bool:
@@ -168,21 +163,20 @@ class Engine:
 
     def admit(self) -> None:
         """Give free rows to waiting requests, and fill the caches with their prompts and the tokens they begin with."""
-        assigned, new_prompts = self.schedule.admit(self._row_for) if self.turns else self.schedule.admit()
+        row_for = partial(self.kept.row_for, self.requests, self.steps, self.shortest)
+        assigned, new_prompts = self.schedule.admit(row_for) if self.turns else self.schedule.admit()
         self.prefix_cache = prefill_prompts(
             self.policy, self.weights, self.prefix_cache, new_prompts, self.size, self.stats
         )
-        if self.record:
-            self.prompt_experts |= experts_of_prompts(self.weights, self.prefix_cache, new_prompts)
+        self.prompt_experts |= experts_of_prompts(self.weights, self.prefix_cache, new_prompts)
         begun = [place for place in assigned if self.requests[place.request].begun.size > 1]
-        self.ring_cache, missed = place_rows(
-            self.kept, self.ring_cache, begun, self.requests, self.steps, self.shortest, self._extended, assigned
-        )
+        if begun or self.kept.rows:
+            self.ring_cache = resume_rows(
+                self.policy, self.weights, self.kept, self.prefix_cache, self.ring_cache, begun, assigned,
+                self.requests, self.steps, self.shortest, self.shape, self.stats,
+            )  # fmt: skip
         if assigned:
             self._begin(assigned)
-        self.ring_cache = restore_rows(
-            self.policy, self.weights, self.ring_cache, missed, self.requests, self.shape, self.stats
-        )
 
     def _begin(self, assigned: list[Assignment]) -> None:
         rows: Any = RowState(*map(np.array, self.rows))  # type: ignore[arg-type]
@@ -198,14 +192,6 @@ class Engine:
             self.prefix_slot[row] = prefix_slot
         self.rows = rows
 
-    def _row_for(self, number: int, free: list[int]) -> int:
-        return self.kept.row_for(self.requests[number], free, self.steps, self.shortest)
-
-    def _extended(self, ring_cache: RingCache, reused: list[tuple[Assignment, Reused]]) -> RingCache:
-        return extend_rows(
-            self.policy, self.weights, self.prefix_cache, ring_cache, reused, self.requests, self.shape, self.stats
-        )
-
     def decode(self, chunk: int) -> None:
         """Run the decode loop until enough rows are done or `chunk` steps are taken."""
         rows, waiting, live = self.shape.rows, self.schedule.queue, len(self.schedule.placed)
@@ -217,49 +203,35 @@ class Engine:
                 self._decode_tail(chunk)
                 return
             leave_at, chunk = (rows - few, chunk) if live > few else (rows, 1)
-        prefix_slots = None
-        if not self.shape.fixed:
-            row_in = np.zeros(self.shape.prompts * self.shape.slots_per_prompt, np.int32)
-            for place in self.schedule.placed.values():
-                row_in[place.prefix_slot] = place.row
-            prefix_slots = PrefixSlots(jnp.asarray(self.prefix_slot), jnp.asarray(row_in))
+        indices = self.prefix_slot, self.schedule.row_in
+        slots = None if self.shape.fixed else PrefixSlots(*map(jnp.asarray, indices))
         if waiting or self.turns:
             leave_at = min(rows - live + max(rows // IDLE_SHARE, 1), rows)
         self.ring_cache = self.kept.park_overwritten(self.ring_cache, self.steps, chunk, self.shortest)
         numbers = self.weights.spread(RowState(*map(jnp.asarray, self.rows)))
-        shared = self.policy, self.weights.loop, self.prefix_cache, prefix_slots
+        shared = self.policy, self.weights.loop, self.prefix_cache, slots
         if fresh:
             if self.policy.config.recurrent:
-                layers = states_of_prompts(self.prefix_cache, prefix_slots, self.ring_cache.layers, numbers)
+                layers = states_of_prompts(self.prefix_cache, slots, self.ring_cache.layers, numbers)
                 self.ring_cache = self.ring_cache._replace(layers=layers)
             drawn, numbers = begin(*shared, self.ring_cache.drawn, self.ring_cache.step, numbers, self.settings)
             self.ring_cache = self.ring_cache._replace(drawn=drawn)
         limits = jnp.int32(leave_at), jnp.int32(chunk)
         self.ring_cache, *found = decode(*shared, self.ring_cache, numbers, self.settings, *limits)
         self.rows, counts = self.weights.fetched(found)
-        steps, live = int(counts.steps), int(counts.live)
-        self.steps += steps
+        self.steps += int(counts.steps)
         # A row whose logits are not finite has the token -1: raise now, not when the row is done.
         invalid = np.flatnonzero(np.asarray(self.rows.newest) < 0)
         self._drawn([row for row in invalid.tolist() if row in self.schedule.placed])
-        stats = self.stats
-        stats.first_token = stats.first_token or time.perf_counter() - stats.began
-        stats.steps, stats.live, stats.tokens = stats.steps + steps, stats.live + live, stats.tokens + live + fresh
-        if waiting:
-            stats.busy_steps, stats.busy_live = stats.busy_steps + steps, stats.busy_live + live
+        self.stats.count(int(counts.steps), int(counts.live), fresh, bool(waiting))
 
     def _decode_tail(self, chunk: int) -> None:
         """Let the rows that are decoding, which are few, take at most `chunk` passes of speculation."""
         if self.tail is None:
-            for row, tokens in self._drawn(list(self.schedule.placed)).items():
-                number = self.schedule.placed[row].request
-                self.requests[number] = replace(self.requests[number], begun=tokens)
-            placed = self.schedule.placed.values()
+            self._take_drawn()
             self.tail = TailRows(
-                self.policy, self.weights, self.settings, self.size, self.speculative_tokens,
-                {place.row: self.requests[place.request] for place in placed},
-                {place.row: place.prefix_slot // self.shape.slots_per_prompt for place in placed},
-                (self.prefix_cache, self.ring_cache), self.rows,
+                self.policy, self.weights, self.settings, self.size, self.speculative_tokens, self.requests,
+                list(self.schedule.placed.values()), (self.prefix_cache, self.ring_cache), self.rows,
             )  # fmt: skip
         done = np.array(self.rows.done)
         done[self.tail.advance(chunk, self.drafts, self.stats)] = True
@@ -292,8 +264,7 @@ class Engine:
                 tokens = tokens.first(request.given + end)
             elif not done[row]:
                 continue
-            stop_tokens = np.asarray(self.settings.stop_tokens)
-            ended = end is not None or bool(np.isin(tokens.token[-1], stop_tokens))
+            ended = end is not None or bool(np.isin(tokens.token[-1], np.asarray(self.settings.stop_tokens)))
             # Tokens of speculation are not in the ring KV cache.
             self.kept.rows[row] = self._kept(row, request, drawn.token if self.tail is None else request.begun.token)
             self._free(row)
@@ -319,8 +290,7 @@ class Engine:
             out = in_ring(self.weights, self.ring_cache, self.rows, asked, self.policy_step)
         else:
             out = self.tail.drawn(rows, self.policy_step)
-        for row, tokens in out.items():
-            check_finite(asked[row], tokens)
+        check_finite(asked, out)
         return out
 
     def _free(self, row: int) -> None:

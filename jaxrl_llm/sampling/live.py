@@ -9,8 +9,9 @@ from typing import Any, TextIO
 import numpy as np
 
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.requests import Completion, Stats
+from jaxrl_llm.sampling.requests import Completion
 from jaxrl_llm.sampling.sampler import StreamArguments
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 

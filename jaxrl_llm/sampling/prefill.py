@@ -1,35 +1,35 @@
-"""Filling the caches for admitted requests: prompts, and the tokens that a continued completion begins with.
+"""Prompts of admitted requests, run through the model once: their keys and values in the prefix cache.
 
-Each of `prefill_prompts`, `extend_rows` and `restore_rows` pads a batch on the host, calls the compiled program
-`prefill`, `extend` or `restore`, and returns the new cache; the cache that it takes is donated.
+`prefill_prompts` pads a batch on the host, calls the compiled program `prefill`, and returns the new cache; the cache
+that it takes is donated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
+from jaxrl_kernels.partition import mesh_of
 
-from jaxrl_llm.core.shapes import bucket, pad_rows
+from jaxrl_llm.core.shapes import pad_rows
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models import decoder
-from jaxrl_llm.models.layers.attention import Weighing
+from jaxrl_llm.models.layers.attention import Attend, Weighing, attention
+from jaxrl_llm.models.layers.packed_attention import LANES, by_kernel, causal_tokens
 from jaxrl_llm.models.layers.recurrent import State, rows_flow
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, TENSOR, AnyMesh, row_axes, row_shards, takes_kernels
+from jaxrl_llm.models.placement import ANYWHERE, Placement
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.causal import causal_pass, of_layer
-from jaxrl_llm.sampling.decode import RingCache, narrowed
-from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, no_experts, pack, take_columns
-from jaxrl_llm.sampling.requests import Request, Stats
-from jaxrl_llm.sampling.scheduler import Assignment, Reused, Shape, Size
+from jaxrl_llm.sampling.capacity import Size
+from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, no_experts, pack
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.two_model_decode import empty_layers, run, width
 from jaxrl_llm.sampling.weights import Weights
 
 PREFILL_TOKENS = 512  # tokens of prompts in one forward pass, padding included
-RESTORE_ROWS = 8  # rows restored in one forward pass
 
 
 def prefill_prompts(
@@ -71,77 +71,6 @@ def prefill_prompts(
     return prefix_cache
 
 
-def extend_rows(
-    policy: Policy,
-    weights: Weights,
-    prefix_cache: PrefixCache,
-    ring_cache: RingCache,
-    reused: Sequence[tuple[Assignment, Reused]],
-    requests: Mapping[int, Request],
-    shape: Shape,
-    stats: Stats,
-) -> RingCache:
-    """Copy the keys and values that the ring KV cache still holds, and run the remaining tokens through the model."""
-    if not reused:
-        return ring_cache
-    begun = [requests[place.request].begun for place, _ in reused]
-    ids = [tokens.token[how.usable : -1].tolist() for tokens, (_, how) in zip(begun, reused, strict=True)]
-    padding = _next_power_of_two(len(reused)) - len(reused)
-    tokens, _ = pad_rows(ids + [[0]] * padding, bucket(max(map(len, ids)), least=8))
-    columns = {
-        "usable": [how.usable for _, how in reused] + [0] * padding,
-        "own": [tokens.size - 1 for tokens in begun] + [1] * padding,
-        "shift": [how.shift for _, how in reused] + [0] * padding,
-        "source": [how.source for _, how in reused] + [0] * padding,
-        "into": [place.row for place, _ in reused] + [shape.rows] * padding,
-        "slot": [place.prefix_slot // shape.slots_per_prompt for place, _ in reused] + [0] * padding,
-    }
-    arrays: dict[str, Any] = {name: np.asarray(values, np.int32) for name, values in columns.items()}
-    into = arrays.pop("into")
-    params = narrowed(policy, weights.loop)
-    drawn = ring_cache.drawn
-    rows = extend(
-        policy, params, prefix_cache, ring_cache.layers, drawn.experts, tokens, *arrays.values(), ring_cache.step
-    )
-    layers, experts = put_rows((ring_cache.layers, drawn.experts), rows, into)
-    stats.reused_tokens += sum(how.usable for _, how in reused)
-    stats.continued_tokens += sum(map(len, ids))
-    stats.padded_tokens += tokens.size
-    return ring_cache._replace(layers=layers, drawn=drawn._replace(experts=experts))
-
-
-def restore_rows(
-    policy: Policy,
-    weights: Weights,
-    ring_cache: RingCache,
-    assigned: Sequence[Assignment],
-    requests: Mapping[int, Request],
-    shape: Shape,
-    stats: Stats,
-) -> RingCache:
-    """Recompute the keys and values of continued completions under these weights, RESTORE_ROWS rows at a time."""
-    for start in range(0, len(assigned), RESTORE_ROWS):
-        part = assigned[start : start + RESTORE_ROWS]
-        ids = [[*requests[p.request].prompt, *requests[p.request].begun.token[:-1].tolist()] for p in part]
-        padding = _next_power_of_two(len(part)) - len(part)
-        tokens, _ = pad_rows(ids + [[0]] * padding, bucket(max(map(len, ids)), least=32))
-        length = np.asarray([len(row) for row in ids] + [1] * padding, np.int32)
-        prompt = np.asarray([len(requests[p.request].prompt) for p in part] + [1] * padding, np.int32)
-        into = np.asarray([p.row for p in part] + [shape.rows] * padding, np.int32)
-        drawn = ring_cache.drawn
-        layers, experts = restore(
-            policy, weights.prompts, ring_cache.layers, drawn.experts, tokens, length, prompt, into, ring_cache.step
-        )
-        ring_cache = ring_cache._replace(layers=layers, drawn=drawn._replace(experts=experts))
-        stats.continued_tokens += sum(map(len, ids))
-        stats.padded_tokens += tokens.size
-    return ring_cache
-
-
-def _next_power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
-
-
 def empty_prefix_cache(policy: Policy, prompts: int, length: int, dtype: Any, record: bool = False) -> PrefixCache:
     """An empty prefix cache with slots for `prompts` prompts of at most `length` tokens. record: also their experts."""
     return PrefixCache(
@@ -161,7 +90,7 @@ def prefill(
     tokens: int32[R, L], right-padded; length: int32[R]; into: int32[R], prompt slots, where P marks a padding row.
     """
     kept = prefix_cache.experts
-    hidden, kvs, experts = _recorded(policy, params, tokens, length, kept is not None)
+    hidden, kvs, experts = recorded_pass(policy, params, tokens, length, kept is not None)
     last = jnp.take_along_axis(hidden, (length - 1)[:, None, None], axis=1)[:, 0]
 
     def put(store: LayerCache | State | None, kv: Any) -> LayerCache | State | None:
@@ -191,139 +120,67 @@ def prefill(
     )
 
 
-def _recorded(policy: Policy, params: Params, tokens: Array, length: Array, record: bool) -> tuple[Array, Any, Any]:
+def recorded_pass(policy: Policy, params: Params, tokens: Array, length: Array, record: bool) -> tuple[Array, Any, Any]:
     """`causal_pass`: hidden states, keys and values, and experts, None where they are not recorded."""
     hidden, kvs = causal_pass(policy, params, tokens, length, record)
     return (hidden, *kvs) if record else (hidden, kvs, None)
 
 
-@jax.jit(static_argnames=("policy",), donate_argnames=("ring_layers", "ring_experts"))
-def restore(
-    policy: Policy,
-    params: Params,
-    ring_layers: tuple[Any, ...],
-    ring_experts: Array | None,
-    tokens: Array,
-    length: Array,
-    prompt: Array,
-    into: Array,
-    step: Array,
-) -> tuple[tuple[Any, ...], Array | None]:
-    """Write the own tokens of continued completions to the ring KV cache, as if they were drawn just before `step`.
+def causal_pass(
+    policy: Policy, params: Params, tokens: Array, length: Array, record: bool = False
+) -> tuple[Array, Any]:
+    """Hidden states [R, L, D] (of two policies [R, L, 2 D]), and keys (after RoPE) and values [R, L, K, h] of layers.
 
-    tokens: int32[R, L], prompt and own tokens, right-padded; length: int32[R], of both together; prompt: int32[R],
-    length of the prompt; into: int32[R], rows. The keys of own tokens depend on the prompt, so both are recomputed.
-    ring_experts: `Drawn.experts` of the ring KV cache.
+    record: instead of the latter, (keys and values, experts int[R, L, layers, k]).
+
+    tokens: int32[R, L], right-padded; length: int32[R]. Long rows take the attention kernel where there is one.
     """
-    _, kvs, experts = _recorded(policy, params, tokens, length, ring_experts is not None)
-    own = length - prompt
+    R, L = tokens.shape
+    positions = jnp.broadcast_to(jnp.arange(L), (R, L))
+    config, attention, placed = policy.config, dense(policy, positions, length), ANYWHERE
+    if takes_kernels(policy.mesh) and L % LANES == 0:
+        # The mesh of the sampler is that of the arrays: it may be one host's.
+        attention = by_kernel(config, causal_tokens(length, L), L * (L + 1) // 2, None, SAMPLED_ROWS)
+        placed = between_layers(mesh_of(None, tokens), R, L)
 
-    def columns(S: int) -> Array:
-        # Column c holds the token `age` before the newest one; columns older than the first own token are unused.
-        age = (step - 1 - jnp.arange(S)) % S
-        return jnp.clip(prompt[:, None] + own[:, None] - 1 - age, 0, tokens.shape[1] - 1)
+    def attend(q: Array, k: Array, v: Array, memory: None, how: Weighing) -> tuple[Array, tuple[Array, Array]]:
+        return attention(q, k, v, None, how)[0], (k, v)
 
-    def put(store: LayerCache | State | None, number: int) -> LayerCache | State | None:
-        if store is None:
-            return None
-        if isinstance(store, State):
-            new = of_layer(kvs, number)
-            return jax.tree.map(lambda old, x: old.at[into].set(x.astype(old.dtype), mode="drop"), store, new)
-        at = columns(store.values.shape[2])
-        k, v = (jnp.take_along_axis(x, at[:, :, None, None], axis=1) for x in of_layer(kvs, number))
-        return each(lambda old, x, _: old.at[into].set(x, mode="drop"), store, pack(k, v, store.keys.dtype))
-
-    if ring_experts is not None:  # those of a token are with the one after it, in the column of its key
-        chosen = take_columns(experts, columns(ring_experts.shape[1]), 1)
-        ring_experts = ring_experts.at[into].set(chosen, mode="drop")
-    return tuple(put(store, number) for number, store in enumerate(ring_layers)), ring_experts
+    flow = rows_flow(length) if config.recurrent else None
+    return run(policy, params, tokens, positions, attend, record=record, placement=placed, flow=flow)
 
 
-@jax.jit(static_argnames=("policy",))
-def extend(
-    policy: Policy,
-    params: Params,
-    prefix_cache: PrefixCache,
-    ring_layers: tuple[Any, ...],
-    ring_experts: Array | None,
-    tokens: Array,
-    usable: Array,
-    own: Array,
-    shift: Array,
-    source: Array,
-    slot: Array,
-    step: Array,
-) -> tuple[tuple[Any, ...], Array | None]:
-    """Continue completions whose first own tokens are still in the ring KV cache: copy those, recompute the others.
+def between_layers(mesh: AnyMesh | None, rows: int, tokens: int) -> Placement:
+    """States [rows, tokens, D] with tokens over "tensor" between layers, so that devices share the norms.
 
-    tokens: int32[R, M], the own tokens to recompute, right-padded. usable: int32[R], the number of own tokens before
-    them, which are copied from the rows `source`, int32[R], moved by `shift`, int32[R], columns. own: int32[R], own
-    tokens in the cache afterwards. slot: int32[R], prompt slot of each request. params: those of the decode loop.
-    ring_experts: `Drawn.experts` of the ring KV cache.
-
-    Returns the new rows, which `put_rows` writes: a program that read and wrote the cache would copy all of it.
+    What devices receive in a layer is the same: a reduce-scatter and an all-gather instead of an all-reduce.
     """
-    M = tokens.shape[1]
-    positions = prefix_cache.length[slot][:, None] + usable[:, None] + jnp.arange(M)
+    if mesh is None or mesh.shape.get(TENSOR, 1) == 1 or tokens % mesh.shape[TENSOR]:
+        return ANYWHERE
+    over = row_axes(mesh, SAMPLED_ROWS) if rows % row_shards(mesh, SAMPLED_ROWS) == 0 else None
 
-    def attend(q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, LayerCache]:
-        store, prefix = memory
-        S, P = store.values.shape[2], prefix.values.shape[2]
-        column = jnp.arange(S)[None]
-        first = (step - own - shift)[:, None]  # column (mod S) of the source row's first own token
-        # The S tokens before the new ones, in order: no query attends to older ones.
-        old = usable[:, None] - S + column
-        seen_before = each(lambda x, axis: take_columns(x[source], (first + old) % S, axis), store)
-        at_prompt = jnp.arange(P)[None] + jnp.maximum(prefix_cache.length[slot] - P, 0)[:, None]
-        places = jnp.concatenate([at_prompt, prefix_cache.length[slot][:, None] + old, positions], axis=1)
-        real = jnp.concatenate([
-            at_prompt < prefix_cache.length[slot][:, None], old >= 0, jnp.arange(M)[None] < (own - usable)[:, None],
-        ], axis=1)  # fmt: skip
-        distance = positions[:, :, None] - places[:, None, :]
-        seen = real[:, None, :] & (distance >= 0) & ((distance < how.window) | (how.window == 0))
-        new = pack(k, v, store.keys.dtype)
-        keys, values = (
-            jnp.concatenate([each_x.astype(q.dtype) for each_x in parts], axis=2)
-            for parts in zip(_plain(each(lambda x, _: x[slot], prefix)), _plain(seen_before), _plain(new), strict=True)
-        )
-        y = decoder.attention(q, keys, values, seen, how)
-        index = own[:, None] - 1 - (step - 1 - column) % S  # own token in each column afterwards
-        at_new = jnp.clip(index - usable[:, None], 0, M - 1)
+    def states(x: Array, whole: bool) -> Array:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, jax.P(over, None if whole else TENSOR)))
 
-        def merged(old: Array, x: Array, axis: int) -> Array:
-            place = jnp.expand_dims(index >= usable[:, None], tuple(a for a in range(1, old.ndim) if a != axis))
-            return jnp.where(place, take_columns(x, at_new, axis), old)
-
-        copied = each(lambda x, axis: take_columns(x[source], (first + index) % S, axis), store)
-        return y, each(merged, copied, new)
-
-    memory = tuple(
-        jax.tree.map(lambda x: x[source], store) if isinstance(store, State) else (store, prefix)
-        for store, prefix in zip(ring_layers, prefix_cache.layers, strict=True)
-    )
-    flow = rows_flow(own - usable)
-    _, rows = run(policy, params, tokens, positions, attend, memory, record=ring_experts is not None, flow=flow)
-    if ring_experts is not None:
-        rows, experts = rows
-        T = ring_experts.shape[1]
-        index = own[:, None] - 1 - (step - 1 - jnp.arange(T)[None]) % T
-        copied = take_columns(ring_experts[source], ((step - own - shift)[:, None] + index) % T, 1)
-        fresh = take_columns(experts, jnp.clip(index - usable[:, None], 0, M - 1), 1)
-        merged = jnp.where((index >= usable[:, None])[:, :, None, None], fresh, copied)
-        ring_experts = merged
-    return tuple(rows), ring_experts
+    return ANYWHERE._replace(states=states)
 
 
-@jax.jit(donate_argnames=("cache",))
-def put_rows(cache: Any, rows: Any, into: Array) -> Any:
-    """Write rows, arrays [R, ...], to the rows `into`, int32[R], of a cache, arrays [B, ...]; row B marks padding."""
-    return jax.tree.map(lambda old, x: old.at[into].set(x.astype(old.dtype), mode="drop"), cache, rows)
+def dense(policy: Policy, positions: Array, length: Array) -> Attend:
+    """Attention by a mask of all pairs of tokens. positions: int32[R, L]; length: int32[R]."""
+    config = policy.config
+    real = positions < length[:, None]
+    seen = real[:, None, :] & (positions[:, :, None] >= positions[:, None, :])
+    distance = positions[:, :, None] - positions[:, None, :]
+
+    def attend(q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, None]:
+        near = seen & ((distance < how.window) | (how.window == 0)) if any(config.window_of_layer) else seen
+        return attention(q, k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), near, how), None
+
+    return attend
 
 
-def _plain(cache: LayerCache) -> tuple[Array, Array]:
-    """Keys and values [R, K, S, h] of a cache, dequantised if it has scales."""
-    keys, values = cache.keys.swapaxes(2, 3), cache.values
-    if cache.key_scale is None or cache.value_scale is None:
-        return keys, values
-    keys, values = keys.astype(jnp.float32), values.astype(jnp.float32)
-    return keys * cache.key_scale[..., None], values * cache.value_scale[..., None]
+def of_layer(kvs: Any, number: int) -> tuple[Array, Array]:
+    """Keys and values of one layer, given a tuple of pairs or a pair of stacked arrays."""
+    if isinstance(kvs[0], tuple):
+        return kvs[number]
+    return kvs[0][number], kvs[1][number]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
-
-from jaxrl_llm.utils.errors import InputError, shown
 
 
 class Tokens(NamedTuple):
@@ -96,59 +93,6 @@ class Completion:
         return not self.ended and self.tokens.size < self.limit
 
 
-@dataclass
-class Stats:
-    """Counts and times of a rollout. Pass one to `stream` or `sample` to have it filled in."""
-
-    rows: int = 0  # slots
-    prompt_slots: int = 0
-    steps: int = 0  # of the decode loop
-    live: int = 0  # row-steps that drew a token; first tokens, drawn from prompts, do not count
-    busy_steps: int = 0  # steps while requests were waiting
-    busy_live: int = 0  # row-steps of those that drew a token
-    tokens: int = 0  # drawn
-    prompts: int = 0  # prefilled
-    prompt_tokens: int = 0
-    padded_tokens: int = 0  # of all prefills, including padding
-    continued_tokens: int = 0  # computed for requests that begin with tokens: those that no cache held
-    reused_tokens: int = 0  # after prompts, whose keys and values were copied within the cache
-    drafted: int = 0  # tokens that speculation verified
-    accepted: int = 0  # of them, right
-    first_token: float = 0.0  # seconds until the first token
-    seconds: float = 0.0
-    compiles: int = 0
-    moved_bytes: int = 0  # of weights, from the training layout to the sampler's
-    moved_seconds: float = 0.0
-    interrupted: bool = False
-    asked: int = 0  # requests
-    finished: int = 0  # of them, completed
-    began: float = field(default_factory=time.perf_counter)
-
-    @property
-    def occupancy(self) -> float:
-        """Share of row-steps that drew a token."""
-        return self.live / max(self.rows * self.steps, 1)
-
-    @property
-    def busy_occupancy(self) -> float:
-        """Share of row-steps that drew a token while requests were waiting."""
-        return self.busy_live / max(self.rows * self.busy_steps, 1)
-
-    def metrics(self) -> dict[str, float]:
-        """Metrics for the log."""
-        return {
-            "rollout/tokens_per_second": self.tokens / max(self.seconds, 1e-9),
-            "rollout/occupancy": self.occupancy,
-            "rollout/steps": self.steps,
-            "rollout/prompt_padding": 1 - self.prompt_tokens / max(self.padded_tokens, 1),
-            "rollout/first_token_seconds": self.first_token,
-            "rollout/compiles": self.compiles,
-            "rollout/moved_bytes": self.moved_bytes,
-            "rollout/moved_seconds": self.moved_seconds,
-            **({"rollout/draft_acceptance": self.accepted / self.drafted} if self.drafted else {}),
-        }
-
-
 def as_tokens(drawn: Sequence[Any], row: int, count: int, policy_step: int) -> Tokens:
     """The last `count` tokens of one row of the result of `decode.finished`."""
     of_row: list[Any] = [None if x is None else np.array(x[row, x.shape[1] - count :]) for x in drawn]
@@ -169,105 +113,3 @@ def first_not_finite(tokens: Tokens) -> int | None:
         & np.isfinite(tokens.untruncated_logp)
     )
     return None if good.all() else int(np.argmin(good))
-
-
-class Completes(Protocol):
-    """What completes requests while others are decoding: see `engine.Engine`."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether any request is not completed."""
-        ...
-
-    def submit(self, request: Request) -> int:
-        """Queue a request. Returns its number, which is the index of its completion."""
-        ...
-
-    def step(self, chunk: int) -> list[Completion]:
-        """Decode for at most `chunk` steps and return the completions that ended."""
-        ...
-
-    def withdraw(self) -> list[Completion]:
-        """Return all other requests as unfinished completions."""
-        ...
-
-
-class Draws(NamedTuple):
-    """From what an engine draws; a rollout has an engine for each."""
-
-    temperature: float | None = None  # None: the run's, with its truncation; 0: greedy
-    reference: bool = False  # from the reference policy, instead of the one that learns
-
-
-MakeEngine = Callable[[Sequence[Request], Draws, Stats], Completes]  # (first requests, from what to draw, stats)
-
-
-def check_requests(requests: Sequence[Request], vocabulary: int) -> None:
-    """InputError for a request that cannot be completed, naming it by its index."""
-    if isinstance(requests, Request) or not isinstance(requests, Sequence):
-        raise InputError(f"requests is a {type(requests).__name__}, but must be a list of Request")
-    seen: set[tuple[int, ...]] = set()
-    for number, request in enumerate(requests):
-        name = f"request {number}"
-        if not isinstance(request, Request):
-            raise InputError(f"{name} is a {type(request).__name__}, but must be a Request")
-        for of, least in {"limit": 1, "prompt_id": -(2**31), "sample": -(2**31), "pause_at": 0}.items():
-            value = getattr(request, of)
-            whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-            if not (whole and least <= value < 2**31) and not (of == "pause_at" and value is None):
-                raise InputError(f"{name}: {of} is {shown(value)}, but must be a whole number from {least} to 2^31 - 1")
-        if not isinstance(request.begun, Tokens):
-            raise InputError(f"{name}: begun is a {type(request.begun).__name__}, but must be Tokens")
-        if not isinstance(request.prompt, tuple) or not request.prompt:
-            raise InputError(
-                f"{name}: the prompt is {shown(request.prompt)}, but must be a tuple of token ids, not empty"
-            )
-        if request.prompt not in seen:
-            _check_ids(name, np.asarray(request.prompt), vocabulary)
-            seen.add(request.prompt)
-        if request.begun.size:
-            _check_ids(name, request.begun.token, vocabulary)
-
-
-def _check_ids(name: str, ids: np.ndarray, vocabulary: int) -> None:
-    if ids.dtype.kind not in "iu" or ids.ndim != 1:
-        raise InputError(
-            f"{name}: its tokens are {shown(ids.tolist())}, but must be token ids, which are whole numbers"
-        )
-    wrong = ids[(ids < 0) | (ids >= vocabulary)]
-    if wrong.size:
-        raise InputError(
-            f"{name} contains the token id {wrong[0]}, but the model's vocabulary has {vocabulary}: was it encoded "
-            "with another tokenizer?"
-        )
-
-
-@dataclass(frozen=True)
-class SamplingConfig:
-    """How completions are sampled; see `sampling.sample` for the fields."""
-
-    max_new_tokens: int = 128
-    """Longest completion, tokens."""
-    temperature: float = 1.0
-    """0 is greedy."""
-    top_p: float = 1.0
-    """Nucleus sampling: above 0, at most 1 (off)."""
-    top_k: int = 0
-    """Sample among the k likeliest tokens; 0 is off."""
-    min_p: float = 0.0
-    """Sample among tokens of at least this fraction of the greatest probability; 0 is off."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a completion."""
-    slots: int = 0
-    """Completions decoded at a time; 0: all of a step."""
-    cache_dtype: Any = None
-    """Dtype of keys and values; None: the policy's."""
-    speculative_tokens: int = 0
-    """Tokens drafted and verified in one pass once few completions are unfinished; 0 is off."""
-    weight_dtype: Any = None
-    """int8 or float8: projections of layers are rounded; None: the policy's dtype and rounding."""
-
-    @property
-    def truncating(self) -> bool:
-        """Whether top-k, top-p or min-p truncates the distribution."""
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0

@@ -33,10 +33,12 @@ def in_ring(
     return out
 
 
-def check_finite(request: Request, tokens: Tokens) -> None:
-    """InputError if a token of a request was drawn from logits that are not finite."""
-    if (place := first_not_finite(tokens.after(request.begun.size))) is not None:
-        raise InputError(
-            f"the policy's logits are not finite at token {request.begun.size + place + 1} of the completion of prompt "
-            f"{request.prompt_id}, sample {request.sample}: check the weights"
-        )
+def check_finite(requests: Mapping[int, Request], drawn: Mapping[int, Tokens]) -> None:
+    """InputError if a token of a request was drawn from logits that are not finite. Both by row."""
+    for row, tokens in drawn.items():
+        request = requests[row]
+        if (place := first_not_finite(tokens.after(request.begun.size))) is not None:
+            raise InputError(
+                f"the policy's logits are not finite at token {request.begun.size + place + 1} of the completion of "
+                f"prompt {request.prompt_id}, sample {request.sample}: check the weights"
+            )

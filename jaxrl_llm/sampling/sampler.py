@@ -1,4 +1,4 @@
-"""`sample`: prompts in, Trajectories out, and how rows of tokens become a batch (`assemble`)."""
+"""`sample`: prompts in, Trajectories out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -13,31 +14,30 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.ranges import check_number
-from jaxrl_llm.core.shapes import bucket, pad_rows
-from jaxrl_llm.core.trajectory import Trajectories, check_batch
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.data.chat.encode import encode_prompt, prompt_text
 from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.models.checks import check_key, check_params, check_policy
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
+from jaxrl_llm.sampling.batch import BatchRow, assemble
 from jaxrl_llm.sampling.checks import (
     allowed_tokens,
     check_ids,
-    check_not_negative,
     check_numbers,
     check_prompts,
     check_running,
-    check_tokenizer,
     checked_prompt_ids,
     checked_stop_tokens,
 )
-from jaxrl_llm.sampling.decode import DrawSettings, seed_of
+from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.engine import CHUNK as LONG_CHUNK
 from jaxrl_llm.sampling.engine import Cut
 from jaxrl_llm.sampling.filters import Filters
-from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
-from jaxrl_llm.sampling.routed_experts import in_order, of_rows
+from jaxrl_llm.sampling.requests import Completion, Request
+from jaxrl_llm.sampling.routed_experts import in_order
 from jaxrl_llm.sampling.speculative.drafts import Drafts
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.utils.keywords import checked_keywords
@@ -240,67 +240,32 @@ def cut_at(tokenizer: Any, stop: Sequence[str]) -> Cut:
     return cut
 
 
-def completion_ids(trajectories: Trajectories) -> list[list[int]]:
-    """The sampled token ids of each row, including a stop token. InputError for another value than a batch."""
-    check_batch(trajectories)
-    tokens, action = np.asarray(trajectories.tokens), np.asarray(trajectories.action_mask)
-    check_not_negative(tokens, action)
-    return [row[chosen].tolist() for row, chosen in zip(tokens, action, strict=True)]
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How completions are sampled; see `sampling.sample` for the fields."""
 
+    max_new_tokens: int = 128
+    """Longest completion, tokens."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Nucleus sampling: above 0, at most 1 (off)."""
+    top_k: int = 0
+    """Sample among the k likeliest tokens; 0 is off."""
+    min_p: float = 0.0
+    """Sample among tokens of at least this fraction of the greatest probability; 0 is off."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion."""
+    slots: int = 0
+    """Completions decoded at a time; 0: all of a step."""
+    cache_dtype: Any = None
+    """Dtype of keys and values; None: the policy's."""
+    speculative_tokens: int = 0
+    """Tokens drafted and verified in one pass once few completions are unfinished; 0 is off."""
+    weight_dtype: Any = None
+    """int8 or float8: projections of layers are rounded; None: the policy's dtype and rounding."""
 
-def completion_texts(tokenizer: Any, trajectories: Trajectories) -> list[str]:
-    """The completions as text, without special tokens."""
-    check_tokenizer(tokenizer)
-    return [tokenizer.decode(ids, skip_special_tokens=True) for ids in completion_ids(trajectories)]
-
-
-class BatchRow(NamedTuple):
-    """A prompt and the tokens after it: one row of a batch."""
-
-    prompt: Sequence[int]
-    tokens: Tokens
-    truncated: bool
-    prompt_id: int
-    group: int
-    actions: np.ndarray | None = None  # bool[n], which of the tokens were sampled; None: all
-    turns: np.ndarray | None = None  # int32[n], turn of each token, -1 where not sampled; None: all are turn 0
-    experts: np.ndarray | None = None  # int[len(prompt) + n, layers, k], see `routed_experts.in_order`
-
-
-def assemble(rows: Sequence[BatchRow], temperature: float, truncating: bool, policy_step: int = 0) -> Trajectories:
-    """A batch of these rows, as numpy arrays.
-
-    temperature: of the sampling. truncating: whether top-k, top-p or min-p was on. policy_step: of the current weights,
-    written where there is no token.
-    """
-    N, L = len(rows), bucket(max(len(row.prompt) + row.tokens.size for row in rows))
-    tokens, real = pad_rows([list(row.prompt) for row in rows], L)
-    action, step = np.zeros((N, L), bool), np.full((N, L), policy_step, np.int32)
-    turn = np.full((N, L), -1, np.int32)
-    logp, entropy, whole = (np.zeros((N, L), np.float32) for _ in range(3))
-    floor = np.full((N, L), -np.inf, np.float32)
-    for i, row in enumerate(rows):
-        place = (i, slice(len(row.prompt), len(row.prompt) + row.tokens.size))
-        real[place] = True
-        action[place] = True if row.actions is None else row.actions
-        turn[place] = 0 if row.turns is None else row.turns
-        for to, x in zip((tokens, logp, entropy, floor, whole, step), row.tokens[:-1], strict=True):
-            to[place] = x
-    different = truncating or not np.array_equal(whole, logp)
-    fields: dict[str, Any] = {
-        "tokens": tokens,
-        "token_mask": real,
-        "action_mask": action,
-        "behaviour_logp": logp,
-        "policy_step": step,
-        "turn": turn,
-        "group": np.asarray([row.group for row in rows], np.int32),
-        "prompt_id": np.asarray([row.prompt_id for row in rows], np.int32),
-        "truncated": np.asarray([row.truncated for row in rows], bool),
-        "temperature": np.full(N, temperature, np.float32),
-        "support_floor": floor if truncating else None,
-        "untruncated_logp": whole if different else None,
-        "entropy": entropy,
-        "experts": of_rows([row.experts for row in rows], L),
-    }
-    return Trajectories(**fields)
+    @property
+    def truncating(self) -> bool:
+        """Whether top-k, top-p or min-p truncates the distribution."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0

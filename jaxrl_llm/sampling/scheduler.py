@@ -1,52 +1,14 @@
-"""The engine's bookkeeping on the host: its capacity, which row and slot a request gets, and what it can reuse.
-
-A fork, or a conversation that continues, begins with tokens that a row has drawn before. Until another request takes
-the row or the ring KV cache wraps around, their keys and values need not be recomputed (`best_reuse`).
-"""
+"""The engine's bookkeeping on the host: which row and slot a request gets."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.core.shapes import bucket
-from jaxrl_llm.sampling.requests import Request
-
-SPARE = 4  # prompt slots per prompt slot needed if groups ended together: unfinished rows keep theirs occupied
-LEAST_REUSED = 4  # fewer tokens are not worth a copy
-
-
-class Size(NamedTuple):
-    """Numbers of rows and slots, and the lengths of prompts and completions that fit."""
-
-    shape: Shape
-    width: int  # most tokens of a prompt
-    tokens: int  # most tokens of a completion
-    parked: int = 0  # rows beside those in use, for conversations that gave theirs up
-
-    def fits(self, request: Request) -> bool:
-        """Whether a request's prompt and completion fit."""
-        return len(request.prompt) <= self.width and request.limit <= self.tokens
-
-
-def size_for(requests: Sequence[Request], slots: int = 0, devices: int = 1, shape: Shape | None = None) -> Size:
-    """The capacity for these requests. slots, devices, shape: see `stream` and `scheduler.plan`."""
-    shape = shape or plan([request.prompt for request in requests], slots, devices)
-    width = bucket(max(len(request.prompt) for request in requests))
-    return Size(shape, width, bucket(max(request.limit for request in requests), least=4))
-
-
-class Shape(NamedTuple):
-    """Sizes of the engine. Prefix slot p * slots_per_prompt + w is for a row that continues prompt slot p."""
-
-    rows: int
-    prompts: int  # prompt slots
-    slots_per_prompt: int  # prefix slots of each prompt slot
-    fixed: bool  # row b is always in prefix slot b
-    repeats: bool = False  # equal groups may run at once, each in a prompt slot of its own
+from jaxrl_llm.sampling.capacity import Shape
 
 
 class Assignment(NamedTuple):
@@ -55,51 +17,6 @@ class Assignment(NamedTuple):
     request: int
     row: int
     prefix_slot: int
-
-
-def plan(prompts: Sequence[Hashable], slots: int, multiple: int = 1) -> Shape:
-    """Sizes for requests that continue these prompts, at most `slots` at a time (0: all at once).
-
-    multiple: the numbers of rows and prompt slots are multiples of it, e.g. of the number of devices. If all groups run
-    at once, or no two requests share a prompt, row b is always in prefix slot b; else rows find their prefix slots by
-    an index, and there are up to SPARE times as many prompt slots as groups that end together would need.
-    """
-    total, sizes = len(prompts), Counter(prompts)
-    group = max(sizes.values())
-    rows = min(slots or total, total)
-    if total <= rows and set(sizes.values()) == {group}:
-        count = _up(len(sizes), multiple)
-        return Shape(count * group, count, group, True)
-    if group == 1:
-        return Shape(_up(rows, multiple), _up(rows, multiple), 1, True)
-    count = min(len(sizes), rows, -(-SPARE * rows // min(group, rows)))
-    return lasting(rows, count, group, multiple)._replace(repeats=False)  # a prompt's requests are all one group
-
-
-def lasting(rows: int, prompts: int, group: int, multiple: int = 1) -> Shape:
-    """Sizes for any requests in groups of at most `group`, in which rows find their prefix slots by an index.
-
-    rows, prompts: slots for completions and for prompts, rounded up to a multiple of `multiple`.
-    """
-    return Shape(_up(rows, multiple), _up(prompts, multiple), min(group, rows), False, True)
-
-
-def for_conversations(slots: int, group: int, prompts: int, multiple: int = 1, anew: bool = False) -> tuple[Shape, int]:
-    """Sizes for `prompts` groups of conversations, whose requests come back; and how many are kept beside the rows.
-
-    slots: conversations decoded at a time; 0: all. group: of a prompt. anew: each turn has a prompt of its own.
-    Beside the rows there is room for as many conversations, since those that began first come first, so that few more
-    are under way. A prompt keeps its slot while its conversations are.
-    """
-    rows = min(slots or prompts * group, prompts * group)
-    parked = min(prompts * group - rows, rows)
-    most = rows + parked
-    kept = rows if anew else min(prompts, most, -(-SPARE * most // min(group, rows)))
-    return lasting(rows, kept, group, multiple), _up(parked, multiple)
-
-
-def _up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
 
 
 class Schedule:
@@ -136,6 +53,14 @@ class Schedule:
     def queue(self) -> int:
         """Number of waiting requests."""
         return sum(map(len, self.waiting.values()))
+
+    @property
+    def row_in(self) -> np.ndarray:
+        """int32[prompts * slots_per_prompt]: the row in each prefix slot; 0 in those that are free."""
+        rows = np.zeros(self.shape.prompts * self.shape.slots_per_prompt, np.int32)
+        for place in self.placed.values():
+            rows[place.prefix_slot] = place.row
+        return rows
 
     def admit(
         self, row_for: Callable[[int, list[int]], int] = lambda request, free: free[0]
@@ -191,55 +116,3 @@ class Schedule:
             own.remove(slot)
             self.left[slot] = max(self.left.values(), default=0) + 1
             self.free_slots = sorted([*self.free_slots, slot])
-
-
-class Kept(NamedTuple):
-    """A row that ended and whose keys and values are still in the ring KV cache."""
-
-    prompt: tuple[int, ...]
-    tokens: np.ndarray  # int32[n], after the prompt; the cache has keys and values of all but the last
-    last: int  # step at which the last token was drawn
-    copied: int | None = None  # decode steps until it was copied; None: it is in the ring KV cache itself
-
-    def intact(self, steps: int, columns: int, usable: int | None = None) -> bool:
-        """Whether the ring KV cache has not overwritten what attention to the first `usable` tokens reads."""
-        n = len(self.tokens)
-        oldest = max((n - 1 if usable is None else usable) - columns, 0)
-        return (steps if self.copied is None else self.copied) - 1 - (self.last - n + 2 + oldest) < columns
-
-
-class Reused(NamedTuple):
-    """What a new row copies from a row that ended."""
-
-    source: int  # row to copy from
-    usable: int  # number of tokens whose keys and values are copied
-    shift: int  # columns by which they move
-
-
-def absolute_step(steps: int, column: int, columns: int) -> int:
-    """The last step before `steps` that wrote to `column` of a ring KV cache with `columns` columns."""
-    return steps - 1 - (steps - 1 - column) % columns
-
-
-def best_reuse(
-    kept: dict[int, Kept], prompt: tuple[int, ...], begun: np.ndarray, steps: int, columns: int, whole: bool = False
-) -> Reused | None:
-    """The row from which a request that continues `begun` can copy the most tokens; None if there is none.
-
-    steps: decode steps so far. columns: smallest number of columns among the layers. Token j of a kept row is in column
-    last - n + 2 + j (mod columns), and moves to column steps - own + j, where own is len(begun) - 1. whole: only a row
-    all of whose tokens the request continues, as what layers carry is of all of them.
-    """
-    found, own = None, len(begun) - 1
-    for row, one in kept.items():
-        if one.prompt != prompt:
-            continue
-        tokens, n = one.tokens, len(one.tokens)
-        most = min(n - 1, own)
-        unlike = np.flatnonzero(tokens[:most] != begun[:most])
-        usable = int(unlike[0]) if len(unlike) else most
-        intact = one.intact(steps, columns, usable)
-        intact = intact and not (whole and usable < n - 1)
-        if usable >= LEAST_REUSED and intact and (found is None or usable > found.usable):
-            found = Reused(row, usable, steps - own - one.last + n - 2)
-    return found

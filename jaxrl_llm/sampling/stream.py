@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.models.checks import check_policy
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.sampling.decode import DrawSettings
+from jaxrl_llm.sampling.capacity import Shape, size_for
+from jaxrl_llm.sampling.checks import check_requests
+from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.engine import CHUNK, Cut, Engine
-from jaxrl_llm.sampling.requests import Completion, Request, Stats, check_requests
-from jaxrl_llm.sampling.scheduler import Shape, size_for
+from jaxrl_llm.sampling.requests import Completion, Request
 from jaxrl_llm.sampling.speculative.drafts import Drafts
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import Weights
 from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.process import compiles, count_compiles, interruptible
@@ -43,7 +45,7 @@ def stream(
     """Complete requests, yielding each completion as it ends.
 
     slots: rows decoded at a time; 0: one for each request. A row whose completion ends takes the next waiting request.
-    shape: sizes to use instead of those that `scheduler.plan` derives from `slots` and these requests, so that rollouts
+    shape: sizes to use instead of those that `capacity.plan` derives from `slots` and these requests, so that rollouts
     with different numbers of requests share one compiled loop.
     cut: called every `chunk` steps, says where a completion ends (stop strings).
     enough: called with each completion. After it returns True decoding stops, and all other requests are yielded as

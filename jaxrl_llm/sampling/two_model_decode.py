@@ -7,7 +7,7 @@ prompt, continue, restore, speculate) it does for both. params["other"] are the 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ from jaxrl_llm.models.layers.recurrent import State
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.kv_cache import LayerCache, empty
 from jaxrl_llm.utils.errors import InputError
+
+if TYPE_CHECKING:
+    from jaxrl_llm.sampling.weights import Weights
 
 
 def is_pair(policy: Policy) -> bool:
@@ -66,3 +69,21 @@ def of_both(policy: Policy, params: Params, hidden: Array) -> list[tuple[Params,
         return [(params, hidden)]
     D = policy.config.hidden_size
     return [(params, hidden[:, :D]), (params["other"], hidden[:, D:])]
+
+
+def beside(first: Weights, second: Weights) -> Weights:
+    """The weights of the engine for both policies."""
+    return first._replace(
+        prompts=first.prompts | {"other": second.prompts},
+        loop=first.loop | {"other": second.loop},
+        moved_bytes=first.moved_bytes + second.moved_bytes,
+        moved_seconds=first.moved_seconds + second.moved_seconds,
+    )
+
+
+def alone(weights: Weights) -> Weights:
+    """These weights without those of a second policy."""
+    prompts, loop = (
+        {name: x for name, x in tree.items() if name != "other"} for tree in (weights.prompts, weights.loop)
+    )
+    return weights._replace(prompts=prompts, loop=loop)

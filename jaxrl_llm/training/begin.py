@@ -13,7 +13,9 @@ from jaxrl_llm.core.source import Source
 from jaxrl_llm.plan.choose_mesh import with_mesh
 from jaxrl_llm.rewards.environment import ENVIRONMENT
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config_json import to_dict
+from jaxrl_llm.training.config.hyperparameters import check_named
+from jaxrl_llm.training.config.json_text import to_dict
+from jaxrl_llm.training.config.method_settings import fitted
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
 from jaxrl_llm.training.folder.files import RunFolder, UnwrittenFolder
 from jaxrl_llm.training.folder.lock import locked
@@ -22,10 +24,8 @@ from jaxrl_llm.training.health.activity import Activity
 from jaxrl_llm.training.health.goodput import Clock
 from jaxrl_llm.training.health.oom import explained
 from jaxrl_llm.training.health.watchdog import watched
-from jaxrl_llm.training.hyperparameters import check_named
 from jaxrl_llm.training.inputs import Inputs, read_inputs
 from jaxrl_llm.training.method import check_provided, named
-from jaxrl_llm.training.method_settings import fitted
 from jaxrl_llm.training.running import Running
 from jaxrl_llm.training.setup import RunParts, set_up
 from jaxrl_llm.training.source import OfRows, source_of, timed

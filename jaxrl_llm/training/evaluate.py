@@ -22,13 +22,14 @@ from jaxrl_llm.reporting.html.run_data import CORRECT
 from jaxrl_llm.reporting.statistics import clustered_interval, pass_at_k
 from jaxrl_llm.rewards import Reward, require_columns
 from jaxrl_llm.rewards.entries import chosen
+from jaxrl_llm.rewards.groups import concatenate_groups, rows_of_group
 from jaxrl_llm.rewards.of_batch import RewardLike, as_rows, columns_of, loaded
-from jaxrl_llm.rewards.scoring import Scored, concatenate_groups, rows_of_group, score_batch
+from jaxrl_llm.rewards.scoring import Scored, score_batch
 from jaxrl_llm.rollouts.agents.metrics import FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience, state_of
 from jaxrl_llm.sampling import sample
-from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.training.agents import agent_of, is_agent
 from jaxrl_llm.training.config import TrainConfig

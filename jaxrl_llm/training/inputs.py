@@ -20,7 +20,7 @@ from jaxrl_llm.models.kinds import path_of
 from jaxrl_llm.reporting.logging.writers import check_writers
 from jaxrl_llm.rewards import Reward, close_rewards, reward_digest
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config_checks import GENERATED
+from jaxrl_llm.training.config.checks import GENERATED
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.folder.lock import locked
 from jaxrl_llm.training.health.first_checks import (

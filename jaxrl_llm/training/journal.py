@@ -5,23 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_llm.core.source import Step
+from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.reporting import Progress, read_jsonl
+from jaxrl_llm.reporting.logging.writers import JsonlWriter, MetricWriter, TensorBoardWriter, WandbWriter, all_of
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config.json_text import to_dict
+from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.health.goodput import lap_metrics
 from jaxrl_llm.training.health.profiling import profiled
 from jaxrl_llm.training.health.rollback import Judged
-from jaxrl_llm.training.metrics import (
-    Learned,
-    closing_summary,
-    count_step,
-    metric_writers,
-    opening_notes,
-    scored_rows,
-    trend_warnings,
-    without_nan,
-)
+from jaxrl_llm.training.metrics import Learned, count_step, scored_rows, without_nan
+from jaxrl_llm.training.notes import closing_summary, opening_notes, trend_warnings
 from jaxrl_llm.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -95,3 +93,18 @@ def write_summary(run: Running, journal: Journal) -> None:
     folder.write(folder.summary, loop.summary)
     for text in loop.summary["warnings"]:
         journal.say(f"warning: {text}")
+
+
+def metric_writers(config: TrainConfig, folder: RunFolder, step: int, hosts: Hosts = ALONE) -> MetricWriter:
+    """The writer of metrics.jsonl and of the configured TensorBoard and Weights & Biases logs, after `step` steps.
+
+    Only the first host writes.
+    """
+    if not hosts.first:
+        return all_of()
+    out: list[MetricWriter] = [JsonlWriter(folder.metrics)]
+    if config.tensorboard:
+        out.append(TensorBoardWriter(folder.path / "tensorboard", purge_step=step + 1))
+    if config.wandb:
+        out.append(WandbWriter(config.wandb, Path(config.output).name, to_dict(config), folder.path))
+    return all_of(*out)

@@ -24,14 +24,14 @@ from jaxrl_llm.learner.router_balance import check_balance
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import critic_of
 from jaxrl_llm.models.io.load import load_tokenizer
-from jaxrl_llm.models.placement import row_shards
+from jaxrl_llm.models.mesh_axes import row_shards
 from jaxrl_llm.reporting.lone import compares_samples
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.graded import MODES
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config.method_settings import check_settings, hyperparameters_of
 from jaxrl_llm.training.folder.value_digest import value_digest
-from jaxrl_llm.training.method_settings import check_settings, hyperparameters_of
 from jaxrl_llm.training.reference import check_reference
 from jaxrl_llm.training.rollout import check_rollout, rollout_of
 from jaxrl_llm.utils.errors import InputError, gather, unknown

@@ -1,36 +1,22 @@
-"""What a run reports: times and metrics of each step, notes on the screen, and the final summary."""
+"""Metrics and counts of each step, and notes on what they say."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxrl_llm.advantages.group import TOLERANCE
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories, map_rows
-from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.learner.signal import signal
-from jaxrl_llm.reporting.logging.writers import JsonlWriter, MetricWriter, TensorBoardWriter, WandbWriter, all_of
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rewards.workers.calling import Logged
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config_json import to_dict
-from jaxrl_llm.training.folder.files import RunFolder
-from jaxrl_llm.training.health.degraded import fallback_notes, fallback_warnings, grown_counts
-from jaxrl_llm.training.health.goodput import goodput
-from jaxrl_llm.training.method_settings import setting_notes
-from jaxrl_llm.training.rollout import fork_notes, strategy_of
+from jaxrl_llm.training.health.degraded import fallback_notes, grown_counts
 from jaxrl_llm.training.setup import RunParts
-from jaxrl_llm.utils.errors import several
 from jaxrl_llm.utils.process import compiles
-
-TREND = 10  # steps of a run from which a trend is seen
-SINGLE = "does the model expect another chat template?"
 
 
 class Learned(NamedTuple):
@@ -39,21 +25,6 @@ class Learned(NamedTuple):
     batch: Trajectories  # after preparation, with any rows that pad it to its full size
     metrics: dict[str, float]  # of the update
     filled: float  # fraction of positions in packed rows that hold a token
-
-
-def metric_writers(config: TrainConfig, folder: RunFolder, step: int, hosts: Hosts = ALONE) -> MetricWriter:
-    """The writer of metrics.jsonl and of the configured TensorBoard and Weights & Biases logs, after `step` steps.
-
-    Only the first host writes.
-    """
-    if not hosts.first:
-        return all_of()
-    out: list[MetricWriter] = [JsonlWriter(folder.metrics)]
-    if config.tensorboard:
-        out.append(TensorBoardWriter(folder.path / "tensorboard", purge_step=step + 1))
-    if config.wandb:
-        out.append(WandbWriter(config.wandb, Path(config.output).name, to_dict(config), folder.path))
-    return all_of(*out)
 
 
 def batch_metrics(found: Sequence[Scored], seconds: float) -> dict[str, float]:
@@ -103,170 +74,6 @@ def _uniform(batch: Trajectories) -> np.ndarray:
     np.maximum.at(high, place[known], reward[known])
     spread = np.where(high > low, high - low, 0.0)
     return (spread <= TOLERANCE * np.maximum(np.abs(np.where(np.isfinite(high), high, 0.0)), 1.0))[place]
-
-
-def opening_notes(config: TrainConfig, parts: RunParts, first: int, resumed: bool) -> list[str]:
-    """Lines printed when a run starts or resumes."""
-    policy, prompts, strategy = parts.policy, parts.prompts, strategy_of(config, parts.algorithm)
-    devices = f"{jax.device_count()} {jax.devices()[0].platform} device{'s' if jax.device_count() > 1 else ''}"
-    devices += f" of {parts.hosts.count} hosts" if parts.hosts.count > 1 else ""
-    devices += f", {parts.hosts.together} of which sample as one" if parts.hosts.together > 1 else ""
-    devices += f" ({', '.join(f'{name}={size}' for name, size in parts.mesh.shape.items())})" if config.mesh else ""
-    text = [
-        f"{config.algorithm} on {config.model} ({policy.config.family}), {several(len(prompts.rows), 'prompt')} from "
-        f"{config.prompts or 'seeds'}, {config.prompts_per_step} x {config.group_size} completions per step, "
-        f"{devices}, output in {config.output}"
-    ]
-    text += [*parts.notes, *setting_notes(config)]
-    if prompts.ahead is not None:
-        text.append(
-            "too many prompts to read them all at the start: each is read and checked when it is drawn, and repeated "
-            "prompts are not removed"
-        )
-    if prompts.skipped or prompts.shortened:
-        text.append(f"prompts longer than allowed: {prompts.skipped} skipped, {prompts.shortened} cut on the left")
-    if prompts.conflicting:
-        text.append(
-            f"{prompts.conflicting} duplicate prompts have other columns, such as another answer: the first is used "
-            "(--same-task row keeps them)"
-        )
-    text += fork_notes(config, parts.algorithm)
-    if strategy is not None:
-        segment = f", at most {strategy.segment_tokens} new tokens of each" if strategy.segment_tokens else ""
-        text.append(
-            f"partial rollouts: {strategy.in_flight(config.prompts_per_step)} prompts in flight a step{segment}; "
-            "unfinished completions continue in the next step"
-        )
-    if resumed:
-        text.append(f"resuming from step {first}" if first else "no checkpoint to resume from: starting at step 0")
-    return text
-
-
-def count_step(
-    counts: dict[str, int], step: int, metrics: dict[str, float], config: TrainConfig
-) -> tuple[dict[str, int], list[str]]:
-    """Add a step to the run's counts; returns them with the notes to print (the first time, then every tenth).
-
-    counts: "tokens" sampled, "trained" of them and of replayed ones, "silent" steps (no token has a learning signal),
-    "single" steps (every completion has one token), prompts "dropped" when they were drawn, and steps with a fallback
-    (see `degraded`), if there were any.
-    """
-    notes = {
-        "silent": (metrics["signal"] == 0.0, f"no learning signal: {_why_silent(metrics)}"),
-        "single": (
-            metrics["completion/longest"] <= 1 < config.max_new_tokens,
-            f"every completion is a single token: {SINGLE}",
-        ),
-    }
-    new, texts = {"tokens": counts.get("tokens", 0) + int(metrics["completion/tokens"])}, []
-    new["trained"] = counts.get("trained", 0) + int(metrics.get("trained/tokens", metrics["completion/tokens"]))
-    if dropped := counts.get("dropped", 0) + int(metrics.get("prompts/dropped", 0)):
-        new["dropped"] = dropped
-    new |= grown_counts(counts, metrics)
-    for name, (is_so, text) in {**notes, **fallback_notes(counts, metrics)}.items():
-        if (number := counts.get(name, 0) + is_so) or name in notes:
-            new[name] = number
-        if is_so and text and (new[name] == 1 or new[name] % 10 == 0):
-            texts.append(f"step {step + 1}: {text}")
-    return new, texts
-
-
-def _why_silent(metrics: dict[str, float]) -> str:
-    """Why a step has no learning signal, as far as its rewards tell."""
-    if metrics.get("reward/unscored") == 1.0:
-        return "no completion was scored: the reward functions return None or NaN for all of them"
-    if (unscored := metrics.get("reward/unscored", 0.0)) >= 0.5:
-        return f"{unscored:.0%} of the completions were not scored; the log says why"
-    failed = {name: share for name, share in metrics.items() if name.endswith("/failed") and share >= 0.5}
-    if failed:
-        return f"reward functions failed on {max(failed.values()):.0%} of the completions ({', '.join(failed)})"
-    if metrics.get("trained/uniform", metrics["groups/uniform"]) == 1.0:
-        return (
-            f"all rewards are equal within every group (mean {metrics.get('reward/mean', float('nan')):.3g}); the task "
-            "is too hard or too easy, or the reward is wrong"
-        )
-    return "the method gives every token the advantage 0"
-
-
-def closing_summary(
-    config: TrainConfig, prompts: PromptSet, counts: dict[str, int], seconds: dict[str, float], undone: float
-) -> dict[str, Any]:
-    """The final entries of summary.json. `had_signal`: whether any step had a learning signal.
-
-    undone: see `goodput.goodput`.
-    """
-    warnings, silent, single = [], counts.get("silent", 0), counts.get("single", 0)
-    if silent == config.steps:
-        warnings.append("nothing was learned: no step had a learning signal (no token had an advantage)")
-    elif silent > config.steps // 2:
-        warnings.append(f"{silent} of {config.steps} steps had no learning signal")
-    if single > config.steps // 2:
-        warnings.append(f"{single} of {config.steps} steps had only completions of a single token: {SINGLE}")
-    warnings += fallback_warnings(counts, config.steps)
-    return {
-        "steps": config.steps,
-        "mesh": config.mesh,
-        "steps_without_signal": silent,
-        "had_signal": silent < config.steps,
-        "warnings": warnings,
-        "tokens": {"sampled": counts.get("tokens", 0), "trained": counts.get("trained", 0)},
-        "seconds": {name: round(value, 3) for name, value in seconds.items()},
-        "goodput": round(goodput(seconds, undone), 4),
-        "prompts": {
-            "training": len(prompts.rows),
-            "skipped": prompts.skipped + counts.get("dropped", 0),
-            "truncated": prompts.shortened,
-            "conflicting": prompts.conflicting,
-        },
-    }
-
-
-def trend_warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the metrics of a run's steps say is wrong: entropy that fell far, and groups that teach nothing.
-
-    rows: those of metrics.jsonl. The first and the last tenth of the steps are compared; fewer than TREND say nothing.
-
-    >>> trend_warnings([{"entropy": 1.0 - 0.09 * step} for step in range(11)])
-    ['entropy fell from 1 to 0.1 nats a token: samples of a prompt become alike; see --algorithm.entropy-coefficient']
-    """
-    if len(rows) < TREND:
-        return []
-    tenth, out = max(len(rows) // 10, 1), []
-    first, last = _mean_of(rows[:tenth], "entropy"), _mean_of(rows[-tenth:], "entropy")
-    if last < first / 3:
-        out.append(
-            f"entropy fell from {first:.2g} to {last:.2g} nats a token: samples of a prompt become alike; see "
-            "--algorithm.entropy-coefficient"
-        )
-    taught = "trained/uniform" if any("trained/uniform" in row for row in rows) else "groups/uniform"
-    if (uniform := _mean_of(rows[-tenth:], taught)) > 0.5:
-        out.append(
-            f"in the end {uniform:.0%} of the groups had equal rewards and taught nothing: prompts are too easy or too "
-            "hard; --algorithm dapo replaces such groups"
-        )
-    return out
-
-
-def _mean_of(rows: Sequence[Mapping[str, Any]], name: str) -> float:
-    """The mean of a metric over the rows that have it; NaN if none has."""
-    found = [row[name] for row in rows if isinstance(row.get(name), int | float)]
-    return float(np.mean(found)) if found else float("nan")
-
-
-def accuracy_line(figures: dict[str, Any], of: str = "held-out prompts") -> str:
-    """An evaluation as one line of text. of: what the prompts are.
-
-    >>> accuracy_line({"accuracy": 0.5, "low": 0.4, "high": 0.6, "prompts": 256, "length": 4.2})
-    'accuracy 50.0 % (40.0 to 60.0) on 256 held-out prompts, 4.2 tokens a completion'
-    """
-    low, value, high = (100 * figures[name] for name in ("low", "accuracy", "high"))
-    one = figures["prompts"] == 1
-    on = f"{figures['prompts']} {of.replace('prompts', 'prompt', 1) if one else of}, "
-    on += f"{figures['length']:.1f} tokens a completion"
-    left_out = f", {figures['unscored']} not scored" if figures.get("unscored") else ""
-    if failed := figures.get("failed_environments"):
-        left_out += f", {several(failed, 'environment')} failed"
-    return f"accuracy {value:.1f} % ({low:.1f} to {high:.1f}) on {on}{left_out}"
 
 
 def step_metrics(
@@ -328,3 +135,52 @@ def without_nan(found: Step, metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics without those of the rollout that are NaN, such as means over finished completions when none is."""
     undefined = {name for name, value in found.metrics.items() if np.isnan(value)}
     return {name: value for name, value in metrics.items() if name not in undefined}
+
+
+SINGLE = "does the model expect another chat template?"
+
+
+def count_step(
+    counts: dict[str, int], step: int, metrics: dict[str, float], config: TrainConfig
+) -> tuple[dict[str, int], list[str]]:
+    """Add a step to the run's counts; returns them with the notes to print (the first time, then every tenth).
+
+    counts: "tokens" sampled, "trained" of them and of replayed ones, "silent" steps (no token has a learning signal),
+    "single" steps (every completion has one token), prompts "dropped" when they were drawn, and steps with a fallback
+    (see `degraded`), if there were any.
+    """
+    notes = {
+        "silent": (metrics["signal"] == 0.0, f"no learning signal: {_why_silent(metrics)}"),
+        "single": (
+            metrics["completion/longest"] <= 1 < config.max_new_tokens,
+            f"every completion is a single token: {SINGLE}",
+        ),
+    }
+    new, texts = {"tokens": counts.get("tokens", 0) + int(metrics["completion/tokens"])}, []
+    new["trained"] = counts.get("trained", 0) + int(metrics.get("trained/tokens", metrics["completion/tokens"]))
+    if dropped := counts.get("dropped", 0) + int(metrics.get("prompts/dropped", 0)):
+        new["dropped"] = dropped
+    new |= grown_counts(counts, metrics)
+    for name, (is_so, text) in {**notes, **fallback_notes(counts, metrics)}.items():
+        if (number := counts.get(name, 0) + is_so) or name in notes:
+            new[name] = number
+        if is_so and text and (new[name] == 1 or new[name] % 10 == 0):
+            texts.append(f"step {step + 1}: {text}")
+    return new, texts
+
+
+def _why_silent(metrics: dict[str, float]) -> str:
+    """Why a step has no learning signal, as far as its rewards tell."""
+    if metrics.get("reward/unscored") == 1.0:
+        return "no completion was scored: the reward functions return None or NaN for all of them"
+    if (unscored := metrics.get("reward/unscored", 0.0)) >= 0.5:
+        return f"{unscored:.0%} of the completions were not scored; the log says why"
+    failed = {name: share for name, share in metrics.items() if name.endswith("/failed") and share >= 0.5}
+    if failed:
+        return f"reward functions failed on {max(failed.values()):.0%} of the completions ({', '.join(failed)})"
+    if metrics.get("trained/uniform", metrics["groups/uniform"]) == 1.0:
+        return (
+            f"all rewards are equal within every group (mean {metrics.get('reward/mean', float('nan')):.3g}); the task "
+            "is too hard or too easy, or the reward is wrong"
+        )
+    return "the method gives every token the advantage 0"

@@ -21,7 +21,7 @@ from jaxrl_llm.training.health.activity import Activity
 from jaxrl_llm.training.health.goodput import Clock
 from jaxrl_llm.training.health.oom import arrays_of, explained
 from jaxrl_llm.training.journal import Journal
-from jaxrl_llm.training.metrics import accuracy_line
+from jaxrl_llm.training.notes import accuracy_line
 from jaxrl_llm.training.reference import with_second_policy
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.training.state import LoopState, RunState, save, saved_when_preempted

@@ -23,7 +23,7 @@ from jaxrl_llm.distributed import check_mesh, fully_sharded, mesh_of, sampling_m
 from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
 from jaxrl_llm.distributed.on_hosts import in_units
 from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
-from jaxrl_llm.learner.step import shard, start
+from jaxrl_llm.learner.setup import shard, start
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.config import ModelConfig
@@ -31,10 +31,10 @@ from jaxrl_llm.models.critic import critic_of, init_critic
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.io.digest import tokenizer_digest
 from jaxrl_llm.models.io.load import load_tokenizer
-from jaxrl_llm.models.outputs import inner_policy
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import frozen_weight
+from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.training.agents import agent_digests, check_agent, is_agent
 from jaxrl_llm.training.config import TrainConfig
@@ -114,7 +114,7 @@ def load_model(
     spread = None if mesh is None or mesh.size == 1 else partial(_sharded, mesh, sampler or mesh)
     policy, params, tokenizer = load_policy(
         config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat_of(config), shardings=spread,
-        adapter=config.adapter, keep=keep_of(config),
+        adapter=config.adapter, context=config.context_tokens or None, keep=keep_of(config),
     )  # fmt: skip
     policy = with_precision(config, policy)
     return *with_critic(config, needs, policy, params), tokenizer
@@ -170,8 +170,9 @@ def reference_of(
     for name in () if rule is None else rule.models:
         spread = None if policy.mesh is None else partial(_sharded, policy.mesh, policy.mesh)
         _, other, tokenizer = load_policy(
-            name, dtype=config.dtype, param_dtype=config.param_dtype, shardings=spread, keep=keep_of(config)
-        )
+            name, dtype=config.dtype, param_dtype=config.param_dtype, shardings=spread,
+            context=config.context_tokens or None, keep=keep_of(config),
+        )  # fmt: skip
         digests[f"the weights of {name}"] = model_digests(other, tokenizer)["the model's weights"]
         if frozen is not None and not config.adapter:
             other = lora.scaled_like(other, frozen)

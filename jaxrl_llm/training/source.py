@@ -12,7 +12,7 @@ from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Clock, Experience, state_of
 from jaxrl_llm.rollouts.runtime.sources import no_replay, shuffled_epochs
 from jaxrl_llm.rollouts.runtime.swarm import Swarm
-from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.rollout import rollout_of, strategy_of
 from jaxrl_llm.training.setup import RunParts

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxrl_llm.core import needs
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed.on_hosts import to_numpy
+from jaxrl_llm.learner.checks import check_provided
+from jaxrl_llm.learner.full_size import at_full_size
 from jaxrl_llm.learner.microbatches import filled
 from jaxrl_llm.learner.nonfinite import NotFiniteError, not_finite, refusal
-from jaxrl_llm.learner.step import Learner, fill_up, learn_batch
+from jaxrl_llm.learner.step import Learner, learn_batch
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.training.config import TrainConfig
@@ -53,7 +54,7 @@ def learn(
         config.micro_batches, reference, frozen, state.policies, config.balance,
     )  # fmt: skip
     later = frozenset[str]() if learner.algorithm.phases is None else learner.algorithm.phases.provides
-    needs.check_provided(batch, learner.algorithm.needs - later)
+    check_provided(batch, learner.algorithm.needs - later)
     batch = at_full_size(batch, config.prompts_per_step * config.group_size, config.group_size)
     batch = with_feedback(batch, feedback) if "feedback" in learner.algorithm.needs else batch
     warming = step < config.critic_steps and needs_values(learner.algorithm.needs)
@@ -98,19 +99,6 @@ def without_spike(run: Running) -> Judged:
         judged = undo_spike(run.config, run.parts, run.state, run.loop, run.checkpoints, run.clock)
     run.state = judged.state
     return judged
-
-
-def at_full_size(batch: Trajectories, usual: int, group_size: int) -> Trajectories:
-    """The batch filled up to a multiple of its usual number of rows, so that few sizes are compiled.
-
-    Programs may return more rows than the usual. Rows that are only measured (info["measured"]) have a multiple of
-    their own, at least one, because there are none in the first step.
-    """
-    marks, rows = (batch.info or {}).get("measured"), batch.tokens.shape[0]
-    measured = 0 if marks is None else int(np.sum(np.asarray(marks) > 0))
-    trained = -(-(rows - measured) // usual) * usual
-    full = 0 if marks is None else max(-(-measured // usual), 1) * usual
-    return fill_up(batch, trained + full, group_size, full - measured)
 
 
 def with_feedback(batch: Trajectories, feedback: Mapping[str, float]) -> Trajectories:

@@ -6,6 +6,7 @@ chooses between them (see `implementations`). That function works on any mesh of
 """
 
 from jaxrl_kernels.decode_attention import decode_attention, own_attention
+from jaxrl_kernels.delta_rule import delta_rule
 from jaxrl_kernels.implementations import IMPLEMENTATIONS
 from jaxrl_kernels.logprob import fused_logprob
 from jaxrl_kernels.norm_rotate import norm_rotate
@@ -16,6 +17,7 @@ from jaxrl_kernels.sample import fused_sample, sample_logits
 __all__ = [
     "IMPLEMENTATIONS",
     "decode_attention",
+    "delta_rule",
     "fused_logprob",
     "fused_sample",
     "norm_rotate",

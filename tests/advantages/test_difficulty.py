@@ -10,7 +10,7 @@ from jaxrl_llm.algorithms.credit.adora import length_gain, promising
 from jaxrl_llm.algorithms.guidance.ampo_multi_guidance import solved_without
 from jaxrl_llm.algorithms.rewards.dgrpo_vital import easiness_weight
 from jaxrl_llm.algorithms.rewards.hbpo import subgroup_advantage
-from jaxrl_llm.core.trajectory import joint_key
+from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.utils.errors import InputError
 
 GROUP = jnp.array([0, 0, 1, 1, 2, 2])

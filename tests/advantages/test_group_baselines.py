@@ -7,18 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.advantages.group import (
-    BASELINES,
-    above_baseline,
-    bucket_best,
-    bucket_quantile,
-    drop_rows,
-    drop_small_advantages,
-    group_advantage,
-    masked_quantile,
-    standardised,
-)
+from jaxrl_llm.advantages.filters import drop_rows, drop_small_advantages
+from jaxrl_llm.advantages.group import BASELINES, above_baseline, group_advantage, standardised
 from jaxrl_llm.algorithms.score_function.passk_grpo import margin_over_second
+from jaxrl_llm.core.buckets import bucket_best, bucket_quantile, masked_quantile
 from jaxrl_llm.utils.errors import InputError
 
 KEYS = np.array([5, 2, 5, 2, 5, 9, 2, 5, 7])

@@ -23,7 +23,7 @@ from jaxrl_llm.algorithms.describe import COMPUTED, PLAIN, listing, method_card,
 from jaxrl_llm.algorithms.parts import going_without, missing
 from jaxrl_llm.cli.options import parse_config
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config_json import from_dict, to_dict
+from jaxrl_llm.training.config.json_text import from_dict, to_dict
 from jaxrl_llm.training.method import make_algorithm
 from jaxrl_llm.utils.errors import InputError
 

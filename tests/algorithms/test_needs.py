@@ -12,19 +12,10 @@ from batches import batch_of
 from experience import L, N, case
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.core.needs import (
-    NEEDS,
-    check_provided,
-    fill_in,
-    need_of,
-    of_previous,
-    of_reference,
-    of_target,
-    value_of,
-    values_of,
-)
+from jaxrl_llm.core.needs import NEEDS, fill_in, need_of, of_previous, of_reference, of_target, value_of, values_of
 from jaxrl_llm.core.needs.placeholders import TOP
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.learner.checks import check_provided
 from jaxrl_llm.models.outputs import MEASURES
 from jaxrl_llm.utils.errors import InputError
 

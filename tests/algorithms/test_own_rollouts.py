@@ -25,7 +25,8 @@ from fake_engine import Ran, Words, begin, length_of
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import to_batch
-from jaxrl_llm.sampling.requests import SamplingConfig, Tokens
+from jaxrl_llm.sampling.requests import Tokens
+from jaxrl_llm.sampling.sampler import SamplingConfig
 
 Judge = Callable[[Episode], float]
 

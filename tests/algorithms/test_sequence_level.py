@@ -13,7 +13,7 @@ from ratio_loops import Case, Rows, assert_is_the_loop, case, clipped, mean, seq
 from jaxrl_llm.algorithms.classic.gmpo import gmpo
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.classic.gspo import gspo
-from jaxrl_llm.algorithms.classic.gspo_token import gspo_token
+from jaxrl_llm.algorithms.policy_loss.gspo_token import gspo_token
 from jaxrl_llm.algorithms.policy_loss.luspo import luspo
 from jaxrl_llm.algorithms.policy_loss.vespo import vespo
 from jaxrl_llm.algorithms.turn_credit.seeupo import seeupo

@@ -14,7 +14,7 @@ from jaxrl_llm.data.load import open_prompts
 from jaxrl_llm.data.sources import hub
 from jaxrl_llm.data.sources.hub import hub_data, hub_name, is_hub_data
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config_json import located
+from jaxrl_llm.training.config.json_text import located
 from jaxrl_llm.utils.errors import InputError
 
 ROWS = [{"question": f"{i} + 1?", "answer": f"#### {i + 1}"} for i in range(6)]

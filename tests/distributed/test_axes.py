@@ -21,7 +21,8 @@ VECTORS = Path(__file__).parents[1] / "vectors"
 LEARN = """
 import dataclasses, json, re
 from jaxrl_llm.distributed import fully_sharded, mesh_of
-from jaxrl_llm.learner.step import Learner, compile_learning, learn_batch, shard, start
+from jaxrl_llm.learner.setup import compile_learning, shard, start
+from jaxrl_llm.learner.step import Learner, learn_batch
 
 def learner_on(text):
     mesh = mesh_of(text) if text else data_mesh(jax.devices()[:1])
@@ -88,7 +89,8 @@ TPU = """
 import dataclasses, json
 from jax.experimental import topologies
 from jaxrl_llm.distributed import mesh_of
-from jaxrl_llm.learner.step import Learner, compile_learning
+from jaxrl_llm.learner.setup import compile_learning
+from jaxrl_llm.learner.step import Learner
 
 mesh = mesh_of("{mesh}", list(topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices))
 learner = Learner(dataclasses.replace(policy, mesh=mesh), algorithm, optimizer, mesh, reference=params)
@@ -138,9 +140,9 @@ def test_long_rows_on_the_axis_sequence() -> None:
 
 
 KERNEL = """
-from jaxrl_llm.models import packing, placement
+from jaxrl_llm.models import packed_states, placement
 
-packing.takes_kernels = placement.takes_kernels = lambda mesh: True
+packed_states.takes_kernels = placement.takes_kernels = lambda mesh: True
 """
 
 

@@ -25,8 +25,9 @@ from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.environments.tools.base import EachEpisode, with_tools
 from jaxrl_llm.environments.tools.files import files
 from jaxrl_llm.rollouts.agents.environment_calls import copied
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
 from jaxrl_llm.utils.errors import InputError
 

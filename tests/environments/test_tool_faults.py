@@ -19,7 +19,7 @@ from speaking import PLAIN, TEMPLATES, run_agents, tokenizer_of
 from jaxrl_llm.data.chat.calls import Call, Reply
 from jaxrl_llm.environments.tools.base import EachEpisode, Toolbox, with_tools
 from jaxrl_llm.rollouts.agents.program import agent
-from jaxrl_llm.rollouts.runtime.sources import program_metrics
+from jaxrl_llm.rollouts.runtime.collate import program_metrics
 
 END = TEMPLATES["hermes"][1]
 CALL = f'<tool_call>\n{{"name": "tool", "arguments": {{}}}}\n</tool_call>{END}'

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.learner.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from jaxrl_llm.learner.optimizer import OptimizerConfig, decayed, learning_rate, make_optimizer
 from jaxrl_llm.models import ModelConfig, init_params
-from jaxrl_llm.models.parameters import decayed
 from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.utils.errors import InputError
 

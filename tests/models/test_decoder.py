@@ -13,6 +13,8 @@ import pytest
 
 from jaxrl_llm.models import decoder, init_params, parameter_count
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.forward import empty_cache
+from jaxrl_llm.models.forward import forward as forward_pass
 from jaxrl_llm.models.layers import attention
 from jaxrl_llm.models.layers.moe import expert_mlp
 from jaxrl_llm.models.policy import Policy, positions_of
@@ -93,7 +95,7 @@ def test_a_token_that_sees_nothing_stays_finite() -> None:
     segments = jnp.zeros((1, 4), jnp.int32)
 
     def loss(params: Any) -> jax.Array:
-        return decoder.forward(params, CONFIG, tokens, segments, segments)[0].sum()
+        return forward_pass(params, CONFIG, tokens, segments, segments)[0].sum()
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(params)
     assert np.isfinite(value)
@@ -123,7 +125,7 @@ def test_experts_by_loop(normalise: bool) -> None:
 
 @pytest.fixture(scope="module")
 def forward() -> Any:
-    return jax.jit(decoder.forward, static_argnums=1, static_argnames=("dtype", "remat"))
+    return jax.jit(forward_pass, static_argnums=1, static_argnames=("dtype", "remat"))
 
 
 @pytest.mark.parametrize("family", ["gemma2", "qwen3_moe"])
@@ -152,7 +154,7 @@ def test_a_cache_in_pieces_is_the_whole(stacked: bool, vectors: Any, forward: An
     for row, length in enumerate(lengths):
         prompts[row, :length] = ids[row, :length]
     mask = jnp.asarray(np.arange(11) < np.asarray(lengths)[:, None], jnp.int32)
-    cache = decoder.empty_cache(config, 2, 20, jnp.float32, stacked)
+    cache = empty_cache(config, 2, 20, jnp.float32, stacked)
     first, cache = forward(params, config, jnp.asarray(prompts), positions_of(mask), mask, cache)
     found = []
     for begin, end in ((0, 4), (4, 9)):

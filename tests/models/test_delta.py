@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxrl_kernels.delta_rule import inverse_of_one_plus
 
-from jaxrl_llm.models.layers.delta import DeltaInputs, chunked, in_rows, inverse_of_one_plus, one_step
+from jaxrl_llm.models.layers.delta import DeltaInputs, chunked, in_rows, one_step
 
 N, L, H, K, V = 2, 11, 3, 4, 5
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import TODAY, quick_compiles
+from conftest import TODAY, VECTORS, quick_compiles
 from heavy import few
 
 from jaxrl_llm import load_policy, sample, save_policy
@@ -24,8 +24,20 @@ from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.sampling import completion_ids
 
 LIGHT = ("qwen3_5", "gemma4_e2b")
-# Rotations of long contexts are those of all tokens here (`models.rope`); transformers changes them on the way.
-SWITCHES = ("phi3_longrope",)
+SWITCHES = ("phi3_longrope",)  # transformers changes all rotations on the way; here the longest sequence decides
+
+
+def test_longrope_is_that_of_transformers_before_and_after_its_switch() -> None:
+    """A greedy continuation that grows beyond the original context, in its two parts, each with its own factors."""
+    folder = VECTORS / "phi3_longrope"
+    whole = np.load(folder / "vectors.npz")["greedy"][0].tolist()
+    for context, begin, end in ((16, 8, 17), (24, 17, 24)):  # 16 tokens predict the 17th, still with the short ones
+        policy, params, _ = load_policy(folder, context=context)
+        rows = sample(
+            policy, params, [whole[:begin]], jax.random.key(0), temperature=0.0, max_new_tokens=end - begin,
+            stop_token_ids=[],
+        )  # fmt: skip
+        assert completion_ids(rows)[0] == whole[begin:end]
 
 
 @pytest.fixture(autouse=True)

@@ -12,28 +12,15 @@ import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxrl_llm.distributed import fully_sharded, parameter_specs
+from jaxrl_llm.learner.optimizer import NOT_DECAYED, merge_heads
 from jaxrl_llm.models import ModelConfig, Policy, init_params, lora
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.io.huggingface import to_tensors
 from jaxrl_llm.models.io.layout import stored_tensors
-from jaxrl_llm.models.parameters import (
-    AXES,
-    HEAD,
-    HEAD_MLP,
-    IDENTITY,
-    NORMAL,
-    NOT_DECAYED,
-    PLAIN,
-    TABLE,
-    ZEROS,
-    adapted_weights,
-    adapter_axes,
-    head_shapes,
-    merge_heads,
-    parameter_shapes,
-    weights,
-)
+from jaxrl_llm.models.parameters import AXES, adapted_weights, adapter_axes, head_shapes, parameter_shapes, weights
+from jaxrl_llm.models.parameters.table import HEAD, HEAD_MLP, TABLE
+from jaxrl_llm.models.parameters.weight import IDENTITY, NORMAL, PLAIN, ZEROS
 
 CONFIG = ModelConfig(
     family="llama", vocab_size=48, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=4, num_kv_heads=2,

@@ -10,7 +10,8 @@ import pytest
 
 from jaxrl_llm.models import ModelConfig
 from jaxrl_llm.models.layers.packed_attention import lanes
-from jaxrl_llm.models.placement import placement, takes_kernels
+from jaxrl_llm.models.mesh_axes import takes_kernels
+from jaxrl_llm.models.placement import placement
 
 CONFIG = ModelConfig(
     family="llama", vocab_size=32, hidden_size=16, intermediate_size=32, num_layers=1, num_heads=2, num_kv_heads=1,

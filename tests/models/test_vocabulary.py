@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.learner.affinity import affinity
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.critic import Critic, init_critic
-from jaxrl_llm.models.outputs import Wanted, affinity, inner_policy, policy_outputs
+from jaxrl_llm.models.outputs import Wanted, policy_outputs
 from jaxrl_llm.models.packing import Packing, shared_prompts
+from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.models.vocabulary import Distribution, logp_of_tokens, most_probable, vocabulary_sum
 from jaxrl_llm.utils.errors import InputError
 

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.rollouts.context import Task
 from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.program_host import Draws, MakeEngine, Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Admit, Collected, Rule, admit_first
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Held, Pool
-from jaxrl_llm.sampling.requests import Completion, Draws, MakeEngine, Request, Stats, Tokens
+from jaxrl_llm.sampling.requests import Completion, Request, Tokens
+from jaxrl_llm.sampling.stats import Stats
 
 LIMIT = 64
 

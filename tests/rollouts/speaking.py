@@ -11,12 +11,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.rollouts.context import Task
 from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.admission import Collected, Rule
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog, Pool
-from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
+from jaxrl_llm.sampling.requests import Completion, Request, Tokens
+from jaxrl_llm.sampling.stats import Stats
 
 Says = Callable[[str, int], Any]  # (conversation so far, sample number) -> the reply, a text or token ids, with its end
 

@@ -18,9 +18,9 @@ from jaxrl_llm.environments.adapters import environments
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rollouts.agents import environment_calls
 from jaxrl_llm.rollouts.agents.program import agent
-from jaxrl_llm.rollouts.context import NotDeterministicError
+from jaxrl_llm.rollouts.program_host import NotDeterministicError
+from jaxrl_llm.rollouts.runtime.collate import program_metrics
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
-from jaxrl_llm.rollouts.runtime.sources import program_metrics
 
 TOKENIZER, END = tokenizer_of("plain"), TEMPLATES["plain"][1]
 GOOD, BAD = {"prompt": "Good."}, {"prompt": "Bad."}

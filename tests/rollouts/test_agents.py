@@ -18,15 +18,14 @@ from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rewards import Reward, get_rewards
-from jaxrl_llm.rewards.scoring import StreamedScores
+from jaxrl_llm.rewards.streamed import StreamedScores
 from jaxrl_llm.rollouts.agents.compaction import Summary
 from jaxrl_llm.rollouts.agents.conversation import merged
 from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.runtime.collate import to_batch
+from jaxrl_llm.rollouts.runtime.collate import program_metrics, to_batch
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
-from jaxrl_llm.rollouts.runtime.sources import program_metrics
-from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.utils.errors import InputError
 
 ROWS = [{"prompt": "Count up."}, {"prompt": [{"role": "user", "content": "Count on."}]}]

@@ -15,9 +15,8 @@ from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rollouts.agents.compaction import Compact, Summary, compact_by_name, keep_last
 from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.runtime.collate import to_batch
-from jaxrl_llm.rollouts.runtime.sources import program_metrics
-from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.rollouts.runtime.collate import program_metrics, to_batch
+from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.utils.errors import InputError
 
 TOKENIZER, END = tokenizer_of("plain"), TEMPLATES["plain"][1]

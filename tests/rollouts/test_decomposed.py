@@ -13,7 +13,7 @@ from jaxrl_llm.algorithms.guidance.daslam import decomposing, terms_of
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.runtime.collate import to_batch
-from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.utils.errors import InputError
 
 END = TEMPLATES["plain"][1]

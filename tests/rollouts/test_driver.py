@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.rules import Partial
-from jaxrl_llm.rollouts.context import NotDeterministicError, Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, checksum
+from jaxrl_llm.rollouts.program_host import NotDeterministicError, Task
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.rollouts.runtime.replay_log import Answer, Call, GroupLog, Pool, from_arrays, to_arrays

@@ -16,7 +16,7 @@ from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rollouts.agents.compaction import keep_last
 from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.runtime.collate import to_batch
-from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.sampling.sampler import SamplingConfig
 
 ADD = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
 CALL = {

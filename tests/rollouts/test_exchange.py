@@ -18,7 +18,8 @@ from jaxrl_llm.rollouts.runtime.admission import Collected, Rule, admit_first
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.rollouts.runtime.multihost_gather import admit_on, of_all_hosts, side_by_side
 from jaxrl_llm.rollouts.runtime.replay_log import Pool
-from jaxrl_llm.sampling.requests import SamplingConfig, Stats
+from jaxrl_llm.sampling.sampler import SamplingConfig
+from jaxrl_llm.sampling.stats import Stats
 
 batch_of = partial(to_batch, sampling=SamplingConfig(), step=0)
 

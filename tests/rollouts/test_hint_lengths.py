@@ -13,13 +13,13 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.rollouts.context import Task
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.prefixes import failure_rate, hint_ratio, hinted_by_failures
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.registry import rollout_by_name
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import to_batch
-from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.utils.errors import InputError
 
 SOLUTION = list(range(50, 60))

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from jaxrl_llm.algorithms.guidance.icpo_in_context import reaches
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.rollouts.context import Task
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import (
     Hints,
@@ -29,11 +28,11 @@ from jaxrl_llm.rollouts.guidance.hints import (
 )
 from jaxrl_llm.rollouts.guidance.prompted import in_context, taught, with_budgets
 from jaxrl_llm.rollouts.guidance.repair import HARDER, fenced, rescued, retried, rewritten, succeeds
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Rule
-from jaxrl_llm.rollouts.runtime.collate import to_batch
-from jaxrl_llm.rollouts.runtime.sources import program_metrics
-from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.rollouts.runtime.collate import program_metrics, to_batch
+from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.utils.errors import InputError
 
 Judge = Callable[[Episode], float]

@@ -14,11 +14,13 @@ import pytest
 from fake_engine import LIMIT, FakeEngine, Words, begin, length_of, score
 
 from jaxrl_llm.core.rollout import AHEAD, Demands, Rollout
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.program_host import Draws, Task
 from jaxrl_llm.rollouts.runtime.admission import Collected, Rule
 from jaxrl_llm.rollouts.runtime.driver import Driver
-from jaxrl_llm.sampling.requests import Completion, Draws, Request, Stats
+from jaxrl_llm.sampling.requests import Completion, Request
+from jaxrl_llm.sampling.stats import Stats
 
 TURNS = 3
 LONG = [next(n for n in range(900) if length_of(prompt, n) > 30) for prompt in range(2)]  # samples of 30 tokens

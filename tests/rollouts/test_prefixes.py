@@ -18,7 +18,7 @@ from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.registry import rollout_by_name
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import rows_of, to_batch
-from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.utils.errors import InputError
 
 RESPONSE = list(range(50, 60))

@@ -17,7 +17,7 @@ from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.runtime.answer_likelihood import content_of
 from jaxrl_llm.rollouts.runtime.collate import to_batch
-from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.utils.errors import InputError
 
 ROWS = [{"prompt": "Go.", "answer": "north"}, {"prompt": "On.", "answer": ""}, {"prompt": "On.", "answer": ["a", "b"]}]

@@ -12,15 +12,18 @@ from fake_engine import FakeEngine, Ran, begin
 
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.replay import buffers
-from jaxrl_llm.rewards.scoring import Scored, concatenate_groups
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rewards.groups import concatenate_groups
+from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import forked, group
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.rollouts.runtime.replay_log import from_arrays, to_arrays
-from jaxrl_llm.sampling.requests import Completion, SamplingConfig
+from jaxrl_llm.sampling.requests import Completion
 from jaxrl_llm.sampling.routed_experts import with_experts
+from jaxrl_llm.sampling.sampler import SamplingConfig
 
 
 def experts_of(places: np.ndarray, step: int) -> np.ndarray:

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.rollouts.episode import Episode, info_columns
+from jaxrl_llm.rollouts.columns import info_columns
+from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.repair import hinted
 from jaxrl_llm.rollouts.programs import conversation, down_sampled, forked, group, most_varied, with_greedy_baseline
 from jaxrl_llm.rollouts.runtime.admission import Rule

@@ -27,7 +27,7 @@ from jaxrl_llm.rollouts.auxiliary_prompts import (
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import to_batch
-from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.utils.errors import InputError
 
 many = settings(max_examples=100, deadline=None, derandomize=True, database=None)

@@ -14,9 +14,8 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.environments.adapters import adapted, environments
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rollouts.agents.self_play import self_play
-from jaxrl_llm.rollouts.runtime.collate import to_batch
-from jaxrl_llm.rollouts.runtime.sources import program_metrics
-from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.rollouts.runtime.collate import program_metrics, to_batch
+from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.utils.errors import InputError
 
 TOKENIZER, END = tokenizer_of("plain"), TEMPLATES["plain"][1]

@@ -11,12 +11,12 @@ import pytest
 from fake_engine import Ran, begin
 
 from jaxrl_llm.algorithms.guidance.srpo_sample_routing import with_right_siblings
-from jaxrl_llm.rollouts.context import Task
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.repair import succeeds
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import to_batch
-from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.sampling.sampler import SamplingConfig
 
 ROW = {"feedback": "7 8"}
 

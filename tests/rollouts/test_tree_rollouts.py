@@ -13,15 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.rewards.scoring import Scored, concatenate_groups
+from jaxrl_llm.rewards.groups import concatenate_groups
+from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts import lookahead
 from jaxrl_llm.rollouts.episode import Episode, Segment
 from jaxrl_llm.rollouts.lookahead import near_ties
+from jaxrl_llm.rollouts.program_host import Draws
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.rollouts.trees import budgeted_tree, by_prefix, entropy_forks, most_uncertain, repeats, tree, valued
-from jaxrl_llm.sampling.requests import Draws, SamplingConfig, Tokens
+from jaxrl_llm.sampling.requests import Tokens
+from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.utils.errors import InputError
 
 

@@ -16,6 +16,7 @@ from jaxrl_kernels.decode_attention import PartialAttention, merge, partial_atte
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.attention import Weighing
 from jaxrl_llm.models.policy import Policy
+from jaxrl_llm.sampling.capacity import plan
 from jaxrl_llm.sampling.kv_cache import (
     LayerCache,
     PrefixSlots,
@@ -27,7 +28,6 @@ from jaxrl_llm.sampling.kv_cache import (
     pack,
 )
 from jaxrl_llm.sampling.prefill import empty_prefix_cache
-from jaxrl_llm.sampling.scheduler import plan
 
 K, R, h = 2, 3, 8  # key-value heads, query heads of each, head size
 attend = jax.jit(cascade_attention, static_argnums=10)

@@ -16,7 +16,7 @@ from jaxrl_kernels.sample import sample_logits
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.sampling.decode import Drawn, DrawSettings, draw, seed_of
+from jaxrl_llm.sampling.draw import Drawn, DrawSettings, draw, seed_of
 from jaxrl_llm.sampling.filters import Filters
 
 SEED = 17

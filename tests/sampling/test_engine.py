@@ -16,10 +16,12 @@ from jaxrl_kernels.sample import sample_logits
 
 from jaxrl_llm import sample
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.sampling.decode import DrawSettings, decode, seed_of
+from jaxrl_llm.sampling.batch import BatchRow, assemble
+from jaxrl_llm.sampling.decode import decode
+from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.prefill import prefill
-from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
-from jaxrl_llm.sampling.sampler import BatchRow, assemble
+from jaxrl_llm.sampling.requests import Completion, Request, Tokens
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.utils.errors import InputError

@@ -16,7 +16,7 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import shared_prompts
-from jaxrl_llm.sampling.decode import DrawSettings, draw
+from jaxrl_llm.sampling.draw import DrawSettings, draw
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.utils.errors import InputError
 

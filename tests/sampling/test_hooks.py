@@ -22,10 +22,11 @@ from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling import Completion, Request, Stats, completion_ids, stream, take_weights
-from jaxrl_llm.sampling.decode import DrawSettings, begin, decode, draw
+from jaxrl_llm.sampling.decode import begin, decode
+from jaxrl_llm.sampling.draw import DrawSettings, draw
+from jaxrl_llm.sampling.filters import top_nsigma
 from jaxrl_llm.sampling.sampler import settings_of
 from jaxrl_llm.sampling.speculative.drafts import Drafts
-from jaxrl_llm.sampling.token_support import top_nsigma
 from jaxrl_llm.utils.errors import InputError
 
 KEY = jax.random.key(3)

@@ -15,8 +15,9 @@ import pytest
 
 from jaxrl_llm import sample
 from jaxrl_llm.sampling import completion_ids
-from jaxrl_llm.sampling.decode import DrawSettings, seed_of
-from jaxrl_llm.sampling.requests import Completion, Request, Stats
+from jaxrl_llm.sampling.draw import DrawSettings, seed_of
+from jaxrl_llm.sampling.requests import Completion, Request
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.utils.process import interruptible

@@ -14,7 +14,7 @@ from conftest import quick_compiles
 from heavy import few
 
 from jaxrl_llm import sample
-from jaxrl_llm.sampling.decode import DrawSettings, seed_of
+from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.requests import NO_TOKENS, Request, Tokens, first_not_finite
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights

@@ -24,8 +24,9 @@ from jaxrl_llm.distributed import fully_sharded, make_mesh
 from jaxrl_llm.distributed.chips import TPUS
 from jaxrl_llm.plan.program_cycles import by_kind, lines_in
 from jaxrl_llm.models import Policy, init_params
-from jaxrl_llm.sampling.aot_programs import compile_sampling
-from jaxrl_llm.sampling.scheduler import Shape, Size
+from jaxrl_llm.plan.sampling_programs import compile_sampling
+from jaxrl_llm.sampling.capacity import Size
+from jaxrl_llm.sampling.scheduler import Shape
 
 config = config_of(layers=2, hidden=4096, inner=12288, vocabulary=8192)
 mesh = make_mesh(1, 4, list(topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices))

@@ -12,12 +12,13 @@ import pytest
 from jaxrl_llm import sample
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
-from jaxrl_llm.sampling.decode import DrawSettings, seed_of
+from jaxrl_llm.sampling.batch import BatchRow, assemble
+from jaxrl_llm.sampling.capacity import size_for
+from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.engine import Engine
-from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Request, Stats, Tokens, joined
+from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Request, Tokens, joined
 from jaxrl_llm.sampling.routed_experts import in_order, of_rows
-from jaxrl_llm.sampling.sampler import BatchRow, assemble
-from jaxrl_llm.sampling.scheduler import size_for
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import take_weights
 
 PROMPTS = [[5, 9, 200, 17, 3], [40, 41, 42]]

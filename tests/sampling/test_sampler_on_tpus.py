@@ -26,7 +26,8 @@ from jaxrl_llm.sampling.decode import begin, decode, empty_ring_cache, no_rows
 from jaxrl_llm.sampling.decode import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.prefill import empty_prefix_cache, prefill
-from jaxrl_llm.sampling.weights import abstract_weights, shardings
+from jaxrl_llm.sampling.weight_layouts import abstract_weights
+from jaxrl_llm.sampling.weights import shardings
 
 sys.path.insert(0, sys.argv[2])
 from tpu_traffic import loop_traffic
@@ -191,8 +192,9 @@ from jax.experimental import topologies
 from jaxrl_llm.distributed import fully_sharded, make_mesh
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.rope import Rope
-from jaxrl_llm.sampling.aot_programs import compile_sampling
-from jaxrl_llm.sampling.scheduler import Shape, Size
+from jaxrl_llm.plan.sampling_programs import compile_sampling
+from jaxrl_llm.sampling.capacity import Size
+from jaxrl_llm.sampling.scheduler import Shape
 
 config = ModelConfig(
     family="llama", vocab_size=32768, hidden_size=2048, intermediate_size=8192, num_layers=4, num_heads=16,
@@ -236,8 +238,9 @@ from jaxrl_llm.distributed import make_mesh, named_shardings
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.distributed.sharding import parameter_specs
 from jaxrl_llm.models.rope import Rope
-from jaxrl_llm.sampling.aot_programs import compile_sampling, engine_arrays, tail_arrays
-from jaxrl_llm.sampling.scheduler import Shape, Size
+from jaxrl_llm.plan.sampling_programs import compile_sampling, engine_arrays, tail_arrays
+from jaxrl_llm.sampling.capacity import Size
+from jaxrl_llm.sampling.scheduler import Shape
 
 config = ModelConfig(
     family="llama", vocab_size=32768, hidden_size=1024, intermediate_size=4096, num_layers=2, num_heads=16,

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.sampling.scheduler import SPARE, Schedule, Shape, for_conversations, lasting, plan
+from jaxrl_llm.sampling.capacity import SPARE, Shape, for_conversations, lasting, plan
+from jaxrl_llm.sampling.scheduler import Schedule
 
 PROMPTS = st.lists(st.integers(0, 6), min_size=1, max_size=40)
 

@@ -15,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.sampling.decode import DrawSettings, seed_of
+from jaxrl_llm.sampling.batch import BatchRow, assemble
+from jaxrl_llm.sampling.capacity import size_for
+from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.engine import Engine
-from jaxrl_llm.sampling.requests import Completion, Request, Stats, Tokens
-from jaxrl_llm.sampling.sampler import BatchRow, assemble
-from jaxrl_llm.sampling.scheduler import Kept, absolute_step, best_reuse, size_for
+from jaxrl_llm.sampling.requests import Completion, Request, Tokens
+from jaxrl_llm.sampling.resume.reuse import Kept, absolute_step, best_reuse
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import take_weights
 
 PROMPT = (5, 9, 200, 17, 3)

@@ -20,10 +20,10 @@ from hypothesis import given, settings
 
 from jaxrl_llm import sample
 from jaxrl_llm.sampling import Completion, Request, Stats, stream, take_weights
-from jaxrl_llm.sampling.decode import Drawn
+from jaxrl_llm.sampling.capacity import size_for
+from jaxrl_llm.sampling.draw import Drawn
 from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.sampling.sampler import settings_of
-from jaxrl_llm.sampling.scheduler import size_for
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.speculative.verify import LEAST_MATCH, LONGEST_MATCH, Tail, drafts
 from jaxrl_llm.utils.errors import InputError

@@ -16,19 +16,21 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from jaxrl_llm.distributed import make_mesh
 from jaxrl_llm.models import Policy
 from jaxrl_llm.models.stacks import unstack
-from jaxrl_llm.sampling.causal import causal_pass
-from jaxrl_llm.sampling.decode import DrawSettings
+from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
+from jaxrl_llm.sampling.prefill import causal_pass
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.stream import stream
-from jaxrl_llm.sampling.weight_layouts import TO_HEADS, LoopOptions, options_for
-from jaxrl_llm.sampling.weights import (
+from jaxrl_llm.sampling.weight_layouts import (
+    TO_HEADS,
+    LoopOptions,
     abstract_weights,
     converter,
     loop_params,
     loop_specs,
-    take_weights,
+    options_for,
 )
+from jaxrl_llm.sampling.weights import take_weights
 
 
 def test_layers_share_the_memory_of_the_parameters(vectors: Any) -> None:
@@ -130,7 +132,7 @@ def test_on_tpus_projections_to_heads_lie_with_their_inputs_last(
     model, mesh = vectors("qwen3"), make_mesh(1, 1, jax.devices()[:1])
     before = converter(model.policy, model.params, mesh, rounding)(model.policy, model.params)
     monkeypatch.setattr(
-        "jaxrl_llm.sampling.weights.options_for", lambda *given: LoopOptions(rounding=rounding, inputs_last=True)
+        "jaxrl_llm.sampling.weight_layouts.options_for", lambda *given: LoopOptions(rounding=rounding, inputs_last=True)
     )
     found = converter(model.policy, model.params, mesh, rounding)(model.policy, model.params)
     jax.tree.map(np.testing.assert_array_equal, found, before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.training.health import activity as of_activity
 from jaxrl_llm.training.health import goodput
 from jaxrl_llm.training.health.activity import Activity

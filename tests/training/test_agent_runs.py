@@ -27,7 +27,7 @@ from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
 from jaxrl_llm.training import loop, setup
 from jaxrl_llm.training.agents import check_agent
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config_json import from_dict, located, to_dict
+from jaxrl_llm.training.config.json_text import from_dict, located, to_dict
 from jaxrl_llm.training.inputs import encode_for
 from jaxrl_llm.training.method import make_algorithm
 from jaxrl_llm.training.rollout import rollout_of

@@ -17,7 +17,7 @@ from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.sampling import completion_ids, sample
 from jaxrl_llm.training.evaluate import Evaluation, evaluate_policy
-from jaxrl_llm.training.metrics import accuracy_line
+from jaxrl_llm.training.notes import accuracy_line
 from jaxrl_llm.utils.errors import InputError
 
 

@@ -17,7 +17,7 @@ from jaxrl_llm.reporting.logging import writers
 from jaxrl_llm.rewards.workers.process import ProcessFunction
 from jaxrl_llm.training import inputs, loop
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config_json import from_dict, to_dict
+from jaxrl_llm.training.config.json_text import from_dict, to_dict
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.utils.errors import InputError
 

@@ -12,8 +12,8 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.run_settings import run_settings_of
 from jaxrl_llm.distributed import data_mesh
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config.method_settings import check_settings, fitted, setting_notes
 from jaxrl_llm.training.method import check_method
-from jaxrl_llm.training.method_settings import check_settings, fitted, setting_notes
 from jaxrl_llm.utils.errors import InputError
 
 TAKEN: dict[str, dict[str, Any]] = {

@@ -214,6 +214,6 @@ def test_settings_keep_urls(tmp_path: Path) -> None:
     path.write_text(json.dumps({}))
     config = runs.small_config(tmp_path, prompts="gs://bucket/prompts.jsonl")
     assert storage.is_url(config.prompts)
-    from jaxrl_llm.training.config_json import located
+    from jaxrl_llm.training.config.json_text import located
 
     assert located(config, tmp_path).prompts == "gs://bucket/prompts.jsonl"

@@ -19,15 +19,15 @@ from test_resume import STEPS, assert_same_run
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.core.rules import Partial
+from jaxrl_llm.learner.full_size import fill_up
 from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.optimizer import OptimizerConfig
-from jaxrl_llm.learner.step import fill_up
 from jaxrl_llm.learner.update import gradient, prepare
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.rollouts.runtime.sources import rollout_metrics
 from jaxrl_llm.sampling import sample
-from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checkpoints import Checkpoints

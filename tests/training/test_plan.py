@@ -286,10 +286,10 @@ from pathlib import Path
 import jax, numpy as np
 import tiny_runs as runs
 from jaxrl_llm.distributed.chips import topology_of
-from jaxrl_llm.learner.step import compile_learning
+from jaxrl_llm.learner.setup import compile_learning
 from jaxrl_llm.training import loop
 from jaxrl_llm.plan.shapes import full_batch, shapes_of
-from jaxrl_llm.sampling.aot_programs import compile_sampling
+from jaxrl_llm.plan.sampling_programs import compile_sampling
 
 folder = Path(sys.argv[1])
 config = runs.small_config(

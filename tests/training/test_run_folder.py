@@ -16,7 +16,7 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.reporting.logging.writers import read_json
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config_json import to_dict
+from jaxrl_llm.training.config.json_text import to_dict
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.folder.load_run import load_run
 from jaxrl_llm.utils.errors import InputError

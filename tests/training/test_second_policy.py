@@ -20,14 +20,15 @@ from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import mesh_of
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime import engines
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.rollouts.trees import valued
-from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import check_method
 from jaxrl_llm.utils.errors import InputError

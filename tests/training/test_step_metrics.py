@@ -16,7 +16,8 @@ from jaxrl_llm.rewards import Reward, score
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.metrics import accuracy_line, batch_metrics, count_step, trained_metrics, trend_warnings
+from jaxrl_llm.training.metrics import batch_metrics, count_step, trained_metrics
+from jaxrl_llm.training.notes import accuracy_line, trend_warnings
 
 
 def scored(reward: list[float], group: list[int], tokens: int = 4, **components: list[float]) -> Scored:

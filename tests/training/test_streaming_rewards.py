@@ -19,13 +19,15 @@ import tiny_runs as runs
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.rewards.scoring import StreamedScores, score_batch
+from jaxrl_llm.rewards.scoring import score_batch
+from jaxrl_llm.rewards.streamed import StreamedScores
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.sampling import completion_ids
 from jaxrl_llm.sampling.engine import Engine
-from jaxrl_llm.sampling.requests import Completion, SamplingConfig
+from jaxrl_llm.sampling.requests import Completion
+from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.training import loop
 
 pytestmark = pytest.mark.heavy

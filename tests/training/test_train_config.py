@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models.lora import TARGETS
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.sampling.requests import SamplingConfig
+from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.training.config import LoraTarget, TrainConfig
-from jaxrl_llm.training.config_json import from_dict, located, to_dict
+from jaxrl_llm.training.config.json_text import from_dict, located, to_dict
 from jaxrl_llm.training.setup import with_precision
 from jaxrl_llm.utils.errors import InputError, InputErrors
 

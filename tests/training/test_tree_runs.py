@@ -19,7 +19,8 @@ from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.rollouts.trees import tree
-from jaxrl_llm.sampling.requests import SamplingConfig, Stats
+from jaxrl_llm.sampling.sampler import SamplingConfig
+from jaxrl_llm.sampling.stats import Stats
 
 SMALL: dict[str, dict[str, Any]] = {
     "spo_segment": {"continuations": 2, "interval": 2},

@@ -26,7 +26,7 @@ from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.runtime.replay_log import Answer, Pool
 from jaxrl_llm.training import begin, loop
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config_json import to_dict
+from jaxrl_llm.training.config.json_text import to_dict
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
 
 MODEL = Path(__file__).resolve().parents[1] / "vectors" / "llama_tied"

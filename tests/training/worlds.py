@@ -20,8 +20,9 @@ from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.environments.recorded import RecordedSteps
 from jaxrl_llm.rollouts.agents.compaction import Summary
 from jaxrl_llm.rollouts.agents.program import agent
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import conversation
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_sums, joint_key
+from jaxrl_llm.core.buckets import bucket_sums, joint_key
+from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.selection.rows import ranks_within
 
 EPISODES = frozenset({"episode", "first_turn"})

@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
+from jaxrl_llm.core.buckets import bucket_moments, joint_key
 from jaxrl_llm.core.ranges import Count, Fraction
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_moments, joint_key
+from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import Transform, stateless
 from jaxrl_llm.utils.errors import InputError, require_choice
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.group import drop_rows, group_relative, mixed_groups, truncated_rows, uniform_groups
+from jaxrl_llm.advantages.filters import drop_rows, mixed_groups, truncated_rows, uniform_groups
+from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets

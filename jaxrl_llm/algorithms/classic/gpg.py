@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import SCALES, group_advantage, mixed_groups, on_actions, uniform_groups
+from jaxrl_llm.advantages.filters import mixed_groups, uniform_groups
+from jaxrl_llm.advantages.group import SCALES, group_advantage, on_actions
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
 from jaxrl_llm.core.choices import Scale

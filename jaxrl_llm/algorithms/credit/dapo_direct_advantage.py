@@ -8,10 +8,11 @@ from typing import Annotated
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.advantages.group import bucket_best, drop_rows
+from jaxrl_llm.advantages.filters import drop_rows
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.buckets import bucket_best
 from jaxrl_llm.core.choices import PositiveNumber
 from jaxrl_llm.core.hyperparameters import PAPER
 from jaxrl_llm.core.objective import Objective
@@ -21,8 +22,9 @@ from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted
 from jaxrl_llm.core.transform import Metrics, Transform, chain
 from jaxrl_llm.objectives.ratios import log_ratio_to
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.trees import grow, line_starts, state_values
 
 

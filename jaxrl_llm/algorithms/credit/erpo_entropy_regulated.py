@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
+from jaxrl_llm.advantages.filters import drop_uniform_groups
+from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.multipliers import revised, standard_scores
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.method import method

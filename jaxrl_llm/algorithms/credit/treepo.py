@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import drop_uniform_groups, mixed_groups
+from jaxrl_llm.advantages.filters import drop_uniform_groups, mixed_groups
 from jaxrl_llm.advantages.returns import whiten_advantages
 from jaxrl_llm.advantages.trees.credit import EQUAL, tree_credit
 from jaxrl_llm.advantages.trees.values import leaves, node_values, scored_tree, shares, sums

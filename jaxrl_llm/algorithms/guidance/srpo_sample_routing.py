@@ -23,10 +23,11 @@ from jaxrl_llm.objectives import clip, policy_gradient
 from jaxrl_llm.objectives.averaging.averages import averaged, token_mean
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import Succeeds, succeeds
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import scored_samples
 
 

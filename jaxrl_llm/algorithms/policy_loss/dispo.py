@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.group import drop_uniform_groups, group_relative
+from jaxrl_llm.advantages.filters import drop_uniform_groups
+from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
 from jaxrl_llm.core.algorithm import Algorithm

@@ -19,8 +19,7 @@ from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, tok
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.rollouts.hooked import hooked
 from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.sampling.filters import Filters, keep
-from jaxrl_llm.sampling.token_support import support
+from jaxrl_llm.sampling.filters import Filters, keep, support
 from jaxrl_llm.utils.errors import is_off
 
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.group import drop_rows, group_relative, uniform_groups
+from jaxrl_llm.advantages.filters import drop_rows, uniform_groups
+from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import CODE
@@ -15,8 +16,9 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, known_scores
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import scored_samples
 from jaxrl_llm.utils.errors import require_choice
 

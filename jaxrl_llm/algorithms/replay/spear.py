@@ -9,15 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.group import drop_rows, group_relative, truncated_rows
+from jaxrl_llm.advantages.filters import drop_rows, truncated_rows
+from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.replayed import keep_stored_advantages, replayed_rows
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
 from jaxrl_llm.core.ranges import AtLeastOne, Count, Fraction, NonNegative, NonNegativeInt, Positive, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Replay
-from jaxrl_llm.core.trajectory import Trajectories, bucket_moments
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain, counted
 from jaxrl_llm.objectives import by_rows, policy_gradient, sequence_sum, token_ratio
 from jaxrl_llm.objectives.covariance import clip_and_detach, count_batches, draw_covariant

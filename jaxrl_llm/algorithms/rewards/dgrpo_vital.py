@@ -14,11 +14,12 @@ from jaxrl_llm.advantages.multi_reward import component as component_of
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.choices import AverageName, Scale
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.ranges import Fraction, NonNegative, check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_moments
+from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.rewards import transforms as rewards
 from jaxrl_llm.utils.errors import require_choice

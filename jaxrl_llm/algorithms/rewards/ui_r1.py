@@ -12,11 +12,12 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import Given, RunSetting, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import CODE, OURS
 from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories, bucket_sums
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.averaging.averages import sequence_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised

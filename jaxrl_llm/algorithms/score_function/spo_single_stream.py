@@ -26,8 +26,9 @@ from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import mixed
 from jaxrl_llm.replay.buffers import Store, count, join, keep, marked, take, to_rows, token_places
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError, shown
 

@@ -7,11 +7,10 @@ from typing import Annotated
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.returns import clip_advantages, whiten_advantages
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.algorithm import Algorithm, TurnPhases
 from jaxrl_llm.core.hyperparameters import CODE
 from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
 from jaxrl_llm.core.transform import chain
-from jaxrl_llm.core.turnwise_updates import TurnPhases
 from jaxrl_llm.objectives.averaging.averages import sequence_mean
 from jaxrl_llm.objectives.off_policy import scale_by_info
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
@@ -45,7 +44,7 @@ def seeupo(
 
     with s the turn's geometric mean ratio, differentiated per token as in `gspo_token`, N the episodes that have the
     turn, and the mean of k3 over these of the mean over tokens. M_i is the ratio, clipped to 1 +- factor_clip, by which
-    the phases of later turns changed theirs (`turnwise_updates.TurnPhases`). A batch takes as many updates as its
+    the phases of later turns changed theirs (`core.algorithm.TurnPhases`). A batch takes as many updates as its
     longest episode has turns. For a single turn the method is GSPO with batch-normalised advantages. The paper's other
     orders of turns, forward and random, are ablations and not here.
 

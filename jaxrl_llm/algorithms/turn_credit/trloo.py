@@ -7,14 +7,15 @@ from typing import Annotated
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import drop_rows
+from jaxrl_llm.advantages.filters import drop_rows
 from jaxrl_llm.advantages.turns.turns import OfTurns, compared, group_keys, turn_advantages, turn_count, turn_returns
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories, joint_key
+from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.off_policy import importance_correction, mismatch

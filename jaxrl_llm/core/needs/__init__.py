@@ -7,183 +7,16 @@ for it where it is neither computed nor provided: in a report, a comparison, a t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxrl_llm.core.needs.effective_rank import rank_measures
-from jaxrl_llm.core.needs.placeholders import (
-    StandIn,
-    behaviour,
-    flat_rank,
-    near,
-    no_turns,
-    no_values,
-    of_top,
-    of_turns,
-    ones,
-    power,
-    tokens_of_top,
-    uniform,
-)
-from jaxrl_llm.core.needs.policy_drift import drift_of
+from jaxrl_llm.core.needs.computed import COMPUTED
 from jaxrl_llm.core.needs.provided import PROVIDED
-from jaxrl_llm.core.needs.types import Compute, Models, Need
+from jaxrl_llm.core.needs.types import Need
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.utils.errors import InputError, unknown
 
-
-def _read(name: str) -> Compute:
-    """What the forward pass of the weights before the update measured."""
-
-    def compute(models: Models, batch: Trajectories, number: float | None) -> Array:
-        return (models.old.extras or {})[name if number is None or name != "tempered_logp" else f"{name}:{number:g}"]
-
-    return compute
-
-
-def _reduced(function: Callable[[Array, Array], Array]) -> Compute:
-    """A function of the last hidden states, which the forward pass measures as "hidden"."""
-    return lambda models, batch, number: models.of_states(function)
-
-
-def _squares(hidden: Array, mask: Array) -> Array:
-    """f32[N, L]: squared norms of states [N, L, D]."""
-    return jnp.sum(hidden**2, axis=-1)
-
-
-def _ranks(hidden: Array, mask: Array) -> Array:
-    """f32[N, 3], a row at a time: its singular values need all its states at once."""
-    return jax.lax.map(lambda row: rank_measures(*row), (hidden, mask))
-
-
-_DISTRIBUTION = "sum over the vocabulary of"
-
-
-COMPUTED = (
-    Need(
-        "old_logp", "batch.old_logp", "[N, L]",
-        "log-probabilities under the weights before the update", behaviour(near(0.05)),
-        lambda models, batch, number: models.old.logp,
-    ),
-    Need(
-        "reference_logp", "batch.reference_logp", "[N, L]",
-        "log-probabilities under the frozen initial policy", behaviour(near(0.2)),
-        lambda models, batch, number: models.reference.logp,
-    ),
-    Need(
-        "previous_logp", "batch.previous_logp", "[N, L]",
-        "log-probabilities under the weights before the last update; at first, under the initial ones",
-        behaviour(near(0.1)), lambda models, batch, number: models.previous.logp,
-    ),
-    Need(
-        "values", "batch.values", "[N, L]",
-        "a critic's value of each state, before the update; with several heads [N, L, H]",
-        StandIn("0", lambda random, logp: random.normal(size=logp.shape), no_values),
-        _read("values"), "values", by_outputs="values",
-    ),
-    Need(
-        "implicit_logp", "info['implicit_logp']", "[N, L]",
-        "log-probabilities under an implicit reward model, a copy of the policy that learns beside it, before the "
-        "update",
-        behaviour(near(0.2)), _read("implicit_logp"), "implicit_logp", by_outputs="implicit_logp",
-    ),
-    Need(
-        "target_values", "info['target_values']", "[N, L, H]",
-        "values of the target critic, whose weights follow the critic's; one for each head",
-        StandIn("0", lambda random, logp: random.normal(size=(*logp.shape, 4)), no_values),
-        lambda models, batch, number: models.target_values,
-    ),
-    Need(
-        "feedback", "batch.feedback", "[] each",
-        "metrics of the last update by name; 'updates' counts the updates",
-        StandIn("none, as before the first update", lambda random, logp: np.zeros(())),
-    ),
-    Need(
-        "squared_probability", "info['squared_probability']", "[N, L]", f"{_DISTRIBUTION} pi_old^2",
-        power(2, uniform(0.2, 0.9)), _read("squared_probability"), "squared_probability",
-    ),
-    Need(
-        "cubed_probability", "info['cubed_probability']", "[N, L]", f"{_DISTRIBUTION} pi_old^3",
-        power(3, uniform(0.1, 0.8)), _read("cubed_probability"), "cubed_probability",
-    ),
-    Need(
-        "hidden_square", "info['hidden_square']", "[N, L]",
-        "squared norm of the last hidden state before each action",
-        ones(lambda random, logp: random.gamma(2.0, 0.5, logp.shape)), _reduced(_squares), "hidden",
-    ),
-    Need(
-        "effective_rank", "info['effective_rank']", "[N, 3]",
-        "effective rank of a row's hidden states, its growth and the growth's growth",
-        StandIn("rank 1 without growth", uniform(1, 5, 3, rows=True), flat_rank), _reduced(_ranks), "hidden",
-    ),
-    Need(
-        "reference_affinity", "info['reference_affinity']", "[N, L]",
-        f"{_DISTRIBUTION} sqrt(pi_old pi_reference)", ones(uniform(0.8, 1.0)),
-        lambda models, batch, number: models.affinity,
-    ),
-    Need(
-        "tempered_logp", "info['tempered_logp:T']", "[N, L]",
-        "log-probabilities of the old weights at T times their temperature", behaviour(near(0.1)),
-        _read("tempered_logp"), "tempered_logp",
-    ),
-    Need(
-        "mean_logp", "info['mean_logp']", "[N, L]",
-        "mean over the vocabulary of log pi at each action, of the old weights",
-        behaviour(uniform(-5, -3)), _read("mean_logp"), "mean_logp", by_outputs="mean_logp",
-    ),
-    Need(
-        "heated_logp", "info['heated_logp']", "[N, L]",
-        "log-probabilities at T times the temperature, of the old weights",
-        behaviour(near(0.1)), _read("heated_logp"), "heated_logp", by_outputs="heated_logp",
-    ),
-    Need(
-        "internal_logp", "info['internal_logp']", "[N, L]",
-        "log-probabilities of the policy that unembeds the hidden state after layer K, of the old weights",
-        behaviour(near(0.5)), _read("internal_logp"), "internal_logp", by_outputs="internal_logp",
-    ),
-    Need(
-        "top_tokens", "info['top_tokens']", "[N, L, K]",
-        "ids of the K most probable tokens at each action, of the old weights",
-        tokens_of_top, _read("top_tokens"), "top_tokens",
-    ),
-    Need(
-        "top_logp", "info['top_logp']", "[N, L, K]",
-        "log-probabilities of info['top_tokens'], of the old weights",
-        of_top, _read("top_logp"), "top_logp", by_outputs="top_logp",
-    ),
-    Need(
-        "teacher_logp", "info['teacher_logp']", "[N, L, K]",
-        "log-probabilities of info['top_tokens'] under the reference policy after info['teacher_tokens']",
-        of_top, lambda models, batch, number: (models.teacher.extras or {})["top_logp"],
-    ),
-    Need(
-        "teacher_entropy", "info['teacher_entropy']", "[N, L]",
-        "entropy of the reference policy after info['teacher_tokens'], nats",
-        StandIn("1", uniform(0, 2), lambda batch, number: jnp.ones(batch.tokens.shape)),
-        lambda models, batch, number: models.teacher.entropy,
-    ),
-    Need(
-        "answer_logp", "info['answer_logp']", "[N, K]",
-        "mean log-probability of the reference answer before each turn, of the old weights; NaN without turn or answer",
-        StandIn("no turn changes it", of_turns(-3.0, -0.1), no_turns),
-        lambda models, batch, number: models.answers,
-    ),
-    Need(
-        "blanked_logp", "info['blanked_logp']", "[N, L]",
-        "log-probabilities of each turn with the observation before it blanked, of the old weights",
-        behaviour(near(0.3)), lambda models, batch, number: models.blanked,
-    ),
-    Need(
-        "drift", "info['drift']", "[N]",
-        "how far the policy moved since it last answered the prompt: mean |log-ratio| over that response's tokens, "
-        "a row with info['measured']; NaN without one",
-        StandIn("trackers forget at their fastest", uniform(0, 0.1, rows=True)),
-        lambda models, batch, number: models.of_logp(drift_of),
-    ),
-)  # fmt: skip
 OF_REFERENCE = ("reference_logp", "reference_affinity", "teacher_logp", "teacher_entropy")
 NEEDS = {need.name: need for need in (*COMPUTED, *PROVIDED)}
 
@@ -267,15 +100,3 @@ def fill_in(batch: Trajectories, needs: Iterable[str]) -> tuple[Trajectories, di
         if need.by_outputs is not None:
             extras[need.by_outputs] = need.of(batch, number)
     return batch, extras, words
-
-
-def check_provided(batch: Trajectories, needs: Iterable[str]) -> None:
-    """InputError where a batch, on the host, lacks what its source should have provided; one without actions may."""
-    if not np.any(batch.action_mask):  # every rollout of the step failed
-        return
-    for text in sorted(needs):
-        need = need_of(text)
-        if need.provider is not None and need.of(batch) is None:
-            raise InputError(
-                f"the batch has no {need.where}, though the run's rollout or source says that it provides {need.name}"
-            )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core.trajectory import Array, Trajectories, bucket_sums
+from jaxrl_llm.core.buckets import bucket_sums
+from jaxrl_llm.core.trajectory import Array, Trajectories
 
 
 def drift_of(logp: Array, batch: Trajectories) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.needs.placeholders import (
     StandIn,
     all_action,
@@ -27,7 +28,6 @@ from jaxrl_llm.core.needs.placeholders import (
 )
 from jaxrl_llm.core.needs.providers import own_rollout, own_source, reward_entry
 from jaxrl_llm.core.needs.types import Need
-from jaxrl_llm.core.trajectory import bucket_moments
 
 AGENT = "--environment MODULE:NAME, or a --rollout that returns rollouts.agents.agent(ENVIRONMENT)"
 PROVIDED = (

@@ -268,3 +268,16 @@ def _is_text_part(part: Any) -> bool:
 
 def _is_token_id(entry: Any) -> bool:
     return isinstance(entry, Integral) and not isinstance(entry, bool) and 0 <= int(entry) < 2**31
+
+
+def with_text(prompt: Any, text: str, first: bool) -> Any:
+    """A prompt, a text or messages, with a text at an end of its last message; None for another prompt."""
+    if isinstance(prompt, str):
+        return text + prompt if first else prompt + text
+    if not isinstance(prompt, Sequence) or not prompt or not isinstance(prompt[-1], Mapping):
+        return None
+    content: Any = prompt[-1].get("content") or ()
+    if isinstance(content, str):
+        return [*prompt[:-1], {**prompt[-1], "content": text + content if first else content + text}]
+    said = [{"type": "text", "text": text}]
+    return [*prompt[:-1], {**prompt[-1], "content": [*said, *content] if first else [*content, *said]}]

@@ -32,12 +32,12 @@ from jaxrl_llm.models.lora import adapter_shapes
 from jaxrl_llm.models.parameters import (
     LORA_SCALE,
     Params,
-    Weight,
     adapted_by_default,
     adapted_weights,
     adapter_axes,
     put,
 )
+from jaxrl_llm.models.parameters.weight import Weight
 from jaxrl_llm.utils.errors import InputError
 
 WEIGHTS = "adapter_model.safetensors"

@@ -22,7 +22,8 @@ from jaxrl_llm.models.families import FAMILIES, from_hf
 from jaxrl_llm.models.io.gguf_file import GgufFile
 from jaxrl_llm.models.io.layout import own_name, stored_tensors
 from jaxrl_llm.models.kinds import shown
-from jaxrl_llm.models.parameters import IDENTITY, weights
+from jaxrl_llm.models.parameters import weights
+from jaxrl_llm.models.parameters.weight import IDENTITY
 from jaxrl_llm.utils.errors import InputError
 
 if TYPE_CHECKING:

@@ -24,7 +24,9 @@ from jaxrl_llm.models.io.file_tensor import FLOATS, FileTensor, Tensors
 from jaxrl_llm.models.io.layout import joined, parts_of, stored_shape, stored_tensors
 from jaxrl_llm.models.io.shards import Shards
 from jaxrl_llm.models.kinds import read_json, reason, shown
-from jaxrl_llm.models.parameters import TABLE, Path, parameter_shapes, put
+from jaxrl_llm.models.parameters import parameter_shapes, put
+from jaxrl_llm.models.parameters.table import TABLE
+from jaxrl_llm.models.parameters.weight import Path
 from jaxrl_llm.models.stacks import stacked_layers
 from jaxrl_llm.utils.errors import InputError
 

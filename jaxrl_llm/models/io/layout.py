@@ -17,7 +17,8 @@ import numpy as np
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.families import FAMILIES
 from jaxrl_llm.models.families.family import Tensor
-from jaxrl_llm.models.parameters import Path, Shape, Weight, weights
+from jaxrl_llm.models.parameters import weights
+from jaxrl_llm.models.parameters.weight import Path, Shape, Weight
 
 OF_LAYERS = "model.layers.{layer}."
 

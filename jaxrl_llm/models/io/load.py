@@ -22,7 +22,7 @@ from jaxrl_llm.models.io.huggingface import from_tensors, open_folder, skipped_t
 from jaxrl_llm.models.io.quantised_files import dequantised, quantised_count
 from jaxrl_llm.models.io.source import DEMO_MODEL, check_hub_name
 from jaxrl_llm.models.io.unread import Unread, skipped_line, unread_of
-from jaxrl_llm.models.kinds import FATAL, check, path_of, read_json, reason, shown
+from jaxrl_llm.models.kinds import FATAL, check, path_of, read_json, reason, require_kind, shown, whole
 from jaxrl_llm.models.parameters import combine, parameter_shapes, put
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError, missing_package, several
@@ -43,6 +43,7 @@ def load_policy(
     shardings: Shardings | None = None,
     adapter: str | Path | None = None,
     keep: Callable[[str, jax.Array], Any] | None = None,
+    context: int | None = None,
 ) -> tuple[Policy, Params, Any]:
     """Read a model: (policy, params, tokenizer).
 
@@ -58,6 +59,8 @@ def load_policy(
     weights as these are read.
     keep: a function of a parameter's name and array (of all layers) that gives what is kept of it, such as
     `quantised.frozen_weight` with a kind; it is called when the array has been read, before the next is.
+    context: most tokens that the policy will see at once (default: the model's context length). It matters where a
+    model has rotary factors for short and for long contexts (longrope of Phi-3).
     The tokenizer is a transformers one, with the model's chat template.
 
     Raises InputError, in one line, for files that are missing, cut short, or hold settings of wrong types, for weights
@@ -87,9 +90,25 @@ def load_policy(
     tensors = without_prefix(_as_floats(stored, raw, folder, kept), config)
     if skipped := skipped_tensors(without_prefix(stored, config), config):
         logger.warning("%s: %s", folder, skipped_line(skipped, config))
+    config = _within(config, context, str(folder))
     config, params = _params(tensors, untied(config, tensors), kept, str(folder), shardings, adapter, keep)
     tokenizer = _tokenizer(folder)
     return _with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
+
+
+def _within(config: ModelConfig, context: int | None, where: str) -> ModelConfig:
+    """The configuration for sequences of at most `context` tokens; the log says which rotary factors were chosen."""
+    if context is not None:
+        require_kind("context", context, whole(1))
+        config = dataclasses.replace(config, ropes=tuple(rope.within(context) for rope in config.ropes))
+    for rope in config.ropes:
+        if rope.short_factors != rope.long_factors:
+            kind = "long" if rope.factors == rope.long_factors else "short"
+            logger.warning(
+                "%s: rotary factors for %s contexts (those for short ones reach %s tokens: context_tokens decides)",
+                where, kind, f"{rope.original_length:,}",
+            )  # fmt: skip
+    return config
 
 
 def _params(

@@ -22,7 +22,8 @@ from jaxrl_llm.models.io.layout import Stored, joined, stored_tensors
 from jaxrl_llm.models.io.unread import EMBED
 from jaxrl_llm.models.kinds import reason
 from jaxrl_llm.models.lora import adapters_of, own_adapters
-from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE, Weight
+from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
+from jaxrl_llm.models.parameters.weight import Weight
 from jaxrl_llm.models.stacks import stacked_layers
 from jaxrl_llm.utils.errors import InputError
 

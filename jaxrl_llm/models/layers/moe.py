@@ -26,8 +26,9 @@ from jaxrl_kernels.partition import dividing, mesh_of
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.parts import accumulation_dtype, scaled_low_rank, unit_norm
+from jaxrl_llm.models.mesh_axes import EXPERT, TENSOR
 from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
-from jaxrl_llm.models.placement import ANYWHERE, EXPERT, TENSOR, split_spec
+from jaxrl_llm.models.placement import ANYWHERE, split_spec
 from jaxrl_llm.models.quantised import is_rounded, ragged_product, rounded_specs
 
 WEIGHTS = (

@@ -16,7 +16,7 @@ from jaxrl_kernels.packed_attention import BlockPairs, PackedTokens, block_pairs
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.attention import Attend, Weighing
-from jaxrl_llm.models.placement import ROWS, SEQUENCE, TENSOR, AnyMesh, takes_kernels
+from jaxrl_llm.models.mesh_axes import ROWS, SEQUENCE, TENSOR, AnyMesh, takes_kernels
 
 EVERYTHING = 2**30  # more than any token's number
 LANES = 128  # lengths of rows are multiples of it where the kernel takes them

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 Array = jax.Array
-CHUNK = 16  # tokens of a chunk
+CHUNK = 32  # tokens of a chunk
 
 
 class Paths(NamedTuple):

@@ -26,7 +26,7 @@ Layer = dict[str, Any]
 class State(NamedTuple):
     """What a layer carries: the last inputs of its convolution, and the state of each head."""
 
-    window: Array  # [N, t - 1, channels], the oldest first
+    windows: tuple[Array, ...]  # of each convolution, [N, t - 1, channels], the oldest first
     heads: Array | None = None  # [N, H, k, v], float32; None for convolutions alone
 
 
@@ -34,10 +34,10 @@ def empty_state(config: ModelConfig, rows: int, dtype: Any) -> State:
     """The state of rows that begin with nothing, of one kind of layer. dtype: of caches; of windows where floating."""
     dtype = dtype if jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize > 1 else jnp.float32
     if (delta := config.delta) is None:
-        return State(jnp.zeros((rows, config.convolution - 1, config.hidden_size), dtype))
-    channels = 2 * delta.keys * delta.key + delta.values * delta.value
-    heads = jnp.zeros((rows, delta.values, delta.key, delta.value), jnp.float32)
-    return State(jnp.zeros((rows, delta.taps - 1, channels), dtype), heads)
+        return State((jnp.zeros((rows, config.convolution - 1, config.hidden_size), dtype),))
+    keys, values = delta.keys * delta.key, delta.values * delta.value
+    windows = tuple(jnp.zeros((rows, delta.taps - 1, channels), dtype) for channels in (keys, keys, values))
+    return State(windows, jnp.zeros((rows, delta.values, delta.key, delta.value), jnp.float32))
 
 
 class Flow(NamedTuple):
@@ -64,21 +64,23 @@ def delta_mixer(
     """What the gated delta rule makes of states y [N, L, D], and what it carries on."""
     sizes = config.delta
     assert sizes is not None
-    window, state = (None, None) if memory is None else memory
+    windows, state = ((None,) * 3, None) if memory is None else memory
 
     def projected(name: str) -> Array:
         return project(y, layer[name], layer, name, name in placement.joined)
 
-    mixed = jnp.concatenate([projected(f"delta_{name}") for name in ("query", "key", "value")], axis=-1)
-    taps = jnp.concatenate(
-        [layer[f"{name}_taps"].reshape(sizes.taps, -1) for name in ("query", "key", "value")], axis=-1
-    )
-    convolved = jax.nn.silu(convolve(mixed, taps, flow, window))
-    wide = accumulation_dtype(y.dtype)
-    q, k, v = jnp.split(convolved, [sizes.keys * sizes.key, 2 * sizes.keys * sizes.key], axis=-1)
-    q, k = (_of_length_one(x.reshape(*x.shape[:2], sizes.keys, sizes.key).astype(wide)) for x in (q, k))
-    q, k = (jnp.repeat(x, sizes.values // sizes.keys, axis=2) for x in (q * sizes.key**-0.5, k))
-    v = v.reshape(*v.shape[:2], sizes.values, sizes.value).astype(wide)
+    def convolved(x: Array, name: str, window: Array | None) -> Array:
+        taps = layer[f"{name}_taps"]
+        return jax.nn.silu(convolve(x, taps.reshape(sizes.taps, -1), flow, window)).reshape(
+            *x.shape[:2], *taps.shape[1:]
+        )
+
+    # Each by itself: heads of the three are sharded alike.
+    names, wide = ("query", "key", "value"), accumulation_dtype(y.dtype)
+    mixed = [projected(f"delta_{name}") for name in names]
+    q, k, v = (convolved(*each) for each in zip(mixed, names, windows, strict=True))
+    q, k = (_of_length_one(x.astype(wide)) for x in (q, k))
+    q, k = (jnp.repeat(x.astype(y.dtype), sizes.values // sizes.keys, axis=2) for x in (q * sizes.key**-0.5, k))
     rate = jnp.exp(layer["log_rate"].astype(wide))
     g = -rate * jax.nn.softplus(projected("delta_decay").astype(wide) + layer["decay_bias"].astype(wide))
     beta = jax.nn.sigmoid(projected("delta_rate").astype(wide))
@@ -89,8 +91,8 @@ def delta_mixer(
     out = project(
         out.reshape(*out.shape[:2], -1), layer["delta_out"], layer, "delta_out", "delta_out" in placement.joined
     )
-    after = flow.window(mixed, window, sizes.taps)
-    return out, None if after is None else State(after, state)
+    after = tuple(flow.window(x, window, sizes.taps) for x, window in zip(mixed, windows, strict=True))
+    return out, None if after[0] is None else State(after, state)
 
 
 def _of_length_one(x: Array) -> Array:
@@ -102,7 +104,7 @@ def convolution_mixer(
     y: Array, layer: Layer, config: ModelConfig, flow: Flow, memory: State | None, placement: Placement = ANYWHERE
 ) -> tuple[Array, State | None]:
     """What a gated short convolution makes of states y [N, L, D], and what it carries on (LFM2)."""
-    window = None if memory is None else memory.window
+    window = None if memory is None else memory.windows[0]
     gate_in, gate_out, x = (
         project(y, layer[name], layer, name, name in placement.joined)
         for name in ("conv_in", "conv_gate", "conv_value")
@@ -111,7 +113,7 @@ def convolution_mixer(
     out = gate_out * convolve(x, layer["conv_taps"], flow, window)
     after = flow.window(x, window, config.convolution)
     out = project(out, layer["conv_out"], layer, "conv_out", "conv_out" in placement.joined)
-    return out, None if after is None else State(after)
+    return out, None if after is None else State((after,))
 
 
 def rows_flow(length: Array) -> Flow:
@@ -208,10 +210,9 @@ def pending_flow() -> Flow:
 
 def committed(state: State, count: Array) -> State:
     """What a layer carries after the first `count` (int32[N]) of the tokens of a pass by `pending_flow`."""
-    old, new = state.window
-    window = rows_flow(count).window(new, old, old.shape[1] + 1).astype(old.dtype)
+    windows = tuple(rows_flow(count).window(new, old, old.shape[1] + 1).astype(old.dtype) for old, new in state.windows)
     if state.heads is None:
-        return State(window)
+        return State(windows)
     heads, x = state.heads
     each = jax.tree.map(lambda y: jnp.moveaxis(y, 1, 0), x)
 
@@ -221,4 +222,4 @@ def committed(state: State, count: Array) -> State:
         return (number + 1, jnp.where((number < count)[:, None, None, None], after, s)), None
 
     (_, after), _ = jax.lax.scan(step, (jnp.int32(0), heads), each)
-    return State(window, after)
+    return State(windows, after)

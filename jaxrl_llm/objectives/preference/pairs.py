@@ -11,12 +11,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.buckets import bucket_sums
+from jaxrl_llm.core.checks import require_function
 from jaxrl_llm.core.choices import NonNegativeNumber, Number, PositiveNumber, Source
 from jaxrl_llm.core.log_ratios import needed
-from jaxrl_llm.core.objective import require_function
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, bucket_sums, row_means
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means
 from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.objectives.ratios import log_ratio_to
 

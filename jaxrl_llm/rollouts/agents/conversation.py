@@ -22,8 +22,9 @@ from jaxrl_llm.rewards.environment import ENVIRONMENT
 from jaxrl_llm.rewards.seen import Talk
 from jaxrl_llm.rollouts.agents.compaction import Compact, Summary
 from jaxrl_llm.rollouts.agents.metrics import COUNTS
-from jaxrl_llm.rollouts.context import FAILED, Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, checksum, given
+from jaxrl_llm.rollouts.program_host import FAILED, Task
 from jaxrl_llm.utils.errors import InputError, shown
 
 

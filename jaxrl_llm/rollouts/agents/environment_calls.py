@@ -15,7 +15,8 @@ from jaxrl_llm.environments.protocol import MakeEnvironment, Observation, finite
 from jaxrl_llm.environments.tools.base import result_text
 from jaxrl_llm.rollouts.agents.conversation import Conversation
 from jaxrl_llm.rollouts.agents.metrics import FAILED_ENVIRONMENT
-from jaxrl_llm.rollouts.context import FAILED, NotDeterministicError, Task, Tools
+from jaxrl_llm.rollouts.context import Tools
+from jaxrl_llm.rollouts.program_host import FAILED, NotDeterministicError, Task
 from jaxrl_llm.utils.errors import shown
 from jaxrl_llm.utils.threads import called, in_thread
 

@@ -24,8 +24,9 @@ from jaxrl_llm.rollouts.agents.environment_calls import (
     world_of,
 )
 from jaxrl_llm.rollouts.agents.metrics import FAILED_ENVIRONMENT
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError, shown
 
 

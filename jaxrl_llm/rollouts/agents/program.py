@@ -24,8 +24,9 @@ from jaxrl_llm.rollouts.agents.conversation import Conversation, Limits, finishe
 from jaxrl_llm.rollouts.agents.environment_calls import tell_of_beginnings
 from jaxrl_llm.rollouts.agents.metrics import CALLS
 from jaxrl_llm.rollouts.agents.path import AgentSettings, converse
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError
 
 Play = Callable[[Tools, Task, AgentSettings], Awaitable[Sequence[Episode]]]

@@ -17,8 +17,9 @@ from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
 from jaxrl_llm.rollouts.agents.metrics import RESTARTED
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse, played
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.program_host import Task
 
 IMITATED = "imitated"
 RESTARTS = frozenset({IMITATED, "imitated_score"})

@@ -11,7 +11,8 @@ from typing import Any
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.data.chat.messages import text_of
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError, shown
 
 Write = Callable[[Tools, Task, int], Awaitable[Sequence[str]]]

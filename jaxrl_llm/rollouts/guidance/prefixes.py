@@ -19,10 +19,11 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rewards.workers.loading import load_function
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given, known_scores
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import repair
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import scored_whole
 from jaxrl_llm.utils.errors import InputError, require_choice
 

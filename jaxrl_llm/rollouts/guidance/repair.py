@@ -13,9 +13,10 @@ from jaxrl_llm.core.choices import Rewrite
 from jaxrl_llm.core.ranges import Count, Fraction, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import Hints, from_column, problem_of
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import scored_samples
 from jaxrl_llm.utils.errors import InputError, require_choice
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, Held, Pool
-from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.sampling.stats import Stats
 
 
 class Admitted(NamedTuple):

@@ -13,8 +13,9 @@ import numpy as np
 
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.data.chat.turns import ChatTurns
-from jaxrl_llm.rollouts.context import Task, Tools
+from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.trees import common
 

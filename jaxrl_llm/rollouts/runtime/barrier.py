@@ -6,14 +6,27 @@ every program waits for it or is over, on all hosts, so that it does not depend 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl_llm.rollouts.context import Meeting
-from jaxrl_llm.rollouts.runtime.group_run import GroupRun, as_json
+from jaxrl_llm.rollouts.program_host import Decide, Meeting
+from jaxrl_llm.rollouts.runtime.external_calls import as_json, take_name
 from jaxrl_llm.utils.errors import InputError
 
+if TYPE_CHECKING:
+    from jaxrl_llm.rollouts.runtime.group_run import GroupRun
+
 Post = tuple[int, tuple[str, Any]]  # place of a group in flight; its meeting, and what it brings
+
+
+class Waits(NamedTuple):
+    """A program that waits for a meeting."""
+
+    name: str
+    value: Any  # that it brings
+    decide: Decide | None
+    met: asyncio.Future[Meeting]
 
 
 class Met(NamedTuple):
@@ -56,3 +69,21 @@ def hold(groups: Sequence[GroupRun], meet: Meet) -> bool:
         else:
             one.met.set_exception(error)
     return met.over
+
+
+async def meet_others(group: GroupRun, name: str, value: Any, decide: Decide | None) -> Meeting:
+    """What the programs of the step bring to a meeting, recorded under its name."""
+    if not group.run.driver.rollout.demands.meets:
+        raise InputError(f"the program meets others at {name!r}: declare it, Rollout(..., demands=Demands(meets=True))")
+    if group.meeting is not None:
+        raise InputError(f"the program waits for {group.meeting.name!r} already: meet at one place at a time")
+    take_name(group, name)
+    if name not in group.recorded:
+        held: asyncio.Future[Meeting] = asyncio.get_running_loop().create_future()
+        group.meeting = Waits(name, as_json(name, value), decide, held)
+        group.run.moved()
+        try:
+            group.recorded[name] = list(await held)
+        finally:
+            group.meeting = None
+    return Meeting(*group.recorded[name])

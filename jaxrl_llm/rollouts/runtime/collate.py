@@ -1,18 +1,20 @@
-"""The batch of a step's groups."""
+"""The batch of a step's groups, and metrics of their programs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.rollouts.episode import Episode, info_columns
+from jaxrl_llm.rollouts.agents.metrics import agent_metrics
+from jaxrl_llm.rollouts.columns import answer_tokens, info_columns, of_turns, teacher_tokens
+from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.runtime.group_run import Group
-from jaxrl_llm.sampling.requests import SamplingConfig
-from jaxrl_llm.sampling.sampler import BatchRow, assemble
+from jaxrl_llm.sampling.batch import BatchRow, assemble
+from jaxrl_llm.sampling.sampler import SamplingConfig
 
 
 def parts_of(one: Group) -> list[int]:
@@ -23,15 +25,6 @@ def parts_of(one: Group) -> list[int]:
 def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """The data set row of each group of the batch of these programs."""
     return [dict(one.task.row) for one in groups for _ in parts_of(one)]
-
-
-def of_turns(values: Sequence[Sequence[float]], dtype: Any) -> np.ndarray:
-    """Values of turns as an array [N, K], 0 where a row has fewer turns; K is a bucket, for few programs."""
-    turns = bucket(max(map(len, values)), least=1)
-    out = np.zeros((len(values), turns), dtype)
-    for row, known in zip(out, values, strict=True):
-        row[: len(known)] = known
-    return out
 
 
 def to_batch(
@@ -79,23 +72,41 @@ def to_batch(
     return batch
 
 
-def teacher_tokens(episodes: Sequence[Episode]) -> Any:
-    """f32[N, T]: the tokens of each episode after its `teacher_prompt`, then -1; -1 everywhere without such a prompt.
+def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Metrics of failed groups, hints, turns and trees, if there are any."""
+    failed = sum(one.failed for one in groups)
+    out = {"rollout/failed_groups": float(failed)} if failed else {}
+    for name in ("guided", "harder", "reflected", "refined"):
+        marks = [episode.info[name] for one in groups for episode in one.episodes if name in episode.info]
+        if marks:
+            out[f"rollout/{name}"] = float(np.mean(marks))
+    prefixes = [episode.info["prefix"] for one in groups for episode in one.episodes if "prefix" in episode.info]
+    if prefixes:
+        out["rollout/prefix"] = float(np.mean(prefixes))
+        out["rollout/prefixed"] = float(np.mean(np.asarray(prefixes) > 0))
+    unhinted = [one.episodes[0].info["unhinted"] for one in groups if "unhinted" in one.episodes[0].info]
+    if unhinted:
+        out["rollout/unhinted"] = float(np.mean(unhinted))
+    if any("part" in episode.info for one in groups for episode in one.episodes):
+        out["rollout/parts"] = float(np.mean([len({episode.part for episode in one.episodes}) for one in groups]))
+    turns = [int(episode.turns.max(initial=-1)) + 1 for one in groups for episode in one.episodes]
+    if max(turns, default=0) > 1:
+        out["rollout/turns"] = float(np.mean(turns))
+    out |= agent_metrics(one.episodes for one in groups)
+    trees = [[episode for episode in one.episodes if "node" in episode.info] for one in groups]
+    if any(trees):
+        tokens = sum(episode.size for tree in trees for episode in tree)
+        out["rollout/leaves"] = float(np.mean([len(tree) for tree in trees if tree]))
+        out["rollout/shared_tokens"] = 1 - sum(map(distinct_tokens, trees)) / max(tokens, 1)
+    return out
 
-    T is a bucket of lengths, so that few programs are compiled.
-    """
-    rows = [[*e.teacher_prompt, *e.own.token.tolist()] if e.teacher_prompt else [] for e in episodes]
-    found = np.full((len(rows), bucket(max([1, *map(len, rows)]))), -1.0, np.float32)
-    for place, row in enumerate(rows):
-        found[place, : len(row)] = row
-    return found
+
+def distinct_tokens(episodes: Sequence[Episode]) -> int:
+    """Number of tokens in the tree of these episodes (info "node"): what several share counts once."""
+    return len({place for episode in episodes for place in enumerate(np.asarray(episode.info["node"]).tolist())})
 
 
-def answer_tokens(episodes: Sequence[Episode]) -> Any:
-    """f32[N, A]: the tokens of each episode's `answer`, where -2 - id is one that opens it, then -1; A is a bucket."""
-    parts = [one.answer or ((), ()) for one in episodes]
-    rows = [[*(-2 - token for token in opening), *own] if own else [] for opening, own in parts]
-    found = np.full((len(rows), bucket(max([1, *map(len, rows)]), least=4)), -1.0, np.float32)
-    for place, row in enumerate(rows):
-        found[place, : len(row)] = row
-    return found
+def mean_metrics(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over a step's rounds; 0 where a round does not have it."""
+    names = sorted({name for run in runs for name in run})
+    return {name: math.fsum(run.get(name, 0.0) for run in runs) / len(runs) for name in names}

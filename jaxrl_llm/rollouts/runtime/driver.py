@@ -12,20 +12,21 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.rollouts.context import NotDeterministicError, OtherAnswerError, Task
 from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.program_host import Completes, Draws, MakeEngine, Task, ends_the_run
 from jaxrl_llm.rollouts.runtime.admission import Admit, Admitted, Collected, Rule, admit_first
 from jaxrl_llm.rollouts.runtime.barrier import Meet, hold, meet_here
 from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls
 from jaxrl_llm.rollouts.runtime.group_run import Group, GroupRun, Ticket
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Held
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers, sample_numbers
-from jaxrl_llm.sampling.requests import Completes, Draws, MakeEngine, Stats
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.process import compiles, count_compiles, interruptible, stop_if
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
@@ -46,39 +47,26 @@ class _Running(NamedTuple):
     stats: Stats
 
 
+@dataclass(frozen=True)
 class Driver:
     """Runs programs; see `run`. It keeps no state between calls."""
 
-    def __init__(
-        self,
-        rollout: Rollout,
-        make_engine: MakeEngine,
-        score: Score,
-        tokenizer: Any,
-        *,
-        context: int = 0,
-        step: int = 0,
-        chunk: int = 64,
-        time_limit: float = 60.0,
-        on_group: Callable[[int, Group], None] | None = None,
-        admit: Admit = admit_first,
-        controls: Mapping[str, float] | None = None,
-        encode: Callable[[Any], list[int]] | None = None,
-        meet: Meet = meet_here,
-        strict: bool = False,
-    ) -> None:
-        """context: tokens of the model's context; 0: unlimited. step: training step of the weights. chunk: decode steps
-        between two checks of the programs. time_limit: seconds that a program may wait for anything but the engine.
-        on_group: called with the index and value of each group that the step takes, as soon as that is known.
-        admit: which of the complete groups a step takes, where its rule says how many; on several hosts, an exchange.
-        meet: for rollouts whose programs meet; on several hosts, an exchange.
-        strict: whether an environment that answers otherwise when it is asked again ends the run, and not its group.
-        controls: see `context.Tools`. encode: token ids of a prompt as the data set's are encoded; see `Tools.prompt`.
-        """
-        self.rollout, self.make_engine, self.score, self.tokenizer = rollout, make_engine, score, tokenizer
-        self.context, self.step, self.chunk, self.time_limit = context, step, chunk, time_limit
-        self.on_group, self.admit, self.controls, self.encode = on_group, admit, controls, encode
-        self.meet, self.strict = meet, strict
+    rollout: Rollout
+    make_engine: MakeEngine
+    score: Score
+    tokenizer: Any
+    _: KW_ONLY
+    context: int = 0  # tokens of the model's context; 0: unlimited
+    step: int = 0  # training step of the weights
+    chunk: int = 64  # decode steps between two checks of the programs
+    time_limit: float = 60.0  # seconds that a program may wait for anything but the engine
+    on_group: Callable[[int, Group], None] | None = None  # called with the index and value of each group that the step
+    # takes, as soon as that is known
+    admit: Admit = admit_first  # which complete groups a step takes, where its rule says how many; on hosts an exchange
+    controls: Mapping[str, float] | None = None  # see `context.Tools`
+    encode: Callable[[Any], list[int]] | None = None  # token ids of a prompt as the data set's; see `Tools.prompt`
+    meet: Meet = meet_here  # for rollouts whose programs meet; on several hosts, an exchange
+    strict: bool = False  # whether an environment that answers otherwise when asked again ends the run, not its group
 
     def run(
         self, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, numbers: Sequence[SampleNumbers] | None = None,
@@ -169,7 +157,7 @@ class _Run:
         """Make progress. True when the rule is satisfied or all groups are over."""
         await self._settle()
         for group in self.groups:
-            if self._ends_the_run(group.error):
+            if ends_the_run(group.error, self.driver.strict):
                 raise group.error
         wanted, over = self.rule.wanted, all(group.over for group in self.groups)
         if self.driver.rollout.demands.meets and all(group.over or group.at_meeting for group in self.groups):
@@ -197,11 +185,6 @@ class _Run:
         else:
             await self._wait()
         return False
-
-    def _ends_the_run(self, error: BaseException | None) -> TypeGuard[NotDeterministicError]:
-        """Whether it is more than the failure of a group."""
-        only_its_group = isinstance(error, OtherAnswerError) and not self.driver.strict
-        return isinstance(error, NotDeterministicError) and not only_its_group
 
     async def _answered(self) -> None:
         """Wait for the answers of what unfinished programs hold, so that the step that goes on with them knows it.
@@ -292,7 +275,7 @@ class _Run:
         """Handle a program that ended or failed."""
         group = self.groups[place]
         self.moved()
-        if self._ends_the_run(group.error):
+        if ends_the_run(group.error, self.driver.strict):
             return
         if group.error is not None:
             logger.warning(

@@ -10,14 +10,17 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.hooks import first_state
 from jaxrl_llm.distributed.mesh import on_device
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params
+from jaxrl_llm.rollouts.program_host import Draws, MakeEngine
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
+from jaxrl_llm.sampling.capacity import for_conversations, lasting, size_for
 from jaxrl_llm.sampling.engine import Engine
-from jaxrl_llm.sampling.requests import Draws, MakeEngine, Request, Stats
+from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
-from jaxrl_llm.sampling.scheduler import for_conversations, lasting, size_for
+from jaxrl_llm.sampling.stats import Stats
+from jaxrl_llm.sampling.two_model_decode import alone
 from jaxrl_llm.sampling.weights import Weights, take_weights
 
 
@@ -50,7 +53,7 @@ def engines_of(
         usual = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
         settings = settings_of(policy, key, *(usual if temperature is None else (temperature, 1.0, 0, 0.0)))
         hook = setup.rollout.hook if temperature is None and learns else None
-        drawing, taken = policy, (weights if others is None or learns else others).alone()
+        drawing, taken = policy, alone(weights if others is None or learns else others)
         if hook is not None:
             settings = settings._replace(state=jax.tree.map(jnp.float32, first_state(hook, state.controls)))
             drawing, taken = dataclasses.replace(policy, hook=hook), weights

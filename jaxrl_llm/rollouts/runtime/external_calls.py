@@ -1,4 +1,4 @@
-"""External calls of programs: at which decode step their answers count.
+"""External calls of programs: their answers, which are recorded, and at which decode step these count.
 
 An answer counts a fixed number of decode steps after its call. If it comes earlier, it is held back until then; if it
 comes later, decoding waits for it there. So other conversations go on while an environment works, and which requests
@@ -8,11 +8,18 @@ are decoded together, and with that every bit of a run, does not depend on how l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxrl_llm.core.rollout import AHEAD
+from jaxrl_llm.rollouts.episode import Episode, checksum
+from jaxrl_llm.rollouts.program_host import FAILED, OtherAnswerError
+from jaxrl_llm.utils.errors import InputError, error_line, shown
+
+if TYPE_CHECKING:
+    from jaxrl_llm.rollouts.runtime.group_run import GroupRun
 
 T = TypeVar("T")
 
@@ -99,3 +106,83 @@ class OutsideCalls:
             call.released.set_result(None)
             self.moved()
         return True if now else False if idle and self._calls else None
+
+
+async def scored(group: GroupRun, episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes with their rewards, which are recorded."""
+    name = f"scores of {checksum([token for episode in episodes for token in episode.tokens]):08x}"
+    while name in group.named:  # the same episodes, scored again
+        name += "'"
+
+    async def score() -> Any:
+        scored = await group.run.driver.score(group.task, episodes)
+        return [[episode.reward, dict(episode.rewards), dict(episode.entries)] for episode in scored]
+
+    # Reward functions have time limits of their own.
+    found = await remembered(group, name, score, False, None)
+    return [episode.scored(*known) for episode, known in zip(episodes, found, strict=True)]
+
+
+async def remembered(
+    group: GroupRun,
+    name: str,
+    call: Callable[[], Awaitable[Any]],
+    again: bool,
+    limit: float | None,
+    failing: bool = False,
+) -> Any:
+    """The answer of an external call of a program, a JSON value, recorded under its name; see `Tools.call`.
+
+    limit: seconds; None: the call has a limit of its own.
+    """
+    take_name(group, name)
+    known = name in group.recorded
+    if known and (not again or (failing and _failed(group.recorded[name]))):
+        return group.recorded[name]
+    group.outside += 1
+    try:
+        found = as_json(name, await group.run.outside.made(asyncio.wait_for(call(), limit), known))
+    except TimeoutError as error:
+        why = str(error) or f"{name!r} did not answer within {limit} s"
+        if not failing:
+            raise TimeoutError(why) from None
+        found = {FAILED: why}
+    except Exception as error:
+        if not failing:
+            raise
+        found = {FAILED: error_line(error).removeprefix("RuntimeError: ")}
+    finally:
+        group.outside -= 1
+        group.run.moved()
+    if known and _differ(found, group.recorded[name]):
+        told = f"fails: {found[FAILED]}" if failing and _failed(found) else "returns another answer than before"
+        raise group.not_deterministic(f"{name!r} {told}", OtherAnswerError)
+    group.recorded[name] = found
+    return found
+
+
+def take_name(group: GroupRun, name: str) -> None:
+    """Note that a program uses a name; InputError if it used it before."""
+    if name in group.named:
+        raise InputError(f"the program calls {name!r} twice: give each call its own name")
+    group.named.add(name)
+
+
+def _failed(answer: Any) -> bool:
+    """Whether this is the answer of a call that failed."""
+    return isinstance(answer, dict) and set(answer) == {FAILED}
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether two JSON values differ; NaN is equal to itself."""
+    return one != other and json.dumps(one, sort_keys=True) != json.dumps(other, sort_keys=True)
+
+
+def as_json(name: str, value: Any) -> Any:
+    """A value as a checkpoint restores it; InputError for one that JSON cannot represent."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        raise InputError(
+            f"{name!r} returns {shown(value)}, which JSON cannot represent: return numbers, strings, lists or dicts"
+        ) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
@@ -11,14 +10,16 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from jaxrl_llm.models.layers.moe import NOT_RECORDED
-from jaxrl_llm.rollouts.context import FAILED, Decide, Meeting, NotDeterministicError, OtherAnswerError, Task, Tools
-from jaxrl_llm.rollouts.episode import Episode, checksum
-from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls
+from jaxrl_llm.rollouts.context import Tools
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.program_host import Decide, Draws, Meeting, NotDeterministicError, Task
+from jaxrl_llm.rollouts.runtime.barrier import Waits, meet_others
+from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls, remembered, scored
 from jaxrl_llm.rollouts.runtime.replay_log import Answer, Call, GroupLog, Held
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
-from jaxrl_llm.sampling.requests import Completion, Draws, Request
+from jaxrl_llm.sampling.requests import Completion, Request
 from jaxrl_llm.sampling.routed_experts import in_order
-from jaxrl_llm.utils.errors import InputError, error_line, shown
+from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.threads import contained
 
 
@@ -91,17 +92,8 @@ class Ticket:
         return answer.ended or size >= self.until or (self.stop is not None and size >= self.stop)
 
 
-class Waits(NamedTuple):
-    """A program that waits for a meeting."""
-
-    name: str
-    value: Any  # that it brings
-    decide: Decide | None
-    met: asyncio.Future[Meeting]
-
-
 class GroupRun:
-    """The `context.ProgramHost` of one group: runs its program and records the answers."""
+    """The `ProgramHost` of one group: runs its program and records the answers."""
 
     def __init__(
         self, run: DriverRun, log: GroupLog, task: Task, numbers: SampleNumbers, held: Held | None = None
@@ -150,10 +142,10 @@ class GroupRun:
                 number = "some" if driver.rollout.demands.variable_size else self.task.samples
                 raise InputError(f"a program must return {number} episodes, but returned {len(episodes)}")
             if unused := [name for name in self.before.recorded if name not in self.named]:
-                raise self._not_deterministic(f"it did not ask for {unused[0]!r} again")
+                raise self.not_deterministic(f"it did not ask for {unused[0]!r} again")
             if left := [call for call in self.before.drawn if (call.number, call.place) not in self.asked]:
                 first = left[0]
-                raise self._not_deterministic(f"it did not ask for sample {first.number} at token {first.place} again")
+                raise self.not_deterministic(f"it did not ask for sample {first.number} at token {first.place} again")
             self.episodes = episodes
         except asyncio.CancelledError:
             raise
@@ -179,7 +171,7 @@ class GroupRun:
         return Held(self.log().recorded, dict(self.held))
 
     def is_resumed(self, value: Any) -> bool:
-        """See `context.ProgramHost`."""
+        """See `ProgramHost`."""
         return any(value is one for one in self.resumed.values())
 
     def group(self) -> Group:
@@ -205,7 +197,7 @@ class GroupRun:
         )
 
     async def draw(self, call: Call, context: Episode, until: int, stop: int | None, draws: Draws) -> Answer:
-        """See `context.ProgramHost`."""
+        """See `ProgramHost`."""
         if draws.reference and not self.run.driver.rollout.demands.reference:
             raise InputError(
                 "the program draws from the reference policy: declare it, Rollout(..., demands=Demands(reference=True))"
@@ -217,7 +209,7 @@ class GroupRun:
             )
         known = self.drawn.get(call)
         if known is None and any((old.number, old.place) == place for old in self.before.drawn):
-            raise self._not_deterministic(f"sample {context.sample} continues other tokens at token {call.place}")
+            raise self.not_deterministic(f"sample {context.sample} continues other tokens at token {call.place}")
         ticket = Ticket(self, call, context, until, stop, draws, asyncio.get_running_loop().create_future())
         self.asked[place] = ticket
         if known is not None and ticket.is_answered_by(known):
@@ -228,99 +220,22 @@ class GroupRun:
         return await ticket.answered
 
     async def scores(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """See `context.ProgramHost`."""
-        name = f"scores of {checksum([token for episode in episodes for token in episode.tokens]):08x}"
-        while name in self.named:  # the same episodes, scored again
-            name += "'"
-
-        async def score() -> Any:
-            scored = await self.run.driver.score(self.task, episodes)
-            return [[episode.reward, dict(episode.rewards), dict(episode.entries)] for episode in scored]
-
-        # Reward functions have time limits of their own.
-        found = await self._remember(name, score, False, None)
-        return [episode.scored(*known) for episode, known in zip(episodes, found, strict=True)]
+        """See `ProgramHost`."""
+        return await scored(self, episodes)
 
     async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool, failing: bool) -> Any:
-        """See `context.ProgramHost`."""
-        return await self._remember(name, call, again, self.run.driver.time_limit, failing)
+        """See `ProgramHost`."""
+        return await remembered(self, name, call, again, self.run.driver.time_limit, failing)
 
     async def meet(self, name: str, value: Any, decide: Decide | None) -> Meeting:
-        """See `context.ProgramHost`."""
-        if not self.run.driver.rollout.demands.meets:
-            raise InputError(
-                f"the program meets others at {name!r}: declare it, Rollout(..., demands=Demands(meets=True))"
-            )
-        if self.meeting is not None:
-            raise InputError(f"the program waits for {self.meeting.name!r} already: meet at one place at a time")
-        self._take_name(name)
-        if name not in self.recorded:
-            met: asyncio.Future[Meeting] = asyncio.get_running_loop().create_future()
-            self.meeting = Waits(name, as_json(name, value), decide, met)
-            self.run.moved()
-            try:
-                self.recorded[name] = list(await met)
-            finally:
-                self.meeting = None
-        return Meeting(*self.recorded[name])
+        """See `ProgramHost`."""
+        return await meet_others(self, name, value, decide)
 
-    def _take_name(self, name: str) -> None:
-        if name in self.named:
-            raise InputError(f"the program calls {name!r} twice: give each call its own name")
-        self.named.add(name)
-
-    async def _remember(
-        self, name: str, call: Callable[[], Awaitable[Any]], again: bool, limit: float | None, failing: bool = False
-    ) -> Any:
-        self._take_name(name)
-        known = name in self.recorded
-        if known and (not again or (failing and _failed(self.recorded[name]))):
-            return self.recorded[name]
-        self.outside += 1
-        try:
-            found = as_json(name, await self.run.outside.made(asyncio.wait_for(call(), limit), known))
-        except TimeoutError as error:
-            why = str(error) or f"{name!r} did not answer within {limit} s"
-            if not failing:
-                raise TimeoutError(why) from None
-            found = {FAILED: why}
-        except Exception as error:
-            if not failing:
-                raise
-            found = {FAILED: error_line(error).removeprefix("RuntimeError: ")}
-        finally:
-            self.outside -= 1
-            self.run.moved()
-        if known and _differ(found, self.recorded[name]):
-            told = f"fails: {found[FAILED]}" if failing and _failed(found) else "returns another answer than before"
-            raise self._not_deterministic(f"{name!r} {told}", OtherAnswerError)
-        self.recorded[name] = found
-        return found
-
-    def _not_deterministic(
+    def not_deterministic(
         self, what: str, kind: type[NotDeterministicError] = NotDeterministicError
     ) -> NotDeterministicError:
+        """The error of a program that deviates from its log."""
         return kind(
             f"the rollout {self.run.driver.rollout.name} is not deterministic: when rerun from its log on prompt "
             f"{self.task.prompt_id}, {what}"
         )
-
-
-def _failed(answer: Any) -> bool:
-    """Whether this is the answer of a call that failed."""
-    return isinstance(answer, dict) and set(answer) == {FAILED}
-
-
-def _differ(one: Any, other: Any) -> bool:
-    """Whether two JSON values differ; NaN is equal to itself."""
-    return one != other and json.dumps(one, sort_keys=True) != json.dumps(other, sort_keys=True)
-
-
-def as_json(name: str, value: Any) -> Any:
-    """A value as a checkpoint restores it; InputError for one that JSON cannot represent."""
-    try:
-        return json.loads(json.dumps(value))
-    except (TypeError, ValueError):
-        raise InputError(
-            f"{name!r} returns {shown(value)}, which JSON cannot represent: return numbers, strings, lists or dicts"
-        ) from None

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from jaxrl_llm.distributed.hosts import Hosts
+from jaxrl_llm.rollouts.program_host import Completes, Draws, MakeEngine
 from jaxrl_llm.rollouts.runtime.admission import Admit, Admitted, Collected
-from jaxrl_llm.sampling.requests import Completes, Completion, Draws, MakeEngine, Request, Stats
+from jaxrl_llm.sampling.requests import Completion, Request
+from jaxrl_llm.sampling.stats import Stats
 
 
 class _Own(NamedTuple):

@@ -22,7 +22,7 @@ from jaxrl_llm.rollouts.runtime.admission import Admit, Admitted, Collected
 from jaxrl_llm.rollouts.runtime.barrier import Meet, Met, Post, meet_here
 from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.rollouts.runtime.mirrored_engine import take_part
-from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.sampling.stats import Stats
 
 ADDED = (
     "rows", "prompt_slots", "live", "busy_live", "tokens", "prompts", "prompt_tokens", "padded_tokens", "reused_tokens",

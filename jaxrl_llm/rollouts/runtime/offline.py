@@ -13,8 +13,8 @@ from jaxrl_llm.core.source import Source, Step
 from jaxrl_llm.data.chat.encode import encode_prompt
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
+from jaxrl_llm.sampling.batch import BatchRow, assemble
 from jaxrl_llm.sampling.requests import Tokens
-from jaxrl_llm.sampling.sampler import BatchRow, assemble
 from jaxrl_llm.utils.errors import InputError, shown
 
 

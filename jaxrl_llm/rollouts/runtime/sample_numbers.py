@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxrl_llm.rollouts.context import Task
+from jaxrl_llm.rollouts.program_host import Task
 
 
 class SampleNumbers(NamedTuple):

@@ -12,24 +12,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.core.source import Source, Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.curriculum.reference_groups import without_references
 from jaxrl_llm.models.policy import Params
-from jaxrl_llm.rewards.scoring import (
-    Scored,
-    StreamedScores,
-    concatenate_groups,
-    score_batch,
-    some_rows,
-    with_defaults,
-)
-from jaxrl_llm.rollouts.context import Task
+from jaxrl_llm.rewards.groups import concatenate_groups, some_rows
+from jaxrl_llm.rewards.scoring import Scored, score_batch, with_defaults
+from jaxrl_llm.rewards.streamed import StreamedScores
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
+from jaxrl_llm.rollouts.program_host import MakeEngine, Task
 from jaxrl_llm.rollouts.runtime.admission import Admit, Collected, Rule, admit_first
-from jaxrl_llm.rollouts.runtime.collate import rows_of, to_batch
+from jaxrl_llm.rollouts.runtime.collate import mean_metrics, program_metrics, rows_of, to_batch
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.engines import engines_of
 from jaxrl_llm.rollouts.runtime.group_run import Group
@@ -37,20 +31,13 @@ from jaxrl_llm.rollouts.runtime.mirrored_engine import in_lockstep
 from jaxrl_llm.rollouts.runtime.multihost_gather import admit_on, meet_on, of_all_hosts
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
 from jaxrl_llm.rollouts.runtime.sample_numbers import sample_numbers
-from jaxrl_llm.rollouts.runtime.source_setup import Experience
+from jaxrl_llm.rollouts.runtime.source_setup import Experience, check_setup
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
-from jaxrl_llm.rollouts.runtime.sources import (
-    draw,
-    mean_metrics,
-    program_metrics,
-    replayed,
-    rollout_metrics,
-    window_metrics,
-)
+from jaxrl_llm.rollouts.runtime.sources import draw, replayed, rollout_metrics, window_metrics
+from jaxrl_llm.sampling.batch import completion_ids
 from jaxrl_llm.sampling.engine import CHUNK
-from jaxrl_llm.sampling.requests import MakeEngine, Stats
-from jaxrl_llm.sampling.sampler import completion_ids
 from jaxrl_llm.sampling.speculative.drafts import Drafts
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError, shown
 
 WITHOUT_SIGNAL = "no signal"  # why dynamic sampling leaves out a group
@@ -68,17 +55,7 @@ def experience(setup: Experience) -> Source:
     reward NaN. `next` raises KeyboardInterrupt after Ctrl-C. InputError for partial rollouts of programs that meet, or
     with columns of a curriculum, which a group would not find again in the next step.
     """
-    if setup.partial is not None and (setup.rollout.demands.meets or setup.curriculum.columns is not None):
-        part = f"rollout {setup.rollout.name}" if setup.rollout.demands.meets else "curriculum"
-        raise InputError(
-            f"the {part} needs all groups of a step in that step, but oversample and segment_tokens leave some of them "
-            "to later steps: leave them out"
-        )
-    if setup.rollout.demands.reference and (setup.reference is None or isinstance(setup.reference, Mixture)):
-        raise InputError(
-            f"the rollout {setup.rollout.name} draws from a reference policy: give its parameters, reference=..., of "
-            "one model that does not change"
-        )
+    check_setup(setup)
 
     def init() -> ExperienceState:
         return ExperienceState(setup.curriculum.init(), setup.replay.init(), (), Drafts())

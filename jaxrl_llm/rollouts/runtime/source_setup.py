@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.rules import DynamicSampling, Partial
 from jaxrl_llm.core.source import Curriculum, Replay
@@ -19,7 +20,9 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards.workers.runner import Reward
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.sources import no_replay
-from jaxrl_llm.sampling.requests import SamplingConfig, Stats
+from jaxrl_llm.sampling.sampler import SamplingConfig
+from jaxrl_llm.sampling.stats import Stats
+from jaxrl_llm.utils.errors import InputError
 
 Clock = Callable[[str], AbstractContextManager[Any]]
 
@@ -65,3 +68,18 @@ class Experience:
 def state_of(step: int, steps: int, prompts_per_step: int, prompts: int) -> dict[str, Any]:
     """What `trainer_state` of reward functions says after `step` of a run's `steps`."""
     return {"global_step": step, "max_steps": steps, "epoch": step * prompts_per_step / max(prompts, 1)}
+
+
+def check_setup(setup: Experience) -> None:
+    """InputError for partial rollouts of what needs all groups of a step, and for no single reference policy."""
+    if setup.partial is not None and (setup.rollout.demands.meets or setup.curriculum.columns is not None):
+        part = f"rollout {setup.rollout.name}" if setup.rollout.demands.meets else "curriculum"
+        raise InputError(
+            f"the {part} needs all groups of a step in that step, but oversample and segment_tokens leave some of them "
+            "to later steps: leave them out"
+        )
+    if setup.rollout.demands.reference and (setup.reference is None or isinstance(setup.reference, Mixture)):
+        raise InputError(
+            f"the rollout {setup.rollout.name} draws from a reference policy: give its parameters, reference=..., of "
+            "one model that does not change"
+        )

@@ -1,10 +1,9 @@
-"""Parts of sources: shuffled epochs, batches with replayed rows, and the metrics of a step's rollouts."""
+"""Parts of sources: shuffled epochs, batches with replayed rows, and metrics of rollouts and windows."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,10 +13,7 @@ from jaxrl_llm.core.source import Curriculum, MakeCurriculum, Replay, Source, St
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.data.stream import PromptStream
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.agents.metrics import agent_metrics
-from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.runtime.group_run import Group
-from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError
 
 _MOST_DROPPED = 10_000  # prompts in one step
@@ -176,43 +172,3 @@ def rollout_metrics(runs: Sequence[Stats], dropped: int = 0) -> dict[str, float]
         "rollout/occupancy": sum(run.live for run in runs) / max(row_steps, 1),
         "rollout/first_token_seconds": runs[0].first_token if runs else 0.0,
     }
-
-
-def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Metrics of failed groups, hints, turns and trees, if there are any."""
-    failed = sum(one.failed for one in groups)
-    out = {"rollout/failed_groups": float(failed)} if failed else {}
-    for name in ("guided", "harder", "reflected", "refined"):
-        marks = [episode.info[name] for one in groups for episode in one.episodes if name in episode.info]
-        if marks:
-            out[f"rollout/{name}"] = float(np.mean(marks))
-    prefixes = [episode.info["prefix"] for one in groups for episode in one.episodes if "prefix" in episode.info]
-    if prefixes:
-        out["rollout/prefix"] = float(np.mean(prefixes))
-        out["rollout/prefixed"] = float(np.mean(np.asarray(prefixes) > 0))
-    unhinted = [one.episodes[0].info["unhinted"] for one in groups if "unhinted" in one.episodes[0].info]
-    if unhinted:
-        out["rollout/unhinted"] = float(np.mean(unhinted))
-    if any("part" in episode.info for one in groups for episode in one.episodes):
-        out["rollout/parts"] = float(np.mean([len({episode.part for episode in one.episodes}) for one in groups]))
-    turns = [int(episode.turns.max(initial=-1)) + 1 for one in groups for episode in one.episodes]
-    if max(turns, default=0) > 1:
-        out["rollout/turns"] = float(np.mean(turns))
-    out |= agent_metrics(one.episodes for one in groups)
-    trees = [[episode for episode in one.episodes if "node" in episode.info] for one in groups]
-    if any(trees):
-        tokens = sum(episode.size for tree in trees for episode in tree)
-        out["rollout/leaves"] = float(np.mean([len(tree) for tree in trees if tree]))
-        out["rollout/shared_tokens"] = 1 - sum(map(distinct_tokens, trees)) / max(tokens, 1)
-    return out
-
-
-def distinct_tokens(episodes: Sequence[Episode]) -> int:
-    """Number of tokens in the tree of these episodes (info "node"): what several share counts once."""
-    return len({place for episode in episodes for place in enumerate(np.asarray(episode.info["node"]).tolist())})
-
-
-def mean_metrics(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric over a step's rounds; 0 where a round does not have it."""
-    names = sorted({name for run in runs for name in run})
-    return {name: math.fsum(run.get(name, 0.0) for run in runs) / len(runs) for name in names}

@@ -10,14 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.sampling.decode import DrawSettings, RingCache, RowState
+from jaxrl_llm.sampling.capacity import Size
+from jaxrl_llm.sampling.decode import RingCache, RowState
+from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.kv_cache import PrefixCache
-from jaxrl_llm.sampling.requests import Request, Stats, Tokens
-from jaxrl_llm.sampling.scheduler import Size
+from jaxrl_llm.sampling.requests import Request, Tokens
+from jaxrl_llm.sampling.scheduler import Assignment
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.speculative.verify import Tail, TailCounts, gather, rows_of, verify
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import Weights
 
 TAIL_SHARE = 8  # speculation begins once one row in this many is decoding
@@ -60,14 +63,16 @@ class TailRows:
         size: Size,
         width: int,
         requests: Mapping[int, Request],
-        slot: Mapping[int, int],
+        placed: Sequence[Assignment],
         caches: tuple[PrefixCache, RingCache],
         state: RowState,
     ) -> None:
-        """width: the most drafted tokens. requests, slot: by row of the engine; slot is the prompt slot.
+        """width: the most drafted tokens. requests: by number; placed: those that decode.
 
         caches, state: of the engine; its rows are copied.
         """
+        requests = {place.row: requests[place.request] for place in placed}
+        slot = {place.row: place.prefix_slot // size.shape.slots_per_prompt for place in placed}
         self.policy, self.weights, self.settings, self.width = policy, weights, settings, width
         self.requests, self.rows = dict(requests), list(requests)
         self.length = source_length(size)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config_json import located, to_dict
+from jaxrl_llm.training.config.json_text import located, to_dict
 from jaxrl_llm.utils.errors import InputError, shown
 
 # Settings that may differ on resume: they do not affect parameters, or only those of later steps.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.sampling.requests import Stats
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.training.health.goodput import OTHER, Clock
 from jaxrl_llm.utils.process import compiling
 

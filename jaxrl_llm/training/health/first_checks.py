@@ -18,7 +18,7 @@ from jaxrl_llm.rewards.parsing.final_answers import answer_text
 from jaxrl_llm.rewards.workers.calling import ENVIRONMENTS
 from jaxrl_llm.rewards.workers.loading import READ_ANSWERS
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config_checks import GENERATED
+from jaxrl_llm.training.config.checks import GENERATED
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.folder.value_digest import value_digest
 from jaxrl_llm.utils.errors import InputError, gather, shown, unknown

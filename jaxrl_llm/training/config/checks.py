@@ -1,14 +1,20 @@
-"""Which settings of a run are allowed: the range of each, and what they must be together."""
+"""Which settings of a run are allowed: the type and range of each, and what they must be together."""
 
 from __future__ import annotations
 
 import datetime
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
-from jaxrl_llm.learner.optimizer_config import SMALLEST
-from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.core.by_value import by_value, by_values
+from jaxrl_llm.core.signatures import hyperparameters, known_methods
+from jaxrl_llm.learner.optimizer_config import SMALLEST, OptimizerConfig, check_optimizer
+from jaxrl_llm.rewards.environment import ENVIRONMENT, is_among
+from jaxrl_llm.utils.errors import InputError, gather, require, shown
+from jaxrl_llm.utils.settings import coerce_fields, raise_error
 
 if TYPE_CHECKING:
     from jaxrl_llm.training.config import TrainConfig
@@ -36,12 +42,83 @@ AGENT = (
     "turns",
     "turn_tokens",
     "episode_tokens",
-    "context_tokens",
     "compact",
     "players",
     "environment_steps",
     "tool_time_limit",
 )
+
+LoraTarget = Literal[
+    "embed", "unembed", "query", "key", "value", "out", "gate", "up", "down", "shared_gate", "shared_up",
+    "shared_down", "query_in", "query_out", "latent", "key_out", "value_out", "query_gate", "delta_query", "delta_key",
+    "delta_value", "delta_gate", "delta_rate", "delta_decay", "delta_out", "conv_in", "conv_gate", "conv_value",
+    "conv_out", "input_gate", "input_out",
+]  # fmt: skip
+
+
+def inside(name: str) -> str:
+    """Where a name belongs that is no setting of `TrainConfig`: to the optimiser's, or to the method's."""
+    if name in OptimizerConfig.__dataclass_fields__:
+        return f"optimizer=OptimizerConfig({name}=...)"
+    methods = (one for method in sorted(known_methods()) for one in hyperparameters(method))
+    return f"hyperparameters={{{name!r}: ...}}" if any(one.name == name for one in methods) else ""
+
+
+def settle(config: TrainConfig) -> None:
+    """Bring the settings of a new configuration to their types, and check them. InputError tells all that is wrong."""
+    if callable(config.algorithm) or hasattr(config.algorithm, "objective"):
+        raise InputError("algorithm is a value, but must be a name here: give the value to train(config, algorithm=)")
+    if isinstance(config.template_options, Mapping):
+        object.__setattr__(config, "template_options", _as_json(config.template_options))
+    for name in ("rewards", "tools"):
+        object.__setattr__(config, name, by_values(getattr(config, name), name.removesuffix("s")))
+        check_entries(name, getattr(config, name))
+    object.__setattr__(config, "environment", by_value(config.environment, "environment"))
+    default = type(config).rewards
+    usual = config.rewards is default
+    wrong = coerce_fields(config)
+    if usual:  # kept as it is, so that a changed copy of these settings knows that no reward was chosen
+        object.__setattr__(config, "rewards", default if config.environment is None else (ENVIRONMENT,))
+    texts = [] if wrong else [partial(check_texts, config)]  # only if every field has its type
+    judged = config.eval_reward is not None or config.environment is None
+    if not judged and "rewards" not in wrong and is_among(config.rewards):
+        object.__setattr__(config, "eval_reward", ENVIRONMENT)
+    ranges = {name: limits for name, limits in RANGES.items() if name not in wrong}
+    gather(
+        *(partial(raise_error, error) for error in wrong.values()),
+        *(partial(_in_range, name, getattr(config, name), *limits) for name, limits in ranges.items()),
+        *([] if "optimizer" in wrong else [partial(check_optimizer, config.optimizer)]),
+        *texts,
+    )
+    check_together(config)
+
+
+def _as_json(options: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(options)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"template_options cannot be written as JSON: {error}") from None
+
+
+def _in_range(name: str, value: float, least: float, most: float | None) -> None:
+    require(name, value, least=least, most=COUNT if most is None else most)
+
+
+def check_texts(config: TrainConfig) -> None:
+    """InputError for settings that are empty texts."""
+    names = ("model", "output", "algorithm", "rollout")
+    optional = ("adapter", "eval_prompts", "prompt_column", "answer_column", "wandb", "environment", "compact")
+    for name in (*names, *optional):
+        text = getattr(config, name)
+        if text is not None and (not text.strip() or "\0" in text):
+            raise InputError(f"{name} is {shown(text)}: give a name, or leave it out")
+    if not config.rewards:
+        raise InputError("rewards is empty: name at least one reward function")
+    if blank := [text for text in config.tools if not text.strip() or "\0" in text]:
+        raise InputError(f"tools holds {shown(blank[0])}: name a function, FILE.py:FUNCTION or MODULE:FUNCTION")
+    check_format(config)
+    if "" in config.stop:
+        raise InputError("stop holds an empty string, which every text contains: remove it")
 
 
 def check_entries(name: str, values: Any) -> None:
@@ -87,6 +164,12 @@ def check_together(config: TrainConfig) -> None:
         raise InputError(
             f"{', '.join(of_agents)} {'is' if len(of_agents) == 1 else 'are'} given, but the run has neither an "
             "environment nor tools: give one (TrainConfig takes Python values, as train does), or leave them out"
+        )
+    plain = not config.environment and not config.tools
+    if plain and config.context_tokens and config.max_prompt_tokens + config.max_new_tokens > config.context_tokens:
+        raise InputError(
+            f"context_tokens is {config.context_tokens}, but a prompt and its completion may have "
+            f"{config.max_prompt_tokens} + {config.max_new_tokens} tokens: lower max_prompt_tokens or max_new_tokens"
         )
     if config.compact is not None and not config.context_tokens:
         raise InputError("compact is given, but context_tokens is not, which says when: give it too")

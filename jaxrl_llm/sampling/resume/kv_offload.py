@@ -15,9 +15,13 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
+from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.decode import RingCache
 from jaxrl_llm.sampling.requests import Request
-from jaxrl_llm.sampling.scheduler import Assignment, Kept, Reused, best_reuse
+from jaxrl_llm.sampling.resume.reuse import Kept, Reused, best_reuse
+from jaxrl_llm.sampling.scheduler import Assignment
+from jaxrl_llm.sampling.weights import Weights
 
 
 @partial(jax.jit, static_argnames=("split",))
@@ -56,8 +60,10 @@ class Store:
         beside = {-1 - place: kept for place, kept in self.parked.items()}
         return best_reuse({**self.rows, **beside}, request.prompt, request.begun.token, steps, columns, self._whole)
 
-    def row_for(self, request: Request, free: list[int], steps: int, columns: int) -> int:
-        """The free row that a request takes: its own, else one that holds nothing, else the one that ended first."""
+    def row_for(self, requests: Mapping[int, Request], steps: int, columns: int, number: int, free: list[int]) -> int:
+        """The free row that a request, given by its number, takes: its own, else one that holds nothing, else the one
+        that ended first."""
+        request = requests[number]
         if request.begun.size > 1 and (how := self.best(request, steps, columns)) and how.source in free:
             return how.source
         empty = [row for row in free if row not in self.rows]
@@ -86,6 +92,12 @@ class Store:
                     ring_cache = self.park(ring_cache, row, steps)
                     self.rows.pop(row, None)  # what came was given up
         return ring_cache
+
+
+def store_of(policy: Policy, weights: Weights, make: Callable[[], RingCache], size: int) -> Store:
+    """An empty store of `size` rows, of the cache that `make` gives."""
+    split = row_shards(weights.mesh, SAMPLED_ROWS) > 1
+    return Store(weights.zeros(make) if size else None, size, split, policy.config.recurrent)
 
 
 def place_rows(

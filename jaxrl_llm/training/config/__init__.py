@@ -4,42 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxrl_llm.core.by_value import by_value, by_values
-from jaxrl_llm.core.signatures import hyperparameters, known_methods
 from jaxrl_llm.data.chat.rendering import PromptFormat
-from jaxrl_llm.learner.optimizer_config import OptimizerConfig, check_optimizer
-from jaxrl_llm.rewards.environment import ENVIRONMENT, is_among
-from jaxrl_llm.training.config_checks import COUNT, RANGES, check_entries, check_format, check_together
-from jaxrl_llm.utils.errors import InputError, gather, require, shown
+from jaxrl_llm.learner.optimizer_config import OptimizerConfig
+from jaxrl_llm.training.config.checks import LoraTarget, inside, settle
 from jaxrl_llm.utils.keywords import settings_class
-from jaxrl_llm.utils.settings import coerce_fields, raise_error
 
 if TYPE_CHECKING:
     from jaxrl_llm.learner.router_balance import RouterBalance
-    from jaxrl_llm.sampling.requests import SamplingConfig
-
-LoraTarget = Literal[
-    "embed", "unembed", "query", "key", "value", "out", "gate", "up", "down", "shared_gate", "shared_up",
-    "shared_down", "query_in", "query_out", "latent", "key_out", "value_out", "query_gate", "delta_query", "delta_key",
-    "delta_value", "delta_gate", "delta_rate", "delta_decay", "delta_out", "conv_in", "conv_gate", "conv_value",
-    "conv_out", "input_gate", "input_out",
-]  # fmt: skip
-
-
-def inside(name: str) -> str:
-    """Where a name belongs that is no setting of `TrainConfig`: to the optimiser's, or to the method's."""
-    if name in OptimizerConfig.__dataclass_fields__:
-        return f"optimizer=OptimizerConfig({name}=...)"
-    methods = (one for method in sorted(known_methods()) for one in hyperparameters(method))
-    return f"hyperparameters={{{name!r}: ...}}" if any(one.name == name for one in methods) else ""
-
-
-_NAMES = ("model", "output", "algorithm", "rollout")
+    from jaxrl_llm.sampling.sampler import SamplingConfig
 
 
 @settings_class(elsewhere=inside)
@@ -182,7 +157,8 @@ class TrainConfig:
     """Most tokens of an episode there, replies and observations, after its prompt; 0 is as the model's context
     allows."""
     context_tokens: int = 0
-    """Most tokens there that the policy sees at once, its prompt included; 0 is as the model's context allows."""
+    """Most tokens that the policy sees at once, its prompt included; 0 is as the model's context allows. A model with
+    rotary factors for short and for long contexts (longrope) takes those for as many."""
     compact: str | None = None
     """What a conversation goes on with when context_tokens is near, instead of ending: summary(TOKENS), which the
     policy writes and is trained on, keep_last(TURNS), which drops the turns before, or path/to/file.py:NAME or
@@ -315,7 +291,7 @@ class TrainConfig:
     @property
     def sampling(self) -> SamplingConfig:
         """How completions are sampled: the settings of the same names."""
-        from jaxrl_llm.sampling.requests import SamplingConfig  # here: the rest of the module needs no JAX
+        from jaxrl_llm.sampling.sampler import SamplingConfig
 
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(SamplingConfig)}
         usual = self.dtype if self.activations == "dtype" else self.activations
@@ -337,54 +313,4 @@ class TrainConfig:
         return "adapter" if self.adapter else "lora_rank" if self.lora_rank else ""
 
     def __post_init__(self) -> None:
-        if callable(self.algorithm) or hasattr(self.algorithm, "objective"):
-            raise InputError(
-                "algorithm is a value, but must be a name here: give the value to train(config, algorithm=)"
-            )
-        if isinstance(self.template_options, Mapping):
-            object.__setattr__(self, "template_options", _as_json(self.template_options))
-        for name in ("rewards", "tools"):
-            object.__setattr__(self, name, by_values(getattr(self, name), name.removesuffix("s")))
-            check_entries(name, getattr(self, name))
-        object.__setattr__(self, "environment", by_value(self.environment, "environment"))
-        usual = self.rewards is TrainConfig.rewards
-        wrong = coerce_fields(self)
-        if usual:  # kept as it is, so that a changed copy of these settings knows that no reward was chosen
-            object.__setattr__(self, "rewards", TrainConfig.rewards if self.environment is None else (ENVIRONMENT,))
-        texts = [] if wrong else [self._check_texts]  # only if every field has its type
-        judged = self.eval_reward is not None or self.environment is None
-        if not judged and "rewards" not in wrong and is_among(self.rewards):
-            object.__setattr__(self, "eval_reward", ENVIRONMENT)
-        ranges = {name: limits for name, limits in RANGES.items() if name not in wrong}
-        gather(
-            *(partial(raise_error, error) for error in wrong.values()),
-            *(partial(_in_range, name, getattr(self, name), *limits) for name, limits in ranges.items()),
-            *([] if "optimizer" in wrong else [partial(check_optimizer, self.optimizer)]),
-            *texts,
-        )
-        check_together(self)
-
-    def _check_texts(self) -> None:
-        optional = ("adapter", "eval_prompts", "prompt_column", "answer_column", "wandb", "environment", "compact")
-        for name in (*_NAMES, *optional):
-            text = getattr(self, name)
-            if text is not None and (not text.strip() or "\0" in text):
-                raise InputError(f"{name} is {shown(text)}: give a name, or leave it out")
-        if not self.rewards:
-            raise InputError("rewards is empty: name at least one reward function")
-        if blank := [text for text in self.tools if not text.strip() or "\0" in text]:
-            raise InputError(f"tools holds {shown(blank[0])}: name a function, FILE.py:FUNCTION or MODULE:FUNCTION")
-        check_format(self)
-        if "" in self.stop:
-            raise InputError("stop holds an empty string, which every text contains: remove it")
-
-
-def _as_json(options: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(options)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"template_options cannot be written as JSON: {error}") from None
-
-
-def _in_range(name: str, value: float, least: float, most: float | None) -> None:
-    require(name, value, least=least, most=COUNT if most is None else most)
+        settle(self)

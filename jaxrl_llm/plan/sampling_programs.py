@@ -12,22 +12,23 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from jaxrl_llm.distributed.aot import Program, program_of
 from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host
-from jaxrl_llm.models.placement import SAMPLED_ROWS, row_shards
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
 from jaxrl_llm.models.stacks import of_kind
-from jaxrl_llm.sampling.decode import DrawSettings, RingCache, begin, decode, empty_ring_cache, no_rows
+from jaxrl_llm.sampling.capacity import Size
+from jaxrl_llm.sampling.decode import RingCache, begin, decode, empty_ring_cache, no_rows
+from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.kv_cache import PrefixCache, PrefixSlots
 from jaxrl_llm.sampling.prefill import PREFILL_TOKENS, empty_prefix_cache, prefill
-from jaxrl_llm.sampling.scheduler import Size
 from jaxrl_llm.sampling.speculative.tail import columns_of, most_rows, source_length
 from jaxrl_llm.sampling.speculative.verify import Tail, gather, verify
-from jaxrl_llm.sampling.weight_layouts import options_for
-from jaxrl_llm.sampling.weights import (
+from jaxrl_llm.sampling.weight_layouts import (
     abstract_weights,
     converter,
     loop_params,
+    options_for,
     outside_layers,
     shardings,
 )

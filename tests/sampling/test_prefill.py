@@ -12,9 +12,9 @@ from conftest import quick_compiles
 from heavy import few
 from jax.sharding import AbstractMesh
 
-from jaxrl_llm.models.decoder import unstack
 from jaxrl_llm.models.placement import ANYWHERE
-from jaxrl_llm.sampling.causal import between_layers, causal_pass, of_layer
+from jaxrl_llm.models.stacks import unstack
+from jaxrl_llm.sampling.prefill import between_layers, causal_pass, of_layer
 
 
 @pytest.mark.parametrize("family", few(["gemma2", "qwen3_moe", "llama"], ["gemma2"]))
@@ -22,12 +22,12 @@ from jaxrl_llm.sampling.causal import between_layers, causal_pass, of_layer
 def test_by_the_kernel_or_by_masks(family: str, stacked: bool, vectors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows longer than a sliding window, one of them with padding."""
     model = vectors(family)
-    params = model.params if stacked else unstack(model.params)
+    params = model.params if stacked else unstack(model.params, model.policy.config)
     tokens = jnp.asarray(np.random.default_rng(0).integers(1, 256, (2, 128)), jnp.int32)
     length, real = jnp.asarray([128, 50], jnp.int32), np.arange(128) < np.array([128, 50])[:, None]
     found = []
     for kernels in (False, True):
-        monkeypatch.setattr("jaxrl_llm.sampling.causal.takes_kernels", lambda mesh, kernels=kernels: kernels)
+        monkeypatch.setattr("jaxrl_llm.sampling.prefill.takes_kernels", lambda mesh, kernels=kernels: kernels)
         with quick_compiles():
             found.append(jax.jit(lambda *given: causal_pass(model.policy, *given))(params, tokens, length))
     (hidden, kvs), (by_kernel, others) = found

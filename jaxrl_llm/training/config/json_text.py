@@ -10,7 +10,7 @@ from typing import Any
 from jaxrl_llm.data.sources.hub import is_hub_data
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config_checks import GENERATED
+from jaxrl_llm.training.config.checks import GENERATED
 from jaxrl_llm.utils.errors import InputError, shown, unknown
 from jaxrl_llm.utils.storage import is_url
 

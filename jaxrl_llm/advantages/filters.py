@@ -1,0 +1,60 @@
+"""Rows that are left out of the loss: of uniform groups, truncated, or with small advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.group import TOLERANCE
+from jaxrl_llm.core.buckets import bucket_moments
+from jaxrl_llm.core.checks import require_function
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Transform, stateless
+
+
+def uniform_groups(batch: Trajectories) -> jax.Array:
+    """bool[N]: samples of groups without learning signal, whose rewards are all equal (or which have a single one)."""
+    _, mean, deviation = bucket_moments(batch.group, batch.scores)
+    return deviation <= TOLERANCE * jnp.maximum(jnp.abs(mean), 1.0)
+
+
+def mixed_groups(batch: Trajectories) -> jax.Array:
+    """bool[N]: samples of groups with a learning signal, whose rewards are not all equal."""
+    return ~uniform_groups(batch)
+
+
+def truncated_rows(batch: Trajectories) -> jax.Array:
+    """bool[N]: samples that ran out of their budget before the end of the answer."""
+    return batch.truncated
+
+
+@part
+def drop_rows(dropped: Callable[[Trajectories], jax.Array]) -> Transform:
+    """Set the weights of the rows where `dropped(batch)` bool[N] to 0, so that no average counts their tokens.
+
+    If all rows are dropped, all weights and the loss are 0.
+    """
+    require_function("the rows to drop", dropped)
+
+    def drop(batch: Trajectories) -> Trajectories:
+        kept = jnp.where(dropped(batch), 0.0, 1.0)[:, None]
+        before = jnp.ones(batch.tokens.shape, jnp.float32) if batch.weights is None else batch.weights
+        return batch.replace(weights=before * kept)
+
+    return stateless(drop)
+
+
+@part
+def drop_uniform_groups() -> Transform:
+    """Drop the rows of uniform groups (DAPO, 2503.14476)."""
+    return drop_rows(uniform_groups)
+
+
+@part
+def drop_small_advantages(least: NonNegative) -> Transform:
+    """Drop the rows whose advantages are all smaller than `least` in absolute value (2502.01600)."""
+    return drop_rows(lambda b: jnp.max(jnp.abs(b.need("advantages")) * b.action_mask, axis=1) < least)

@@ -1,0 +1,161 @@
+"""The forward pass over packed rows: hidden states of the tokens that actions were chosen from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxrl_kernels.packed_attention import PackedTokens
+
+from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.layers.attention import Attend, Weighing, attention
+from jaxrl_llm.models.layers.moe import NOT_RECORDED
+from jaxrl_llm.models.layers.packed_attention import by_kernel
+from jaxrl_llm.models.mesh_axes import row_shards, takes_kernels, token_shards
+from jaxrl_llm.models.packing import PackedRows, Packing, paths_flow, rows_of_parents
+from jaxrl_llm.models.placement import Placement, placement
+from jaxrl_llm.models.policy import Params, Policy
+
+
+def packed_states(
+    policy: Policy, params: Params, tokens: Array, packing: Packing, experts: Array | None = None, record: bool = False,
+    load: bool = False,
+) -> Any:  # fmt: skip
+    """The hidden states [M, D] that actions were chosen from. tokens int32[N, L], of the batch.
+
+    Every packed token goes through the model once, forward and backward: both levels side by side through each layer,
+    where suffixes attend to the keys and values of their row of prefixes. Differentiable with respect to params.
+
+    experts: int[N, L, layers, k], with which the tokens go through a mixture of experts (see `moe.expert_mlp`);
+    of a token that several rows share, those of the row that is packed. record: return (states, experts [N, L, layers,
+    k] of the tokens that are packed, NOT_RECORDED elsewhere). load: return (states, the `moe.Load` of the tokens that
+    are packed, each of which counts once, [layers, E] each), without `record`.
+    """
+    config, levels = policy.config, packing.levels
+    where = placement(config, policy.mesh)
+    tiles = _tiles(packing, row_shards(policy.mesh), token_shards(policy.mesh))
+    sizes = [level.source.size // (tiles[0] * tiles[1]) for level in levels]
+
+    def concatenated(xs: list[Array]) -> Array:
+        """Arrays [R, W, ...] of the levels as [row shards, tokens, ...], the tokens by shard and then by level."""
+        each = [x.reshape(tiles[0], -1, tiles[1], x.shape[1] // tiles[1], *x.shape[2:]).swapaxes(1, 2) for x in xs]
+        x = jnp.concatenate([x.reshape(*tiles, -1, *x.shape[4:]) for x in each], axis=2)
+        return x.reshape(tiles[0], -1, *x.shape[3:])
+
+    def split(x: Array) -> list[Array]:
+        """The inverse of `concatenated`."""
+        x = x.reshape(*tiles, -1, *x.shape[2:])
+        parts = jnp.split(x, sizes[:1], axis=2) if len(levels) > 1 else [x]
+        return [
+            part.reshape(*tiles, -1, level.source.shape[1] // tiles[1], *x.shape[3:])
+            .swapaxes(1, 2).reshape(*level.source.shape, *x.shape[3:])
+            for level, part in zip(levels, parts, strict=True)
+        ]  # fmt: skip
+
+    # Where there is no token, any serves.
+    source, *numbers = (concatenated([getattr(level, name) for level in levels]) for name in PackedRows.__annotations__)
+    if takes_kernels(policy.mesh):
+        attend = by_kernel(config, PackedTokens(*numbers), _attended(packing, tiles[0]), policy.mesh)
+    else:
+        attend = _by_levels(config, packing, split, concatenated)
+    flow = paths_flow(packing, split, concatenated) if config.recurrent else None
+    position = numbers[-1]
+    given = None if experts is None else experts.reshape(-1, *experts.shape[2:])[source]
+    hidden, memory = policy.run(
+        params, tokens.reshape(-1)[source], position, attend, remat=policy.remat, placement=where, experts=given,
+        record=record, counted=numbers[0] > 0 if load else None, flow=flow,
+    )  # fmt: skip
+    states = _states(hidden, packing, tiles, sum(sizes), where)
+    if not record:
+        return (states, memory[1]) if load else states
+    chosen, size = memory[1], tokens.size
+    at = jnp.where(numbers[0] > 0, source, size).reshape(-1)
+    found = jnp.full((size, *chosen.shape[2:]), NOT_RECORDED, chosen.dtype)
+    found = found.at[at].set(chosen.reshape(-1, *chosen.shape[2:]), mode="drop")
+    return states, found.reshape(*tokens.shape, *chosen.shape[2:])
+
+
+def _states(hidden: Array, packing: Packing, tiles: tuple[int, int], size: int, where: Placement) -> Array:
+    """The states [M, D] of actions among hidden states [row shards, tokens, D]. size: of a device's tokens."""
+    shard, place = _of_states(packing, tiles)
+    if packing.shards > 1 and packing.shards == tiles[0] * tiles[1]:  # no state leaves its device
+        states = hidden.reshape(packing.shards, -1, hidden.shape[-1])
+        found = jax.vmap(lambda x, at: x[at])(states, place.reshape(packing.shards, -1))
+        return where.states(found.reshape(-1, hidden.shape[-1]), True)
+    return where.states(hidden.reshape(-1, hidden.shape[-1])[shard * size + place], True)
+
+
+def _by_levels(
+    config: ModelConfig, packing: Packing, split: Callable[[Array], list[Array]], joined: Callable[[list[Array]], Array]
+) -> Attend:
+    """Attention by dense masks, of each level to itself and to its prefixes. split, joined: tokens of the levels."""
+    levels = packing.levels
+
+    of_parents = partial(rows_of_parents, packing)
+    seen = levels[:1]
+    if len(levels) > 1:
+        seen = [*seen, jax.tree.map(lambda a, b: jnp.concatenate([of_parents(a), b], axis=1), *levels)]
+    windows = any(config.window_of_layer)
+    visible = [_visible(level, keys) for level, keys in zip(levels, seen, strict=True)]
+
+    def attend(q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, None]:
+        keys, values = ([x.swapaxes(1, 2) for x in split(y)] for y in (k, v))
+        if len(levels) > 1:
+            keys, values = ([x[0], jnp.concatenate([of_parents(x[0]), x[1]], axis=2)] for x in (keys, values))
+        out = []
+        for query, key, value, level, all_seen, sees in zip(split(q), keys, values, levels, seen, visible, strict=True):
+            near = partial(_visible, seen=all_seen, window=how.window if windows else 0)
+            sees = near(level) if windows else sees
+            out.append(attention(query, key, value, sees, how, (level, near)))
+        return joined(out), None
+
+    return attend
+
+
+def _attended(packing: Packing, shards: int) -> int:
+    """How many pairs of tokens attend to each other in a shard, at most."""
+    (R0, W0) = packing.prefixes.source.shape
+    R1, W1 = (0, 0) if packing.suffixes is None else packing.suffixes.source.shape
+    return (R0 * W0 * (W0 + 1) // 2 + R1 * W1 * (W1 + 1) // 2 + R1 * W1 * W0) // shards
+
+
+def _tiles(packing: Packing, rows: int, tokens: int) -> tuple[int, int]:
+    """Into how many shards the packed rows of each level are cut, and the tokens of each row; 1 where it is uneven.
+
+    Row shards are spread over devices, each with some prefixes and the suffixes that continue them.
+    """
+    shapes = [level.source.shape for level in packing.levels]
+    even = packing.parent is None and not any(R % rows for R, _ in shapes)
+    return rows if even else 1, 1 if any(W % tokens for _, W in shapes) else tokens
+
+
+def _of_states(packing: Packing, tiles: tuple[int, int]) -> tuple[Array, Array]:
+    """Of each action's state, the shard and the place in it; int32[M] each."""
+
+    def find(level: PackedRows, number: Array) -> tuple[Array, Array]:
+        R, W = level.source.shape[0] // tiles[0], level.source.shape[1] // tiles[1]
+        row, column = number // (W * tiles[1]), number % (W * tiles[1])
+        return row // R * tiles[1] + column // W, row % R * W + column % W
+
+    shard, place = find(packing.prefixes, packing.state)
+    if packing.suffixes is None:
+        return shard, place
+    before = packing.prefixes.source.size
+    after = find(packing.suffixes, packing.state - before)
+    first = packing.state < before
+    size = before // (tiles[0] * tiles[1])
+    return jnp.where(first, shard, after[0]), jnp.where(first, place, size + after[1])
+
+
+def _visible(level: PackedRows, seen: PackedRows, window: Any = 0) -> Array:
+    """bool[R, W, S]: which of the tokens seen [R, S] each token of a level sees. window: see `attention.Weighing`."""
+    number = level.enter[:, :, None]
+    visible = (seen.enter[:, None] <= number) & (number < seen.leave[:, None])
+    if isinstance(window, int) and window == 0:
+        return visible
+    distance = level.position[:, :, None] - seen.position[:, None]
+    return visible & ((distance < window) | (window == 0))

@@ -1,0 +1,107 @@
+"""Drawing the next token of each row from hidden states."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxrl_kernels import fused_sample, sample_logits
+
+from jaxrl_llm.core.hooks import Context, first_state
+from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.sampling.filters import Filters, keep, support_floor
+from jaxrl_llm.sampling.two_model_decode import of_both
+from jaxrl_llm.utils.errors import InputError
+
+
+class DrawSettings(NamedTuple):
+    """How to draw tokens: arrays, so that their values can change without recompilation."""
+
+    seed: Array  # uint32[]
+    temperature: Array  # f32[]; 0 is greedy
+    filters: Filters | None
+    allowed: Array | None  # bool[V], the tokens that may be drawn; None: all
+    stop_tokens: Array  # int32[E]; drawing one ends the row
+    state: dict[str, Array] | None = None  # f32[] each, the numbers of the policy's hook; None: the first ones
+
+
+class Drawn(NamedTuple):
+    """One drawn token of each row."""
+
+    token: Array  # int32[N]
+    logp: Array  # f32[N], under the distribution that it was drawn from
+    entropy: Array  # f32[N], of that distribution, in nats
+    floor: Array  # f32[N], log-probability at or above which the filters kept tokens (-inf without), or `Hook.remember`
+    untruncated_logp: Array  # f32[N], under the distribution before filters, `allowed`, and a hook that truncates
+    experts: Array | None = None  # int[N, layers, k], of the token from whose state it was drawn; None: not recorded
+
+
+def seed_of(key: Array) -> Array:
+    """uint32[]: the seed of a random key. With prompt id, sample number and position it keys a token's noise."""
+    return jax.random.bits(key, dtype=jnp.uint32)
+
+
+@jax.named_scope("draw")
+def draw(policy: Policy, params: Params, hidden: Array, counters: Array, settings: DrawSettings) -> Drawn:
+    """Draw a token for each row from hidden states [N, D], or [N, 2 D] of two policies (`pairs`).
+
+    counters: uint32[N, 4], seed, prompt id, sample number and position; the noise is keyed on nothing else. Temperature
+    0 takes the most probable token, with its log-probability under the untempered distribution. Without filters and
+    `allowed`, accelerators allocate no [N, V] array; with them, or with a hook of the policy, the logits are one.
+    """
+    N, hook = hidden.shape[0], policy.hook
+    if settings.filters is None and settings.allowed is None and hook is None:
+        token, logp, entropy = _fused(policy, params, hidden, counters, settings)
+        return Drawn(token, logp, entropy, jnp.full(N, -jnp.inf), logp)
+    logits, *others = (_logits(policy, weights, states) for weights, states in of_both(policy, params, hidden))
+    temperature = jnp.where(settings.temperature > 0, settings.temperature, 1.0)
+    scaled, floor = logits / temperature, jnp.full(N, -jnp.inf)
+    whole = scaled
+    if hook is not None:
+        numbers = jax.tree.map(jnp.float32, first_state(hook)) if settings.state is None else settings.state
+        context = Context(others[0] / temperature if others else None)
+        if hook.remember is not None and settings.filters is not None:
+            raise InputError(f"the hook {hook.name} forbids tokens itself: leave out top_k, top_p and min_p")
+        if hook.remember is not None:
+            floor = hook.remember(scaled, numbers, context)
+        scaled = hook.apply(scaled, numbers, context._replace(remembered=floor))
+        whole = whole if hook.truncates else scaled
+    permitted = jnp.ones((N, 1), bool)
+    if settings.allowed is not None:
+        permitted = jnp.pad(settings.allowed, (0, logits.shape[1] - settings.allowed.shape[0]))[None]
+    scaled_permitted = jnp.where(permitted, scaled, -jnp.inf)
+    if settings.filters is not None:
+        kept = keep(scaled_permitted, settings.filters) & permitted
+        floor, permitted = support_floor(scaled_permitted, kept), kept
+    masked = jnp.where(permitted, scaled, -jnp.inf)
+    token, logp, entropy = sample_logits(masked, counters, temperature=jnp.where(settings.temperature > 0, 1.0, 0.0))
+    chosen = jnp.take_along_axis(whole, token[:, None], axis=1)[:, 0]
+    return Drawn(token, logp, entropy, floor, chosen - jax.nn.logsumexp(whole, axis=1))
+
+
+def _unembedding(policy: Policy, params: Params, hidden: Array) -> tuple[Array, Array]:
+    """The unembedding [V, D], padded if `weights.take_weights` padded it, and hidden states [N, D] padded to match."""
+    head = params["head"] if "head" in params else policy.unembedding(params)
+    hidden = policy.head_states(params, hidden)
+    missing = head.shape[1] - hidden.shape[1]
+    return head, jnp.pad(hidden, ((0, 0), (0, missing))) if missing else hidden
+
+
+def _logits(policy: Policy, params: Params, hidden: Array) -> Array:
+    """f32[N, V]; columns beyond the vocabulary, and of ids that the tokenizer does not have, are -inf."""
+    head, hidden = _unembedding(policy, params, hidden)
+    return policy.without_unknown(policy.logits_of({"embed": head, "unembed": head}, hidden))
+
+
+@jax.named_scope("head")
+def _fused(
+    policy: Policy, params: Params, hidden: Array, counters: Array, settings: DrawSettings
+) -> tuple[Array, Array, Array]:
+    unembedding, hidden = _unembedding(policy, params, hidden)
+    known = policy.config.known_tokens
+    return fused_sample(
+        hidden, unembedding, counters, temperature=settings.temperature, softcap=policy.config.logit_softcap,
+        vocab_size=known if known < unembedding.shape[0] else None,
+    )  # fmt: skip

@@ -1,0 +1,140 @@
+"""One chunk of the gated delta rule: what its tokens give, and the state after them.
+
+With G_t the sum of g up to token t, S the state before, and everything of one head,
+
+    (I + A) D = b v - b exp(G) k S,  A_ts = b_t exp(G_t - G_s) k_t . k_s for s < t,
+    o_t = exp(G_t) q_t S + sum_{s <= t} exp(G_t - G_s) (q_t . k_s) D_s,
+    S'  = exp(G_C) S + sum_s exp(G_C - G_s) k_s D_s^T
+
+(section 3.3 and appendix A of arXiv 2412.06464). Written in products of matrices alone, which both XLA and a Pallas
+kernel compute.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+EXACT = jax.lax.Precision.HIGHEST  # of sums of logarithms and of inverses, which TPUs would round to bfloat16
+
+
+class DeltaInputs(NamedTuple):
+    """What C tokens of a chunk bring, of each of H heads; a token that changes nothing has g = 0 and beta = 0.
+
+    q, k and v in any dtype, g and beta in that of states.
+    """
+
+    q: Array  # [..., H, C, k], scaled
+    k: Array  # [..., H, C, k], of length 1
+    v: Array  # [..., H, C, v]
+    g: Array  # [..., H, 1, C], at most 0
+    beta: Array  # [..., H, 1, C]
+
+
+class Shares(NamedTuple):
+    """Which tokens of a chunk are of one path, in numbers 1 for true and 0 for false: `path` is the path's number."""
+
+    path: Array  # [..., 1, 1, C]
+    from_entry: Array  # [..., 1, 1, C], whether what the chunk begins with is of the token's path
+    to_end: Array  # [..., 1, 1, C], whether the token's path goes on after the chunk
+    through: Array  # [..., 1, 1, 1], whether the path that the chunk begins with does
+
+
+def step(x: DeltaInputs, state: Array, shares: Shares | None = None) -> tuple[Array, Array]:
+    """Outputs [..., H, C, v] of a chunk's tokens, and the states [..., H, k, v] after them.
+
+    state: [..., H, k, v], before. shares: None where all tokens are of one path, that of the state.
+    """
+    g, beta = x.g, x.beta
+    q, k, v = (each.astype(state.dtype) for each in (x.q, x.k, x.v))
+    C = q.shape[-2]
+    row, column = (jax.lax.broadcasted_iota(jnp.int32, (C, C), axis) for axis in (0, 1))
+    eye, earlier, pairs = row == column, column < row, column <= row
+    # Sums of g up to each token, both ways: down a column and along a row.
+    down = jnp.sum(jnp.where(pairs, g, 0), axis=-1, keepdims=True)  # [..., H, C, 1]
+    along = _across(down, eye)  # [..., H, 1, C]
+    whole = jnp.sum(g, axis=-1, keepdims=True)  # [..., H, 1, 1]
+    grown, left, decay = jnp.exp(down), jnp.exp(whole - down), jnp.exp(whole)
+    between = jnp.exp(jnp.where(pairs, down - along, 0))
+    of_one = pairs
+    if shares is not None:
+        of_one = pairs & (_upright(shares.path, eye) == shares.path)
+        grown = grown * _upright(shares.from_entry, eye)
+        left, decay = left * _upright(shares.to_end, eye), decay * shares.through
+    between = jnp.where(of_one, between, 0)
+    rate = _upright(beta, eye)  # [..., H, C, 1]
+    scaled = rate * k
+    system = jnp.where(earlier, _inner(scaled, k) * between, 0)
+    change = solved(system, rate * v - _product(scaled * grown, state))
+    out = _product(q * grown, state) + _product(_inner(q, k) * between, change)
+    return out.astype(x.v.dtype), decay * state + _outer(k * left, change)
+
+
+def _upright(x: Array, eye: Array) -> Array:
+    """A row [..., 1, C] as a column [..., C, 1]; a transposition that every compiler can do."""
+    return jnp.sum(jnp.where(eye, x, 0), axis=-1, keepdims=True)
+
+
+def _across(x: Array, eye: Array) -> Array:
+    """A column [..., C, 1] as a row [..., 1, C]."""
+    return jnp.sum(jnp.where(eye, x, 0), axis=-2, keepdims=True)
+
+
+def _dims(x: Array, left: int, right: int) -> Any:
+    batch = tuple(range(x.ndim - 2))
+    return ((x.ndim - 2 + left,), (x.ndim - 2 + right,)), (batch, batch)
+
+
+def _product(a: Array, b: Array, precision: jax.lax.Precision | None = None) -> Array:
+    """a b."""
+    return jax.lax.dot_general(a, b, _dims(a, 1, 0), precision=precision, preferred_element_type=a.dtype)
+
+
+def _inner(a: Array, b: Array, precision: jax.lax.Precision | None = None) -> Array:
+    """a b^T."""
+    return jax.lax.dot_general(a, b, _dims(a, 1, 1), precision=precision, preferred_element_type=a.dtype)
+
+
+def _outer(a: Array, b: Array, precision: jax.lax.Precision | None = None) -> Array:
+    """a^T b."""
+    return jax.lax.dot_general(a, b, _dims(a, 0, 0), precision=precision, preferred_element_type=a.dtype)
+
+
+@jax.custom_vjp
+def solved(a: Array, right: Array) -> Array:
+    """X [..., C, m] with (1 + A) X = right, for matrices A [..., C, C] that are 0 on and above the diagonal."""
+    return _product(inverse_of_one_plus(a), right, EXACT)
+
+
+def _solved_forward(a: Array, right: Array) -> tuple[Array, tuple[Array, Array]]:
+    inverse = inverse_of_one_plus(a)
+    x = _product(inverse, right, EXACT)
+    return x, (inverse, x)
+
+
+def _solved_backward(residuals: tuple[Array, Array], d_x: Array) -> tuple[Array, Array]:
+    inverse, x = residuals
+    d_right = _outer(inverse, d_x, EXACT)
+    return -_inner(d_right, x), d_right
+
+
+solved.defvjp(_solved_forward, _solved_backward)
+
+
+def inverse_of_one_plus(a: Array) -> Array:
+    """The inverse of 1 + A for matrices A [..., C, C] that are 0 on and above the diagonal.
+
+    Blocks along the diagonal are inverted, of 1, 2, 4 ... rows: that of [[P, 0], [Q, R]] is
+    [[P', 0], [-R' Q P', R']] with those of P and R. As stable as forward substitution, in products alone.
+    """
+    C = a.shape[-1]
+    row, column = (jax.lax.broadcasted_iota(jnp.int32, (C, C), axis) for axis in (0, 1))
+    found = jnp.broadcast_to((row == column).astype(a.dtype), a.shape)
+    for doubling in range((C - 1).bit_length()):
+        block, other = row >> doubling, column >> doubling
+        below = (block & 1 == 1) & (other == block - 1)
+        found = found - _product(found, _product(jnp.where(below, a, 0), found, EXACT), EXACT)
+    return found
