@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from conftest import quick_compiles
+from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxrl_llm import algorithms, load_policy, sample
 from jaxrl_llm.learner.microbatches import plan_steps
@@ -21,7 +22,15 @@ from jaxrl_llm.models.normal_float import LEVELS, NormalFloat, as_floats, normal
 from jaxrl_llm.models.outputs import NOTHING, policy_outputs
 from jaxrl_llm.models.parameters import adapted_weights, combine
 from jaxrl_llm.models.policy import Policy, init_params
-from jaxrl_llm.models.quantised import NAMES, dense, frozen_weight, is_rounded, product, ragged_product
+from jaxrl_llm.models.quantised import (
+    NAMES,
+    dense,
+    frozen_weight,
+    is_rounded,
+    product,
+    ragged_product,
+    rounded_specs,
+)
 from jaxrl_llm.models.stacks import map_kinds
 from jaxrl_llm.utils.errors import InputError
 
@@ -115,6 +124,19 @@ def test_products_and_gradients_are_those_of_the_dequantised_matrix(kind: str, e
     into = np.einsum("mn,mkn->mk", np.asarray(dy, np.float64), of_rows)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max(), err_msg=name)
     np.testing.assert_allclose(back(dy)[0], into, rtol=0, atol=1e-5 * np.abs(into).max())
+
+
+def test_a_mesh_that_would_cut_blocks_is_refused(vectors: Any) -> None:
+    config = vectors("mixtral").policy.config
+    mesh = AbstractMesh((2, 2), ("expert", "tensor"))
+    F, D = config.intermediate_size, config.hidden_size
+    gate = normal_float(jnp.ones((config.num_experts, D, F)))
+    spec = PartitionSpec("expert", None, "tensor")
+    assert rounded_specs("gate", gate, config, mesh) == NormalFloat(spec, spec)
+    down = normal_float(jnp.ones((config.num_experts, F, D)))
+    assert down.scale.shape[1] % 2
+    with pytest.raises(InputError, match="tensor=2 of the mesh would cut blocks of 64 inputs of down"):
+        rounded_specs("down", down, config, mesh)
 
 
 def batch_of(model: Any, policy: Policy, params: Any, **asked: Any) -> Any:
