@@ -227,4 +227,5 @@ def all_but_weights(primitive: Any, *_: Any, **parameters: Any) -> bool:
     """A policy of `jax.checkpoint`: save everything but gathered weights, and what costs nothing to compute again."""
     if primitive.name == "sharding_constraint":  # states have rows
         return FSDP in jax.tree.leaves(tuple(parameters["sharding"].spec))
-    return primitive.name not in ("reshape", "transpose", "convert_element_type")
+    free = ("reshape", "transpose", "convert_element_type", "slice", "dynamic_slice", "squeeze")  # a layer's of all
+    return primitive.name not in free
