@@ -41,8 +41,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "learning": (
         "How a batch is learned from.",
-        ("epochs", "minibatches", "routing_replay", "critic", "critic_steps", "adapter", "lora_rank",
-         "lora_alpha", "lora_targets"),
+        ("epochs", "minibatches", "routing_replay", "router_aux_coefficient", "router_bias_speed", "critic",
+         "critic_steps", "adapter", "lora_rank", "lora_alpha", "lora_targets"),
     ),
     "evaluation": (
         "Held-out prompts, on which accuracy is measured before and after training.",
@@ -54,7 +54,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "device": (
         "Precision, memory and the mesh of devices.",
-        ("dtype", "activations", "param_dtype", "cache_dtype", "weight_dtype", "same_rounding", "mesh",
+        ("dtype", "activations", "param_dtype", "frozen_dtype", "cache_dtype", "weight_dtype", "same_rounding", "mesh",
          "sampling_mesh", "micro_batches", "remat", "keep_projections", "reference_memory"),
     ),
     "safety": (

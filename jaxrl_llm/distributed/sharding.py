@@ -22,7 +22,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.lora import adapters_of
+from jaxrl_llm.models.lora import adapters_of, own_adapters
 from jaxrl_llm.models.mesh_axes import EXPERT, SEQUENCE, TENSOR
 from jaxrl_llm.models.parameters import parameter_shapes, put
 from jaxrl_llm.models.placement import split_counts, split_spec, splits
@@ -50,6 +50,8 @@ def parameter_specs(
     for path, shape in parameter_shapes(config).items():
         put(found, path, split_spec(path[-1], shape, config, mesh))
     layers = found["layers"]
+    beside = own_adapters(adapted or {})
+    found |= {name: split_spec(name, x.shape, config, mesh) for name, x in beside.items()}
     for kind in range(len(config.each_kind)):
         if adapted is not None:
             given, numbers = adapted["layers"], config.layers_of(kind)

@@ -9,11 +9,11 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed.aot import compiled
 from jaxrl_llm.distributed.mesh import to_device
 from jaxrl_llm.learner.microbatches import Steps, by_slices
-from jaxrl_llm.models.outputs import scatter
+from jaxrl_llm.models.outputs import distribution_at, scatter
 from jaxrl_llm.models.packed_states import view_of
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.vocabulary import Distribution, vocabulary_sum
+from jaxrl_llm.models.vocabulary import vocabulary_sum
 
 
 def affinity(
@@ -27,16 +27,7 @@ def affinity(
         view_of(policy, weights, rows, packing)
         for weights, rows in ((params, batch), (other, batch.replace(experts=None)))
     ]
-    sources = [
-        Distribution(
-            view.states,
-            policy.unembedding(weights),
-            view.temperature,
-            policy.config.logit_softcap,
-            policy.config.known_tokens,
-        )
-        for view, weights in zip(views, (params, other), strict=True)
-    ]
+    sources = [distribution_at(policy, weights, view) for view, weights in zip(views, (params, other), strict=True)]
     return scatter(vocabulary_sum(lambda p, q: jnp.exp((p + q) / 2), *sources), views[0], batch)
 
 

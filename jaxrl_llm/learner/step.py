@@ -22,6 +22,7 @@ from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.distributed.mesh import to_mesh
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import Steps, plan_steps
+from jaxrl_llm.learner.router_balance import RouterBalance
 from jaxrl_llm.learner.turnwise_updates import alone_at, by_turns, factor_after, phase_count, without_factor
 from jaxrl_llm.learner.update import TrainState, prepare, update
 from jaxrl_llm.models.layers.routing import routing_of
@@ -42,6 +43,7 @@ class Learner(NamedTuple):
     reference: Params | Mixture | None = None  # of the reference policy, where the method needs one
     frozen: Params | None = None  # the parameters that never learn, where some do not
     policies: Mapping[str, Params] = {}  # others that move, by name: "previous", before the last update, "target" ...
+    balance: RouterBalance | None = None  # how the experts of a mixture are kept busy
 
 
 class LearnedBatch(NamedTuple):
@@ -126,7 +128,10 @@ def _learn(
     if phase.turn is not None:  # only now, since advantages are those of all turns
         batch = alone_at(batch, np.int32(phase.turn))
     objective = algorithm.objective if phase.objective is None else phase.objective
-    state, metrics = update(policy, objective, learner.optimizer, state, batch, steps, only=only, frozen=learner.frozen)
+    state, metrics = update(
+        policy, objective, learner.optimizer, state, batch, steps, only=only, frozen=learner.frozen,
+        balance=learner.balance,
+    )  # fmt: skip
     return LearnedBatch(state, memory, batch, steps, metrics, policies)
 
 

@@ -24,11 +24,22 @@ from jaxrl_llm.learner.checks import (
     check_optimizer_kind,
     check_rows,
 )
+from jaxrl_llm.learner.diagnostics import diagnostics, of_own_tokens
 from jaxrl_llm.learner.microbatches import Slices, Steps, check_steps, take
 from jaxrl_llm.learner.moments import bounded, in_place, stays_finite
+from jaxrl_llm.learner.router_balance import (
+    RouterBalance,
+    balanced,
+    check_balance,
+    load_metrics,
+    with_bias_steps,
+    without_load,
+)
+from jaxrl_llm.models.layers.moe import Load
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.mesh_axes import EXPERT, FSDP, TENSOR
 from jaxrl_llm.models.outputs import DURING_UPDATE, policy_outputs, wanted_of
+from jaxrl_llm.models.packed_states import LOAD
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
@@ -67,12 +78,14 @@ def gradient(
     batch: Trajectories,
     slices: Slices | None = None,
     frozen: Params | None = None,
+    balance: RouterBalance | None = None,
 ) -> tuple[Params, Metrics]:
     """Gradient of the objective and its metrics ("loss" among them), accumulated over slices of the rows.
 
     slices: micro-batches, and how each lies in memory; rows that are in none are left out. None: the whole batch at
     once, every row as it is. params: the parameters that learn. frozen: the rest of the policy's (`parameters.combine`
-    merges both), where these are a part; not differentiated.
+    merges both), where these are a part; not differentiated. balance: of a mixture of experts, whose auxiliary loss is
+    added and part of "loss"; the metrics then have the `moe.Load` of the minibatch, "router_load", beside numbers.
 
     The result does not depend on the slices: each carries the totals of all. Sums are kept in float32, whatever the
     dtype of the parameters. Raises InputError for arguments that do not fit each other.
@@ -85,15 +98,22 @@ def gradient(
     count = 1 if slices is None else slices.rows.shape[0]
     batch = with_totals(batch if slices is None else take(batch, slices.rows.reshape(-1)))
     wanted = wanted_of(objective.needs, DURING_UPDATE)
+    if balance is not None:
+        check_balance(balance, policy.config)
+        wanted = wanted._replace(names=(*wanted.names, LOAD))
 
-    def outputs_of(params: Params, part: Trajectories, packing: Packing | None) -> PolicyOutputs:
-        return policy_outputs(policy, combine(frozen, params), part, packing, wanted)
+    def outputs_of(params: Params, part: Trajectories, packing: Packing | None) -> tuple[PolicyOutputs, Load | None]:
+        return without_load(policy_outputs(policy, combine(frozen, params), part, packing, wanted))
 
-    def loss(params: Params, part: Trajectories, packing: Packing | None) -> tuple[jax.Array, Metrics]:
-        outputs = outputs_of(params, part, packing)
+    def loss(
+        params: Params, part: Trajectories, packing: Packing | None, whole: Load | None = None
+    ) -> tuple[jax.Array, Metrics]:
+        outputs, load = outputs_of(params, part, packing)
         with jax.named_scope("objective"):
             value, metrics = (objective if count == 1 else objective.function)(outputs, part)
-        return value, {**_diagnostics(outputs, part), **metrics, "loss": value}
+        if balance is not None and load is not None:
+            value, metrics = balanced(balance, (value, metrics), load, whole, policy.config)
+        return value, {**diagnostics(outputs, part), **metrics, "loss": value}
 
     grad_fn = jax.grad(loss, has_aux=True)
     packings = None if slices is None else slices.packing
@@ -104,53 +124,27 @@ def gradient(
         """Arrays [count, n, ...] of rows [count * n, ...]."""
         return map_rows(lambda x: x.reshape(count, -1, *x.shape[1:]), batch).replace(**dict.fromkeys(SHARED))
 
-    if objective.refresh is not None:
+    whole: Load | None = None
+    if objective.refresh is not None or (balance is not None and balance.coefficient):
         # What needs the whole batch at the current parameters costs one more forward pass, also in slices.
-        outputs = jax.lax.map(lambda each: outputs_of(params, *each), (sliced(batch), packings))
+        outputs, loads = jax.lax.map(lambda each: outputs_of(params, *each), (sliced(batch), packings))
         batch = objective.refreshed(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs), batch)
+        whole = jax.tree.map(lambda x: jnp.sum(x, axis=0), loads)
     shared = {name: getattr(batch, name) for name in SHARED}
     parts = sliced(batch)
 
     def add(sums: tuple[Params, Metrics], each: tuple[Trajectories, Packing | None]) -> tuple[Any, None]:
         part, packing = each
-        new = grad_fn(params, part.replace(**shared), packing)
+        new = grad_fn(params, part.replace(**shared), packing, whole)
         return jax.tree.map(lambda a, b: a + b.astype(a.dtype), sums, new), None
 
     part, packing = jax.tree.map(lambda x: x[0], (parts, packings))
-    shapes = jax.eval_shape(grad_fn, params, part.replace(**shared), packing)
+    shapes = jax.eval_shape(grad_fn, params, part.replace(**shared), packing, whole)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, accumulation_dtype(x.dtype)), shapes)
     return jax.lax.scan(add, zeros, (parts, packings))[0]
 
 
 FIRST = ("mismatch", "off_prompt/mismatch")  # metrics of the first gradient step
-OWN = ("kl/behaviour", "mismatch")  # metrics of the difference between sampler and trainer
-
-
-def _of_own_tokens(metrics: Metrics) -> Metrics:
-    """The metrics, where rows were sampled under another prompt: those of each kind as means over its tokens."""
-    if "off_prompt/share" not in metrics:
-        return metrics
-    share = metrics["off_prompt/share"]
-    own = {name: metrics[name] / jnp.maximum(1 - share, 1e-9) for name in OWN}
-    return {**metrics, **own, "off_prompt/mismatch": metrics["off_prompt/mismatch"] / jnp.maximum(share, 1e-9)}
-
-
-def _diagnostics(outputs: Any, batch: Trajectories) -> Metrics:
-    """Token means that are worth seeing whatever the objective."""
-    weights, tokens = batch.loss_weights, batch.totals["tokens"] if batch.totals else 1.0
-    difference = jnp.where(weights != 0, outputs.logp - batch.behaviour_logp, 0.0)
-    values = {
-        "entropy": outputs.entropy,
-        "kl/behaviour": jnp.expm1(jnp.clip(difference, -20, 20)) - difference,
-        "mismatch": jnp.abs(difference),
-    }
-    if (marked := (batch.info or {}).get("off_prompt")) is not None:
-        # Rows that were sampled under another prompt differ for that reason too.
-        off = (marked == 1)[:, None] & (weights != 0)
-        apart = {"off_prompt/mismatch": jnp.where(off, values["mismatch"], 0.0), "off_prompt/share": off + 0.0}
-        own = {name: jnp.where(off, 0.0, values[name]) for name in OWN}
-        values |= own | apart
-    return {name: jax.lax.stop_gradient(jnp.sum(x * weights) / tokens) for name, x in values.items()}
 
 
 def _check_update(given: Any) -> None:
@@ -168,7 +162,9 @@ def _check_update(given: Any) -> None:
         check_steps(given.steps, given.batch)
 
 
-@compiled(_check_update, static_argnames=("policy", "objective", "optimizer", "only"), donate_argnames=("state",))
+@compiled(
+    _check_update, static_argnames=("policy", "objective", "optimizer", "only", "balance"), donate_argnames=("state",)
+)
 def update(
     policy: Policy,
     objective: Objective,
@@ -179,6 +175,7 @@ def update(
     *,
     only: str | None = None,
     frozen: Params | None = None,
+    balance: RouterBalance | None = None,
 ) -> tuple[TrainState, Metrics]:
     """Take the gradient steps on a prepared batch; compiled, and the state is donated.
 
@@ -193,6 +190,8 @@ def update(
     only: the one entry of the parameters that changes, e.g. "critic"; by default all do.
     frozen: the policy's parameters that never learn, where the state's are a part of them (see `gradient`): they have
     no gradient and no moments, and are not donated.
+    balance: how the experts of a mixture are kept busy (`router_balance`), with the metrics "router/aux_loss" and
+    "router/largest_share"; of a step with `only` it is left out.
     Raises InputError for token ids beyond the vocabulary, steps that were planned for another batch, parameters of
     another model, a state of another optimiser or one that was donated to an earlier update, and an unknown entry in
     `only`.
@@ -200,10 +199,14 @@ def update(
     check_learning(policy, state.params, frozen)
     check_only(only, state.params)
     check_moments(optimizer, state.optimizer, state.params)
+    balance = None if only is not None else balance
+    if balance is not None:
+        check_balance(balance, policy.config, frozen=frozen is not None)
 
     def step(state: TrainState, slices: Slices | None) -> tuple[TrainState, Metrics]:
-        grads, metrics = gradient(policy, objective, state.params, batch, slices, frozen)
-        metrics = _of_own_tokens(metrics)
+        grads, metrics = gradient(policy, objective, state.params, batch, slices, frozen, balance)
+        load: Any = metrics.pop(LOAD, None)
+        metrics = of_own_tokens(metrics) | load_metrics(load)
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
         grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
@@ -216,7 +219,10 @@ def update(
             updates, moments = optimizer.update(grads, state.optimizer, state.params)
             if only is not None:
                 updates = {k: v if k == only else jax.tree.map(jnp.zeros_like, v) for k, v in updates.items()}
-            return TrainState(optax.apply_updates(state.params, updates), moments, state.step + 1)
+            params = optax.apply_updates(state.params, updates)
+            if balance is not None and balance.bias_speed:
+                params = with_bias_steps(params, load, policy.config, balance.bias_speed)
+            return TrainState(params, moments, state.step + 1)
 
         state = in_place(advance, state, finite)
         if policy.mesh is not None and {FSDP, EXPERT, TENSOR} & set(policy.mesh.shape):

@@ -5,7 +5,7 @@ Only shapes and types are looked at where values are traced, so the checks work 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -16,7 +16,8 @@ from jaxrl_llm.core.shapes import FLOATS, INTEGERS, NUMBERS, has_shape, is_array
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.kinds import shown
 from jaxrl_llm.models.parameters import LORA_SCALE, adapted_weights, adapter_axes, head_shapes, shape_of, weights
-from jaxrl_llm.models.parameters.weight import Shape
+from jaxrl_llm.models.parameters.weight import Shape, Weight
+from jaxrl_llm.models.quantised import is_rounded
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -101,6 +102,9 @@ def _decoder(
     n = config.num_layers
     own = [weight for weight in weights(config).values() if weight.name not in without]
     ends = {weight.name: weight.shape for weight in own if "layers" not in weight.axes}
+    ends |= _adapters(
+        params, [weight for weight in adapted_weights(config).values() if weight.name in ends], config, ()
+    )
     _arrays(params, ends, prefix, ("layers", *extra))
     layers, names = params.get("layers"), [kind.name for kind in config.kinds] or [""]
     of_kind = {name: {w.name: w.shape[1:] for w in own if "layers" in w.axes and w.kind == name} for name in names}
@@ -125,15 +129,23 @@ def _layer(found: Any, shapes: dict[str, Shape], lead: Shape, config: ModelConfi
     if not isinstance(found, Mapping):
         raise InputError(f"the parameter {prefix[:-1]} is {kind_of(found)}, but must be a dictionary of arrays")
     wanted = {name: lead + shape for name, shape in shapes.items()}
-    for weight in adapted_weights(config).values():
+    adapted = [weight for weight in adapted_weights(config).values() if "layers" in weight.axes]
+    _arrays(found, wanted | _adapters(found, adapted, config, lead), prefix)
+
+
+def _adapters(
+    found: Mapping[str, Any], weights: Iterable[Weight], config: ModelConfig, lead: Shape
+) -> dict[str, Shape]:
+    """The shapes of the adapters of some weights that a dictionary has, and of their factor."""
+    wanted: dict[str, Shape] = {}
+    for weight in weights:
         matrices = adapter_axes(weight)
         if any(name in found for name in matrices):
             first, _ = matrices
             rank = (getattr(found.get(first), "shape", ()) or (0,))[-1]
-            wanted |= {name: lead + shape_of(axes[1:], config, rank=rank) for name, axes in matrices.items()}
-    if LORA_SCALE in found:
-        wanted[LORA_SCALE] = lead
-    _arrays(found, wanted, prefix)
+            of_one = {name: [axis for axis in axes if axis != "layers"] for name, axes in matrices.items()}
+            wanted |= {name: lead + shape_of(axes, config, rank=rank) for name, axes in of_one.items()}
+    return wanted | ({LORA_SCALE: lead} if LORA_SCALE in found else {})
 
 
 def _section(params: Mapping[str, Any], name: str, prefix: str) -> Mapping[str, Any]:
@@ -149,15 +161,16 @@ def _arrays(found: Mapping[str, Any], wanted: dict[str, Shape], prefix: str, oth
     for name, shape in wanted.items():
         if name not in found:
             raise InputError(f"the parameters lack {prefix}{name}: they are not this policy's")
+        rounded = is_rounded(found[name])
         array = found[name]
-        if not is_array(array):
+        if not rounded and not is_array(array):
             raise InputError(f"the parameter {prefix}{name} is {kind_of(array)}, but must be an array")
-        if not has_shape(array, shape):
+        if tuple(array.shape) != shape if rounded else not has_shape(array, shape):
             raise InputError(
                 f"the parameter {prefix}{name} has shape {tuple(array.shape)}, but the policy's configuration implies "
                 f"{shape}: these are another model's parameters"
             )
-        if not is_of(array, FLOATS):
+        if not rounded and not is_of(array, FLOATS):
             raise InputError(f"the parameter {prefix}{name} is of {array.dtype}, but must be of floats")
     for name in found:
         if name not in wanted and name not in others:

@@ -19,8 +19,9 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.attention import Attend, norm
+from jaxrl_llm.models.layers.embedding import embed, layer_inputs
 from jaxrl_llm.models.layers.layer import Given, Settings, run_layer
-from jaxrl_llm.models.layers.parts import Rotations, accumulation_dtype, project, ropes_of_kind, rotations_of
+from jaxrl_llm.models.layers.parts import Rotations, accumulation_dtype, ropes_of_kind, rotations_of
 from jaxrl_llm.models.layers.recurrent import Flow
 from jaxrl_llm.models.placement import ANYWHERE, Placement, all_but_weights
 from jaxrl_llm.models.stacks import Block, blocks_of, of_kind, place_of
@@ -28,24 +29,6 @@ from jaxrl_llm.models.stacks import Block, blocks_of, of_kind, place_of
 Params = dict[str, Any]
 # Whether layers are recomputed in the backward pass; or what of them is saved, one of jax.checkpoint_policies.
 Remat = bool | Callable[..., bool]
-
-
-@jax.named_scope("embedding")
-def _embed(params: Params, config: ModelConfig, tokens: jax.Array, dtype: Any) -> jax.Array:
-    x = params["embed"][tokens].astype(dtype)
-    return x if config.embedding_scale == 1.0 else x * jnp.asarray(config.embedding_scale, dtype)
-
-
-@jax.named_scope("embedding")
-def _inputs(params: Params, config: ModelConfig, tokens: jax.Array, x: jax.Array, dtype: Any) -> jax.Array | None:
-    """Each token's embedding of each layer, [N, L, layers, inputs], of its number and of its embedding x (Gemma 4)."""
-    if not config.layer_inputs:
-        return None
-    shape = (*tokens.shape, config.num_layers, config.layer_inputs)
-    own = (params["embed_inputs"][tokens].astype(dtype) * jnp.asarray(config.layer_inputs**0.5, dtype)).reshape(shape)
-    weight = params["project_inputs"].astype(dtype)
-    projected = (project(x, weight, params, "project_inputs") * config.hidden_size**-0.5).reshape(shape)
-    return (norm(projected, params["inputs_norm"], config) + own) * jnp.asarray(2.0**-0.5, dtype)
 
 
 def _given(given: Any, after: Any) -> Any:
@@ -68,6 +51,7 @@ def run(
     placement: Placement = ANYWHERE,
     experts: jax.Array | None = None,
     record: bool = False,
+    counted: jax.Array | None = None,
     absorbed: bool = False,
     again: Callable[[Any, Any], Any] = _given,
     flow: Flow | None = None,
@@ -78,15 +62,17 @@ def run(
     kinds, else stacked along a leading layer axis (None: there is none). rotations: `rotations_of` the positions, where
     they are already computed. placement: how states and weights are sharded. experts: int[N, L, layers, k], of each
     token in each layer of a mixture, see `moe.expert_mlp`. record: the second result is (memory, the experts of each
-    token, in the same form). absorbed: see `attention.latent_heads`. again: the memory that a layer gets which attends
-    to another's keys, made of what that one got and what it left; the former by default. flow: of layers that carry
-    states; a model without any needs none. For the other arguments see `forward`.
+    token, in the same form). counted: bool[N, L], without `record`: the second result is (memory, the `moe.Load` of
+    these tokens, [layers, E] each, zeros of layers without experts). absorbed: see `attention.latent_heads`. again:
+    the memory that a layer gets which attends to another's keys, made of what that one got and what it left; the former
+    by default. flow: of layers that carry states; a model without any needs none. For the other arguments see
+    `forward`.
     """
     dtype = dtype or params["embed"].dtype
-    x = placement.states(_embed(params, config, tokens, dtype).astype(activations or dtype), False)
+    x = placement.states(embed(params, config, tokens, dtype).astype(activations or dtype), False)
     rotations = rotations or rotations_of(config, positions, accumulation_dtype(dtype))
-    layers, inputs = params["layers"], _inputs(params, config, tokens, x, dtype)
-    settings = Settings(config, attend, flow, placement, dtype, rounding, record, absorbed)
+    layers, inputs = params["layers"], layer_inputs(params, config, tokens, x, dtype)
+    settings = Settings(config, attend, flow, placement, dtype, rounding, record, absorbed, counted)
     keep: Any = None
     if remat or placement.gathers:
         keep = remat if callable(remat) else None if remat else all_but_weights
@@ -114,7 +100,7 @@ def _unrolled(
     ropes = [ropes_of_kind(config, kind) for kind in range(len(layer_runs))]
     latest = dict[str, tuple[int, Any]]()  # by kind: the number of its last layer, its keys and values
     after: list[Any] = []
-    chosen: list[Any] = []
+    routing: list[Any] = []
     for number, (layer, kind) in enumerate(zip(layers, kinds, strict=True)):
         own, source, keys = config.each_kind[kind], number, None
         if own.keys_of:
@@ -131,9 +117,22 @@ def _unrolled(
         else:
             after.append(None)
             after[source] = left.memory
-        chosen.append(left.experts)
-    kept = tuple(after)
-    return x, (kept, jnp.stack(chosen, axis=2)) if settings.record else kept
+        routing.append(left.routing)
+    return x, _with_routing(settings, tuple(after), partial(_stacked, routing))
+
+
+def _moved(routing: Any, axis: int) -> Any:
+    return jax.tree.map(lambda y: jnp.moveaxis(y, 0, axis), routing)
+
+
+def _stacked(each: list[Any], axis: int) -> Any:
+    return jax.tree.map(lambda *y: jnp.stack(y, axis), *each)
+
+
+def _with_routing(settings: Settings, memory: Any, each: Callable[[int], Any]) -> Any:
+    """The memory of layers, with what all routers leave where it is asked for. each: this, the layers at an axis."""
+    asked = settings.record or settings.counted is not None
+    return (memory, each(2 if settings.record else 0)) if asked else memory
 
 
 def _scanned(
@@ -142,14 +141,14 @@ def _scanned(
 ) -> tuple[jax.Array, Any]:  # fmt: skip
     latest: dict[str, Any] = {}
     kept: list[Any] = [None] * config.num_layers
-    chosen: list[Any] = [None] * config.num_layers
+    routing: list[Any] = [None] * config.num_layers
     for block in blocks_of(config):
         over = _over(config, block, layers, memory, inputs, experts)
         body = partial(_pattern, config, settings, wrap, block, rotations)
         if not config.kinds:
             (x, _), left = jax.lax.scan(body, (x, latest), over)
             (found, marks), *_ = left
-            return x, (found, jnp.moveaxis(marks, 0, 2)) if settings.record else found
+            return x, _with_routing(settings, found, partial(_moved, marks))
         if block.repeats == 1:
             (x, latest), left = body((x, latest), jax.tree.map(lambda y: y[0], over))
             left = jax.tree.map(lambda y: y[None], left)
@@ -158,8 +157,8 @@ def _scanned(
             (x, latest), left = jax.lax.scan(body, (x, latest), over)
         for place, number in enumerate(block.layers):
             turn, position = divmod(place, len(block.pattern))
-            kept[number], chosen[number] = jax.tree.map(lambda y, turn=turn: y[turn], left[position])
-    return x, (tuple(kept), jnp.stack(chosen, axis=2)) if settings.record else tuple(kept)
+            kept[number], routing[number] = jax.tree.map(lambda y, turn=turn: y[turn], left[position])
+    return x, _with_routing(settings, tuple(kept), partial(_stacked, routing))
 
 
 def _over(
@@ -200,7 +199,7 @@ def _pattern(
         name = config.kinds[kind].name if config.kinds else ""
         if name and name in attended:
             latest[name] = found.keys
-        left.append((None if own.keys_of else found.memory, found.experts))
+        left.append((None if own.keys_of else found.memory, found.routing))
     return (x, latest), left
 
 

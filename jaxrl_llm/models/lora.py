@@ -16,6 +16,10 @@ n layers, D hidden, H query heads, K key-value heads, h head size, F inner size,
     out                 in [n, H, h, r]   out [n, r, D]
     gate, up            in [n, D, r]      out [n, r, F]
     down                in [n, F, r]      out [n, r, D]
+
+Each expert of a mixture has an adapter of its own, with an axis of experts after that of layers. Adapters of the
+embeddings [V, D] are beside them, and so is their factor: "embed_lora_in" [V, r] and "embed_lora_out" [r, D] add to
+what a token is embedded as, "unembed_lora_in" [D, r] and "unembed_lora_out" [r, V] to logits (`Policy.head_states`).
 """
 
 from __future__ import annotations
@@ -37,12 +41,14 @@ from jaxrl_llm.models.parameters import (
     LORA_OUT,
     LORA_SCALE,
     Params,
+    adapted_by_default,
     adapted_weights,
     adapter_axes,
     combine,
     put,
 )
 from jaxrl_llm.models.parameters.weight import Weight
+from jaxrl_llm.models.quantised import dense, is_rounded
 from jaxrl_llm.models.stacks import map_kinds
 from jaxrl_llm.utils.errors import InputError, unknown
 
@@ -50,65 +56,75 @@ TARGETS = tuple(ADAPTED)
 
 
 def check(config: ModelConfig, rank: int, targets: Iterable[str] = ()) -> tuple[str, ...]:
-    """The targets, in order; none named is every one that the model can have. InputError for what `init` refuses."""
+    """The targets, in order; where none are named those that `init` takes. InputError for what it refuses."""
     if isinstance(targets, str) or not isinstance(targets, Iterable):
         raise InputError(
             f"the LoRA targets are {shown(targets)}, but must be a list of names, such as ('query', 'value')"
         )
-    names, possible = list(targets), tuple(dict.fromkeys(weight.name for weight in adapted_weights(config).values()))
+    weights = adapted_weights(config).values()
+    names, possible = list(targets), tuple(dict.fromkeys(weight.name for weight in weights))
     for name in names:
         if not isinstance(name, str) or name not in TARGETS:
             raise unknown("LoRA target", str(name), TARGETS)
         if name not in possible:
-            raise InputError(
-                f"LoRA target {name!r} is a matrix of experts, which cannot have adapters: choose among "
-                f"{', '.join(possible[:-1])} and {possible[-1]}"
-            )
+            why = "is none of this model's matrices"
+            if name in ("embed", "unembed"):
+                why = "is of tied embeddings, with which an adapter of one alone could not be merged"
+            raise InputError(f"LoRA target {name!r} {why}: choose among {', '.join(possible[:-1])} and {possible[-1]}")
     require_kind("the LoRA rank", rank, whole(1))
-    return tuple(dict.fromkeys(names)) or possible
+    return tuple(dict.fromkeys(names or [weight.name for weight in weights if adapted_by_default(weight)]))
 
 
 def init(
     key: jax.Array, config: ModelConfig, rank: int, targets: Iterable[str] = (), dtype: Any = jnp.float32
 ) -> Params:
     """New adapters, {"layers": {...}} with layers stacked: A uniform within 1 / sqrt(inputs), as the authors' code has
-    it, and B zero, so that the policy is unchanged.
+    it, and B zero, so that the policy is unchanged; of embeddings, A zero and B normal.
 
-    targets: some of query, key, value, out, gate, up, down; by default all that the model can have: of a mixture of
-    experts, those of attention. Raises InputError for another name, for a matrix of experts, and for a rank below 1.
+    targets: some of query, key, value, out, gate, up, down and the other names of TARGETS, which are of experts where a
+    layer has them; by default all projections of layers but for experts: of a mixture, those of attention. Raises
+    InputError for another name, for the embeddings of a model that ties them, and for a rank below 1.
     """
 
     check_key(key)
-    targets = check(config, rank, targets)
-    params: Params = {}
-    weights = [weight for weight in adapted_weights(config).values() if weight.name in targets]
-    weights.sort(key=lambda weight: targets.index(weight.name))
+    targets = tuple(targets) if isinstance(targets, Iterable) and not isinstance(targets, str) else targets
+    names = check(config, rank, targets)
+    params: Params = {"layers": {}}
+    weights = [
+        weight for weight in adapted_weights(config).values()
+        if weight.name in names and (targets or adapted_by_default(weight))
+    ]  # fmt: skip
+    weights.sort(key=lambda weight: names.index(weight.name))
     for weight, own_key in zip(weights, jax.random.split(key, len(weights)), strict=True):
         *at, _ = weight.path
         (first, a), (second, b) = adapter_shapes(weight, rank).items()
-        bound = math.prod(a[1:-1]) ** -0.5
+        if weight.name == "embed":
+            put(params, (first,), jnp.zeros(a, dtype))
+            put(params, (second,), jax.random.normal(own_key, b, dtype))
+            continue
+        bound = math.prod(a[len(weight.stacked) : -1]) ** -0.5
         put(params, (*at, first), jax.random.uniform(own_key, a, dtype, -bound, bound))
         put(params, (*at, second), jnp.zeros(b, dtype))
     return params
 
 
 def adapter_shapes(weight: Weight, rank: int) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of A and B of a weight's adapter, with an axis of layers."""
-    start, end = len(weight.stacked), len(weight.stacked) + weight.inputs
-    return dict(zip(
-        adapter_axes(weight), ((*weight.shape[:end], rank), (*weight.shape[:start], rank, *weight.shape[end:])),
-        strict=True,
-    ))  # fmt: skip
+    """The names and shapes of A and B of a weight's adapter, with its axes of layers and experts."""
+    sizes = {**dict(zip(weight.axes, weight.shape, strict=True)), "rank": rank}
+    return {name: tuple(sizes[axis] for axis in axes) for name, axes in adapter_axes(weight).items()}
 
 
 def scaled(params: Params, rank: int, alpha: float) -> Params:
     """The parameters with the factor alpha / rank for their adapters, f32[n] (f32[] in each of a tuple of layers).
 
-    Without it the factor is 1. InputError where alpha is not a positive number or the rank is below 1.
+    Without it the factor is 1; that of embeddings is there only where the parameters have adapters of them. InputError
+    where alpha is not a positive number or the rank is below 1.
     """
     require_kind("the LoRA rank", rank, whole(1))
     require_kind("LoRA's alpha", alpha, number(above=0))
     layers, factor = _layers(params), jnp.float32(alpha / rank)
+    if any(map(_is_matrix, params)):
+        params = {**params, LORA_SCALE: factor}
     if isinstance(layers, tuple):
         return {**params, "layers": tuple({**layer, LORA_SCALE: factor} for layer in layers)}
 
@@ -122,14 +138,17 @@ def scaled(params: Params, rank: int, alpha: float) -> Params:
 def scaled_like(params: Params, other: Params) -> Params:
     """The parameters with the factors for adapters that others have, of the same layers."""
     factors = _kept(other, lambda name: name == LORA_SCALE)
-    return combine(params, {"layers": factors})
+    beside = {name: x for name, x in other.items() if name == LORA_SCALE}
+    return combine(params, {"layers": factors, **beside})
 
 
 def split(params: Params) -> tuple[Params, Params]:
     """(weights, adapters): what `parameters.combine` joins. The factors are beside the weights."""
+    beside = {name: x for name, x in params.items() if _is_matrix(name)}
+    weights = {name: x for name, x in params.items() if name not in beside}
     return (
-        {**params, "layers": _kept(params, lambda name: not name.endswith((LORA_IN, LORA_OUT)))},
-        {"layers": _kept(params, lambda name: name.endswith((LORA_IN, LORA_OUT)))},
+        {**weights, "layers": _kept(params, lambda name: not _is_matrix(name))},
+        {"layers": _kept(params, _is_matrix), **beside},
     )
 
 
@@ -153,45 +172,56 @@ def _layers(params: Params) -> Any:
 def adapters_of(params: Params) -> Params:
     """The adapters in a layer's dictionary, with their factor: of the first layer, or of all where stacked."""
     layers = _layers(params)
+    return own_adapters(layers[0]) if isinstance(layers, tuple) else map_kinds(own_adapters, layers)
 
-    def own(layer: Params) -> Params:
-        return {name: x for name, x in layer.items() if _is_of_adapter(name)}
 
-    return own(layers[0]) if isinstance(layers, tuple) else map_kinds(own, layers)
+def own_adapters(found: Params) -> Params:
+    """The adapters, with their factor, in one dictionary: of a layer, or of what is beside the layers."""
+    return {name: x for name, x in found.items() if _is_of_adapter(name)}
 
 
 def _is_of_adapter(name: str) -> bool:
-    return name == LORA_SCALE or name.endswith((LORA_IN, LORA_OUT))
+    return name == LORA_SCALE or _is_matrix(name)
+
+
+def _is_matrix(name: str) -> bool:
+    return name.endswith((LORA_IN, LORA_OUT))
 
 
 def merge(params: Params) -> Params:
-    """The parameters with W + (alpha / r) A B in place of W, and without adapters, in the dtypes of the weights.
+    """The parameters with W + (alpha / r) A B in place of W, and without adapters, in the dtypes of the weights; those
+    that are rounded (`quantised`) in that of the embeddings.
 
     Products are computed in float32. Layers may be stacked or a tuple; what has no adapter, a critic too, is shared
     with the parameters given and not copied.
     """
-    layers = _layers(params)
-    if isinstance(layers, tuple):
-        return {**params, "layers": tuple(_merge(layer, stacked=False) for layer in layers)}
-    return {**params, "layers": map_kinds(partial(_merge, stacked=True), layers)}
+    layers, own = _layers(params), partial(_merge, dtype=params["embed"].dtype if "embed" in params else jnp.float32)
+    found = tuple(map(own, layers)) if isinstance(layers, tuple) else map_kinds(own, layers)
+    return {**own(params), "layers": found}
 
 
-def _merge(layer: Params, stacked: bool) -> Params:
-    """`merge` of one dictionary, of one layer or of all, stacked."""
-    merged = {name: w for name, w in layer.items() if not _is_of_adapter(name)}
-    add = _add_stacked if stacked else _add
-    for name in [name for name in merged if name + LORA_IN in layer]:
-        w, a, b = layer[name], layer[name + LORA_IN], layer[name + LORA_OUT]
-        merged[name] = add(w, a, b, layer.get(LORA_SCALE, jnp.ones(w.shape[:stacked])))
+def _merge(found: Params, dtype: Any) -> Params:
+    """`merge` of one dictionary: of one layer, of all of a kind, stacked, or of what is beside the layers.
+
+    dtype: of what was rounded.
+    """
+    merged = {name: w for name, w in found.items() if not _is_of_adapter(name)}
+    rounded = {name for name, w in merged.items() if is_rounded(w)}
+    found = {**found, **{name: dense(merged[name]) for name in rounded}}
+    merged |= {name: found[name].astype(dtype) for name in rounded}
+    for name in [name for name in merged if name + LORA_IN in found]:
+        a, b = found[name + LORA_IN], found[name + LORA_OUT]
+        a, b = (b.T, a.T) if name == "unembed" else (a, b)  # whose rows are outputs
+        w = _add(found[name], a, b, found.get(LORA_SCALE, jnp.float32(1)))
+        merged[name] = w.astype(dtype) if name in rounded else w
     return merged
 
 
 @jax.jit
 def _add(w: jax.Array, a: jax.Array, b: jax.Array, scale: jax.Array) -> jax.Array:
-    """W + scale A B of one layer, in the dtype of W."""
-    a, b = a.astype(jnp.float32).reshape(-1, b.shape[0]), b.astype(jnp.float32).reshape(b.shape[0], -1)
-    product = scale * jnp.dot(a, b, precision=jax.lax.Precision.HIGHEST)
-    return (w.astype(jnp.float32) + product.reshape(w.shape)).astype(w.dtype)
-
-
-_add_stacked = jax.jit(jax.vmap(_add))
+    """W + scale A B in the dtype of W. They may have leading axes, of layers and experts, and the scale the first."""
+    lead, rank = w.shape[: a.ndim + b.ndim - 2 - w.ndim], a.shape[-1]
+    a, b = a.astype(jnp.float32).reshape(*lead, -1, rank), b.astype(jnp.float32).reshape(*lead, rank, -1)
+    product = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST).reshape(w.shape)
+    scale = scale.reshape(scale.shape + (1,) * (w.ndim - scale.ndim))
+    return (w.astype(jnp.float32) + scale * product).astype(w.dtype)

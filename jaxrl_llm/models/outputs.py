@@ -16,7 +16,7 @@ from jaxrl_llm.models.critic import implicit_logp, values_at
 from jaxrl_llm.models.hooked import Places, hooked_logp
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.layers.routing import check_experts, of_all_rows
-from jaxrl_llm.models.packed_states import View, logp_at, numbers_of, packed_states, view_of
+from jaxrl_llm.models.packed_states import EXPERTS, LOAD, View, logp_at, numbers_of, packed_states, view_of
 from jaxrl_llm.models.packing import Packing, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.stacks import inner_policy
@@ -28,7 +28,7 @@ class Wanted(NamedTuple):
     """What `policy_outputs` shall find beside log-probabilities and entropies; static."""
 
     # Of MEASURES, "values", "hidden", "internal_logp", "heated_logp", "top_tokens", "top_logp", "implicit_logp",
-    # "experts".
+    # "experts", "router_load".
     names: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = ()  # "tempered_logp:T" for each, a multiple of the sampling temperature
     layer: int = 0  # of "internal_logp", counting from 1
@@ -91,7 +91,8 @@ def policy_outputs(
     probable tokens, and "top_logp" [N, L, K] their log-probabilities without truncation; where only these are wanted
     they are of the ids in info["top_tokens"], and differentiable. "implicit_logp" is the log-probability under the
     implicit reward model (a critic of the kind "likelihood"), differentiable with respect to its parameters.
-    "experts" int[N, L, layers, k] are of all tokens, not only of actions.
+    "experts" int[N, L, layers, k] are of all tokens, not only of actions, and so is "router_load", the `moe.Load` of a
+    mixture [layers, E], of which tokens that rows share count once with a packing; one of both at a time.
 
     Where the batch has `experts`, a mixture sees its tokens with these instead of its router's choice (routing replay).
 
@@ -100,14 +101,14 @@ def policy_outputs(
     check_params(policy, params)
     check_batch(batch)
     check_experts(policy, batch)
-    view = view_of(policy, params, batch, packing, record="experts" in wanted.names)
+    record = next((name for name in (EXPERTS, LOAD) if name in wanted.names), None)
+    view = view_of(policy, params, batch, packing, record)
     logp, entropy = _drawn_from(policy, params, view, batch, packing)
     found = {"logp": logp, "entropy": entropy}
-    flat = jax.lax.stop_gradient(view.states)
-    source = Distribution(
-        flat, jax.lax.stop_gradient(policy.unembedding(params)), view.temperature, policy.config.logit_softcap,
-        policy.config.known_tokens,
-    )  # fmt: skip
+    whole = distribution_at(policy, params, view)
+    source = whole._replace(
+        hidden=jax.lax.stop_gradient(whole.hidden), unembedding=jax.lax.stop_gradient(whole.unembedding)
+    )
     for name in sorted(set(wanted.names) & set(MEASURES)):
         scale = 1 / policy.config.known_tokens if name == "mean_logp" else 1.0
         found[name] = scale * vocabulary_sum(MEASURES[name], source)
@@ -126,18 +127,23 @@ def policy_outputs(
         found["top_tokens"] = tokens.astype(jnp.float32)  # exact: vocabularies are far smaller than 2^24
     elif "top_logp" in wanted.names:
         tokens = batch.need("top_tokens").at[view.row, view.column].get(mode="clip").astype(jnp.int32)
-        whole = source._replace(hidden=view.states, unembedding=policy.unembedding(params))
         found["top_logp"] = logp_of_tokens(whole, tokens)
     if "hidden" in wanted.names:
-        found["hidden"] = flat
+        found["hidden"] = jax.lax.stop_gradient(view.states)
     if "values" in wanted.names:
         found["values"] = values_at(policy, params, view, batch, packing)
     if "implicit_logp" in wanted.names:
         found["implicit_logp"] = implicit_logp(policy, params, batch, packing)
     placed = {name: scatter(values, view, batch) for name, values in found.items()}
-    if view.experts is not None:
-        placed["experts"] = of_all_rows(view.experts, batch)
+    if record is not None:
+        placed[record] = of_all_rows(view.routing, batch) if record == EXPERTS else view.routing
     return PolicyOutputs(placed.pop("logp"), placed.pop("entropy"), placed or None)
+
+
+def distribution_at(policy: Policy, params: Params, view: View) -> Distribution:
+    """The distributions that a view's tokens were drawn from, without truncation."""
+    states, head, config = policy.head_states(params, view.states), policy.unembedding(params), policy.config
+    return Distribution(states, head, view.temperature, config.logit_softcap, config.known_tokens)
 
 
 def _drawn_from(
@@ -149,7 +155,7 @@ def _drawn_from(
     packing = whole_rows(batch) if packing is None else packing
     others = None
     if hook.other is not None:
-        others = packed_states(policy, jax.lax.stop_gradient(params["other"]), batch.tokens, packing)
+        others, _ = packed_states(policy, jax.lax.stop_gradient(params["other"]), batch.tokens, packing)
     state = numbers_of(hook, batch, packing)
     places = Places(view.states, view.targets, view.temperature, view.floor, state, others)
     return hooked_logp(policy, hook, params, places)

@@ -22,6 +22,8 @@ from jaxrl_llm.models.packing import PackedRows, Packing, paths_flow, rows_of_pa
 from jaxrl_llm.models.placement import Placement, placement
 from jaxrl_llm.models.policy import Params, Policy
 
+EXPERTS, LOAD = "experts", "router_load"  # what routers of experts leave that can be recorded
+
 
 class View(NamedTuple):
     """M chosen tokens, the states that they were chosen from, and what goes with them."""
@@ -32,19 +34,19 @@ class View(NamedTuple):
     targets: jax.Array  # int32[M]
     temperature: jax.Array  # f32[M]
     floor: jax.Array | None  # f32[M]
-    experts: jax.Array | None = None  # int[N, L, layers, k] of packed tokens, where they are recorded
+    routing: Any = None  # see `packed_states`
 
 
-def view_of(policy: Policy, params: Params, batch: Trajectories, packing: Packing | None, record: bool = False) -> View:
+def view_of(
+    policy: Policy, params: Params, batch: Trajectories, packing: Packing | None, record: str | None = None
+) -> View:
     """The tokens that a packing chooses (None: those of whole rows), and at which temperatures they were drawn.
 
-    record: with the experts that packed tokens went through.
+    record: what `packed_states` shall record.
     """
     packing = whole_rows(batch) if packing is None else packing
     given = None if batch.experts is None else batch.experts[:, :, : policy.config.num_layers]
-    states, chosen = packed_states(policy, params, batch.tokens, packing, given, record), None
-    if record:
-        states, chosen = states
+    states, routing = packed_states(policy, params, batch.tokens, packing, given, record)
     at = packing.row, packing.column  # what is past the end is read at the end
 
     def gather(x: jax.Array) -> jax.Array:
@@ -53,7 +55,7 @@ def view_of(policy: Policy, params: Params, batch: Trajectories, packing: Packin
     temperature = jnp.ones(len(batch.tokens)) if batch.temperature is None else batch.temperature
     floor = None if batch.support_floor is None else gather(batch.support_floor)
     temperature = temperature.at[packing.row].get(mode="clip")
-    view = View(*at, states, gather(batch.tokens), temperature, floor, chosen)
+    view = View(*at, states, gather(batch.tokens), temperature, floor, routing)
     if policy.hook is None or policy.hook.factor is None:
         return view
     entropy = jax.lax.stop_gradient(logp_at(policy, params, view._replace(floor=None))[1])
@@ -69,22 +71,24 @@ def numbers_of(hook: Hook, batch: Trajectories, packing: Packing) -> dict[str, j
 def logp_at(policy: Policy, params: Params, view: View) -> tuple[jax.Array, jax.Array]:
     """Log-probability and entropy f32[M] of the chosen tokens, at their temperatures, of their truncated support."""
     return fused_logprob(
-        view.states, policy.unembedding(params), view.targets, temperature=view.temperature,
-        softcap=policy.config.logit_softcap, support_floor=view.floor, vocab_size=policy.config.unpadded,
+        policy.head_states(params, view.states), policy.unembedding(params), view.targets,
+        temperature=view.temperature, softcap=policy.config.logit_softcap, support_floor=view.floor,
+        vocab_size=policy.config.unpadded,
     )  # fmt: skip
 
 
 def packed_states(
-    policy: Policy, params: Params, tokens: Array, packing: Packing, experts: Array | None = None, record: bool = False
-) -> Any:
-    """The hidden states [M, D] that actions were chosen from. tokens int32[N, L], of the batch.
+    policy: Policy, params: Params, tokens: Array, packing: Packing, experts: Array | None = None,
+    record: str | None = None,
+) -> tuple[Array, Any]:  # fmt: skip
+    """The hidden states [M, D] that actions were chosen from, and what is recorded. tokens int32[N, L], of the batch.
 
     Every packed token goes through the model once, forward and backward: both levels side by side through each layer,
     where suffixes attend to the keys and values of their row of prefixes. Differentiable with respect to params.
 
     experts: int[N, L, layers, k], with which the tokens go through a mixture of experts (see `moe.expert_mlp`);
-    of a token that several rows share, those of the row that is packed. record: return (states, experts [N, L, layers,
-    k] of the tokens that are packed, NOT_RECORDED elsewhere).
+    of a token that several rows share, those of the row that is packed. record, of the tokens that are packed: EXPERTS,
+    int[N, L, layers, k], NOT_RECORDED elsewhere; LOAD, their `moe.Load` [layers, E]. None: the second result is None.
     """
     config, levels = policy.config, packing.levels
     where = placement(config, policy.mesh)
@@ -118,11 +122,11 @@ def packed_states(
     given = None if experts is None else experts.reshape(-1, *experts.shape[2:])[source]
     hidden, memory = policy.run(
         params, tokens.reshape(-1)[source], position, attend, remat=policy.remat, placement=where, experts=given,
-        record=record, flow=flow,
+        record=record == EXPERTS, counted=numbers[0] > 0 if record == LOAD else None, flow=flow,
     )  # fmt: skip
     states = _states(hidden, packing, tiles, sum(sizes), where)
-    if not record:
-        return states
+    if record != EXPERTS:
+        return states, memory[1] if record else None
     chosen, size = memory[1], tokens.size
     at = jnp.where(numbers[0] > 0, source, size).reshape(-1)
     found = jnp.full((size, *chosen.shape[2:]), NOT_RECORDED, chosen.dtype)

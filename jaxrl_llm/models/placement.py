@@ -166,7 +166,11 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
         return tokens_before_units(put(x, *spec), PartitionSpec(*spec), mesh) if kernels else put(x, *spec)
 
     def weights(layer: dict[str, Any]) -> dict[str, Any]:
-        return {name: _as_matrix(put, name, x, split_spec(name, x.shape, config, mesh)) for name, x in layer.items()}
+        def placed(name: str, x: jax.Array) -> jax.Array:
+            return _as_matrix(put, name, x, split_spec(name, x.shape, config, mesh))
+
+        # Rounded weights are several arrays.
+        return {name: jax.tree.map(partial(placed, name), x) for name, x in layer.items()}
 
     # Without this the compiler gathers the weights of the backward pass, to keep tokens on their devices.
     def units(x: jax.Array) -> jax.Array:

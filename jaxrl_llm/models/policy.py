@@ -17,7 +17,7 @@ from jaxrl_llm.models.checks import check_key, check_params, check_tokens
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.forward import Cache, forward
 from jaxrl_llm.models.kinds import number, require_kind, shown
-from jaxrl_llm.models.layers.parts import accumulation_dtype
+from jaxrl_llm.models.layers.parts import accumulation_dtype, scaled_low_rank
 from jaxrl_llm.models.parameters import put, weights
 from jaxrl_llm.models.parameters.weight import IDENTITY, PLAIN, ZEROS, Weight
 from jaxrl_llm.utils.errors import InputError
@@ -90,14 +90,26 @@ class Policy:
         return {"dtype": self.dtype, "activations": self.activations, "rounding": self.rounding}
 
     def unembedding(self, params: Params) -> jax.Array:
-        """The matrix [V, D] whose product with a hidden state gives its logits."""
-        return params["embed" if self.config.tie_embeddings else "unembed"].astype(self.dtype)
+        """The matrix [V, D] whose product with a hidden state gives its logits; with an adapter [V, D + r], of
+        `head_states`."""
+        own = params["embed" if self.config.tie_embeddings else "unembed"].astype(self.dtype)
+        if "unembed_lora_out" not in params:
+            return own
+        return jnp.concatenate([own, params["unembed_lora_out"].T.astype(self.dtype)], axis=1)
+
+    def head_states(self, params: Params, hidden: jax.Array) -> jax.Array:
+        """Hidden states [..., D] as the unembedding multiplies them: beside them what an adapter reads of them."""
+        if "unembed_lora_in" not in params:
+            return hidden
+        low_rank = scaled_low_rank(hidden @ params["unembed_lora_in"].astype(self.dtype), params)
+        return jnp.concatenate([hidden, low_rank.astype(hidden.dtype)], axis=-1)
 
     @jax.named_scope("head")
     def logits_of(self, params: Params, hidden: jax.Array) -> jax.Array:
         """Logits f32[..., V] of hidden states [..., D], soft cap included. Only for few positions at a time."""
         dtype = accumulation_dtype(self.dtype)
-        out = jnp.einsum("...d,vd->...v", hidden, self.unembedding(params), preferred_element_type=dtype)
+        hidden, head = self.head_states(params, hidden), self.unembedding(params)
+        out = jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=dtype)
         cap, scale = self.config.logit_softcap, self.config.logit_scale
         out = out if scale == 1 else out * scale
         return cap * jnp.tanh(out / cap) if cap else out

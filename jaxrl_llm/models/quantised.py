@@ -1,4 +1,4 @@
-"""Matrices of decoder layers rounded to eight bits, with a scale for each output, and products with them.
+"""Matrices of decoder layers rounded to eight bits, with a scale for each output (products: `layers.products`).
 
 A matrix W [K, N] is stored as values of int8 or float8 (E4M3) and scales f32[1, N], W ~ values * scale, with
 scale = max |W| / 127 over the inputs of an output (448 for float8), and 1 where all are zero; as in Jet-RL
@@ -7,24 +7,28 @@ x W ~ (x values) * scale. A product reads the values themselves: no wide copy of
 are not rounded. The sampler keeps `Quantised` weights; the update, where it shall compute the same numbers, rounds its
 own at each use (`StraightThrough`), with gradients as if W had not been rounded but was that matrix.
 
+Frozen weights, to which adapters are trained (QLoRA), may be kept as `Quantised`, or in four bits (`normal_float`), in
+the update too (`FROZEN`): gradients go through the matrices that they stand for, and nothing wide is kept for the
+backward pass.
+
 Embeddings, unembedding, norms, biases, routers of experts and adapters stay as they are.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxrl_kernels.partition import vary_together
 
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.mesh_axes import AnyMesh
+from jaxrl_llm.models.normal_float import NormalFloat, as_floats, normal_float
 from jaxrl_llm.models.parameters import PROJECTIONS, parameter_shapes
 from jaxrl_llm.models.placement import split_spec
 from jaxrl_llm.utils.errors import InputError, shown
@@ -33,9 +37,7 @@ from jaxrl_llm.utils.errors import InputError, shown
 KINDS: dict[str, tuple[Any, float]] = {"int8": (jnp.int8, 127.0), "float8": (jnp.float8_e4m3fn, 448.0)}
 NAMES = frozenset(name for name, weight in PROJECTIONS.items() if not {"one", "taps", "all_inputs"} & {*weight.axes})
 NAMES -= {"router", "delta_rate", "delta_decay"}
-FEW_ROWS = 128  # rows of a product that XLA for CPUs would spend on converting the weights, mostly
 SMALLEST = 1e-30  # what is below is 0
-BLOCK = 2**17  # weights that are converted at a time on CPUs: they stay in a core's cache
 
 
 class Quantised(NamedTuple):
@@ -68,7 +70,12 @@ class StraightThrough:
         return self.weight.shape
 
 
-Weight = Array | Quantised | StraightThrough
+Weight = Array | Quantised | NormalFloat | StraightThrough
+
+
+def is_rounded(w: Any) -> TypeGuard[Quantised | NormalFloat]:
+    """Whether a weight is kept rounded."""
+    return isinstance(w, Quantised | NormalFloat)
 
 
 def kind_of(dtype: Any, name: str = "weight_dtype") -> str | None:
@@ -89,7 +96,7 @@ def quantise(w: Array, kind: str, inputs: tuple[int, ...] = (-2,)) -> Quantised:
 
     For float8, it is at most |w| / 16, or scale / 1024 where that is more.
     """
-    return _rounded(w, _scale_of(w, kind, inputs), kind)
+    return rounded(w, _scale_of(w, kind, inputs), kind)
 
 
 def straight_through(w: Array, kind: str, inputs: tuple[int, ...] = (-2,)) -> StraightThrough:
@@ -102,7 +109,8 @@ def _scale_of(w: Array, kind: str, inputs: tuple[int, ...]) -> Array:
     return jnp.where(largest > SMALLEST, largest / KINDS[kind][1], 1.0)
 
 
-def _rounded(w: Array, scale: Array, kind: str) -> Quantised:
+def rounded(w: Array, scale: Array, kind: str) -> Quantised:
+    """Values of a kind of KINDS, of matrices w with these scales."""
     dtype, most = KINDS[kind]
     scaled = jnp.clip(w.astype(jnp.float32) / scale, -most, most)
     return Quantised((jnp.round(scaled) if kind == "int8" else scaled).astype(dtype), scale)
@@ -117,17 +125,50 @@ def dense(w: Weight) -> Array:
     """The matrix itself; of one that is rounded where it is used with a gradient as if it was not."""
     if isinstance(w, Quantised):
         return dequantised(w)
+    if isinstance(w, NormalFloat):
+        return as_floats(w)
     if isinstance(w, StraightThrough):
-        rounded = dequantised(_rounded(w.weight, w.scale, w.kind), w.weight.dtype)
-        return w.weight + jax.lax.stop_gradient(rounded - w.weight)
+        found = dequantised(rounded(w.weight, w.scale, w.kind), w.weight.dtype)
+        return w.weight + jax.lax.stop_gradient(found - w.weight)
     return w
 
 
 def quantised_layer(layer: dict[str, Any], kind: str | None) -> dict[str, Any]:
-    """A layer's parameters, or those of all layers, with its projections rounded; as it is for None."""
+    """A layer's parameters, or those of all layers, with its projections rounded where they are not; None: as it is."""
     if kind is None:
         return layer
-    return {name: quantise(w, kind, inputs_of(name)) if name in NAMES else w for name, w in layer.items()}
+    rounds = lambda name, w: name in NAMES and not is_rounded(w)  # noqa: E731
+    return {name: quantise(w, kind, inputs_of(name)) if rounds(name, w) else w for name, w in layer.items()}
+
+
+# How a frozen matrix may be kept, by name: a function of it and its axes of inputs.
+FROZEN: dict[str, Callable[..., Quantised | NormalFloat]] = {
+    **{kind: partial(quantise, kind=kind) for kind in KINDS},
+    "nf4": normal_float,
+}
+
+
+@partial(jax.jit, static_argnames=("kind", "name"))
+def frozen_weight(name: str, w: Array, kind: str) -> Any:
+    """A parameter as it is kept where it does not learn: a projection of layers rounded to a kind of FROZEN."""
+    return FROZEN[kind](w, inputs=inputs_of(name)) if name in NAMES else w
+
+
+def rounded_specs(name: str, w: Quantised | NormalFloat, config: ModelConfig, mesh: AnyMesh) -> Any:
+    """PartitionSpecs of a rounded weight on a mesh, for `shard_map`: scales are split as what they are scales of.
+
+    InputError where blocks of inputs would be cut. config: of the layer.
+    """
+    if isinstance(w, Quantised):
+        return jax.tree.map(lambda x: split_spec(name, x.shape, config, mesh), w)
+    spec = split_spec(name, w.shape, config, mesh)
+    for axis, size in zip(spec, w.scale.shape, strict=False):
+        if axis is not None and size % mesh.shape[axis]:
+            raise InputError(
+                f"{axis}={mesh.shape[axis]} of the mesh would cut blocks of 64 inputs of {name}, of which there are "
+                f"{size}: give a number that divides them, or frozen_dtype int8"
+            )
+    return NormalFloat(spec, spec)  # type: ignore[arg-type]
 
 
 def inputs_of(name: str) -> tuple[int, ...]:
@@ -157,121 +198,11 @@ def straight_through_layer(layer: dict[str, Any], kind: str | None) -> dict[str,
     """A layer's parameters, whose projections are rounded where they are used, but for those that are already."""
     if kind is None:
         return layer
-    rounds = lambda name, w: name in NAMES and not isinstance(w, Quantised)  # noqa: E731
+    rounds = lambda name, w: name in NAMES and not is_rounded(w)  # noqa: E731
     own = {name: straight_through(w, kind, inputs_of(name)) for name, w in layer.items() if rounds(name, w)}
     return {**layer, **own}
 
 
 def cast(tree: Any, dtype: Any) -> Any:
-    """Arrays in a dtype; `Quantised` ones as they are."""
-    is_quantised = lambda x: isinstance(x, Quantised)  # noqa: E731
-    return jax.tree.map(lambda x: x if is_quantised(x) else x.astype(dtype), tree, is_leaf=is_quantised)
-
-
-def product(x: Array, weight: Weight) -> Array:
-    """x [M, K] times a matrix of K inputs, whose axes may be several: [M, N], in the dtype of x if it is rounded."""
-    K = x.shape[1]
-    if isinstance(weight, Quantised):
-        return _product(x, Quantised(weight.values.reshape(K, -1), weight.scale.reshape(1, -1)), None)
-    if isinstance(weight, StraightThrough):
-        w, scale = weight.weight.reshape(K, -1), weight.scale.reshape(1, -1)
-        return _straight_through(*vary_together(x, w, scale), None, weight.kind)
-    return x @ weight.reshape(K, -1)
-
-
-def ragged_product(x: Array, weight: Weight, sizes: Array) -> Array:
-    """x [M, K], whose rows are sizes[0] for the first expert and so on, times their matrices [E, K, N]: [M, N].
-
-    sizes: int32[E]. Rows of no expert are not defined.
-    """
-    if isinstance(weight, Quantised):
-        return _product(x, weight, sizes)
-    if isinstance(weight, StraightThrough):
-        return _straight_through(*vary_together(x, weight.weight, weight.scale, sizes), weight.kind)
-    return jax.lax.ragged_dot(x, weight.astype(x.dtype), sizes)
-
-
-def _product(x: Array, q: Quantised, sizes: Array | None) -> Array:
-    """x times the values, summed in float32, and then times the scale."""
-    sums = jnp.promote_types(x.dtype, jnp.float32)
-    if sizes is not None:
-        y = jax.lax.ragged_dot(x, q.values.astype(x.dtype), sizes, preferred_element_type=sums)
-        return (y * _scale_of_rows(q.scale, sizes, len(x))).astype(x.dtype)
-
-    def whole(x: Array, values: Array) -> Array:
-        return jnp.matmul(x, values.astype(x.dtype), preferred_element_type=sums)
-
-    by_blocks = len(x) <= FEW_ROWS and q.values.size > BLOCK and sums == jnp.float32
-    y = jax.lax.platform_dependent(x, q.values, cpu=_blocked if by_blocks else whole, default=whole)
-    return (y * q.scale).astype(x.dtype)
-
-
-def _scale_of_rows(scale: Array, sizes: Array, rows: int) -> Array:
-    """Of scales [E, 1, N] those of each row's expert, [rows, N]."""
-    expert = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(rows), side="right")
-    return scale[jnp.minimum(expert, len(scale) - 1), 0]
-
-
-def _blocked(x: Array, values: Array) -> Array:
-    """x [M, K] times values [K, N], f32[M, N], for CPUs: XLA first writes a wide copy of a product's narrow operand.
-
-    So that the copy stays in a core's cache, it is made of some columns at a time. The last block overlaps.
-    """
-    K, N = values.shape
-    if values.dtype == jnp.float8_e4m3fn:
-        values = jax.lax.bitcast_convert_type(values, jnp.uint8)  # or XLA converts them all to float16
-    width = min(max(BLOCK // K // 64, 1) * 64, N)
-
-    def step(number: Array, out: Array) -> Array:
-        first = jnp.minimum(number * width, N - width)
-        # Without the barrier XLA converts all blocks at once, before the loop.
-        block = jax.lax.optimization_barrier(jax.lax.dynamic_slice_in_dim(values, first, width, axis=1))
-        y = jnp.matmul(x, _widened(block, x.dtype), preferred_element_type=jnp.float32)
-        return jax.lax.dynamic_update_slice_in_dim(out, y, first, axis=1)
-
-    return jax.lax.fori_loop(0, math.ceil(N / width), step, jnp.zeros((len(x), N), jnp.float32))
-
-
-def _widened(values: Array, dtype: Any) -> Array:
-    """Values of int8, or the bits uint8 of float8, in a dtype."""
-    if values.dtype != jnp.uint8:
-        return values.astype(dtype)
-    bits = values.astype(jnp.uint32)
-    size, sign = bits & 0x7F, (bits & 0x80) << 24
-    normal = jax.lax.bitcast_convert_type((size << 20) + (120 << 23), jnp.float32)  # exponents count from -127, not -7
-    found = jnp.where(size < 8, size.astype(jnp.float32) * 2.0**-9, normal)
-    found = jax.lax.bitcast_convert_type(found, jnp.uint32) | sign
-    return jax.lax.bitcast_convert_type(found, jnp.float32).astype(dtype)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _straight_through(x: Array, w: Array, scale: Array, sizes: Array | None, kind: str) -> Array:
-    """The product of x [M, K] with w [K, N], or of rows with those of their experts [E, K, N], rounded.
-
-    The gradient of x is that of the product with the rounded matrix, the gradient of w as if it was not rounded.
-    Nothing that is rounded is kept for the backward pass.
-    """
-    return _product(x, _rounded(w, scale, kind), sizes)
-
-
-def _straight_through_backward(
-    kind: str, residuals: tuple[Array, Array, Array, Array | None], dy: Array
-) -> tuple[Array, Array, None, None]:
-    x, w, scale, sizes = residuals
-    values = _rounded(w, scale, kind).values.astype(x.dtype)
-    of_rows = scale if sizes is None else _scale_of_rows(scale, sizes, len(x))
-    scaled, sums = (dy * of_rows).astype(x.dtype), jnp.promote_types(x.dtype, jnp.float32)
-    if sizes is None:
-        dx = jnp.einsum("mn,kn->mk", scaled, values, preferred_element_type=sums)
-        dw = jnp.einsum("mk,mn->kn", x, dy, preferred_element_type=sums)
-    else:
-        times = partial(jax.lax.ragged_dot, group_sizes=sizes)
-        (dx,) = jax.vjp(lambda x: times(x, values), x)[1](scaled)
-        (dw,) = jax.vjp(lambda v: times(x, v), values)[1](dy)
-    return dx.astype(x.dtype), dw.astype(w.dtype), None, None
-
-
-_straight_through.defvjp(
-    lambda x, w, scale, sizes, kind: (_straight_through(x, w, scale, sizes, kind), (x, w, scale, sizes)),
-    _straight_through_backward,
-)
+    """Arrays in a dtype; rounded ones as they are."""
+    return jax.tree.map(lambda x: x if is_rounded(x) else x.astype(dtype), tree, is_leaf=is_rounded)

@@ -31,6 +31,7 @@ from jaxrl_llm.models.layers.moe import index_dtype
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Policy, init_params
+from jaxrl_llm.models.stacks import map_kinds
 from jaxrl_llm.plan.layers import config_of
 from jaxrl_llm.plan.sampling_programs import Arrays, engine_arrays
 from jaxrl_llm.sampling.batch import BatchRow, assemble
@@ -41,7 +42,7 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import check_method, with_routing
 from jaxrl_llm.training.reference import first_policies, wants_reference
 from jaxrl_llm.training.rollout import hook_of, rollout_of, strategy_of
-from jaxrl_llm.training.setup import remat_of, split_parameters, with_critic, with_precision
+from jaxrl_llm.training.setup import keep_of, remat_of, split_parameters, with_critic, with_precision
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -131,7 +132,7 @@ def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None
         )
     learner = Learner(
         policy, algorithm, optimizer, mesh, config.epochs, config.minibatches, config.micro_batches, reference, frozen,
-        policies,
+        policies, config.balance,
     )  # fmt: skip
     devices = row_shards(of_this_host(sampler), SAMPLED_ROWS)
     sizes = engine_sizes(config, algorithm, devices, units_of(sampler), policy.config.max_positions)
@@ -162,6 +163,8 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
     def parameters() -> Any:
         policy = with_precision(config, Policy(model, jnp.dtype(config.dtype), remat_of(config)))
         params = init_params(jax.random.key(0), model, jnp.dtype(config.param_dtype))
+        if (keep := keep_of(config)) is not None:
+            params["layers"] = map_kinds(lambda own: {name: keep(name, x) for name, x in own.items()}, params["layers"])
         if config.adapter:
             adapter = open_adapter(path_of(config.adapter, "adapter"), model)
             params = combine(params, jax.tree.map(jnp.asarray, adapter_params(adapter)))

@@ -84,6 +84,7 @@ def draw(policy: Policy, params: Params, hidden: Array, counters: Array, setting
 def _unembedding(policy: Policy, params: Params, hidden: Array) -> tuple[Array, Array]:
     """The unembedding [V, D], padded if `weights.take_weights` padded it, and hidden states [N, D] padded to match."""
     head = params["head"] if "head" in params else policy.unembedding(params)
+    hidden = policy.head_states(params, hidden)
     missing = head.shape[1] - hidden.shape[1]
     return head, jnp.pad(hidden, ((0, 0), (0, missing))) if missing else hidden
 

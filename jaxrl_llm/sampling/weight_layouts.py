@@ -12,10 +12,12 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import named_shardings, parameter_specs
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.recurrent import State
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, AnyMesh, row_axes
+from jaxrl_llm.models.placement import split_spec
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.quantised import Quantised, kind_of, quantised_layer, quantised_specs
+from jaxrl_llm.models.quantised import cast, is_rounded, kind_of, quantised_layer, quantised_specs
 from jaxrl_llm.models.stacks import of_kind, place_of, unstack
 from jaxrl_llm.sampling.decode import RingCache
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache
@@ -67,8 +69,8 @@ def with_inputs_last(places: dict[str, Any]) -> dict[str, Any]:
     """
 
     def lay(place: Any) -> Any:
-        if isinstance(place, Quantised):
-            return place._replace(values=lay(place.values))
+        if is_rounded(place):  # the values, or levels
+            return place._replace(**{place._fields[0]: lay(place[0])})
         return Format(Layout(major_to_minor=(1, 2, 0)), place)
 
     return places | {name: lay(places[name]) for name in TO_HEADS}
@@ -144,10 +146,11 @@ def _others(policy: Policy, params: Params, options: LoopOptions) -> Params:
     """`loop_params` of all arrays but those of layers."""
     # The decoder casts the norms of layers, but not the final norm.
     out = {name: x if name == "final_norm" else x.astype(policy.dtype) for name, x in params.items()}
-    if options.own_head(policy):
+    if options.own_head(policy) or "unembed_lora_out" in out:  # no step shall put that beside the unembedding
         head = jnp.pad(policy.unembedding(out), [(0, n) for n in options.padding(policy)])
         out["head"] = head.astype(policy.activation_dtype) if options.wide_head else head
-        out.pop("unembed", None)
+        for name in ("unembed", "unembed_lora_out"):
+            out.pop(name, None)
     return out
 
 
@@ -155,20 +158,37 @@ def _layer(policy: Policy, layers: Params, number: Any, options: LoopOptions) ->
     """`loop_params` of one layer. number: which, of stacked ones; None if `layers` are the arrays of one."""
     layer = layers if number is None else jax.tree.map(lambda x: x[number], layers)
     # Rounded from the policy's dtype, as in the update.
-    return quantised_layer(jax.tree.map(lambda x: x.astype(policy.dtype), layer), options.rounding)
+    return quantised_layer(cast(layer, policy.dtype), options.rounding)
 
 
 def loop_specs(policy: Policy, mesh: AnyMesh, adapted: Any = None, options: LoopOptions = PLAIN) -> Any:
     """A PartitionSpec for each array of `loop_params`. adapted: parameters whose LoRA adapters are included."""
     specs = parameter_specs(policy.config, mesh, False, adapted)
     options = options._replace(vocab_shards=mesh.shape.get("tensor", 1))
-    if options.own_head(policy):
-        specs.pop("unembed", None)
+    if options.own_head(policy) or "unembed_lora_out" in specs:
+        for name in ("unembed", "unembed_lora_out"):
+            specs.pop(name, None)
         specs["head"] = PartitionSpec("tensor") if options.vocab_shards > 1 else PartitionSpec()
     if options.rounding is not None:
         each = enumerate(specs["layers"])
         specs["layers"] = tuple(quantised_specs(policy.config.of_layer(number), mesh, layer) for number, layer in each)
-    return specs
+    return specs | {"layers": _with_rounded(specs["layers"], adapted, policy.config, mesh)}
+
+
+def _with_rounded(specs: tuple[Any, ...], given: Any, config: ModelConfig, mesh: AnyMesh) -> tuple[Any, ...]:
+    """The specs of layers where some weights of the parameters given are kept rounded: of each of their arrays."""
+    if given is None:
+        return specs
+    layers, out = jax.eval_shape(lambda params: unstack(params, config)["layers"], given), []
+    for number, (own, layer) in enumerate(zip(specs, layers, strict=True)):
+        rounded = {name: w for name, w in layer.items() if is_rounded(w)}
+        config_of = config.of_layer(number)
+        split = {
+            name: jax.tree.map(lambda x, n=name, c=config_of: split_spec(n, x.shape, c, mesh), w)
+            for name, w in rounded.items()
+        }
+        out.append(own | split)
+    return tuple(out)
 
 
 def shardings(tree: Any, mesh: Mesh) -> Any:

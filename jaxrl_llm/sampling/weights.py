@@ -134,6 +134,7 @@ def _is_ready(policy: Policy, params: Params) -> bool:
     return (
         jax.default_backend() == "cpu"
         and isinstance(params["layers"], dict)
+        and "unembed_lora_out" not in params  # see `_others`
         and all(
             _is_array(x) and x.dtype == policy.dtype == jnp.float32 and x.devices() == here
             for x in jax.tree.leaves(params)

@@ -10,12 +10,12 @@ import numpy as np
 from jaxrl_llm.advantages.group import TOLERANCE
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories, map_rows
-from jaxrl_llm.learner.signal import signal
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rewards.workers.calling import Logged
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.health.degraded import fallback_notes, grown_counts
 from jaxrl_llm.training.setup import RunParts
+from jaxrl_llm.training.signal import signal
 from jaxrl_llm.utils.process import compiles
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,7 +31,9 @@ from jaxrl_llm.models.critic import critic_of, init_critic
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.io.digest import tokenizer_digest
 from jaxrl_llm.models.io.load import load_tokenizer
+from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.quantised import frozen_weight
 from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.training.agents import agent_digests, check_agent, is_agent
@@ -95,6 +97,11 @@ def with_precision(config: TrainConfig, policy: Policy) -> Policy:
     )
 
 
+def keep_of(config: TrainConfig) -> Callable[[str, jax.Array], Any] | None:
+    """What is kept of a parameter of the model, see `load_policy`; None: all of it."""
+    return None if config.frozen_dtype == "param_dtype" else partial(frozen_weight, kind=config.frozen_dtype)
+
+
 def load_model(
     config: TrainConfig, needs: Collection[str], mesh: jax.sharding.Mesh | None = None,
     sampler: jax.sharding.Mesh | None = None,
@@ -107,7 +114,7 @@ def load_model(
     spread = None if mesh is None or mesh.size == 1 else partial(_sharded, mesh, sampler or mesh)
     policy, params, tokenizer = load_policy(
         config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat_of(config), shardings=spread,
-        adapter=config.adapter, context=config.context_tokens or None,
+        adapter=config.adapter, context=config.context_tokens or None, keep=keep_of(config),
     )  # fmt: skip
     policy = with_precision(config, policy)
     return *with_critic(config, needs, policy, params), tokenizer
@@ -147,8 +154,9 @@ def split_parameters(config: TrainConfig, policy: Policy, params: Params) -> tup
             )
         return base, critic | adapters
     key, rank = jax.random.key(config.seed), config.lora_rank
-    learning = critic | lora.init(key, policy.config, rank, config.lora_targets)
-    return lora.scaled(base, rank, config.lora_alpha), learning
+    adapters = lora.init(key, policy.config, rank, config.lora_targets)
+    base, adapters = lora.split(lora.scaled(combine(base, adapters), rank, config.lora_alpha))
+    return base, critic | adapters
 
 
 def reference_of(
@@ -163,7 +171,7 @@ def reference_of(
         spread = None if policy.mesh is None else partial(_sharded, policy.mesh, policy.mesh)
         _, other, tokenizer = load_policy(
             name, dtype=config.dtype, param_dtype=config.param_dtype, shardings=spread,
-            context=config.context_tokens or None,
+            context=config.context_tokens or None, keep=keep_of(config),
         )  # fmt: skip
         digests[f"the weights of {name}"] = model_digests(other, tokenizer)["the model's weights"]
         if frozen is not None and not config.adapter:

@@ -12,13 +12,13 @@ from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed.on_hosts import to_numpy
 from jaxrl_llm.learner.checks import check_provided
-from jaxrl_llm.learner.full_size import at_full_size
 from jaxrl_llm.learner.microbatches import filled
 from jaxrl_llm.learner.nonfinite import NotFiniteError, not_finite, refusal
 from jaxrl_llm.learner.step import Learner, learn_batch
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.full_size import at_full_size
 from jaxrl_llm.training.health.rollback import Judged, undo_spike
 from jaxrl_llm.training.method import needs_values
 from jaxrl_llm.training.metrics import Learned, step_metrics
@@ -51,7 +51,7 @@ def learn(
     reference = reference_now(parts.reference, state.policies.get("reference"), parts.frozen)
     learner = Learner(
         policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs, config.minibatches,
-        config.micro_batches, reference, frozen, state.policies,
+        config.micro_batches, reference, frozen, state.policies, config.balance,
     )  # fmt: skip
     later = frozenset[str]() if learner.algorithm.phases is None else learner.algorithm.phases.provides
     check_provided(batch, learner.algorithm.needs - later)

@@ -15,14 +15,14 @@ from test_steps import uneven
 from jaxrl_llm import algorithms
 from jaxrl_llm.core.trajectory import Trajectories, map_rows
 from jaxrl_llm.distributed import data_mesh
-from jaxrl_llm.learner.full_size import at_full_size, fill_up
 from jaxrl_llm.learner.inputs import outputs_of
 from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.setup import compile_learning, start
-from jaxrl_llm.learner.signal import signal
 from jaxrl_llm.learner.step import Learner, learn_batch
 from jaxrl_llm.plan.shapes import full_batch
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.full_size import at_full_size, fill_up
+from jaxrl_llm.training.signal import signal
 
 
 def test_steps_over_some_rows_take_each_of_them_once() -> None:

@@ -37,7 +37,7 @@ def of_body(layers: int, pack: Any, batch: Trajectories) -> float:
 
     def loss(params: Any, batch: Trajectories) -> jax.Array:
         packing: Packing = pack(batch)
-        return jnp.sum(packed_states(policy, params, batch.tokens, packing) ** 2)
+        return jnp.sum(packed_states(policy, params, batch.tokens, packing)[0] ** 2)
 
     params = jax.eval_shape(lambda: unstack(init_params(jax.random.key(0), config), config))
     return flops(jax.grad(loss), params, batch)

@@ -215,7 +215,8 @@ def test_join_is_a_deep_union_that_shares_arrays() -> None:
     [
         ("llama", 4, ("query", "keys"), "unknown LoRA target 'keys': did you mean 'key'"),
         ("llama", 0, (), "the LoRA rank is 0, but must be a whole number"),
-        ("mixtral", 4, ("query", "up"), "LoRA target 'up' is a matrix of experts, .* choose among query, key, value"),
+        ("mixtral", 4, ("query", "latent"), "'latent' is none of this model's matrices: .* embed, unembed, query, key"),
+        ("llama_tied", 4, ("embed",), "'embed' is of tied embeddings, .* could not be merged: choose among query, key"),
     ],
 )
 def test_what_cannot_be_adapted_is_refused(

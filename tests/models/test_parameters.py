@@ -74,11 +74,18 @@ def test_rows_by_hand() -> None:
     assert (experts["gate"], experts["up"], experts["down"]) == ("nEDF", "nEDF", "nEFD")
     own = adapted_weights(CONFIG).values()
     assert {name: letters(axes) for weight in own for name, axes in adapter_axes(weight).items()} == {
+        "embed_lora_in": "Vr", "embed_lora_out": "rD", "unembed_lora_in": "Dr", "unembed_lora_out": "rV",
         "query_lora_in": "nDr", "query_lora_out": "nrHh", "key_lora_in": "nDr", "key_lora_out": "nrKh",
         "value_lora_in": "nDr", "value_lora_out": "nrKh", "out_lora_in": "nHgr", "out_lora_out": "nrD",
         "gate_lora_in": "nDr", "gate_lora_out": "nrF", "up_lora_in": "nDr", "up_lora_out": "nrF",
         "down_lora_in": "nFr", "down_lora_out": "nrD",
     }  # fmt: skip
+    adapted = adapted_weights(VARIANTS["mixtral"])
+    assert {name: letters(axes) for name, axes in adapter_axes(adapted["layers", "down"]).items()} == {
+        "down_lora_in": "nEFr", "down_lora_out": "nErD",
+    }  # fmt: skip
+    assert ("layers", "router") not in adapted
+    assert {path[0] for path in adapted_weights(VARIANTS["tied"])} == {"layers"}
 
 
 @pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)

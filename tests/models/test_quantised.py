@@ -14,19 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from jaxrl_llm.models import quantised
+from jaxrl_llm.models.layers import products
+from jaxrl_llm.models.layers.products import product, ragged_product
 from jaxrl_llm.models.parameters import parameter_shapes
 from jaxrl_llm.models.quantised import (
+    KINDS,
     NAMES,
     Quantised,
     cast,
     dequantised,
     kind_of,
-    product,
     quantise,
     quantised_layer,
     quantised_specs,
-    ragged_product,
     straight_through,
 )
 from jaxrl_llm.utils.errors import InputError
@@ -78,7 +78,7 @@ def test_errors_are_bounded(seed: int, K: int, N: int, size: float, narrow: bool
     random = np.random.default_rng(seed)
     w = (random.normal(size=(K, N)) * 10.0**size).astype(jnp.bfloat16 if narrow else np.float32)
     exact = np.asarray(w, np.float64)
-    for kind in quantised.KINDS:
+    for kind in KINDS:
         q = quantise(jnp.asarray(w), kind)
         scale = np.asarray(q.scale, np.float64)
         error = np.abs(np.asarray(q.values.astype(jnp.float32), np.float64) * scale - exact)
@@ -104,13 +104,13 @@ def test_scales_are_of_outputs_whatever_the_axes() -> None:
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(a[0], b), stacked[name], found[name])
 
 
-@pytest.mark.parametrize("kind", quantised.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 1e-6), (jnp.bfloat16, 2.0**-8)])
 def test_products_in_blocks(kind: str, dtype: Any, tolerance: float) -> None:
     """Few rows on a CPU, of a matrix of several blocks of which the last overlaps, against a product in float64."""
     K, N = 300, 1000
-    assert K * N > quantised.BLOCK
-    assert N % (quantised.BLOCK // K // 64 * 64)
+    assert K * N > products.BLOCK
+    assert N % (products.BLOCK // K // 64 * 64)
     keys = jax.random.split(jax.random.key(0))
     x, w = jax.random.normal(keys[0], (5, K)).astype(dtype), jax.random.normal(keys[1], (K, N))
     q = quantise(w, kind)
@@ -128,10 +128,10 @@ def test_float8_by_its_bits() -> None:
     values = jnp.asarray(E4M3, jnp.float32).astype(jnp.float8_e4m3fn)
     bits = jax.lax.bitcast_convert_type(values, jnp.uint8)
     for dtype in (jnp.float32, jnp.bfloat16):
-        np.testing.assert_array_equal(quantised._widened(bits, dtype).astype(jnp.float32), E4M3)
+        np.testing.assert_array_equal(products._widened(bits, dtype).astype(jnp.float32), E4M3)
 
 
-@pytest.mark.parametrize("kind", quantised.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_straight_through_gradients(kind: str) -> None:
     """Of y = x R(W), with the rounded matrix for x, and as if R was the identity for W: x^T dy."""
     keys = jax.random.split(jax.random.key(0), 3)
@@ -146,7 +146,7 @@ def test_straight_through_gradients(kind: str) -> None:
     np.testing.assert_allclose(dw, (x.T @ dy).reshape(w.shape), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", quantised.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_straight_through_gradients_of_experts(kind: str) -> None:
     """By a loop over experts, one of which has no rows."""
     keys = jax.random.split(jax.random.key(0), 3)
@@ -163,7 +163,7 @@ def test_straight_through_gradients_of_experts(kind: str) -> None:
         np.testing.assert_allclose(dw[expert], x[rows].T @ dy[rows], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", quantised.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_policy_that_rounds_is_the_policy_of_the_rounded_weights(
     vectors: Any, rollouts: Any, family: str, kind: str
 ) -> None:

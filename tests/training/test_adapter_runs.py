@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 from jaxrl_llm.cli.program import main
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy, lora
+from jaxrl_llm.models.quantised import is_rounded
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.load_run import load_run
@@ -62,6 +63,55 @@ def test_the_adapters_of_a_run_are_those_of_its_files(first: Path, capsys: pytes
     jax.tree.map(np.testing.assert_array_equal, found, params)
     assert np.any(np.asarray(params["layers"]["query_lora_out"]))
     capsys.readouterr()
+
+
+@pytest.mark.heavy
+def test_a_run_with_adapters_of_experts_and_embeddings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampler and trainer agree; what is exported is read again; a second run goes on from it."""
+    monkeypatch.setattr(runs, "MODEL", runs.MODEL.parent / "mixtral")
+    targets = ("query", "gate", "up", "down", "embed", "unembed")
+    config = runs.small_config(tmp_path, lora_rank=2, lora_alpha=4.0, lora_targets=targets, steps=2, **LEARNING)
+    runs.train(config)
+    assert all(line["mismatch"] < 1e-5 for line in runs.lines_of(tmp_path / "run" / "metrics.jsonl"))
+    assert main(["export", config.output, str(tmp_path / "adapter"), "--adapters"]) == 0
+    _, policy, params, _ = load_run(config.output)
+    again, found, _ = load_policy(runs.MODEL, adapter=tmp_path / "adapter")
+    assert again.config == policy.config
+    assert jax.tree.structure(found) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, found, params)
+    assert all(np.any(np.asarray(params["layers"][f"{name}_lora_out"])) for name in ("gate", "up", "down"))
+    assert np.any(np.asarray(params["unembed_lora_out"]))
+    assert np.any(np.asarray(params["embed_lora_in"]))
+    (tmp_path / "second").mkdir()
+    runs.train(config_of(tmp_path / "second", tmp_path / "adapter"))
+    assert all(line["mismatch"] < 1e-5 for line in runs.lines_of(tmp_path / "second" / "run" / "metrics.jsonl"))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_a_run_over_a_rounded_base(kind: str, tmp_path: Path) -> None:
+    """QLoRA: sampler and trainer agree, what is exported is the policy that was trained, and adapters by themselves."""
+    config = runs.small_config(tmp_path, lora_rank=2, lora_alpha=4.0, steps=2, frozen_dtype=kind, **LEARNING)
+    runs.train(config)
+    assert all(line["mismatch"] < 1e-5 for line in runs.lines_of(tmp_path / "run" / "metrics.jsonl"))
+    _, policy, params, _ = load_run(config.output)
+    assert is_rounded(params["layers"]["query"])
+    assert np.any(np.asarray(params["layers"]["query_lora_out"]))
+    for name, more in (("model", []), ("adapter", ["--adapters"])):
+        assert main(["export", config.output, str(tmp_path / name), *more]) == 0
+    _, exported, _ = load_policy(tmp_path / "model")
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 200, (1, 7)))
+    logits = np.asarray(policy.logits(params, tokens))
+    np.testing.assert_allclose(policy.logits(exported, tokens), logits, atol=1e-4 * np.abs(logits).max())
+    _, again, _ = load_policy(runs.MODEL, adapter=tmp_path / "adapter")
+    jax.tree.map(np.testing.assert_array_equal, lora.split(again)[1], lora.split(params)[1])
+
+
+def test_what_a_rounded_base_does_not_go_with(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="frozen_dtype is nf4, but all weights are trained: set lora_rank or adapter"):
+        runs.small_config(tmp_path, frozen_dtype="nf4")
+    with pytest.raises(InputError, match=r"weight_dtype is int8, but weights are kept, .* in nf4"):
+        runs.small_config(tmp_path, frozen_dtype="nf4", lora_rank=2, weight_dtype="int8")
 
 
 def test_a_run_goes_on_from_an_adapter(first: Path, second: Path) -> None:

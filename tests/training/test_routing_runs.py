@@ -77,6 +77,22 @@ def test_completions_in_flight_keep_their_experts(tmp_path: Path) -> None:
     assert_same_run(copy, tmp_path / "run")
 
 
+@pytest.mark.heavy
+@pytest.mark.usefixtures("mixture")
+def test_a_run_with_balanced_experts(tmp_path: Path) -> None:
+    config = runs.small_config(tmp_path, algorithm="minirl", router_aux_coefficient=0.01, micro_batches=2, **SHORT)
+    lines, _ = trained(config, tmp_path)
+    for line in lines:
+        assert 1.5 < line["router/aux_loss"] <= 4
+        assert 0.25 <= line["router/largest_share"] <= 0.5
+
+
+@pytest.mark.parametrize("name", ["router_aux_coefficient", "router_bias_speed"])
+def test_a_dense_model_has_no_experts_to_balance(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"{name} is 0.1, but the model is no mixture of experts: leave it out"):
+        loop.train(runs.small_config(tmp_path, **{name: 0.1}))
+
+
 def test_a_dense_model_has_no_routing(tmp_path: Path) -> None:
     config = runs.small_config(tmp_path, routing_replay="rollout")
     with pytest.raises(InputError, match=r"routing_replay is rollout, but .*llama_tied is no mixture of experts"):

@@ -1,9 +1,9 @@
-"""PEFT's LoRA adapters, read: those of projections as adapters (`lora`), all else merged into the weights.
+"""PEFT's LoRA adapters, read: those of matrices that can learn as adapters (`lora`), all else merged into the weights.
 
 A file has A [r, inputs] and B [outputs, r] of a module, whose output is W x + scale B A x. A module that holds several
-weights, such as Phi's qkv_proj, has one A: each weight gets it, with its own part of B. What has no adapters here is
-merged in float32 as the model's tensors are read: adapters of embeddings, the output projection, routers and experts,
-and modules that are there whole (`modules_to_save`).
+weights, such as Phi's qkv_proj, has one A: each weight gets it, with its own part of B. Each expert is a module of its
+own. What has no adapters here is merged in float32 as the model's tensors are read: adapters of routers and of tied
+embeddings, and modules that are there whole (`modules_to_save`).
 
 Adapters of a weight are stacked over layers with one rank and one scale a layer: smaller ones are padded with zeros,
 which stay zero in training, and another scale than most of the layer's have is a factor of B.
@@ -29,7 +29,14 @@ from jaxrl_llm.models.io.layout import Stored, parts_of, stored_shape, stored_te
 from jaxrl_llm.models.io.unread import EMBED, HEAD, skipped_line
 from jaxrl_llm.models.kinds import shown
 from jaxrl_llm.models.lora import adapter_shapes
-from jaxrl_llm.models.parameters import LORA_SCALE, Params, adapted_weights, adapter_axes, put
+from jaxrl_llm.models.parameters import (
+    LORA_SCALE,
+    Params,
+    adapted_by_default,
+    adapted_weights,
+    adapter_axes,
+    put,
+)
 from jaxrl_llm.models.parameters.weight import Weight
 from jaxrl_llm.utils.errors import InputError
 
@@ -37,6 +44,7 @@ WEIGHTS = "adapter_model.safetensors"
 OUTER = "base_model.model."
 _LORA = re.compile(r"(.*)\.lora_(?:([AB])\.weight|embedding_([AB]))")
 Read = Callable[[], np.ndarray]
+Place = tuple[int, ...]  # of a layer and an expert, see `layout.Stored`
 
 
 class Adapter(NamedTuple):
@@ -52,13 +60,25 @@ class Adapter(NamedTuple):
 
     @property
     def trained(self) -> dict[str, Stored]:
-        """The tensors of projections with adapters."""
+        """The tensors with adapters that learn."""
         possible = adapted_weights(self.model)
         return {
             each.name: each
             for each in stored_tensors(self.model, self.pairs)
             if each.name in self.pairs and all(weight.path in possible for weight in each.weights)
         }
+
+    def requires(self, stored: Stored) -> bool:
+        """Whether a module that the settings name must be in the file.
+
+        Experts are modules in some versions of transformers, and one tensor in others, which no name of modules means.
+        """
+        one_expert = len(stored.place) > 1
+        possible, experts = adapted_weights(self.model), any(".experts." in name for name in self.pairs)
+        return all(
+            weight.path in possible and (adapted_by_default(weight) or (one_expert and experts))
+            for weight in stored.weights
+        )
 
     @property
     def merged(self) -> set[str]:
@@ -119,14 +139,12 @@ def _own(name: str, prefix: str) -> str:
 def _check_complete(adapter: Adapter, prefix: str) -> None:
     """InputError where a module that the settings name is not in the file, or one in the file not in the model."""
     where, config = adapter.folder / WEIGHTS, adapter.config
-    possible, known = adapted_weights(adapter.model), set[str]()
+    known = set[str]()
     for each in stored_tensors(adapter.model, adapter.pairs):
         known.add(each.name)
         module = each.name.removesuffix(".weight")
         spelled = prefix + module.removeprefix("model.") if prefix else module
-        if not all(weight.path in possible for weight in each.weights) or each.name in adapter.pairs:
-            continue
-        if config.is_target(spelled):
+        if each.name not in adapter.pairs and config.is_target(spelled) and adapter.requires(each):
             raise InputError(f"{where} lacks the adapter of {spelled}, which target_modules name")
     if adapter.model.tie_embeddings:
         known.add(HEAD)
@@ -211,7 +229,7 @@ def check_only_adapters(folder: str | None, model: ModelConfig) -> None:
 
 
 class _Part(NamedTuple):
-    """The adapter of one weight of one layer."""
+    """The adapter of one weight of one layer, or of one of its experts."""
 
     a: np.ndarray  # [inputs, rank]
     b: np.ndarray  # [rank, outputs]
@@ -219,50 +237,53 @@ class _Part(NamedTuple):
 
 
 def adapter_params(adapter: Adapter) -> Params:
-    """The adapters of projections as parameters, {"layers": {...}} in float32 on the host, with their scales.
+    """The adapters as parameters, {"layers": {...}} and those of embeddings, in float32 on the host, with their scales.
 
     InputError for matrices of other shapes than the model's, and for NaN and infinity.
     """
-    found = {weight: of_layers for weight, of_layers in _parts(adapter).values()}
-    scales: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for weight, of_layers in found.items():
-        for place, part in of_layers.items():
-            scales[weight.kind, place].append(part.scale)
+    found = {weight: of_places for weight, of_places in _parts(adapter).values()}
+    scales: dict[tuple[str, Place], list[float]] = defaultdict(list)
+    for weight, of_places in found.items():
+        for place, part in of_places.items():
+            scales[weight.kind, place[:1]].append(part.scale)
     usual = {at: Counter(values).most_common(1)[0][0] for at, values in scales.items()}
-    params: Params = {}
-    for weight, of_layers in found.items():
-        rank, (*at, _) = max(len(part.b) for part in of_layers.values()), weight.path
+    params: Params = {"layers": {}}
+    for weight, of_places in found.items():
+        rank, (*at, _) = max(len(part.b) for part in of_places.values()), weight.path
         all_a, all_b = (np.zeros(shape, np.float32) for shape in adapter_shapes(weight, rank).values())
-        for place, part in of_layers.items():
-            all_a[place, ..., : part.a.shape[-1]] = part.a
-            all_b[place, : len(part.b)] = part.b * np.float32(part.scale / usual[weight.kind, place])
+        for place, part in of_places.items():
+            all_a[place][..., : part.a.shape[-1]] = part.a
+            all_b[place][: len(part.b)] = part.b * np.float32(part.scale / usual[weight.kind, place[:1]])
         for name, value in zip(adapter_axes(weight), (all_a, all_b), strict=True):
             put(params, (*at, name), value)
-        factors = [usual.get((weight.kind, place), 1.0) for place in range(len(weight.layers))]
-        put(params, (*at, LORA_SCALE), np.asarray(factors, np.float32))
+        each = [usual.get((weight.kind, (place,)), 1.0) for place in range(len(weight.layers))]
+        put(params, (*at, LORA_SCALE), np.asarray(each if weight.layers else usual["", ()], np.float32))
     return params
 
 
-def _parts(adapter: Adapter) -> dict[tuple[str, ...], tuple[Weight, dict[int, _Part]]]:
-    """Path of a weight -> it, and its adapters by places among the layers of its kind."""
-    found: dict[tuple[str, ...], tuple[Weight, dict[int, _Part]]] = {}
+def _parts(adapter: Adapter) -> dict[tuple[str, ...], tuple[Weight, dict[Place, _Part]]]:
+    """Path of a weight -> it, and its adapters by places among the layers of its kind, and experts."""
+    found: dict[tuple[str, ...], tuple[Weight, dict[Place, _Part]]] = {}
     where = adapter.folder / WEIGHTS
     for name, stored in adapter.trained.items():
-        read_a, read_b, _ = adapter.pairs[name]
+        read_a, read_b, embedding = adapter.pairs[name]
         a, b = (read().astype(np.float32) for read in (read_a, read_b))
-        _check_pair(a, b, stored_shape(stored), name, where)
+        shape = stored_shape(stored)
+        _check_pair(a, b, shape[::-1] if embedding else shape, name, where)
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             raise InputError(f"{where}: the adapter of {name!r} holds NaN or infinity: the weights are damaged")
+        if not stored.place:  # a matrix of embeddings
+            found[stored.weights[0].path] = stored.weights[0], {(): _Part(a.T, b.T, adapter.scales[name])}
+            continue
         of_b = parts_of(outputs_of(stored, len(a)), b)
         used = {path: np.any(part.reshape(len(a), -1) != 0, axis=1) for path, part in of_b.items()}
         anywhere = np.any(list(used.values()), axis=0)
-        (place,) = stored.place
         for weight in stored.weights:
             # What adds to other weights of the module alone was an adapter of theirs.
             kept, start = used[weight.path] | ~anywhere, len(weight.stacked)
             inputs = weight.shape[start : start + weight.inputs]
             part = _Part(a[kept].T.reshape(*inputs, -1), of_b[weight.path][kept], adapter.scales[name])
-            found.setdefault(weight.path, (weight, {}))[1][place] = part
+            found.setdefault(weight.path, (weight, {}))[1][stored.place] = part
     return found
 
 

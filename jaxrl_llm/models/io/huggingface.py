@@ -32,9 +32,9 @@ from jaxrl_llm.utils.errors import InputError
 
 
 def from_tensors(
-    tensors: Tensors, config: ModelConfig, dtype: Any, where: str = "the model", shardings: Any = None
+    tensors: Tensors, config: ModelConfig, dtype: Any, where: str = "the model", shardings: Any = None, keep: Any = None
 ) -> dict[str, Any]:
-    """Our pytree, in `dtype`, out of named tensors. where: what they come from, for messages.
+    """Our pytree, in `dtype`, out of named tensors. where: what they come from, for messages. keep: see `load_policy`.
 
     shardings: of each parameter, a pytree like the parameters; this process then holds its own shards only, and of one
     tensor at a time the whole. None: whole arrays on the default device.
@@ -64,7 +64,8 @@ def from_tensors(
                     raise InputError(f"{where}: tensor {each.name!r} holds {bad}: the weights are damaged")
             left[path] -= 1
             if not left[path]:
-                put(params, path, shards.pop(path).array())
+                array = shards.pop(path).array()
+                put(params, path, array if keep is None else keep(path[-1], array))
     unread = unread_tensors(tensors, config)
     if unread:
         some = ", ".join(map(shown, sorted(unread)[:3]))

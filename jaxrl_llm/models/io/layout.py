@@ -53,7 +53,8 @@ def stored_tensors(config: ModelConfig, found: Container[str] | None = None) -> 
                     if weight.name in tensor.weights and _fits(tensor, here)
                 ]
                 names = [_full_name(tensor, weight).format(layer=layer, expert=0) for tensor in options]
-                chosen = next((i for i, name in enumerate(names) if found is None or name in found), 0)
+                usual = next(i for i, tensor in enumerate(options) if tensor not in family.others)
+                chosen = next((i for i, name in enumerate(names) if found is None or name in found), usual)
                 tensor = options[chosen]
                 held = tuple(here[name] for name in tensor.weights)
                 done |= {(name, place) for name in tensor.weights}

@@ -29,6 +29,7 @@ from jaxrl_llm.utils.errors import InputError, missing_package, several
 from jaxrl_llm.utils.process import use_compile_cache
 
 Shardings = Callable[[ModelConfig, Any], Any]
+Keep = Callable[[str, jax.Array], Any] | None
 logger = logging.getLogger("jaxrl_llm.models")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
@@ -41,6 +42,7 @@ def load_policy(
     remat: Remat = True,
     shardings: Shardings | None = None,
     adapter: str | Path | None = None,
+    keep: Callable[[str, jax.Array], Any] | None = None,
     context: int | None = None,
 ) -> tuple[Policy, Params, Any]:
     """Read a model: (policy, params, tokenizer).
@@ -55,6 +57,8 @@ def load_policy(
     adapter: a folder with LoRA adapters of PEFT's for the model. Those of projections become part of the parameters
     (`lora`), in float32; all others, and modules that are there whole, are merged into the
     weights as these are read.
+    keep: a function of a parameter's name and array (of all layers) that gives what is kept of it, such as
+    `quantised.frozen_weight` with a kind; it is called when the array has been read, before the next is.
     context: most tokens that the policy will see at once (default: the model's context length). It matters where a
     model has rotary factors for short and for long contexts (longrope of Phi-3).
     The tokenizer is a transformers one, with the model's chat template.
@@ -70,7 +74,7 @@ def load_policy(
         raise InputError(f"remat is {shown(remat)}, but must be True, False or one of jax.checkpoint_policies")
     path, name = path_of(path_or_name, "the model"), str(path_or_name)
     if name == DEMO_MODEL or name.endswith(".gguf"):
-        return _load_gguf(name, dtype, kept, remat, shardings, adapter)
+        return _load_gguf(name, dtype, kept, remat, shardings, adapter, keep)
     folder = path if os.path.isdir(path) else _from_hub(name)
     raw, config = _settings(folder)
     generation = folder / "generation_config.json"
@@ -87,7 +91,7 @@ def load_policy(
     if skipped := skipped_tensors(without_prefix(stored, config), config):
         logger.warning("%s: %s", folder, skipped_line(skipped, config))
     config = _within(config, context, str(folder))
-    config, params = _params(tensors, untied(config, tensors), kept, str(folder), shardings, adapter)
+    config, params = _params(tensors, untied(config, tensors), kept, str(folder), shardings, adapter, keep)
     tokenizer = _tokenizer(folder)
     return _with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
 
@@ -108,17 +112,17 @@ def _within(config: ModelConfig, context: int | None, where: str) -> ModelConfig
 
 
 def _params(
-    tensors: Tensors, config: ModelConfig, dtype: Any, where: str, shardings: Shardings | None, folder: Any
+    tensors: Tensors, config: ModelConfig, dtype: Any, where: str, shardings: Shardings | None, folder: Any, keep: Keep
 ) -> tuple[ModelConfig, Params]:  # fmt: skip
     """The parameters out of tensors, with the adapter in a folder if there is one, and the model's configuration."""
     if folder is None:
-        return config, from_tensors(tensors, config, dtype, where, _places(config, dtype, shardings))
+        return config, from_tensors(tensors, config, dtype, where, _places(config, dtype, shardings), keep)
     adapter = open_adapter(path_of(folder, "the adapter"), config)
     if text := adapter_line(adapter):
         logger.warning("%s: %s", folder, text)
     tensors = merged_tensors(tensors, adapter)
     config = untied(config, tensors)
-    params = from_tensors(tensors, config, dtype, where, _places(config, dtype, shardings))
+    params = from_tensors(tensors, config, dtype, where, _places(config, dtype, shardings), keep)
     own = adapter_params(adapter)
     if shardings is None:
         return config, combine(params, jax.tree.map(jnp.asarray, own))
@@ -199,13 +203,13 @@ def _places(config: ModelConfig, dtype: Any, shardings: Shardings | None) -> Any
 
 
 def _load_gguf(
-    name: str, dtype: Any, kept: Any, remat: Remat, shardings: Shardings | None, adapter: Any
+    name: str, dtype: Any, kept: Any, remat: Remat, shardings: Shardings | None, adapter: Any, keep: Keep
 ) -> tuple[Policy, Params, Any]:
     from jaxrl_llm.models.io.gguf import read_gguf, smollm2_path
 
     model = read_gguf(smollm2_path() if name == DEMO_MODEL else Path(name).expanduser())
     config = from_hf(model.config, where=model.path.name)
-    config, params = _params(model.tensors, config, kept, model.path.name, shardings, adapter)
+    config, params = _params(model.tensors, config, kept, model.path.name, shardings, adapter, keep)
     tokenizer = model.tokenizer()
     return _with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
 

@@ -19,8 +19,9 @@ from jaxrl_llm.models.io.adapters import OUTER, WEIGHTS, outputs_of
 from jaxrl_llm.models.io.folders import check_output, write_json, written_whole
 from jaxrl_llm.models.io.huggingface import all_finite
 from jaxrl_llm.models.io.layout import Stored, joined, stored_tensors
+from jaxrl_llm.models.io.unread import EMBED
 from jaxrl_llm.models.kinds import reason
-from jaxrl_llm.models.lora import adapters_of
+from jaxrl_llm.models.lora import adapters_of, own_adapters
 from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
 from jaxrl_llm.models.parameters.weight import Weight
 from jaxrl_llm.models.stacks import stacked_layers
@@ -40,7 +41,8 @@ def save_adapter(
 
     base: the name or folder of the model that they are adapters of. The folder is written as by `save_policy`.
     A module that holds several weights, whose adapters have no A in common, gets one of the sum of their ranks.
-    InputError for parameters without adapters, or that hold NaN, and as `save_policy`.
+    InputError for parameters without adapters, or that hold NaN, for adapters of experts that are no modules because
+    the family's files have one tensor for all, and as `save_policy`.
     """
     check_policy(policy)
     check_params(policy, params)
@@ -53,7 +55,8 @@ def save_adapter(
         for half, value in (("A", a), ("B", b)):
             if not all_finite(value):
                 raise InputError(f"the adapter of {name} holds NaN or infinity: it cannot be saved")
-            tensors[f"{OUTER}{name}.lora_{half}.weight"] = np.ascontiguousarray(value)
+            end = f"lora_embedding_{half}" if f"{name}.weight" == EMBED else f"lora_{half}.weight"
+            tensors[f"{OUTER}{name}.{end}"] = np.ascontiguousarray(value)
     from safetensors.numpy import save_file
 
     try:
@@ -73,10 +76,11 @@ def save_adapter(
 
 def adapter_modules(params: Params, config: ModelConfig) -> dict[str, Module]:
     """The adapters by names of modules, such as model.layers.0.mlp.up_proj; ranks of zeros are left out."""
-    layers = {"layers": adapters_of(stacked_layers(params, config))}
+    adapters = {**own_adapters(params), "layers": adapters_of(stacked_layers(params, config))}
+    adapters = jax.tree.map(lambda x: np.asarray(x, np.float32), jax.device_get(adapters))
     found: dict[str, Module] = {}
     for stored in stored_tensors(config):
-        if len(stored.place) == 1 and (module := _module(stored, layers)) is not None:
+        if (module := _module(stored, adapters)) is not None:
             found[stored.name.removesuffix(".weight")] = module
     return found
 
@@ -86,6 +90,14 @@ def _module(stored: Stored, layers: Params) -> Module | None:
     parts = {weight: part for weight in stored.weights if (part := _part(stored, weight, layers)) is not None}
     if not parts:
         return None
+    if any(len(weight.stacked) > len(stored.place) for weight in stored.weights):
+        raise InputError(
+            f"all experts of a layer are one tensor in files of {stored.config.family}, {stored.name}, and adapters of "
+            "single experts are no modules of PEFT's: export the model, adapters merged"
+        )
+    if not stored.place:
+        ((a, b),) = parts.values()
+        return a, b.T, float(layers.get(LORA_SCALE, 1.0))
     all_a = [a for a, _ in parts.values()]
     shared = len(parts) == len(stored.weights) and all(np.array_equal(a, all_a[0]) for a in all_a)
     a = all_a[0] if shared else np.concatenate(all_a)
@@ -99,7 +111,7 @@ def _module(stored: Stored, layers: Params) -> Module | None:
             place += 0 if shared else len(own)
         outputs[weight.path] = b
     entry = reduce(getitem, stored.weights[0].path[:-1], layers)
-    scale = float(entry[LORA_SCALE][stored.place]) if LORA_SCALE in entry else 1.0
+    scale = float(entry[LORA_SCALE][stored.place[0]]) if LORA_SCALE in entry else 1.0
     return a, joined(outputs_of(stored, len(a)), outputs), scale
 
 
@@ -110,9 +122,9 @@ def _part(stored: Stored, weight: Weight, layers: Params) -> tuple[np.ndarray, n
         entry = entry.get(name, {})
     if weight.name + LORA_IN not in entry:
         return None
-    a, b = (
-        np.asarray(jax.device_get(entry[weight.name + end][stored.place]), np.float32) for end in (LORA_IN, LORA_OUT)
-    )
+    a, b = (entry[weight.name + end][stored.place] for end in (LORA_IN, LORA_OUT))
+    if len(weight.stacked) > len(stored.place):
+        return a, b  # which `_module` refuses
     a = a.reshape(-1, len(b)).T
     kept = np.any(a != 0, axis=1) | np.any(b.reshape(len(b), -1) != 0, axis=1)
     return (a[kept], b[kept]) if kept.any() else None
@@ -124,11 +136,14 @@ def adapter_settings(modules: Mapping[str, Module], config: ModelConfig, base: s
     (rank, alpha), _ = Counter(of_module.values()).most_common(1)[0]
     known = {stored.name.removesuffix(".weight") for stored in stored_tensors(config)}
     others = [name for name, found in of_module.items() if found != (rank, alpha)]
-    short = {name: _suffix(name, {n for n in of_module if of_module[n] == of_module[name]}, known) for name in others}
+    alike = {found: {name for name in of_module if of_module[name] == found} for found in set(of_module.values())}
+    ends = {found: _ends(known - names) for found, names in alike.items()}
+    short = {name: _suffix(name, ends[of_module[name]]) for name in others}
+    foreign = _ends(known - of_module.keys())
     return {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base or None, "revision": None,
         "auto_mapping": None, "inference_mode": True, "r": rank, "lora_alpha": alpha, "lora_dropout": 0.0,
-        "target_modules": sorted({_suffix(name, of_module, known) for name in of_module}), "exclude_modules": None,
+        "target_modules": sorted({_suffix(name, foreign) for name in of_module}), "exclude_modules": None,
         "rank_pattern": {short[name]: of_module[name][0] for name in others},
         "alpha_pattern": {short[name]: of_module[name][1] for name in others}, "use_rslora": False,
         "modules_to_save": None, "layers_to_transform": None, "layers_pattern": None, "bias": "none",
@@ -136,13 +151,17 @@ def adapter_settings(modules: Mapping[str, Module], config: ModelConfig, base: s
     }  # fmt: skip
 
 
-def _suffix(name: str, alike: Iterable[str], known: set[str]) -> str:
-    """The shortest end of a module's name that all modules have that are alike, and no other."""
-    parts, others = name.split("."), known - set(alike)
+def _ends(names: Iterable[str]) -> set[str]:
+    """All ends of some names of modules, from a dot on, and the names."""
+    return {".".join(parts[at:]) for name in names for parts in [name.split(".")] for at in range(len(parts))}
+
+
+def _suffix(name: str, foreign: set[str]) -> str:
+    """The shortest end of a module's name that is not among those of other modules."""
+    parts = name.split(".")
     for count in (1, len(parts) - 3):
-        end = "." + ".".join(parts[-count:])
-        if not any(f".{other}".endswith(end) for other in others):
-            return end[1:]
+        if (end := ".".join(parts[-count:])) not in foreign:
+            return end
     return name
 
 

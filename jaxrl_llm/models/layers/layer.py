@@ -19,7 +19,7 @@ from jaxrl_llm.models.layers.attention import (
     norm,
     project_out,
 )
-from jaxrl_llm.models.layers.moe import expert_mlp, not_recorded
+from jaxrl_llm.models.layers.moe import expert_mlp, no_load, not_recorded
 from jaxrl_llm.models.layers.parts import Rotations, project
 from jaxrl_llm.models.layers.recurrent import convolution_mixer, delta_mixer
 from jaxrl_llm.models.placement import ANYWHERE, Placement
@@ -40,6 +40,7 @@ class Settings(NamedTuple):
     rounding: str | None  # of `quantised.KINDS`
     record: bool  # whether layers say which experts tokens went through
     absorbed: bool  # see `attention.latent_heads`
+    counted: Array | None = None  # bool[N, L], the tokens of which layers say what they ask of experts
 
 
 class Given(NamedTuple):
@@ -55,7 +56,9 @@ class Left(NamedTuple):
     """What one layer leaves besides states."""
 
     memory: Any
-    experts: Array | None  # int[N, L, k], where they are recorded
+    routing: (
+        Any  # the experts of tokens, int[N, L, k], where they are recorded, or the `moe.Load` [E] where it is counted
+    )
     keys: Any  # (keys, values) [N, L, K, ...]
 
 
@@ -76,13 +79,13 @@ def run_layer(
         y, memory, keys = _attention(y, layer, window, rope, rotations, given, config, settings)
     x = place(_added(x, y, layer.get("attention_post_norm"), config), False)
     y = place(norm(x, layer["mlp_norm"], config) if config.pre_norms else x, True)
-    y, experts = _mlp(x, y, layer, config, settings, given.experts)
+    y, routing = _mlp(x, y, layer, config, settings, given.experts)
     x = _added(x, y, layer.get("mlp_post_norm"), config)
     if given.inputs is not None:
         x = x + norm(_of_inputs(x, layer, config, given.inputs), layer["input_post_norm"], config)
     if config.layer_scale:
         x = x * jax.lax.stop_gradient(layer["layer_scale"]).astype(x.dtype)
-    return place(x, False), Left(memory, experts, keys)
+    return place(x, False), Left(memory, routing, keys)
 
 
 def _attention(
@@ -121,24 +124,26 @@ def _of_inputs(x: Array, layer: Layer, config: ModelConfig, inputs: Array) -> Ar
 @jax.named_scope("mlp")
 def _mlp(
     x: Array, y: Array, layer: Layer, config: ModelConfig, settings: Settings, given: Array | None
-) -> tuple[Array, Array | None]:
-    """What the MLP, or experts, make of normed states y, and the experts if they are recorded. x: before the norm."""
-    placement, record = settings.placement, settings.record
+) -> tuple[Array, Any]:
+    """What the MLP, or experts, make of normed states y, and `Left.routing`. x: before the norm."""
+    placement, record, counted = settings.placement, settings.record, settings.counted
     if not config.num_experts:
-        nothing = not_recorded(given, x.shape[:2], settings.config) if record else None
-        return mlp(y, layer, config, placement), nothing
+        none = not_recorded(given, x.shape[:2], settings.config) if record else None
+        return mlp(y, layer, config, placement), none if counted is None else no_load(settings.config, x.dtype)
     states, routed = (norm(x, layer["experts_norm"], config), x) if config.shared_apart else (y, y)
-    found = expert_mlp(states, layer, config, partial(gated, config=config), placement.routed, given, record, routed)
-    out, experts = found if record else (found, None)
+    found = expert_mlp(
+        states, layer, config, partial(gated, config=config), placement.routed, given, record, routed, counted
+    )
+    out, routing = found if record or counted is not None else (found, None)
     if config.shared_size:
-        beside = mlp(y, layer, config, placement, "shared_")
+        shared = mlp(y, layer, config, placement, "shared_")
         if config.shared_gate:
-            beside = beside * jax.nn.sigmoid(project(y, layer["shared_switch"], layer, "shared_switch"))
+            shared = shared * jax.nn.sigmoid(project(y, layer["shared_switch"], layer, "shared_switch"))
         if config.shared_apart:
             out = norm(out, layer["experts_post_norm"], config)
-            beside = norm(beside, layer["shared_post_norm"], config)
-        out = out + beside
-    return out, experts
+            shared = norm(shared, layer["shared_post_norm"], config)
+        out = out + shared
+    return out, routing
 
 
 def mlp(x: Array, layer: Layer, config: ModelConfig, placement: Placement = ANYWHERE, prefix: str = "") -> Array:

@@ -9,13 +9,15 @@ same buffers, as all may go to one. Inner units are split over "tensor", at one 
 
 Routing replay (2512.01374, section 4): the experts of tokens may be given, as another policy or another precision chose
 them; the router then only weighs them, which is differentiable as ever.
+
+The load of experts can be counted (`Load`), which training balances (`learner.router_balance`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,19 +25,29 @@ from jax.sharding import PartitionSpec
 from jaxrl_kernels.partition import dividing, mesh_of
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers.parts import accumulation_dtype, unit_norm
+from jaxrl_llm.models.layers.parts import accumulation_dtype, scaled_low_rank, unit_norm
+from jaxrl_llm.models.layers.products import ragged_product
 from jaxrl_llm.models.mesh_axes import EXPERT, TENSOR
+from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
 from jaxrl_llm.models.placement import ANYWHERE, split_spec
-from jaxrl_llm.models.quantised import ragged_product
+from jaxrl_llm.models.quantised import is_rounded, rounded_specs
 
 WEIGHTS = (
     "router", "gate", "up", "down", "router_bias", "router_correction", "router_norm", "expert_scale", "gate_bias",
-    "up_bias", "down_bias",
+    "up_bias", "down_bias", *(f"{name}{half}" for name in ("gate", "up", "down") for half in (LORA_IN, LORA_OUT)),
+    LORA_SCALE,
 )  # fmt: skip
 MAX_ROUTED = 2**16  # choices of gathered tokens beyond which they go through the experts a device's share at a time
 NOT_RECORDED = -1  # in place of a token's experts, where the router chooses them
 Gated = Callable[[jax.Array, jax.Array], jax.Array]  # inner units, of gates and units
 Routed = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+class Load(NamedTuple):
+    """What the tokens that count ask of each expert, [..., E]; sums over tokens, so that those of parts add up."""
+
+    chosen: jax.Array  # how many tokens went through it
+    probability: jax.Array  # sum of its scores, those of a token (softmax or sigmoids) divided by their sum
 
 
 def index_dtype(config: ModelConfig) -> Any:
@@ -49,55 +61,71 @@ def not_recorded(given: jax.Array | None, shape: tuple[int, ...], config: ModelC
     return jnp.full((*shape, config.experts_per_token), NOT_RECORDED, dtype)
 
 
+def no_load(config: ModelConfig, dtype: Any) -> Load:
+    """The load of a layer that has no experts. dtype: of states."""
+    return Load(*[jnp.zeros(config.num_experts, accumulation_dtype(dtype))] * 2)
+
+
 @jax.named_scope("experts")
 def expert_mlp(
     x: jax.Array, layer: dict[str, Any], config: ModelConfig, gated: Gated, routed: Routed = ANYWHERE.routed,
     experts: jax.Array | None = None, record: bool = False, scored: jax.Array | None = None,
+    counted: jax.Array | None = None,
 ) -> Any:  # fmt: skip
     """Route x [N, L, D] through `experts_per_token` of E gated MLPs and add up their outputs, [N, L, D].
 
     Weights are softmax probabilities over all experts, or sigmoids of their scores (float32), renormalised over the
     chosen ones where the configuration says so. No token is dropped: tokens are sorted by expert and multiplied in
     ragged groups, so the output of a token does not depend on the others in the batch.
-    layer: router [D, E], gate and up [E, D, F], down [E, F, D], and biases. scored: [N, L, D], what the router sees
-    instead of x. routed: axes of the mesh over which N and L are split, where they divide; the mesh is that of the
-    arrays. experts: int[N, L, k], the experts of each token, instead of the router's choice; NOT_RECORDED leaves it to
-    the router. Their weights are the current router's, with its gradient. record: return (output, the experts in
-    `index_dtype` [N, L, k]).
+    layer: router [D, E], gate and up [E, D, F], down [E, F, D], biases, and adapters of each expert. scored: [N, L, D],
+    what the router sees instead of x. routed: axes of the mesh over which N and L are split, where they divide; the
+    mesh is that of the arrays. experts: int[N, L, k], the experts of each token, instead of the router's choice;
+    NOT_RECORDED leaves it to the router. Their weights are the current router's, with its gradient. record: return
+    (output, the experts in `index_dtype` [N, L, k]). counted: bool[N, L], return (output, the `Load` [E] of these
+    tokens), without `record`.
     """
     weights = {name: layer[name] for name in WEIGHTS if name in layer}
     scored = x if scored is None else scored
     mesh = mesh_of(None, x, weights)
     if mesh is None:
-        return _on_device(x, scored, weights, experts, config, gated, record)
+        return _on_device(x, scored, weights, experts, counted, config, gated, record)
     rows, columns = (dividing(mesh, axes, size) for axes, size in zip(routed, x.shape, strict=False))
     # Of rounded weights, the scales have an axis of length 1 where the values have inputs.
     specs = {
-        name: jax.tree.map(lambda x, n=name: split_spec(n, x.shape, config, mesh), w) for name, w in weights.items()
-    }
+        name: rounded_specs(name, w, config, mesh) if is_rounded(w)
+        else jax.tree.map(lambda x, n=name: split_spec(n, x.shape, config, mesh), w)
+        for name, w in weights.items()
+    }  # fmt: skip
     split = {axis for spec in jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec)) for axis in spec}
     run = partial(
         _on_device, config=config, gated=gated, record=record, split=EXPERT in split, summed=TENSOR in split,
-        exchanged=EXPERT in (rows or ()),
+        exchanged=EXPERT in (rows or ()), tokens_over=(*_names(rows), *_names(columns)),
     )  # fmt: skip
     spec = PartitionSpec(rows, columns)
-    found = (spec, spec) if record else spec
-    over = (spec, spec, specs, spec)
-    return jax.shard_map(run, mesh=mesh, in_specs=over, out_specs=found)(x, scored, weights, experts)
+    found = (spec, spec) if record else spec if counted is None else (spec, PartitionSpec())
+    over = (spec, spec, specs, spec, spec)
+    return jax.shard_map(run, mesh=mesh, in_specs=over, out_specs=found)(x, scored, weights, experts, counted)
+
+
+def _names(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The axes of one entry of a PartitionSpec."""
+    return (axes,) if isinstance(axes, str) else axes or ()
 
 
 def _on_device(
-    x: jax.Array, scored: jax.Array, layer: dict[str, Any], experts: jax.Array | None, config: ModelConfig,
-    gated: Gated, record: bool = False, split: bool = False, exchanged: bool = False, summed: bool = False,
+    x: jax.Array, scored: jax.Array, layer: dict[str, Any], experts: jax.Array | None, counted: jax.Array | None,
+    config: ModelConfig, gated: Gated, record: bool = False, split: bool = False, exchanged: bool = False,
+    summed: bool = False, tokens_over: tuple[str, ...] = (),
 ) -> Any:  # fmt: skip
     """`expert_mlp` of a device's tokens [n, l, D], whose experts [n, l, k] may be given.
 
     split: experts are, over "expert". exchanged: tokens are too, otherwise all devices along it have these. summed:
-    inner units are split over "tensor".
+    inner units are split over "tensor". tokens_over: the axes of the mesh over which tokens are split.
     """
     shape = x.shape
     x, scored = (y.reshape(-1, shape[-1]) for y in (x, scored))
-    tokens = (x, *_choices(scored, layer, config, experts))
+    scores = _scores(scored, layer, config)
+    tokens = (x, *_choices(scores, layer, config, experts))
     first = jax.lax.axis_index(EXPERT) * layer["gate"].shape[0] if split else 0
     # The bias of what is summed over devices is added on one of them.
     once = jax.lax.axis_index(TENSOR) == 0 if summed else True
@@ -114,19 +142,38 @@ def _on_device(
         out = through(*tokens)
         out = jax.lax.psum(out, EXPERT) if split else out
     out = (jax.lax.psum(out, TENSOR) if summed else out).reshape(shape)
+    if counted is not None:
+        load = _load(scores, tokens[2], counted.reshape(-1))
+        return out, jax.lax.psum(load, tokens_over) if tokens_over else load
     return (out, tokens[2].astype(index_dtype(config)).reshape(*shape[:-1], -1)) if record else out
 
 
-def _choices(
-    x: jax.Array, layer: dict[str, Any], config: ModelConfig, given: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """The weights [T, k] and numbers int32[T, k] of each token's experts. given: int[..., k], see `expert_mlp`."""
+def _scores(x: jax.Array, layer: dict[str, Any], config: ModelConfig) -> jax.Array:
+    """The router's scores of all experts [T, E], a softmax or sigmoids, in float32."""
     if config.router_norm:
         x = unit_norm(x, config.norm_epsilon) * layer["router_norm"] * config.hidden_size**-0.5
     scores = (x @ layer["router"]).astype(accumulation_dtype(x.dtype))
     if "router_bias" in layer:
         scores = scores + layer["router_bias"].astype(scores.dtype)
-    scores = jax.nn.sigmoid(scores) if config.router_sigmoid else jax.nn.softmax(scores, axis=-1)
+    return jax.nn.sigmoid(scores) if config.router_sigmoid else jax.nn.softmax(scores, axis=-1)
+
+
+def _load(scores: jax.Array, experts: jax.Array, counted: jax.Array) -> Load:
+    """The load of a device's tokens: scores [T, E], experts int32[T, k], counted bool[T]."""
+    one = counted.astype(scores.dtype)
+    none = jnp.zeros_like(scores, shape=scores.shape[-1:])
+    chosen = none.at[experts.reshape(-1)].add(jnp.repeat(one, experts.shape[-1]))
+    share = scores / (jnp.sum(scores, axis=-1, keepdims=True) + 1e-20)
+    return Load(jax.lax.stop_gradient(chosen), jnp.sum(jnp.where(counted[:, None], share, 0), axis=0))
+
+
+def _choices(
+    scores: jax.Array, layer: dict[str, Any], config: ModelConfig, given: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """The weights [T, k] and numbers int32[T, k] of each token's experts, by the scores of all [T, E].
+
+    given: int[..., k], see `expert_mlp`.
+    """
     if config.router_correction or config.router_groups > 1:
         _, experts = jax.lax.top_k(_ranked(scores, layer, config), config.experts_per_token)
         weights = jnp.take_along_axis(scores, experts, axis=-1)
@@ -181,6 +228,9 @@ def _through(
 
     def product(x: jax.Array, name: str) -> jax.Array:
         out = ragged_product(x, layer[name], sizes)
+        if name + LORA_IN in layer:
+            low_rank = scaled_low_rank(ragged_product(x, layer[name + LORA_IN], sizes), layer)
+            out = out + ragged_product(low_rank, layer[name + LORA_OUT], sizes)
         bias = layer.get(f"{name}_bias")
         if bias is None:
             return out

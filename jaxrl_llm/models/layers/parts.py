@@ -16,8 +16,9 @@ import numpy as np
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import exact_bits
+from jaxrl_llm.models.layers.products import product
 from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
-from jaxrl_llm.models.quantised import Weight, dense, product
+from jaxrl_llm.models.quantised import Weight, dense
 from jaxrl_llm.models.rope import Rope
 
 
@@ -233,9 +234,12 @@ def project(x: Array, weight: Weight, layer: dict[str, Any], name: str, joined: 
     if joined and isinstance(weight, Array):
         into = into * layer[LORA_SCALE] if LORA_SCALE in layer else into
         return joined_product(x, into, weight.reshape(x.shape[-1], -1), out)
-    low_rank = x @ into
-    low_rank = low_rank * layer[LORA_SCALE] if LORA_SCALE in layer else low_rank
-    return linear(x, weight) + low_rank @ out
+    return linear(x, weight) + scaled_low_rank(x @ into, layer) @ out
+
+
+def scaled_low_rank(x: Array, found: dict[str, Any]) -> Array:
+    """What the first matrix of an adapter gives times the factor that is beside it, if one is, in the dtype of x."""
+    return x * found[LORA_SCALE].astype(x.dtype) if LORA_SCALE in found else x
 
 
 def with_adapter(layer: dict[str, Any], name: str) -> Array:

@@ -13,6 +13,7 @@ from jaxrl_llm.training.config.checks import LoraTarget, inside, settle
 from jaxrl_llm.utils.keywords import settings_class
 
 if TYPE_CHECKING:
+    from jaxrl_llm.learner.router_balance import RouterBalance
     from jaxrl_llm.sampling.sampler import SamplingConfig
 
 
@@ -197,6 +198,12 @@ class TrainConfig:
     of the rollout (R3), those that the weights before the update choose (recompute, R2), or none; by default as
     the method has it, which is none but for minirl. It takes layers x experts_per_token bytes a token (2 of more than
     128 experts)."""
+    router_aux_coefficient: float = 0.0
+    """Of a mixture of experts, the coefficient of an auxiliary loss that keeps its experts busy (TRL's
+    router_aux_loss_coef; of models 0.001 to 0.02); with micro-batches it costs another forward pass. 0 is off."""
+    router_bias_speed: float = 0.0
+    """Of a mixture whose routers have correction biases (DeepSeek-V3, GLM-4.5), by how much each gradient step raises
+    those of experts with less than the mean load and lowers the others; DeepSeek-V3's is 0.001, and 0 keeps them."""
     critic: Literal["tower", "shared"] = "tower"
     """Critic, for methods that have one: a copy of the model with a value head (tower), or a value head on the policy's
     hidden states (shared)."""
@@ -219,8 +226,11 @@ class TrainConfig:
     lora_alpha: float = 32.0
     """Scale of the adapters: their output is multiplied by lora_alpha / lora_rank."""
     lora_targets: tuple[LoraTarget, ...] = ()
-    """Projections with adapters: query, key, value, out, gate, up, down; by default all (for mixtures of experts, the
-    first four)."""
+    """Matrices with adapters: query, key, value, out, gate, up, down (in layers with experts one for each expert), and,
+    where they are not tied, embed and unembed; by default all projections of layers but for experts."""
+    frozen_dtype: Literal["param_dtype", "int8", "float8", "nf4"] = "param_dtype"
+    """With adapters, dtype in which the frozen projections of layers are kept, in updates and while sampling: nf4 is
+    QLoRA's, in 4 bits with a scale for 64 inputs; int8 and float8 have a scale for each output."""
     reference_memory: Literal["device", "host"] = "device"
     """Where a reference policy is kept while it is not used: host saves accelerator memory at the cost of a transfer
     per step."""
@@ -288,6 +298,14 @@ class TrainConfig:
         cache = {"dtype": usual, "float8": "float8_e4m3fn"}.get(self.cache_dtype, self.cache_dtype)
         weights = None if self.weight_dtype == "dtype" else self.weight_dtype
         return SamplingConfig(**own | {"cache_dtype": cache, "weight_dtype": weights})
+
+    @property
+    def balance(self) -> RouterBalance | None:
+        """How the experts of a mixture are kept busy; None where they are not."""
+        from jaxrl_llm.learner.router_balance import RouterBalance  # here: the rest of the module needs no JAX
+
+        found = RouterBalance(self.router_aux_coefficient, self.router_bias_speed)
+        return found if any(found) else None
 
     @property
     def adapts(self) -> str:

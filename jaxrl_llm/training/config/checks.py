@@ -27,6 +27,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "micro_batches": (1, 2**20), "seed": (0, 2**32 - 1), "slots": (0, 2**20), "eval_size": (0, None),
     "eval_every": (0, None), "checkpoint_every": (0, None), "keep_checkpoints": (2, None),
     "log_completions_every": (0, None), "critic_steps": (0, None), "overlong_tokens": (0, None), "top_k": (0, None),
+    "router_aux_coefficient": (0, 1e3), "router_bias_speed": (0, 1),
     "segment_tokens": (0, None), "lora_rank": (0, 2**16), "temperature": (1e-9, 1e6), "top_p": (SMALLEST, 1),
     "min_p": (0, 1), "oversample": (1, 1024), "reward_time_limit": (1e-3, 1e6), "rollout_time_limit": (1e-3, 1e6),
     "reward_default": (-1e30, 1e30), "turns": (1, 2**10), "turn_tokens": (0, 2**24),
@@ -48,10 +49,10 @@ AGENT = (
 )
 
 LoraTarget = Literal[
-    "query", "key", "value", "out", "gate", "up", "down", "shared_gate", "shared_up", "shared_down", "query_in",
-    "query_out", "latent", "key_out", "value_out", "query_gate", "delta_query", "delta_key", "delta_value",
-    "delta_gate", "delta_rate", "delta_decay", "delta_out", "conv_in", "conv_gate", "conv_value", "conv_out",
-    "input_gate", "input_out",
+    "embed", "unembed", "query", "key", "value", "out", "gate", "up", "down", "shared_gate", "shared_up",
+    "shared_down", "query_in", "query_out", "latent", "key_out", "value_out", "query_gate", "delta_query", "delta_key",
+    "delta_value", "delta_gate", "delta_rate", "delta_decay", "delta_out", "conv_in", "conv_gate", "conv_value",
+    "conv_out", "input_gate", "input_out",
 ]  # fmt: skip
 
 
@@ -188,6 +189,16 @@ def check_together(config: TrainConfig) -> None:
         raise InputError(
             f"reference_memory is host, but with {config.adapts} the reference policy is the frozen model, which has "
             "no second copy: leave it out"
+        )
+    if config.frozen_dtype != "param_dtype" and not config.adapts:
+        raise InputError(
+            f"frozen_dtype is {config.frozen_dtype}, but all weights are trained: set lora_rank or adapter too, which "
+            "freezes them, or leave it out"
+        )
+    if config.frozen_dtype != "param_dtype" and config.weight_dtype != "dtype":
+        raise InputError(
+            f"weight_dtype is {config.weight_dtype}, but weights are kept, and sampled with, in {config.frozen_dtype} "
+            "(frozen_dtype): leave one of them out"
         )
     if config.same_rounding and config.weight_dtype == "dtype":
         raise InputError("same_rounding is given, but weight_dtype is not int8 or float8: set it, or leave it out")

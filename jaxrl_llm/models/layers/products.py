@@ -1,0 +1,163 @@
+"""Products with weights, rounded or not; all products of a decoder's layers go through them."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxrl_kernels.partition import vary_together
+
+from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.models.normal_float import NormalFloat, as_floats
+from jaxrl_llm.models.quantised import Quantised, StraightThrough, Weight, rounded
+
+FEW_ROWS = 128  # rows of a product that XLA for CPUs would spend on converting the weights, mostly
+BLOCK = 2**17  # weights that are converted at a time on CPUs: they stay in a core's cache
+
+
+def product(x: Array, weight: Weight) -> Array:
+    """x [M, K] times a matrix of K inputs, whose axes may be several: [M, N], in the dtype of x if it is rounded."""
+    K = x.shape[1]
+    if isinstance(weight, Quantised):
+        weight = Quantised(weight.values.reshape(K, -1), weight.scale.reshape(1, -1))
+        return _frozen_product(*vary_together(x, weight), None)
+    if isinstance(weight, NormalFloat):
+        levels = weight.levels.reshape(K // 2, -1)
+        weight = NormalFloat(levels, weight.scale.reshape(-1, levels.shape[1]))
+        return _frozen_product(*vary_together(x, weight), None)
+    if isinstance(weight, StraightThrough):
+        w, scale = weight.weight.reshape(K, -1), weight.scale.reshape(1, -1)
+        return _straight_through(*vary_together(x, w, scale), None, weight.kind)
+    return x @ weight.reshape(K, -1)
+
+
+def ragged_product(x: Array, weight: Weight, sizes: Array) -> Array:
+    """x [M, K], whose rows are sizes[0] for the first expert and so on, times their matrices [E, K, N]: [M, N].
+
+    sizes: int32[E]. Rows of no expert are not defined.
+    """
+    if isinstance(weight, Quantised | NormalFloat):
+        return _frozen_product(*vary_together(x, weight, sizes))
+    if isinstance(weight, StraightThrough):
+        return _straight_through(*vary_together(x, weight.weight, weight.scale, sizes), weight.kind)
+    return jax.lax.ragged_dot(x, weight.astype(x.dtype), sizes)
+
+
+@jax.custom_vjp
+def _frozen_product(x: Array, q: Quantised | NormalFloat, sizes: Array | None) -> Array:
+    """The product of x [M, K] with a matrix of [K, N], or of rows with those of their experts [E, K, N], that has no
+    gradient. The backward pass makes the matrix again."""
+    return _product(x, q, sizes)
+
+
+def _frozen_product_backward(
+    residuals: tuple[Quantised | NormalFloat, Array | None], dy: Array
+) -> tuple[Array, None, None]:
+    q, sizes = residuals
+    if isinstance(q, NormalFloat):
+        return _into_inputs(dy, as_floats(q, dy.dtype), sizes), None, None
+    of_rows = q.scale if sizes is None else _scale_of_rows(q.scale, sizes, len(dy))
+    return _into_inputs((dy * of_rows).astype(dy.dtype), q.values.astype(dy.dtype), sizes), None, None
+
+
+_frozen_product.defvjp(lambda x, q, sizes: (_frozen_product(x, q, sizes), (q, sizes)), _frozen_product_backward)
+
+
+def _into_inputs(dy: Array, w: Array, sizes: Array | None) -> Array:
+    """The gradient [M, K] of inputs, of that of outputs dy [M, N] of a product with w; see `_frozen_product`."""
+    sums = jnp.promote_types(dy.dtype, jnp.float32)
+    if sizes is None:
+        return jnp.einsum("mn,kn->mk", dy, w, preferred_element_type=sums).astype(dy.dtype)
+    return jax.lax.ragged_dot(dy, w.swapaxes(-1, -2), sizes, preferred_element_type=sums).astype(dy.dtype)
+
+
+def _product(x: Array, q: Quantised | NormalFloat, sizes: Array | None) -> Array:
+    """x times the values, summed in float32, and then times the scale."""
+    sums = jnp.promote_types(x.dtype, jnp.float32)
+    if isinstance(q, NormalFloat):
+        w = as_floats(q, x.dtype)
+        y = jnp.matmul(x, w, preferred_element_type=sums) if sizes is None else jax.lax.ragged_dot(
+            x, w, sizes, preferred_element_type=sums
+        )  # fmt: skip
+        return y.astype(x.dtype)
+    if sizes is not None:
+        y = jax.lax.ragged_dot(x, q.values.astype(x.dtype), sizes, preferred_element_type=sums)
+        return (y * _scale_of_rows(q.scale, sizes, len(x))).astype(x.dtype)
+
+    def whole(x: Array, values: Array) -> Array:
+        return jnp.matmul(x, values.astype(x.dtype), preferred_element_type=sums)
+
+    by_blocks = len(x) <= FEW_ROWS and q.values.size > BLOCK and sums == jnp.float32
+    y = jax.lax.platform_dependent(x, q.values, cpu=_blocked if by_blocks else whole, default=whole)
+    return (y * q.scale).astype(x.dtype)
+
+
+def _scale_of_rows(scale: Array, sizes: Array, rows: int) -> Array:
+    """Of scales [E, 1, N] those of each row's expert, [rows, N]."""
+    expert = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(rows), side="right")
+    return scale[jnp.minimum(expert, len(scale) - 1), 0]
+
+
+def _blocked(x: Array, values: Array) -> Array:
+    """x [M, K] times values [K, N], f32[M, N], for CPUs: XLA first writes a wide copy of a product's narrow operand.
+
+    So that the copy stays in a core's cache, it is made of some columns at a time. The last block overlaps.
+    """
+    K, N = values.shape
+    if values.dtype == jnp.float8_e4m3fn:
+        values = jax.lax.bitcast_convert_type(values, jnp.uint8)  # or XLA converts them all to float16
+    width = min(max(BLOCK // K // 64, 1) * 64, N)
+
+    def step(number: Array, out: Array) -> Array:
+        first = jnp.minimum(number * width, N - width)
+        # Without the barrier XLA converts all blocks at once, before the loop.
+        block = jax.lax.optimization_barrier(jax.lax.dynamic_slice_in_dim(values, first, width, axis=1))
+        y = jnp.matmul(x, _widened(block, x.dtype), preferred_element_type=jnp.float32)
+        return jax.lax.dynamic_update_slice_in_dim(out, y, first, axis=1)
+
+    return jax.lax.fori_loop(0, math.ceil(N / width), step, jnp.zeros((len(x), N), jnp.float32))
+
+
+def _widened(values: Array, dtype: Any) -> Array:
+    """Values of int8, or the bits uint8 of float8, in a dtype."""
+    if values.dtype != jnp.uint8:
+        return values.astype(dtype)
+    bits = values.astype(jnp.uint32)
+    size, sign = bits & 0x7F, (bits & 0x80) << 24
+    normal = jax.lax.bitcast_convert_type((size << 20) + (120 << 23), jnp.float32)  # exponents count from -127, not -7
+    found = jnp.where(size < 8, size.astype(jnp.float32) * 2.0**-9, normal)
+    found = jax.lax.bitcast_convert_type(found, jnp.uint32) | sign
+    return jax.lax.bitcast_convert_type(found, jnp.float32).astype(dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _straight_through(x: Array, w: Array, scale: Array, sizes: Array | None, kind: str) -> Array:
+    """The product of x [M, K] with w [K, N], or of rows with those of their experts [E, K, N], rounded.
+
+    The gradient of x is that of the product with the rounded matrix, the gradient of w as if it was not rounded.
+    Nothing that is rounded is kept for the backward pass.
+    """
+    return _product(x, rounded(w, scale, kind), sizes)
+
+
+def _straight_through_backward(
+    kind: str, residuals: tuple[Array, Array, Array, Array | None], dy: Array
+) -> tuple[Array, Array, None, None]:
+    x, w, scale, sizes = residuals
+    values = rounded(w, scale, kind).values.astype(x.dtype)
+    of_rows = scale if sizes is None else _scale_of_rows(scale, sizes, len(x))
+    dx, sums = _into_inputs((dy * of_rows).astype(x.dtype), values, sizes), jnp.promote_types(x.dtype, jnp.float32)
+    if sizes is None:
+        dw = jnp.einsum("mk,mn->kn", x, dy, preferred_element_type=sums)
+    else:
+        (dw,) = jax.vjp(lambda v: jax.lax.ragged_dot(x, v, sizes), values)[1](dy)
+    return dx, dw.astype(w.dtype), None, None
+
+
+_straight_through.defvjp(
+    lambda x, w, scale, sizes, kind: (_straight_through(x, w, scale, sizes, kind), (x, w, scale, sizes)),
+    _straight_through_backward,
+)
