@@ -104,8 +104,8 @@ VECTORS = Path(__file__).parent / "vectors"
 FAMILIES = ("llama", "llama_tied", "llama31_rope", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe")
 TODAY = (
     "deepseek_v3", "gemma4_dense", "gemma4_e2b", "gemma4_moe", "glm4", "glm4_moe", "gpt_oss", "granite", "lfm2",
-    "llama_linear", "ministral3", "mistral", "olmo3", "phi3", "phi3_longrope", "qwen2_yarn", "qwen3_5", "qwen3_5_moe",
-    "smollm3",
+    "llama_linear", "ministral3", "mistral", "olmo3", "phi3", "phi3_longrope", "qwen2_moe", "qwen2_yarn", "qwen3_5",
+    "qwen3_5_moe", "smollm3",
 )  # fmt: skip
 KINDS = ("qwen3_5", "gemma4_e2b", "deepseek_v3", "gpt_oss", "lfm2")  # layers that no other family has
 FEW = ("llama", "gemma2", "qwen3_moe")  # in `make test`: plain; soft caps and sliding windows; a router

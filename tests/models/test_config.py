@@ -271,7 +271,6 @@ def test_what_a_file_leaves_out() -> None:
         ({"rope_scaling": LONG | {"short_factor": 1.0}}, "rope_scaling.short_factor"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised .'gptq'. are not read"),
         ({"hidden_act": "relu"}, "activation 'relu' is not supported"),
-        ({"model_type": "qwen3_moe", "mlp_only_layers": [0], "moe_intermediate_size": 4}, "dense layers"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "causal"),
     ],
 )
@@ -279,6 +278,15 @@ def test_what_is_not_supported(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         from_hf(small(**change))
     assert "\n" not in str(caught.value)
+
+
+def test_layers_of_qwen_mixtures_that_are_dense() -> None:
+    """Those that are listed, and all but every second."""
+    settings = {"model_type": "qwen3_moe", "moe_intermediate_size": 4, "num_experts": 4, "num_experts_per_tok": 2}
+    config = from_hf(small(**settings, num_hidden_layers=6, decoder_sparse_step=2, mlp_only_layers=[3]))
+    assert [config.of_layer(layer).num_experts for layer in range(6)] == [0, 4, 0, 0, 0, 4]
+    assert [config.of_layer(layer).intermediate_size for layer in (0, 1)] == [small()["intermediate_size"], 4]
+    assert from_hf(to_hf(config)) == config
 
 
 def test_unsupported_architectures_are_told_which_are() -> None:

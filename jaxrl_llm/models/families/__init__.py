@@ -26,6 +26,7 @@ FAMILIES: Mapping[str, Family] = {
     "granite": llama.GRANITE,
     "phi3": llama.PHI3,
     "qwen2": qwen.QWEN2,
+    "qwen2_moe": qwen.QWEN2_MOE,
     "qwen3": qwen.QWEN3,
     "qwen3_moe": qwen.QWEN3_MOE,
     "gemma2": gemma.GEMMA2,
