@@ -13,6 +13,7 @@ from jaxrl_llm.models.config_checks import check_settings, check_together
 from jaxrl_llm.models.families import deepseek_v3, gemma, gemma4, glm4, gpt_oss, lfm2, llama, olmo3, qwen, qwen3_5
 from jaxrl_llm.models.families.family import FULL, SLIDING, Family, Tensor
 from jaxrl_llm.models.families.quantisation import quantisation_of
+from jaxrl_llm.models.families.unread import NEUTRAL, Looked
 from jaxrl_llm.models.kinds import given, shown
 from jaxrl_llm.models.rope import rope_to_hf, ropes_of
 from jaxrl_llm.utils.errors import InputError
@@ -51,7 +52,17 @@ WRAPPERS = {
 }
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
-__all__ = ["FAMILIES", "SLIDING", "Family", "Tensor", "from_hf", "language_model", "quantisation_of", "to_hf"]
+__all__ = [
+    "FAMILIES",
+    "SLIDING",
+    "Family",
+    "Tensor",
+    "from_hf",
+    "language_model",
+    "quantisation_of",
+    "to_hf",
+    "unread_settings",
+]
 
 
 def language_model(raw: dict[str, Any]) -> dict[str, Any]:
@@ -80,16 +91,23 @@ def from_hf(raw: dict[str, Any], where: str = "the model's config.json") -> Mode
         named = f"the model type {shown(name)}" if isinstance(name, str) and name else named
         raise InputError(f"{where}: {named} is not supported; supported model types are {', '.join(FAMILIES)}")
     family = FAMILIES[name]
-    check_settings(raw, where, family.settings)
+    check_settings(dict(raw), where, family.settings)
     quantisation_of(raw, where)
     if raw.get("use_bidirectional_attention"):
         raise InputError(
             f"{where}: a model with use_bidirectional_attention is no causal language model, and is not supported"
         )
     missing = {setting: value for setting, value in family.defaults.items() if setting not in raw}
-    config = _config(name, family, {**raw, **missing}, where)
+    config = _config(name, family, raw | missing, where)
     check_together(config, where)
     return config
+
+
+def unread_settings(raw: dict[str, Any], where: str = "the model's config.json") -> tuple[str, ...]:
+    """The settings that `from_hf` does not look at although they have a value, but for those that change no logits."""
+    looked = Looked(language_model(raw))
+    family = FAMILIES[from_hf(looked, where).family]
+    return looked.unread(NEUTRAL.union(family.settings, family.defaults))
 
 
 def _config(name: str, family: Family, values: dict[str, Any], where: str) -> ModelConfig:

@@ -51,6 +51,7 @@ DEEPSEEK_V3 = family(
     "DeepseekV3ForCausalLM", read=_read, write=_write, types=full,
     settings=ROUTER_SETTINGS | dict.fromkeys(_SIZES, whole(1, 2**16)) | {
         "q_lora_rank": or_null(whole(1, 2**16)), "rope_interleave": or_null(FLAG),
+        "qk_head_dim": or_null(whole(1)), "head_dim": or_null(whole(1)),  # of others above
     },
     max_position_embeddings=4096, rms_norm_eps=1e-6, moe_intermediate_size=2048, n_shared_experts=1,
     n_routed_experts=256, routed_scaling_factor=2.5, kv_lora_rank=512, q_lora_rank=1536, qk_rope_head_dim=64,

@@ -113,6 +113,7 @@ GRANITE = family(
 )  # fmt: skip
 PHI3 = family(
     "Phi3ForCausalLM", partial=True, max_position_embeddings=4096, rms_norm_eps=1e-5, sliding_window=None,
+    settings={"original_max_position_embeddings": or_null(whole(1))},
     write=lambda config: {"original_max_position_embeddings": config.ropes[0].original_length or config.max_positions},
     tensors=(
         Tensor("self_attn.qkv_proj.weight", ("query", "key", "value")),

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.config_checks import SETTINGS, check_tokens
 from jaxrl_llm.models.decoder import Remat
-from jaxrl_llm.models.families import from_hf, language_model, quantisation_of
+from jaxrl_llm.models.families import from_hf, language_model, quantisation_of, unread_settings
 from jaxrl_llm.models.io.adapters import adapter_line, adapter_params, merged_tensors, open_adapter
 from jaxrl_llm.models.io.file_tensor import Tensors
 from jaxrl_llm.models.io.huggingface import from_tensors, open_folder, skipped_tensors, untied, without_prefix
@@ -147,8 +147,12 @@ def _settings(folder: Path) -> tuple[dict[str, Any], ModelConfig]:
     """The settings in a folder's config.json, and what they are of the language model."""
     if not (folder / "config.json").exists():
         raise InputError(f"{folder} has no config.json: give a Hugging Face model folder, a .gguf file or a hub name")
-    raw = read_json(folder / "config.json")
-    return raw, from_hf(raw, where=str(folder / "config.json"))
+    file = folder / "config.json"
+    raw = read_json(file)
+    config = from_hf(raw, where=str(file))
+    if unread := unread_settings(raw, where=str(file)):
+        logger.warning("%s: settings that are not read, and may change the model: %s", file, ", ".join(unread))
+    return raw, config
 
 
 def _as_floats(tensors: Tensors, raw: dict[str, Any], folder: Path, dtype: Any) -> Tensors:
