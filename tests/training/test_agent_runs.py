@@ -104,7 +104,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "environment": "Purse",
             "template": TEMPLATE.replace("{{ m.content }}", "{{ m.content }}{% if m.tool_calls %}look(){% endif %}"),
         },
-        "writes calls of tools in a format other than JSON",
+        "writes calls of tools in a format that is not known",
     ),
 }  # fmt: skip
 

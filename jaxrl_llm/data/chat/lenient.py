@@ -52,6 +52,8 @@ class Calls(NamedTuple):
     """The reply without them."""
     lenient: int
     """How many were read though they were not as they should be."""
+    end: int = 0
+    """Where the last call ends."""
 
 
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
@@ -71,6 +73,8 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int, bool]:
         return *_STRICT.raw_decode(text, start), False
     except ValueError:
         pass
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     added = list[int]()
 
     def escaped(found: re.Match[str]) -> str:
@@ -120,7 +124,7 @@ def read_calls(text: str, form: CallFormat) -> Calls:
                 what = "it is no valid JSON: " if isinstance(error, json.JSONDecodeError) else ""
                 why = what + " ".join(str(error).split())[:200]
                 broken.append(BrokenCall(len(calls) + len(broken), name[1] if name else "unreadable", why))
-    return Calls(tuple(calls), tuple(broken), "".join([*rest, text[done:]]), lenient)
+    return Calls(tuple(calls), tuple(broken), "".join([*rest, text[done:]]), lenient, done)
 
 
 Value = tuple[Any, bool, str]  # JSON or a ValueError, whether it was read leniently, and its text
