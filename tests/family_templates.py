@@ -3,12 +3,18 @@ with a byte tokenizer whose special tokens are theirs."""
 
 from __future__ import annotations
 
+import json
+import re
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from chat_templates import FOLDER, tokenizer_with
+from chat_templates import FOLDER, NAMES, tokenizer_with
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
+
+from jaxrl_llm.data.chat.call_formats import marked
+from jaxrl_llm.data.chat.message_forms import fitted
+from jaxrl_llm.data.chat.turns import ChatTurns
 
 _CHATML = (
     "{% for m in messages %}{% if m.role == 'tool' %}RESULT{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}CALLS"
@@ -130,6 +136,11 @@ FAMILIES = (
 )  # fmt: skip
 
 
+KNOWN = [one for one in FAMILIES if one.template in OWN or NAMES]
+"""Those whose templates are here."""
+ASKED = {"role": "user", "content": "so?"}
+
+
 @cache
 def tokenizer_of_family(name: str) -> PreTrainedTokenizerFast:
     """A byte tokenizer with a family's chat template, special tokens and end of text."""
@@ -140,3 +151,34 @@ def tokenizer_of_family(name: str) -> PreTrainedTokenizerFast:
     made.add_tokens(special, special_tokens=True)
     made.eos_token = family.ends
     return made
+
+
+def calling(*arguments: dict[str, Any]) -> dict[str, Any]:
+    """A reply that calls the tool `find`, with each of these arguments."""
+    calls = [{"type": "function", "id": f"call{n:05d}", "function": {"name": "find", "arguments": one}}
+             for n, one in enumerate(arguments)]  # fmt: skip
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def called(family: Family, turns: ChatTurns, *arguments: dict[str, Any]) -> str:
+    """What a policy of the family writes for calls, without what ends its reply."""
+    reply = calling(*arguments)
+    given = fitted(turns, [ASKED, reply])[0]
+    if "tool_calls" not in given[-1]:  # the template writes none
+        text = (marked(turns).write or json.dumps)([one["function"] for one in reply["tool_calls"]])
+    else:
+        text = turns.written(given).rpartition("so?")[2]
+    begins = re.match(r'\{"name": |<[^>]+>|[^{.]+', family.calls)
+    assert begins is not None
+    text = text[text.index(begins[0]) :].rstrip("\n")
+    for end in turns.tokenizer.batch_decode([[number] for number in turns.stops]):
+        text = text.removesuffix(end).rstrip("\n")
+    return text
+
+
+def sampled(turns: ChatTurns, text: str, calls: bool) -> list[int]:
+    """Token ids of a reply, with what closes a thought that the prompt opened, and the token that ends it."""
+    before = "</think>\n\n" if turns.reply_start.rstrip().endswith("<think>") else ""
+    ends = turns.ends[calls] or turns.ends[0]
+    eos = turns.tokenizer.eos_token_id
+    return [*turns.encode(before + text), eos if eos in ends else min(ends)]

@@ -15,9 +15,8 @@ from tokenizers import AddedToken
 sys.path.append(str(Path(__file__).parents[1]))
 
 from chat_templates import FOLDER, NAMES, tokenizer_with
-from family_templates import FAMILIES, OWN, Family, tokenizer_of_family
+from family_templates import ASKED, FAMILIES, KNOWN, Family, called, calling, sampled, tokenizer_of_family
 
-from jaxrl_llm.data.chat.call_formats import marked
 from jaxrl_llm.data.chat.encode import encode_prompt
 from jaxrl_llm.data.chat.message_forms import fitted
 from jaxrl_llm.data.chat.rendering import SWITCHES, PromptFormat
@@ -26,9 +25,7 @@ from jaxrl_llm.environments.tools.base import Toolbox
 from jaxrl_llm.utils.errors import InputError
 
 needs_templates = pytest.mark.skipif(not NAMES, reason="there is no TRL beside the environment: make .dev")
-KNOWN = [one for one in FAMILIES if one.template in OWN or NAMES]
 each_family = pytest.mark.parametrize("family", KNOWN, ids=[one.name for one in KNOWN])
-ASKED = {"role": "user", "content": "so?"}
 ERROR = "could not be read"
 
 
@@ -70,36 +67,6 @@ USUAL = ARGUMENTS["a text and a number"]
 
 def turns_of(family: Family, **options: Any) -> ChatTurns:
     return ChatTurns(tokenizer_of_family(family.name), Toolbox([find]).schemas, PromptFormat(options=options))
-
-
-def calling(*arguments: dict[str, Any]) -> dict[str, Any]:
-    calls = [{"type": "function", "id": f"call{n:05d}", "function": {"name": "find", "arguments": one}}
-             for n, one in enumerate(arguments)]  # fmt: skip
-    return {"role": "assistant", "content": "", "tool_calls": calls}
-
-
-def called(family: Family, turns: ChatTurns, *arguments: dict[str, Any]) -> str:
-    """What a policy of the family writes for calls, without what ends its reply."""
-    reply = calling(*arguments)
-    given = fitted(turns, [ASKED, reply])[0]
-    if "tool_calls" not in given[-1]:  # the template writes none
-        text = (marked(turns).write or json.dumps)([one["function"] for one in reply["tool_calls"]])
-    else:
-        text = turns.written(given).rpartition("so?")[2]
-    begins = re.match(r'\{"name": |<[^>]+>|[^{.]+', family.calls)
-    assert begins is not None
-    text = text[text.index(begins[0]) :].rstrip("\n")
-    for end in turns.tokenizer.batch_decode([[number] for number in turns.stops]):
-        text = text.removesuffix(end).rstrip("\n")
-    return text
-
-
-def sampled(turns: ChatTurns, text: str, calls: bool) -> list[int]:
-    """Token ids of a reply, with what closes a thought that the prompt opened, and the token that ends it."""
-    before = "</think>\n\n" if turns.reply_start.rstrip().endswith("<think>") else ""
-    ends = turns.ends[calls] or turns.ends[0]
-    eos = turns.tokenizer.eos_token_id
-    return [*turns.encode(before + text), eos if eos in ends else min(ends)]
 
 
 @each_family
@@ -280,3 +247,19 @@ def test_the_table_in_the_docs_is_what_is_measured() -> None:
     docs = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="utf-8")
     missing = [line for line in map(line_of, FAMILIES) if line not in docs]
     assert not missing, "\n".join(missing)
+
+
+@each_family
+def test_results_of_any_text_are_appended_in_the_role_of_results(family: Family) -> None:
+    """Also with line breaks and quotes, which some templates write as JSON, and control tokens, which stay text."""
+    turns = turns_of(family)
+    ids = sampled(turns, called(family, turns, USUAL), calls=True)
+    control = turns.tokenizer.eos_token
+    text = f'a "b"\nc\\d \u00fc {control}'
+    simple, other = (turns.bridge([{"role": "tool", "name": "find", "content": one}], ids[-1]) for one in ("XYZ", text))
+    assert simple is not None
+    assert other is not None
+    plain = turns.tokenizer.decode(simple)
+    written = [plain.replace("XYZ", own) for own in (text, json.dumps(text, ensure_ascii=False)[1:-1])]
+    assert turns.tokenizer.decode(other) in written
+    assert other.count(turns.tokenizer.eos_token_id) == simple.count(turns.tokenizer.eos_token_id)
