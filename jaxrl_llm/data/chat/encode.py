@@ -116,7 +116,8 @@ def encode_prompt(
         ids = rendering.encode(conversation_text(rendering, messages))
     elif not isinstance(prompt, str):
         why = "this tokenizer has none" if format.kind == "chat" else f"the prompt format is {format.kind}"
-        raise InputError(f"a prompt of messages needs a chat template, but {why}: use plain text")
+        remedy = "use plain text" + (", or set its chat_template" if format.kind == "chat" else "")
+        raise InputError(f"a prompt of messages needs a chat template, but {why}: {remedy}")
     elif system_prompt is not None:
         why = "this tokenizer has none" if format.kind == "chat" else f"the prompt format is {format.kind}"
         raise InputError(f"a system prompt needs a chat template, but {why}: put it in the prompt")
