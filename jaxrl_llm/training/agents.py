@@ -112,7 +112,7 @@ def check_agent(
             )
         chat = ChatTurns(text_tokenizer, described, format_of(config.format, row))
         chats.append(chat)
-        replace(chat, format=config.format).check_options()
+        chat.check_options(config.format.options)
         assert chat.reading is not None  # raises InputError for a format of calls that cannot be read
         if described and not chat.shows_tools and not told:
             told = True

@@ -6,7 +6,9 @@ import asyncio
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,7 +132,50 @@ def test_a_broken_call_takes_no_other_with_it(family: Family) -> None:
     assert [(one.place, one.name) for one in reply.broken] == [(0, "find")]
     seen = asyncio.run(box.answer(reply))
     assert [ERROR in one["content"] for one in seen.messages] == [True, False]
-    assert turns.bridge(seen.messages, turns.stops and None) is not None
+    assert turns.bridge(seen.messages, None) is not None
+
+
+@each_family
+def test_a_call_that_is_cut_off_is_whole_or_told(family: Family) -> None:
+    """Wherever the limit of tokens cuts it, once its opening is written: it is never run with some of its arguments."""
+    turns, box = turns_of(family), Toolbox([find])
+    text = called(family, turns, USUAL)
+    before = sampled(turns, "", calls=True)[:-1]
+    opening = re.match(r"<[^<>]*>|\[TOOL_CALLS\]|to=|\{\"name\"", text)
+    assert opening is not None
+    for size in range(opening.end(), len(text) + 1):
+        reply = turns.reading([*before, *turns.encode(text[:size])])
+        assert [tuple(one) for one in reply.calls] == ([] if reply.fault else [("find", USUAL)]), text[:size]
+    assert reply.calls, "the whole of it"
+    if family.several:
+        text = called(family, turns, USUAL, {"count": 5, "text": "others"})
+        reply = turns.reading([*before, *turns.encode(text[: text.index("hers")])])
+        assert [tuple(one) for one in reply.calls] == [("find", USUAL)]
+        assert asyncio.run(box.answer(reply)).info["malformed_calls"] == 1.0
+
+
+RESPONSES = {
+    "Qwen 3": {"open_pattern": r"<tool_call>\s*(?=\{)", "close": "</tool_call>", "content": "json"},
+    "gpt-oss": {"open_pattern": r"to=functions\.\w+[^{]*<\|message\|>", "content": "json"},
+}
+
+
+@needs_templates
+@pytest.mark.parametrize("name", RESPONSES)
+def test_a_call_that_another_parser_takes_for_text_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `response_template` whose call begins after what opens it, and a package that reads no call at all."""
+    turns = turns_of(next(one for one in FAMILIES if one.name == name))
+    opened = {"Qwen 3": "<tool_call>", "gpt-oss": "to=functions."}[name]
+    fields = {"content": {"content": "text", "close_pattern": "$"}, "tool_calls": {**RESPONSES[name], "repeats": True}}
+    template = {"defaults": {"role": "assistant"}, "start_anchor": "assistant", "fields": fields}
+    monkeypatch.setattr(turns.tokenizer, "response_template", template, raising=False)
+    assert turns.reading.read is None
+    parsed = SimpleNamespace(tool_calls=[], content="", reasoning_content=None)
+    for reading in (turns.reading, replace(turns.reading, parse=lambda ids: parsed)):
+        reply = reading(turns.encode(f"I look. {opened}"))
+        assert "is not complete" in str(reply.fault)
+        assert asyncio.run(Toolbox([find]).answer(reply)).info == {"malformed_calls": 1.0}
+        assert reading(turns.encode("I look.")).fault is None
 
 
 def thinking(family: Family) -> tuple[str, Any, Any] | None:
@@ -223,6 +268,9 @@ def test_other_formats_are_read_by_the_package_renderers() -> None:
     call = f'{begun}find:0<|tool_call_argument_begin|>{{"text": "x", "count": 3}}{ended}'
     reply = turns.reading.text(f"<|tool_calls_section_begin|>{call}<|tool_calls_section_end|><|im_end|>")
     assert [tuple(one) for one in reply.calls] == [("find", {"text": "x", "count": 3})]
+    text = f"<|tool_calls_section_begin|>{call}"
+    for size in range(len("<|tool_calls_section_begin|>"), text.index(ended)):
+        assert turns.reading(turns.encode(text[:size])).fault, text[:size]
 
 
 def line_of(family: Family) -> str:

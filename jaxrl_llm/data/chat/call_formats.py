@@ -45,12 +45,8 @@ class ToolFormat(NamedTuple):
 
 def marked(rendering: Rendering) -> ToolFormat:
     """The format whose mark a chat template that describes tools has, or its vocabulary; that of Hermes otherwise."""
-    known = rendering.control if rendering.shows_tools else ()
-    return next((one for one in FORMATS if one.write and (one.mark in known or _shows(rendering, one.mark))), HERMES)
-
-
-def _shows(rendering: Rendering, mark: str) -> bool:
-    return rendering.shows_tools and mark in rendering.template
+    texts = (rendering.template, *rendering.control) if rendering.shows_tools else ()
+    return next((one for one in FORMATS if one.write and any(one.mark in text for text in texts)), HERMES)
 
 
 def as_json(call: Mapping[str, Any]) -> str:
@@ -93,7 +89,7 @@ _QWEN = CallSyntax(
     r"\s*<function=(?P<name>[^>\s]+)>",
     tagged_arguments(
         r"\s*<parameter=(?P<name>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
-        r"(?=\s*(?:<parameter=|</function>|</tool_call>|\Z))"
+        r"(?=\s*(?:<parameter=|</function>|</tool_call>))"
     ),
     r"\s*</function>\s*",
     r"</tool_call>\s*",
@@ -103,9 +99,9 @@ _GLM = CallSyntax(
     r"(?P<name>[^\s<{]+)",
     tagged_arguments(
         r"\s*<arg_key>(?P<name>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
-        r"(?=\s*(?:<arg_key>|</tool_call>|\Z))"
+        r"(?=\s*(?:<arg_key>|</tool_call>))"
     ),
-    r"\s*(?=</tool_call>|\Z)",
+    r"\s*(?=</tool_call>)",
     r"</tool_call>",
 )
 _HARMONY = CallSyntax(

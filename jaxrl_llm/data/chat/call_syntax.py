@@ -86,9 +86,10 @@ def json_arguments(text: str, start: int, properties: Properties) -> tuple[dict[
 def tagged_arguments(pattern: str) -> ReadArguments:
     """What reads arguments as names and raw values in tags.
 
-    pattern: of one argument, with the groups "name" and "value". Where no other follows, another tag must.
+    pattern: of one argument, with the groups "name" and "value". After the last, a closing tag says that no other
+    follows: a call that is cut off has not all of its arguments.
     """
-    one, other = re.compile(pattern, re.DOTALL), re.compile(r"\s*(?:</|\Z)")
+    one, closing = re.compile(pattern, re.DOTALL), re.compile(r"\s*</")
 
     def read(text: str, start: int, properties: Properties) -> tuple[dict[str, Any], int]:
         found: dict[str, Any] = {}
@@ -96,8 +97,9 @@ def tagged_arguments(pattern: str) -> ReadArguments:
             name = argument["name"]
             found[name] = typed(argument["value"], properties.get(name, {}), name)
             start = argument.end()
-        if other.match(text, start) is None:
-            raise ValueError(f"an argument is not written as it should be: {shown(text[start : start + 40])}")
+        if closing.match(text, start) is None:
+            following = shown(text[start : start + 40].strip())
+            raise ValueError(f"an argument or a closing tag must follow, but there is {following}")
         return found, start
 
     return read

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxrl_llm.data.chat.call_formats import FORMATS, ReadCalls, as_hermes, marked
+from jaxrl_llm.data.chat.channels import NO_THOUGHTS, Channels, channels_of
 from jaxrl_llm.data.chat.families import Parse, parser_of
 from jaxrl_llm.data.chat.lenient import BrokenCall, Call, CallFormat, call_of, read_calls
 from jaxrl_llm.data.chat.message_forms import fitted
-from jaxrl_llm.data.chat.messages import CLOSED, OPENED, Message, text_of
+from jaxrl_llm.data.chat.messages import Message, text_of
+from jaxrl_llm.data.chat.rendering import Rendering
 from jaxrl_llm.utils.errors import InputError
-
-if TYPE_CHECKING:
-    from jaxrl_llm.data.chat.turns import ChatTurns
 
 NEXT = r"\n+(?:User|System|Result):"
 """What begins the next turn in `rendering.DIALECT`."""
@@ -47,47 +46,6 @@ class Reply(NamedTuple):
     """How many of the calls are not quite in their format."""
 
 
-class Channels(NamedTuple):
-    """How a family tells what it thinks from what it says."""
-
-    mark: str
-    """What its chat templates write."""
-    opened: str
-    """What opens a thought, if that is one text."""
-    closed: str
-    """What closes a thought."""
-    fields: Mapping[str, Any]
-    """Of a `response_template`: how a thought begins and ends, and what is said if that has a beginning."""
-    refused: str = "(?!)"
-    """A pattern of what its chat templates refuse within a text."""
-
-
-CHANNELS = (
-    Channels(CLOSED, OPENED, CLOSED, {"reasoning_content": {"open": OPENED, "close_pattern": rf"{CLOSED}\s*"}}),
-    Channels(
-        "[/THINK]", "[THINK]", "[/THINK]",
-        {"reasoning_content": {"open": "[THINK]", "close_pattern": r"\[/THINK\]\s*"}},
-    ),
-    Channels(
-        "<channel|>", "<|channel>thought", "<channel|>",
-        {"reasoning_content": {"open_pattern": r"<\|channel>thought\n?", "close_pattern": r"\n?<channel\|>\s*"}},
-    ),
-    Channels(
-        "<|channel|>analysis", "", "<|end|>",
-        {
-            "reasoning_content": {
-                "open_pattern": r"(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>",
-                "close_pattern": r"<\|end\|>",
-            },
-            "content": {"open_pattern": r"(?:<\|start\|>assistant)?<\|channel\|>(?:final|commentary)<\|message\|>"},
-        },
-        r"<\|(?:start|channel|constrain|message|end|call|return)\|>",
-    ),
-)  # fmt: skip
-"""Of the families that think: Qwen and many more, Mistral, Gemma 4, gpt-oss."""
-NO_THOUGHTS = Channels("", "", "", {})
-
-
 @dataclass(frozen=True, eq=False)
 class Reading:
     """How the replies of one tokenizer are read."""
@@ -106,12 +64,13 @@ class Reading:
     """A pattern of what begins the next turn, which a model goes on with that was trained on no turns."""
     parse: Parse | None = None
     """What reads token ids instead: of the package renderers."""
+    opened: str = ""
+    """What opens a call, which `template` or `parse` may take for a text where the call is cut off."""
 
     def __call__(self, ids: Sequence[int]) -> Reply:
         """Read sampled token ids."""
-        if self.parse is not None:
-            return _of_parsed(self.parse(ids), lambda: str(self.tokenizer.decode(list(ids), skip_special_tokens=False)))
-        return self.text(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+        text = str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+        return self.text(text) if self.parse is None else self._complete(_of_parsed(self.parse(ids), text), text)
 
     def text(self, text: str) -> Reply:
         """Read a reply's text, with its special tokens.
@@ -123,7 +82,7 @@ class Reading:
             return self(self.tokenizer.encode(text, add_special_tokens=False))
         text = text if self.next_turn is None else re.split(self.next_turn, text, maxsplit=1)[0]
         if self.read is None:
-            return self._strict(text)
+            return self._complete(self._strict(text), text)
         text, thought = self._thought(text)
         found = self.read(text[thought:])
         if found.broken and not found.calls:
@@ -155,6 +114,15 @@ class Reading:
         except Exception as error:  # the policy may write anything
             return None, " ".join(str(error).split())[:200]
 
+    def _complete(self, reply: Reply, text: str) -> Reply:
+        """The reply, with a fault if no call was read though its text opens one after its thought."""
+        closed = self.channels.closed
+        said = text.rpartition(closed)[2] if closed else text
+        if reply.calls or reply.fault or not self.opened or self.opened not in said:
+            return reply
+        why = f"{self.opened} opens a call, but the call is not complete"
+        return Reply({"role": "assistant", "content": text}, (), why)
+
     def _strict(self, text: str) -> Reply:
         found, wrong = self._parsed(text)
         try:
@@ -171,11 +139,11 @@ def told(tools: Sequence[Mapping[str, Any]], example: str) -> str:
     return INSTRUCTIONS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools), example=example)
 
 
-def example_of(turns: ChatTurns) -> str:
-    """A call as the chat template writes it, else as Hermes does, with what it is."""
+def example_of(rendering: Rendering, read: ReadCalls | None) -> str:
+    """A call as the chat template writes it, else as Hermes does, with what it is. read: as of `calls_of`."""
     function = {"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}
-    written = _written_call(turns, function)
-    found = turns.calls(written) if written and turns.calls else None
+    written = _written_call(rendering, function)
+    found = read(written) if written and read else None
     if written is None or found is None or not found.calls:
         return f"a JSON object between tags:\n{as_hermes([function])}"
     return f"as here:\n{written[: found.end].strip()}"
@@ -192,7 +160,7 @@ def with_instructions(messages: Sequence[Message], text: str, system: bool = Tru
     return [{"role": "system" if system else "user", "content": text}, *messages]
 
 
-def _of_parsed(found: Any, text: Callable[[], str]) -> Reply:
+def _of_parsed(found: Any, text: str) -> Reply:
     """A reply from a `renderers.ParsedResponse`. text: of the whole reply."""
     calls: list[Call] = []
     broken: list[BrokenCall] = []
@@ -204,7 +172,7 @@ def _of_parsed(found: Any, text: Callable[[], str]) -> Reply:
             why = f"{str(one.status).replace('_', ' ')}: {' '.join(str(one.raw).split())[:160]}"
             broken.append(BrokenCall(len(calls) + len(broken), one.name or "unreadable", why))
     if broken and not calls:
-        return Reply({"role": "assistant", "content": text()}, (), broken[0].why)
+        return Reply({"role": "assistant", "content": text}, (), broken[0].why)
     message: dict[str, Any] = {"role": "assistant", "content": found.content or ""}
     if found.reasoning_content:
         message["reasoning_content"] = found.reasoning_content
@@ -221,64 +189,64 @@ def _with_calls(message: dict[str, Any], calls: Sequence[Call], broken: Sequence
     return message
 
 
-def reading_of(turns: ChatTurns) -> Reading:
-    """How replies of this conversation's tokenizer are read.
+def reading_of(rendering: Rendering, read: ReadCalls | None, stops: Collection[int]) -> Reading:
+    """How the replies of a conversation are read.
 
-    Raises InputError if there are tools, whose calls the chat template writes in none of the formats of
-    `call_formats`, while the tokenizer has no `response_template`, and the package renderers does not read them.
+    read: as of `calls_of`. stops: tokens with which a reply ends. Raises InputError if there are tools, whose calls the
+    chat template writes in none of the formats of `call_formats`, while the tokenizer has no `response_template`, and
+    the package renderers does not read them.
     """
-    tokenizer, prefix = turns.tokenizer, turns.reply_start
+    tokenizer, prefix, tools = rendering.tokenizer, rendering.reply_start, rendering.tools
+    channels = channels_of(rendering.template)
+    begun = (_written_call(rendering, _LOOK._asdict()) or "").partition(_LOOK.name)[0].lstrip()
+    tag = re.match(r"<[^<>]*>|\[\w+\]|[^{]*", begun)
+    opened = tag[0].strip() if tag and tools else ""
     if template := getattr(tokenizer, "response_template", None):
-        return Reading(tokenizer, template, prefix, turns.tools)
-    end = (turns.reply_end or "").strip()
-    ends = "|".join(re.escape(one) for one in {end, *map(tokenizer.decode, turns.stops)} if one) or "$"
-    channels = next((one for one in CHANNELS if one.mark in turns.template), NO_THOUGHTS)
+        return Reading(tokenizer, template, prefix, tools, channels=channels, opened=opened)
+    end = (rendering.reply_end or "").strip()
+    ends = "|".join(re.escape(one) for one in {end, *map(tokenizer.decode, stops)} if one) or "$"
     said = {"close_pattern": rf"(?:{ends})\s*|$", "content": "text"}
     fields = {name: {"content": "text", **one} for name, one in channels.fields.items()}
     fields["content"] = {**fields.get("content", {}), **said}
     template = {"defaults": {"role": "assistant"}, "start_anchor": prefix or "\n", "fields": fields}
-    parse = parser_of(turns, turns.tools) if turns.calls is None and turns.tools else None
-    if turns.calls is None and turns.tools and parse is None:
+    parse = parser_of(rendering, tools) if read is None and tools else None
+    if read is None and tools and parse is None:
         raise InputError(
             "the chat template writes calls of tools in a format that is not known: install renderers, which reads "
             "that of some families (pip install 'jaxrl_llm[renderers]'), or set the tokenizer's response_template"
         )
-    read = turns.calls or marked(turns).of(turns.tools)
-    next_turn = NEXT if turns.format.kind == "plain" else None
-    return Reading(tokenizer, template, prefix, turns.tools, read, channels, next_turn, parse)
+    read = read or marked(rendering).of(tools)
+    next_turn = NEXT if rendering.format.kind == "plain" else None
+    return Reading(tokenizer, template, prefix, tools, read, channels, next_turn, parse, opened)
 
 
-def calls_of(turns: ChatTurns) -> ReadCalls | None:
+_LOOK = Call("look", {"text": "at it\n2", "count": 3, "exact": True})
+_KINDS = {"text": "string", "count": "integer", "exact": "boolean"}
+_LOOK_SCHEMA = {"name": "look", "parameters": {"properties": {name: {"type": kind} for name, kind in _KINDS.items()}}}
+
+
+def calls_of(rendering: Rendering) -> ReadCalls | None:
     """What reads calls as the chat template writes them; None for a format that is not known."""
-    written, end = (
-        _written_call(turns, {"name": "look", "arguments": {"text": "at it"}}),
-        (turns.reply_end or "").strip(),
-    )
+    written = _written_call(rendering, _LOOK._asdict())
     if written is None:
-        return marked(turns).of(turns.tools)
+        return marked(rendering).of(rendering.tools)
     if found := _json_call(written):
         start, stop, value = found
-        opened, closed = written[:start].strip(), written[stop:].strip().removesuffix(end).strip()
-        return partial(read_calls, form=CallFormat(opened, closed, isinstance(value, list)))
-    arguments = {"text": "at it\n2", "count": 3, "exact": True}
-    written = _written_call(turns, {"name": "look", "arguments": arguments}) or ""
-    fitting = (one for one in FORMATS if one.read(written, (_LOOK,)).calls == (Call("look", arguments),))
-    return next((one.of(turns.tools) for one in fitting), None)
+        closed = written[stop:].strip().removesuffix((rendering.reply_end or "").strip()).strip()
+        return partial(read_calls, form=CallFormat(written[:start].strip(), closed, isinstance(value, list)))
+    fitting = (one for one in FORMATS if one.read(written, (_LOOK_SCHEMA,)).calls == (_LOOK,))
+    return next((one.of(rendering.tools) for one in fitting), None)
 
 
-_KINDS = {"text": "string", "count": "integer", "exact": "boolean"}
-_LOOK = {"name": "look", "parameters": {"properties": {name: {"type": kind} for name, kind in _KINDS.items()}}}
-
-
-def _written_call(turns: ChatTurns, function: Mapping[str, Any]) -> str | None:
+def _written_call(rendering: Rendering, function: Mapping[str, Any]) -> str | None:
     """What the chat template writes for a call, from where it differs from a reply; None if it writes none."""
     asked: Message = {"role": "user", "content": "x"}
     call = {"type": "function", "id": "call00000", "function": function}
     called: list[Message] = [asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
     try:
-        given = fitted(turns, called)[0]
-        text = turns.written([*given] if "tool_calls" in given[-1] else called)
-        said = turns.written([asked, {"role": "assistant", "content": "~"}])
+        given = fitted(rendering, called)[0]
+        text = rendering.written([*given] if "tool_calls" in given[-1] else called)
+        said = rendering.written([asked, {"role": "assistant", "content": "~"}])
     except InputError:
         return None
     same = next((i for i, (a, b) in enumerate(zip(text, said, strict=False)) if a != b), min(len(text), len(said)))

@@ -112,7 +112,7 @@ def encode_prompt(
         if system_prompt is not None and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": system_prompt}, *messages]
         rendering = Rendering(tokenizer, row_tools(row or {}), format_of(format, row or {}))
-        replace(rendering, format=format).check_options()  # a row's own may be for other models
+        rendering.check_options(format.options)  # a row's own may be for other models
         ids = rendering.encode(conversation_text(rendering, messages))
     elif not isinstance(prompt, str):
         why = "this tokenizer has none" if format.kind == "chat" else f"the prompt format is {format.kind}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxrl_llm.data.chat.call_formats import as_hermes, marked
+from jaxrl_llm.data.chat.channels import channels_of
 from jaxrl_llm.data.chat.messages import CLOSED, OPENED, has_thought, in_form, parts_of, text_of
 from jaxrl_llm.data.chat.rendering import Rendering
 
@@ -129,8 +130,7 @@ def _with_thought(
     usual = _between(asked, rendering.written([question, said, question]), last)
     whole = _between(asked, rendering.written([question, {**said, "reasoning_content": first}]), last)
     if first not in whole:
-        marks = ("[THINK]", "[/THINK]") if "[/THINK]" in rendering.template else (f"{OPENED}\n", f"\n{CLOSED}\n\n")
-        whole = usual + first.join(marks)
+        whole = usual + channels_of(rendering.template).written.format(first)
     out = {name: value for name, value in message.items() if name != "reasoning_content"} | {"content": placeholder}
     return out, {usual + placeholder: whole.replace(first, str(thought)) + content}
 

@@ -26,6 +26,9 @@ DIALECT = (
 )
 """How conversations are written without a chat template, after the token that the tokenizer begins texts with."""
 
+REPLIES = "assistant reply one", "and a reply of another length: 2."
+"""Replies of the synthetic conversations. What follows them must not depend on them."""
+
 SWITCHES = ("enable_thinking", "thinking", "reasoning_effort")
 """Variables of chat templates that say whether the policy thinks, and how much."""
 _TEMPLATE_OPTIONS = (*SWITCHES, "add_generation_prompt", "documents")
@@ -156,13 +159,13 @@ class Rendering:
         """What the texts of messages depend on, besides the messages."""
         return self.template, repr(self.tools), repr(self.format)
 
-    def check_options(self) -> None:
-        """InputError for options of the format that the chat template does not read: they would change nothing."""
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """InputError for options that the chat template does not read: they would change nothing."""
 
         def read(name: str) -> bool:
             return re.search(rf"\b{re.escape(name)}\b", self.template) is not None
 
-        if unread := [name for name in self.format.options if not read(name)]:
+        if unread := [name for name in options if not read(name)]:
             known = [name for name in SWITCHES if read(name)]
             raise InputError(
                 f"the chat template does not read {', '.join(unread)}: leave it out"
@@ -204,6 +207,15 @@ class Rendering:
     def reply_start(self) -> str:
         """What the template writes before a reply; empty for templates that mark the end of questions alone."""
         return self._turn[0]
+
+    @cached_property
+    def reply_end(self) -> str | None:
+        """What ends a reply, such as "<|im_end|>\\n"; None if it depends on the reply."""
+        ends = set()
+        for reply in REPLIES:
+            text = self.written([{"role": "user", "content": "x"}, {"role": "assistant", "content": reply}])
+            ends.add(text.rpartition(reply)[2] if reply in text else None)
+        return ends.pop() if len(ends) == 1 else None
 
     def asked(self, messages: Sequence[Message]) -> str:
         """The text of messages and the beginning of the next reply.

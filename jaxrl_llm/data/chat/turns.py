@@ -18,11 +18,8 @@ from jaxrl_llm.data.chat.calls import Message, Reading, calls_of, example_of, re
 from jaxrl_llm.data.chat.inert import guarded
 from jaxrl_llm.data.chat.message_forms import conversation_text, fitted, put
 from jaxrl_llm.data.chat.messages import plain_message, text_of
-from jaxrl_llm.data.chat.rendering import Rendering
+from jaxrl_llm.data.chat.rendering import REPLIES, Rendering
 from jaxrl_llm.utils.errors import InputError
-
-REPLIES = "assistant reply one", "and a reply of another length: 2."
-"""Replies of the synthetic conversations. What follows them must not depend on them."""
 
 _TOLD = "[description of the tools]"
 
@@ -43,7 +40,7 @@ class ChatTurns(Rendering):
     @cached_property
     def reading(self) -> Reading:
         """How replies are read; see `jaxrl_llm.data.chat.calls`."""
-        return reading_of(self)
+        return reading_of(self, self.calls, self.stops)
 
     @cached_property
     def calls(self) -> ReadCalls | None:
@@ -59,17 +56,8 @@ class ChatTurns(Rendering):
         if not self.tools or self.shows_tools:
             return self.encode(conversation_text(self, messages))
         described = with_instructions(messages, _TOLD, self.takes_system)
-        text = told(guarded(self.tools, self.control), example_of(self))
+        text = told(guarded(self.tools, self.control), example_of(self, self.calls))
         return self.encode(put(conversation_text(self, described), {_TOLD: text}))
-
-    @cached_property
-    def reply_end(self) -> str | None:
-        """What ends a reply, such as "<|im_end|>\\n"; None if it depends on the reply."""
-        ends = set()
-        for reply in REPLIES:
-            text = self.written([{"role": "user", "content": "x"}, {"role": "assistant", "content": reply}])
-            ends.add(text.rpartition(reply)[2] if reply in text else None)
-        return ends.pop() if len(ends) == 1 else None
 
     @cached_property
     def has_tool_role(self) -> bool:
@@ -125,11 +113,12 @@ class ChatTurns(Rendering):
 
         They are what the template writes after it: where nothing ends a reply, the beginning of the next turn.
         """
-        found = "found 41"
-        said = self.reply_end or "", self._delta([{"role": "user", "content": found}]) or ""
-        called = (self._delta([{"role": "tool", "content": found}]) or "",)
-        firsts = (frozenset(first for text in texts for first in self.encode(text)[:1]) for texts in (said, called))
-        return next(firsts) & self._special, next(firsts) & self._special
+
+        def firsts(*texts: str | None) -> frozenset[int]:
+            return frozenset(first for text in texts for first in self.encode(text or "")[:1]) & self._special
+
+        asked, answered = (self._delta([{"role": role, "content": "found 41"}]) for role in ("user", "tool"))
+        return firsts(self.reply_end, asked), firsts(answered)
 
     @cached_property
     def stops(self) -> frozenset[int]:
