@@ -20,29 +20,48 @@ _CHATML = (
     "{% for m in messages %}{% if m.role == 'tool' %}RESULT{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}CALLS"
     "<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_RESPONSE = "<|im_start|>user\n<tool_response>\n{{ m.content }}\n</tool_response><|im_end|>\n"
 _SHOWN = "<tools>{{ tools | tojson }}</tools> <tool_call></tool_call>"
 _TOOLS = f"{{% if tools %}}<|im_start|>system\n{_SHOWN}<|im_end|>\n{{% endif %}}"
 _EACH = "{% for c in m.tool_calls or [] %}"
 _ARGUMENTS = "{% for name, value in c.function.arguments.items() %}"
-_RAW = "{{ value if value is string else value | tojson }}"
+_RAW = "{{ value | tojson if value is mapping or value is sequence and value is not string else value | string }}"
+_FIRST = "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}"
+_LAST = "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}"
 
-OWN = {
+_OWN = {
     "Qwen3-Coder": _TOOLS
-    + _CHATML.replace("RESULT", _RESPONSE).replace(
-        "CALLS",
-        f"{_EACH}\n<tool_call>\n<function={{{{ c.function.name }}}}>\n{_ARGUMENTS}<parameter={{{{ name }}}}>\n{_RAW}\n"
-        "</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}",
+    + _CHATML.replace(
+        "RESULT",
+        _FIRST + "<|im_start|>user\n{% endif %}<tool_response>\n{{ m.content }}\n</tool_response>\n"
+        + _LAST + "<|im_end|>\n{% endif %}",
+    ).replace(
+        "\n{{ m.content }}CALLS",
+        "{% if m.content or not m.tool_calls %}\n{{ m.content }}{% endif %}{% if m.content and m.tool_calls %}\n"
+        f"{{% endif %}}{_EACH}\n<tool_call>\n<function={{{{ c.function.name }}}}>\n{_ARGUMENTS}"
+        f"<parameter={{{{ name }}}}>\n{_RAW}\n</parameter>\n{{% endfor %}}</function>\n</tool_call>{{% endfor %}}",
     ),
-    "SmolLM3": _TOOLS.replace("<tools>", "{{ '/think' if enable_thinking | default(true) else '/no_think' }}<tools>")
-    + _CHATML.replace("RESULT", _RESPONSE).replace("CALLS", ""),
-    "Granite 4": _TOOLS
-    + _CHATML.replace("RESULT", _RESPONSE).replace(
-        "CALLS", f"{_EACH}\n<tool_call>\n{{{{ c.function | tojson }}}}\n</tool_call>{{% endfor %}}"
+    "SmolLM3": (
+        "{% set mode = '/think' if enable_thinking | default(true) else '/no_think' %}"
+        "{% set start = '<|im_start|>assistant\n' + ('' if mode == '/think' else '<think>\n\n</think>\n') %}"
+        + _TOOLS.replace("<tools>", "Reasoning Mode: {{ mode }}\n<tools>")
+        + "{% for m in messages %}{% if m.role == 'assistant' %}{{ start }}{% else %}<|im_start|>"
+        "{{ 'user' if m.role == 'tool' else m.role }}\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}{{ start }}{% endif %}"
+    ),
+    "Granite 4": (
+        f"{{% if tools %}}<|start_of_role|>system<|end_of_role|>{_SHOWN}<|end_of_text|>\n{{% endif %}}"
+        "{% for m in messages %}{% if m.role == 'tool' %}"
+        + _FIRST + "<|start_of_role|>user<|end_of_role|>{% endif %}\n<tool_response>\n{{ m.content }}\n</tool_response>"
+        + _LAST + "<|end_of_text|>\n{% endif %}"
+        "{% else %}<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content }}" + _EACH
+        + "{% if m.content or not loop.first %}\n{% endif %}<tool_call>\n"
+        '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+        "<|end_of_text|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}"
     ),
     "Granite 3": (
-        "{% if tools %}<|start_of_role|>tools<|end_of_role|>{{ tools | tojson }}<|end_of_text|>\n{% endif %}"
         "{% if thinking %}<|start_of_role|>system<|end_of_role|>Think first.<|end_of_text|>\n{% endif %}"
+        "{% if tools %}<|start_of_role|>tools<|end_of_role|>{{ tools | tojson }}<|end_of_text|>\n{% endif %}"
         "{% for m in messages %}<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content }}<|end_of_text|>\n"
         "{% endfor %}"
         "{% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}"
@@ -63,9 +82,9 @@ OWN = {
         ))
     ),
     "Ministral 3": (
-        "<s>{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}{% for m in messages %}"
-        "{% if m.role == 'system' %}[SYSTEM_PROMPT]{{ m.content }}[/SYSTEM_PROMPT]"
-        "{% elif m.role == 'user' %}[INST]{{ m.content }}[/INST]"
+        "<s>{% if messages[0].role == 'system' %}[SYSTEM_PROMPT]{{ messages[0].content }}[/SYSTEM_PROMPT]{% endif %}"
+        "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+        "{% for m in messages %}{% if m.role == 'system' %}{% elif m.role == 'user' %}[INST]{{ m.content }}[/INST]"
         "{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]"
         "{% else %}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
         "{% if part.type == 'thinking' %}[THINK]{{ part.thinking }}[/THINK]{% else %}{{ part.text }}{% endif %}"
@@ -79,7 +98,8 @@ OWN = {
         "{% set last.user = true %}{% elif m.role == 'tool' %}{% set last.user = false %}"
         "<\uff5ctool\u2581output\u2581begin\uff5c>{{ m.content }}<\uff5ctool\u2581output\u2581end\uff5c>"
         "{% else %}{% if last.user %}<\uff5cAssistant\uff5c></think>{% endif %}{% set last.user = false %}"
-        "{{ m.content }}{% if m.tool_calls %}<\uff5ctool\u2581calls\u2581begin\uff5c>"
+        "{{ m.content if m.tool_calls else m.content.split('</think>', 1) | last }}"
+        "{% if m.tool_calls %}<\uff5ctool\u2581calls\u2581begin\uff5c>"
         + _EACH + "<\uff5ctool\u2581call\u2581begin\uff5c>{{ c.function.name }}<\uff5ctool\u2581sep\uff5c>"
         "{{ c.function.arguments + '' }}<\uff5ctool\u2581call\u2581end\uff5c>{% endfor %}"
         "<\uff5ctool\u2581calls\u2581end\uff5c>{% endif %}<\uff5cend\u2581of\u2581sentence\uff5c>{% endif %}"
@@ -88,7 +108,8 @@ OWN = {
         "{{ '<think>' if thinking | default(false) else '</think>' }}{% endif %}"
     ),
 }  # fmt: skip
-"""Chat templates in the form of families, whose own are not in TRL's wheel."""
+OWN = {name: template.replace("%}\n", "%}{{ '\\n' }}") for name, template in _OWN.items()}
+"""Chat templates in the form of families, whose own are not in TRL's wheel. Line breaks after tags would be dropped."""
 
 
 class Family(NamedTuple):
@@ -129,7 +150,7 @@ FAMILIES = (
     Family("LFM2.5", "lfm2_2_5_v2", "<|tool_call_start|>[...(...)]<|tool_call_end|>", END),
     Family("SmolLM3", "SmolLM3", _JSON, END),
     Family("Granite 3", "Granite 3", '<|tool_call|>[{"name": ...}]', "<|end_of_text|>", ("<|tool_call|>",)),
-    Family("Granite 4", "Granite 4", _JSON, END),
+    Family("Granite 4", "Granite 4", _JSON, "<|end_of_text|>"),
     Family("Phi-4", "phi3_5", _JSON, "<|end|>"),
     Family("OLMo 3", "OLMo 3", "<function_calls>...(...)</function_calls>", END),
     Family("Nemotron 3", "nemotron_3_nano", _XML, END),

@@ -27,7 +27,10 @@ def find(text: str, count: int) -> str:
     return f"found {text!r} {count + 40} times"
 
 
-@pytest.mark.parametrize("family", KNOWN, ids=[one.name for one in KNOWN])
+each_family = pytest.mark.parametrize("family", KNOWN, ids=[one.name for one in KNOWN])
+
+
+@each_family
 def test_tokens_of_three_turns_are_those_that_were_sampled(family: Family) -> None:
     tokenizer, make = tokenizer_of_family(family.name), with_tools([find])
     turns = ChatTurns(tokenizer, make({}).tools)
@@ -52,3 +55,18 @@ def test_tokens_of_three_turns_are_those_that_were_sampled(family: Family) -> No
         for (sample, size), request in requests.items():  # what the policy sees is what was sampled and given before
             if sample == episode.sample:
                 assert episode.tokens[:size] == (*request.prompt, *request.begun.token.tolist())
+
+
+@each_family
+def test_a_call_that_the_limit_of_tokens_cuts_is_counted_and_not_run(family: Family) -> None:
+    tokenizer, make = tokenizer_of_family(family.name), with_tools([find])
+    turns = ChatTurns(tokenizer, make({}).tools)
+    whole = sampled(turns, called(family, turns, {"count": 1, "text": "a" * 20}), calls=True)
+    limit = next(size for size in range(len(whole)) if tokenizer.decode(whole[:size]).endswith("a" * 5))
+    found, _ = run_agents(
+        agent(make, turns=2), tokenizer, lambda text, sample: whole, [{"prompt": "so?"}], limit=limit, ends=turns.stops
+    )
+    for episode in found.groups[0].episodes:
+        assert episode.truncated
+        assert episode.own.token.tolist() == whole[:limit]
+        assert (episode.info["malformed_calls"], episode.info.get("calls", 0.0)) == (1.0, 0.0)
