@@ -87,16 +87,21 @@ def agent_digests(config: TrainConfig) -> dict[str, str]:
     }
 
 
-def check_agent(config: TrainConfig, rows: Sequence[Mapping[str, Any]], tokenizer: Callable[[], Any]) -> None:
+def check_agent(
+    config: TrainConfig, rows: Sequence[Mapping[str, Any]], tokenizer: Callable[[], Any]
+) -> list[ChatTurns]:
     """Try the environments of a run before its model is loaded: each is made once, and their tools described.
 
-    tokenizer: reads the model's. Raises InputError, in one line, for an environment that cannot be made or has no
-    `reset`, tools that are not described, names in the column `environment` that the run does not have, a reward
-    `environment` that the environment does not give, a tokenizer without a chat template, and a template whose calls
-    of tools cannot be read. Where the template does not describe tools, the log says who does.
+    tokenizer: reads the model's. Returns how the conversations of each environment begin and go on.
+
+    Raises InputError, in one line, for an environment that cannot be made or has no `reset`, tools that are not
+    described, names in the column `environment` that the run does not have, a reward `environment` that the environment
+    does not give, a tokenizer without a chat template, and a template whose calls of tools cannot be read, or that does
+    not read the options that it is given. Where the template does not describe tools, the log says who does.
     """
     make = make_environment(config)
     text_tokenizer, told = tokenizer(), False
+    chats: list[ChatTurns] = []
     if any(row.get("tools") for row in rows[:1]):
         logger.warning("the column tools is not used: the policy has the tools of its environment and of --tools")
     for name, row in _kinds(config, rows).items():
@@ -106,6 +111,8 @@ def check_agent(config: TrainConfig, rows: Sequence[Mapping[str, Any]], tokenize
                 f"the environment {name} has no get_reward, but rewards has environment: give another reward"
             )
         chat = ChatTurns(text_tokenizer, described, format_of(config.format, row))
+        chats.append(chat)
+        chat.check_options(config.format.options)
         assert chat.reading is not None  # raises InputError for a format of calls that cannot be read
         if described and not chat.shows_tools and not told:
             told = True
@@ -125,6 +132,20 @@ def check_agent(config: TrainConfig, rows: Sequence[Mapping[str, Any]], tokenize
                 logger.warning("%s", error)
             except (Exception, SystemExit):  # of an environment that was never reset
                 logger.debug("closing an environment that was not reset", exc_info=True)
+    return chats
+
+
+def tell_ends(chats: Sequence[ChatTurns], ends: Collection[int]) -> None:
+    """Log where nothing ends a reply that the chat template ends. ends: tokens at which the model stops."""
+    for chat in chats:
+        said, called = chat.ends
+        for what, own in (("replies", said), *([("calls of tools", called)] if chat.tools else ())):
+            if own and not own & {*ends}:
+                logger.warning(
+                    "the chat template ends %s with %s, where this model does not stop: add its id %d to eos_token_id "
+                    "in the model's generation_config.json", what, chat.tokenizer.decode([min(own)]), min(own),
+                )  # fmt: skip
+                return
 
 
 def _kinds(config: TrainConfig, rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

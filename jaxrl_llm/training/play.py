@@ -23,7 +23,7 @@ from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.sampling.live import visible_text
 from jaxrl_llm.sampling.stats import Stats
-from jaxrl_llm.training.agents import check_agent, make_environment
+from jaxrl_llm.training.agents import check_agent, make_environment, tell_ends
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.threads import called
@@ -138,7 +138,7 @@ def play_rows(
     say: gets the lines of transcripts, of a single episode as they are said. temperature: 0 is greedy. watch: called
     with the counts of the engine, which it goes on to fill in. Raises InputError as a run with this environment would.
     """
-    check_agent(config, list(rows), lambda: policy.tokenizer)
+    tell_ends(check_agent(config, list(rows), lambda: policy.tokenizer), policy.config.eos_token_ids)
     made: list[Played] = []
     alone, make = len(rows) * samples == 1, make_environment(config)
 

@@ -36,7 +36,7 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import frozen_weight
 from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.training.agents import agent_digests, check_agent, is_agent
+from jaxrl_llm.training.agents import agent_digests, check_agent, is_agent, tell_ends
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checksums import checksums, structure
 from jaxrl_llm.training.folder.code_digest import code_digest
@@ -197,14 +197,15 @@ def set_up(
     check_components(config, inputs.rewards)
     if not own_source:  # which has no rollout
         check_columns(config, algorithm, inputs.prompts.training)
-        if is_agent(config):
-            check_agent(config, inputs.prompts.training, lambda: load_tokenizer(config.model))
+    plays = not own_source and is_agent(config)
+    chats = check_agent(config, inputs.prompts.training, lambda: load_tokenizer(config.model)) if plays else []
     with phase(f"load the model {config.model}"):
         policy, params, tokenizer = load_model(config, algorithm.needs, mesh, sampler)
     algorithm = with_routing(config, algorithm, policy.config)
     for layer in values_of(algorithm.needs, "internal_logp"):
         inner_policy(policy, params, int(layer))  # raises InputError for a layer that the model does not have
     model = policy.config
+    tell_ends(chats, model.eos_token_ids)
     with phase("encode the prompts"):
         prompts, held_out = prompt_sets(config, tokenizer, model.max_positions, inputs.prompts, model.vocab_size)
     digests = {**inputs.digests, **method_digests(config, given), **model_digests(params, tokenizer)}

@@ -39,6 +39,9 @@ READ: dict[str, tuple[str, CallFormat, list[tuple[str, Any]], int]] = {
         OPEN + written("find", r'{"p": "\d+\."}') + CLOSE, HERMES, [("find", {"p": r"\d+\."})], 1
     ),
     "both": (OPEN + written("find", '{"p": "\\d\n"}') + CLOSE, HERMES, [("find", {"p": "\\d\n"})], 1),
+    "as models of Llama write it": (
+        '<|python_tag|>{"type": "function", "name": "run", "parameters": {"a": 1}}', BARE, [("run", {"a": 1})], 0
+    ),
     "no closing tag": (OPEN + written("run", '{"code": "1"}'), HERMES, [("run", {"code": "1"})], 1),
     "no closing tag, then another": (
         OPEN + written("a", "{}") + "\n" + OPEN + written("b", "{}") + CLOSE, HERMES, [("a", {}), ("b", {})], 1
@@ -77,6 +80,12 @@ def test_what_was_meant_is_read(case: str) -> None:
     assert found.broken == ()
     assert found.lenient == lenient
     assert not found.rest.strip()
+
+
+@pytest.mark.parametrize("code", ['"1"', '"a\nb"'], ids=["JSON", "almost JSON"])
+def test_json_that_is_nested_too_deeply_is_told(code: str) -> None:
+    (broken,) = read_calls(OPEN + written("run", f'{{"code": {code}, "more": {"[" * 100_000}'), HERMES).broken
+    assert (broken.name, broken.why) == ("run", "it is nested too deeply")
 
 
 def test_a_broken_call_takes_no_other_with_it() -> None:

@@ -3,7 +3,7 @@ families, for a byte tokenizer with the special tokens that they need."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,8 +100,10 @@ def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
 class Speaking:
     """See `sampling.engine.Engine`. It answers each request whole, a token more with each step."""
 
-    def __init__(self, tokenizer: Any, says: Says, step: int = 0) -> None:
+    def __init__(self, tokenizer: Any, says: Says, step: int = 0, ends: Collection[int] = ()) -> None:
+        """ends: tokens that end a reply; by default the tokenizer's end of text."""
         self.tokenizer, self.says, self.number = tokenizer, says, step
+        self.ends = set(ends) or {tokenizer.eos_token_id}
         self.requests: list[Request] = []
         self.waiting: list[int] = []
 
@@ -124,7 +126,7 @@ class Speaking:
             ids = ids[: asked.limit - asked.begun.size]
             logp = np.full(len(ids), -1.0, np.float32)
             drawn = Tokens(np.asarray(ids, np.int32), logp, logp, logp, logp, np.full(len(ids), self.number, np.int32))
-            ended = bool(ids) and ids[-1] == self.tokenizer.eos_token_id
+            ended = bool(ids) and ids[-1] in self.ends
             done.append(Completion(number, asked.begun.followed_by(drawn), ended, asked.limit))
         self.waiting = []
         return done
@@ -141,13 +143,13 @@ async def by_length(task: Task, episodes: Sequence[Episode]) -> list[Episode]:
 
 def run_agents(
     rollout: Rollout, tokenizer: Any, says: Says, rows: Sequence[Mapping[str, Any]], samples: int = 2, limit: int = 200,
-    flight: Pool | None = None, **settings: Any,
+    flight: Pool | None = None, ends: Collection[int] = (), **settings: Any,
 ) -> tuple[Collected, list[Speaking]]:  # fmt: skip
     """Run the programs of these rows, or go on with those of `flight`."""
     engines: list[Speaking] = []
 
     def make(requests: Sequence[Request], temperature: float | None, stats: Stats) -> Any:
-        engines.append(Speaking(tokenizer, says))
+        engines.append(Speaking(tokenizer, says, ends=ends))
         return engines[-1]
 
     logs = flight or tuple(GroupLog((1,), number, samples, 0) for number in range(len(rows)))

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 import string
+import sys
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ import pytest
 import tiny_runs as runs
 from test_resume import assert_same_run, kill
 
+sys.path.append(str(Path(__file__).parents[1]))
+
+from chat_templates import tokenizer_with
+
 from jaxrl_llm.core.transform import stateless
 from jaxrl_llm.data.chat.calls import Call, Reply
 from jaxrl_llm.data.chat.turns import ChatTurns
@@ -25,7 +30,7 @@ from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.reporting.logging.files import read_json
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
 from jaxrl_llm.training import loop, setup
-from jaxrl_llm.training.agents import check_agent
+from jaxrl_llm.training.agents import check_agent, tell_ends
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.json_text import from_dict, located, to_dict
 from jaxrl_llm.training.inputs import encode_for
@@ -104,7 +109,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "environment": "Purse",
             "template": TEMPLATE.replace("{{ m.content }}", "{{ m.content }}{% if m.tool_calls %}look(){% endif %}"),
         },
-        "writes calls of tools in a format other than JSON",
+        "writes calls of tools in a format that is not known",
     ),
 }  # fmt: skip
 
@@ -142,6 +147,29 @@ def test_a_template_without_tools_is_said_once_at_the_start(
     caplog.clear()
     check_agent(config_of(tmp_path, "Purse"), rows, lambda: load_tokenizer(config.model))
     assert not caplog.records
+
+
+def test_a_model_that_does_not_stop_where_its_template_ends_a_reply_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """A reply, or a call where there are tools; what ends them may differ, as of GLM-4.5 and Gemma 4."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<|user|>{{ m.content }}{% elif m.role == 'tool' %}"
+        "<|observation|>{{ m.content }}{% else %}<|assistant|>{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    tokenizer = tokenizer_with(template)
+    user, seen = (tokenizer.convert_tokens_to_ids(f"<|{name}|>") for name in ("user", "observation"))
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    alone, chat = ChatTurns(tokenizer), ChatTurns(tokenizer, (tool,))
+    tell_ends([alone], [user])
+    tell_ends([chat], [user, seen])
+    assert not caplog.records
+    tell_ends([chat], [user])
+    tell_ends([alone, chat], [seen])
+    assert [record.getMessage().partition(", where")[0] for record in caplog.records] == [
+        "the chat template ends calls of tools with <|observation|>", "the chat template ends replies with <|user|>"
+    ]  # fmt: skip
+    assert f"add its id {seen} to eos_token_id" in caplog.records[0].getMessage()
 
 
 def test_settings_of_agents_need_an_environment() -> None:

@@ -1,25 +1,26 @@
-"""Replies as messages: what the policy said, and which tools it called, read with the parser of transformers.
+"""Replies as messages: what the policy thought and said, and which tools it called.
 
-The format of calls is the tokenizer's `response_template` if it has one, else what its chat template writes for a call,
-else that of Hermes, which `described` then explains to the policy.
+The format of calls is the tokenizer's `response_template` if it has one, else what its chat template writes for a call
+(`data.chat.call_formats`), else that of Hermes, which `told` then explains to the policy.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
+from jaxrl_llm.data.chat.call_formats import FORMATS, ReadCalls, as_hermes, marked
+from jaxrl_llm.data.chat.channels import NO_THOUGHTS, Channels, channels_of
 from jaxrl_llm.data.chat.families import Parse, parser_of
 from jaxrl_llm.data.chat.lenient import BrokenCall, Call, CallFormat, call_of, read_calls
 from jaxrl_llm.data.chat.message_forms import fitted
-from jaxrl_llm.data.chat.messages import CLOSED, Message, text_of
+from jaxrl_llm.data.chat.messages import Message, text_of
+from jaxrl_llm.data.chat.rendering import Rendering
 from jaxrl_llm.utils.errors import InputError
-
-if TYPE_CHECKING:
-    from jaxrl_llm.data.chat.turns import ChatTurns
 
 NEXT = r"\n+(?:User|System|Result):"
 """What begins the next turn in `rendering.DIALECT`."""
@@ -28,10 +29,7 @@ INSTRUCTIONS = """You may call these tools:
 <tools>
 {tools}
 </tools>
-To call one, write a JSON object between tags:
-<tool_call>
-{{"name": "NAME", "arguments": {{"ARGUMENT": "VALUE"}}}}
-</tool_call>"""
+To call one, write {example}"""
 
 
 class Reply(NamedTuple):
@@ -58,18 +56,21 @@ class Reading:
     prefix: str
     """What the chat template writes at the beginning of each reply."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    form: CallFormat | None = None
-    """How calls are written, where that is JSON and `template` was made of it."""
+    read: ReadCalls | None = None
+    """What reads calls; None where `template` or `parse` does."""
+    channels: Channels = NO_THOUGHTS
+    """How thoughts are told, which call nothing."""
     next_turn: str | None = None
     """A pattern of what begins the next turn, which a model goes on with that was trained on no turns."""
     parse: Parse | None = None
-    """What reads token ids instead, where calls are no JSON."""
+    """What reads token ids instead: of the package renderers."""
+    opened: str = ""
+    """What opens a call, which `template` or `parse` may take for a text where the call is cut off."""
 
     def __call__(self, ids: Sequence[int]) -> Reply:
         """Read sampled token ids."""
-        if self.parse is not None:
-            return _of_parsed(self.parse(ids), lambda: str(self.tokenizer.decode(list(ids), skip_special_tokens=False)))
-        return self.text(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+        text = str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+        return self.text(text) if self.parse is None else self._complete(_of_parsed(self.parse(ids), text), text)
 
     def text(self, text: str) -> Reply:
         """Read a reply's text, with its special tokens.
@@ -80,37 +81,50 @@ class Reading:
         if self.parse is not None:
             return self(self.tokenizer.encode(text, add_special_tokens=False))
         text = text if self.next_turn is None else re.split(self.next_turn, text, maxsplit=1)[0]
-        found, wrong = self._parsed(text, self.template)
-        if self.form is None:
-            return self._strict(text, found, wrong)
-        thought = text.rfind(CLOSED) + len(CLOSED) if CLOSED in text and "reasoning_content" in self._fields else 0
-        read = read_calls(text[thought:], self.form)
-        strict = self._strict(text, found, wrong)
-        if strict.fault is None and not read.broken and not read.lenient and len(strict.calls) == len(read.calls):
-            return strict
-        if not read.calls:
-            why = read.broken[0].why if read.broken else strict.fault
-            return strict if why is None else Reply({"role": "assistant", "content": text}, (), why)
-        others = {**self.template, "fields": {name: x for name, x in self._fields.items() if name != "tool_calls"}}
-        said, _ = self._parsed(text[:thought] + read.rest, others)
-        message = _with_calls({"content": "", **(said or {}), "role": "assistant"}, read.calls, read.broken)
-        return Reply(message, read.calls, None, read.broken, read.lenient)
+        if self.read is None:
+            return self._complete(self._strict(text), text)
+        text, thought = self._thought(text)
+        found = self.read(text[thought:])
+        if found.broken and not found.calls:
+            content = re.sub(self.channels.refused, " ", text[thought:])
+            before = self._parsed(text[:thought])[0] if thought else None
+            return Reply({**(before or {}), "role": "assistant", "content": content}, (), found.broken[0].why)
+        said, _ = self._parsed(text[:thought] + found.rest)
+        message: dict[str, Any] = {"content": "", **(said or {"content": found.rest}), "role": "assistant"}
+        return Reply(_with_calls(message, found.calls, found.broken), found.calls, None, found.broken, found.lenient)
 
-    @property
-    def _fields(self) -> dict[str, Any]:
-        return dict(self.template.get("fields", {}))
+    def _thought(self, text: str) -> tuple[str, int]:
+        """The text with what opens its thought, which may be in the prompt, and where the thought ends; 0 for none."""
+        opened, closed, before = self.channels.opened, self.channels.closed, self.prefix.rstrip()
+        begins = text.lstrip().startswith(opened)
+        if not closed or (before.endswith(closed) and not begins):
+            return text, 0
+        stop = text.find(closed)
+        if not begins and (stop >= 0 or before.endswith(opened)):
+            text, stop = f"{opened}\n{text}", text.find(closed) + len(opened) + 1 if stop >= 0 else -1
+        return text, stop + len(closed) if stop >= 0 else 0
 
-    def _parsed(self, text: str, template: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    def _parsed(self, text: str) -> tuple[dict[str, Any] | None, str]:
         """The fields of a reply, or None and why not."""
         from transformers.utils.chat_parsing import parse_response
 
         try:
             tools: Any = [dict(tool) for tool in self.tools] or None
-            return dict(parse_response(text, dict(template), prefix=self.prefix, tools=tools)), ""
+            return dict(parse_response(text, dict(self.template), prefix=self.prefix, tools=tools)), ""
         except Exception as error:  # the policy may write anything
             return None, " ".join(str(error).split())[:200]
 
-    def _strict(self, text: str, found: dict[str, Any] | None, wrong: str) -> Reply:
+    def _complete(self, reply: Reply, text: str) -> Reply:
+        """The reply, with a fault if no call was read though its text opens one after its thought."""
+        closed = self.channels.closed
+        said = text.rpartition(closed)[2] if closed else text
+        if reply.calls or reply.fault or not self.opened or self.opened not in said:
+            return reply
+        why = f"{self.opened} opens a call, but the call is not complete"
+        return Reply({"role": "assistant", "content": text}, (), why)
+
+    def _strict(self, text: str) -> Reply:
+        found, wrong = self._parsed(text)
         try:
             if found is None:
                 raise ValueError(wrong)
@@ -120,9 +134,19 @@ class Reading:
         return Reply({"content": "", **found, "role": "assistant"}, calls)
 
 
-def told(tools: Sequence[Mapping[str, Any]]) -> str:
+def told(tools: Sequence[Mapping[str, Any]], example: str) -> str:
     """What describes the tools and the format of calls to a policy whose chat template does not."""
-    return INSTRUCTIONS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    return INSTRUCTIONS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools), example=example)
+
+
+def example_of(rendering: Rendering, read: ReadCalls | None) -> str:
+    """A call as the chat template writes it, else as Hermes does, with what it is. read: as of `calls_of`."""
+    function = {"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}
+    written = _written_call(rendering, function)
+    found = read(written) if written and read else None
+    if written is None or found is None or not found.calls:
+        return f"a JSON object between tags:\n{as_hermes([function])}"
+    return f"as here:\n{written[: found.end].strip()}"
 
 
 def with_instructions(messages: Sequence[Message], text: str, system: bool = True) -> list[Message]:
@@ -136,7 +160,7 @@ def with_instructions(messages: Sequence[Message], text: str, system: bool = Tru
     return [{"role": "system" if system else "user", "content": text}, *messages]
 
 
-def _of_parsed(found: Any, text: Callable[[], str]) -> Reply:
+def _of_parsed(found: Any, text: str) -> Reply:
     """A reply from a `renderers.ParsedResponse`. text: of the whole reply."""
     calls: list[Call] = []
     broken: list[BrokenCall] = []
@@ -148,7 +172,7 @@ def _of_parsed(found: Any, text: Callable[[], str]) -> Reply:
             why = f"{str(one.status).replace('_', ' ')}: {' '.join(str(one.raw).split())[:160]}"
             broken.append(BrokenCall(len(calls) + len(broken), one.name or "unreadable", why))
     if broken and not calls:
-        return Reply({"role": "assistant", "content": text()}, (), broken[0].why)
+        return Reply({"role": "assistant", "content": text}, (), broken[0].why)
     message: dict[str, Any] = {"role": "assistant", "content": found.content or ""}
     if found.reasoning_content:
         message["reasoning_content"] = found.reasoning_content
@@ -165,64 +189,68 @@ def _with_calls(message: dict[str, Any], calls: Sequence[Call], broken: Sequence
     return message
 
 
-def reading_of(turns: ChatTurns) -> Reading:
-    """How replies of this conversation's tokenizer are read.
+def reading_of(rendering: Rendering, read: ReadCalls | None, stops: Collection[int]) -> Reading:
+    """How the replies of a conversation are read.
 
-    Raises InputError if there are tools, whose calls the chat template writes in a format that is not JSON, while the
-    tokenizer has no `response_template`, and the package renderers does not read them.
+    read: as of `calls_of`. stops: tokens with which a reply ends. Raises InputError if there are tools, whose calls the
+    chat template writes in none of the formats of `call_formats`, while the tokenizer has no `response_template`, and
+    the package renderers does not read them.
     """
-    tokenizer, prefix = turns.tokenizer, turns.reply_start
+    tokenizer, prefix, tools = rendering.tokenizer, rendering.reply_start, rendering.tools
+    channels = channels_of(rendering.template)
+    begun = (_written_call(rendering, _LOOK._asdict()) or "").partition(_LOOK.name)[0].lstrip()
+    tag = re.match(r"<[^<>]*>|\[\w+\]|[^{]*", begun)
+    opened = tag[0].strip() if tag and tools else ""
     if template := getattr(tokenizer, "response_template", None):
-        return Reading(tokenizer, template, prefix, turns.tools)
-    template, form = _template(turns, prefix)
-    if form is None:
-        parse = parser_of(turns, turns.tools)
-        if parse is None:
-            raise InputError(
-                "the chat template writes calls of tools in a format other than JSON: install renderers, which reads "
-                "that of most families (pip install 'jaxrl_llm[renderers]'), or set the tokenizer's response_template"
-            )
-        return Reading(tokenizer, template, prefix, turns.tools, parse=parse)
-    return Reading(tokenizer, template, prefix, turns.tools, form, NEXT if turns.format.kind == "plain" else None)
-
-
-def _template(turns: ChatTurns, prefix: str) -> tuple[dict[str, Any], CallFormat | None]:
-    """A response template from what the chat template writes for a call, and the format of calls; None: not JSON."""
-    asked, end = [{"role": "user", "content": "x"}], (turns.reply_end or "").strip()
-    call = {"type": "function", "id": "call00000", "function": {"name": "look", "arguments": {"text": "at it"}}}
-    said = turns.written([*asked, {"role": "assistant", "content": "~"}])
-    try:
-        called: list[dict[str, Any]] = [*asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
-        given = fitted(turns, called)[0]
-        text = turns.written(given if "tool_calls" in given[-1] else called)  # in its own format, if it has one
-    except InputError:
-        text = said
-    same = next((i for i, (a, b) in enumerate(zip(text, said, strict=False)) if a != b), min(len(text), len(said)))
-    written = text[same:]
-    found = _json_call(written)
-    unread = found is None and "look" in written and bool(turns.tools)
-    start, stop, value = (0, 0, {}) if found is None else found
-    opened = written[:start].strip() if found else "<tool_call>"
-    closed = written[stop:].strip().removesuffix(end).strip() if found else "</tool_call>"
-    arguments = "parameters" if isinstance(value, dict) and "parameters" in value else "arguments"
-    ends = "|".join(re.escape(one) for one in {end, *map(turns.tokenizer.decode, turns.stops)} if one) or "$"
-    one = {"type": "function", "function": "{content}"}
-    many = {"type": "function", "function": {"name": "{name}", "arguments": f"{{{arguments}}}"}}
-    fields: dict[str, Any] = {
-        "tool_calls": {
-            # A call without an opening is a reply that is nothing else, which begins like an object with a name.
-            **({"open": opened} if opened else {"open_pattern": r"^\s*(?=\{\s*\"name\")"}),
-            "close_pattern": rf"{re.escape(closed)}\s*" if closed else f"(?:{ends})\\s*|$",
-            "content": "json",
-            **({"transform": many, "transform_each": True} if isinstance(value, list) else {"transform": one}),
-            **({} if isinstance(value, list) else {"repeats": True}),
-        },
-        "content": {"close_pattern": rf"(?:{ends})\s*|$", "content": "text"},
-    }
-    if "</think>" in turns.template:
-        fields["reasoning_content"] = {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"}
+        return Reading(tokenizer, template, prefix, tools, channels=channels, opened=opened)
+    end = (rendering.reply_end or "").strip()
+    ends = "|".join(re.escape(one) for one in {end, *map(tokenizer.decode, stops)} if one) or "$"
+    said = {"close_pattern": rf"(?:{ends})\s*|$", "content": "text"}
+    fields = {name: {"content": "text", **one} for name, one in channels.fields.items()}
+    fields["content"] = {**fields.get("content", {}), **said}
     template = {"defaults": {"role": "assistant"}, "start_anchor": prefix or "\n", "fields": fields}
-    return template, None if unread else CallFormat(opened, closed, isinstance(value, list))
+    parse = parser_of(rendering, tools) if read is None and tools else None
+    if read is None and tools and parse is None:
+        raise InputError(
+            "the chat template writes calls of tools in a format that is not known: install renderers, which reads "
+            "that of some families (pip install 'jaxrl_llm[renderers]'), or set the tokenizer's response_template"
+        )
+    read = read or marked(rendering).of(tools)
+    next_turn = NEXT if rendering.format.kind == "plain" else None
+    return Reading(tokenizer, template, prefix, tools, read, channels, next_turn, parse, opened)
+
+
+_LOOK = Call("look", {"text": "at it\n2", "count": 3, "exact": True})
+_KINDS = {"text": "string", "count": "integer", "exact": "boolean"}
+_LOOK_SCHEMA = {"name": "look", "parameters": {"properties": {name: {"type": kind} for name, kind in _KINDS.items()}}}
+
+
+def calls_of(rendering: Rendering) -> ReadCalls | None:
+    """What reads calls as the chat template writes them; None for a format that is not known."""
+    written = _written_call(rendering, _LOOK._asdict())
+    if written is None:
+        return marked(rendering).of(rendering.tools)
+    if found := _json_call(written):
+        start, stop, value = found
+        closed = written[stop:].strip().removesuffix((rendering.reply_end or "").strip()).strip()
+        return partial(read_calls, form=CallFormat(written[:start].strip(), closed, isinstance(value, list)))
+    fitting = (one for one in FORMATS if one.read(written, (_LOOK_SCHEMA,)).calls == (_LOOK,))
+    return next((one.of(rendering.tools) for one in fitting), None)
+
+
+def _written_call(rendering: Rendering, function: Mapping[str, Any]) -> str | None:
+    """What the chat template writes for a call, from where it differs from a reply; None if it writes none."""
+    asked: Message = {"role": "user", "content": "x"}
+    call = {"type": "function", "id": "call00000", "function": function}
+    called: list[Message] = [asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    try:
+        given = fitted(rendering, called)[0]
+        text = rendering.written([*given] if "tool_calls" in given[-1] else called)
+        said = rendering.written([asked, {"role": "assistant", "content": "~"}])
+    except InputError:
+        return None
+    same = next((i for i, (a, b) in enumerate(zip(text, said, strict=False)) if a != b), min(len(text), len(said)))
+    return text[same:] if function["name"] in text[same:] else None
 
 
 def _json_call(text: str) -> tuple[int, int, Any] | None:

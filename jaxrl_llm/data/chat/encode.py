@@ -89,8 +89,8 @@ def encode_prompt(
     dialect: messages without a chat template are written in `rendering.DIALECT`, as those of environments are.
 
     Raises InputError for any other type, for an invalid prompt (see `fault_of`), for a prompt without tokens, for
-    messages or a system prompt without a chat template or in another format, and for messages that the chat template
-    rejects or leaves out.
+    messages or a system prompt without a chat template or in another format, for options that the chat template does
+    not read, and for messages that it rejects or leaves out.
     """
     format = PromptFormat() if format is None else format
     if not isinstance(format, PromptFormat):
@@ -112,10 +112,12 @@ def encode_prompt(
         if system_prompt is not None and not any(message["role"] == "system" for message in messages):
             messages = [{"role": "system", "content": system_prompt}, *messages]
         rendering = Rendering(tokenizer, row_tools(row or {}), format_of(format, row or {}))
+        rendering.check_options(format.options)  # a row's own may be for other models
         ids = rendering.encode(conversation_text(rendering, messages))
     elif not isinstance(prompt, str):
         why = "this tokenizer has none" if format.kind == "chat" else f"the prompt format is {format.kind}"
-        raise InputError(f"a prompt of messages needs a chat template, but {why}: use plain text")
+        remedy = "use plain text" + (", or set its chat_template" if format.kind == "chat" else "")
+        raise InputError(f"a prompt of messages needs a chat template, but {why}: {remedy}")
     elif system_prompt is not None:
         why = "this tokenizer has none" if format.kind == "chat" else f"the prompt format is {format.kind}"
         raise InputError(f"a system prompt needs a chat template, but {why}: put it in the prompt")

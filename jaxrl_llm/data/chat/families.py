@@ -1,4 +1,4 @@
-"""Replies of families that write calls of tools in a format other than JSON, read by the package renderers.
+"""Replies of families whose calls of tools are in none of the formats of `call_formats`, read by the package renderers.
 
 It has hand-written renderers and parsers for most families. Here it reads replies alone: what a conversation is as
 tokens, the published chat template says. The renderer is the first that reads a call, a thought and a plain reply as

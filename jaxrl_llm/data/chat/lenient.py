@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from jaxrl_llm.utils.errors import shown
@@ -52,10 +53,13 @@ class Calls(NamedTuple):
     """The reply without them."""
     lenient: int
     """How many were read though they were not as they should be."""
+    end: int = 0
+    """Where the last call ends."""
 
 
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
 _STRICT, _LENIENT = json.JSONDecoder(), json.JSONDecoder(strict=False)
+_BEGUN = r'\{\s*"(?:name"|type"\s*:\s*"function")'  # a call, as models of Llama write it, too
 _NAMED = re.compile(r"""["']name["']\s*:\s*["']([^"'\n]{1,80})""")
 
 
@@ -67,10 +71,8 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int, bool]:
     >>> read_json(r'{"pattern": "\\d+"} and more')
     ({'pattern': '\\\\d+'}, 18, True)
     """
-    try:
-        return *_STRICT.raw_decode(text, start), False
-    except ValueError:
-        pass
+    with suppress(ValueError):
+        return *_decoded(_STRICT, text, start), False
     added = list[int]()
 
     def escaped(found: re.Match[str]) -> str:
@@ -80,8 +82,15 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int, bool]:
         return "\\\\"
 
     longer = _ESCAPE.sub(escaped, text[start:])
-    value, stop = _LENIENT.raw_decode(longer)
+    value, stop = _decoded(_LENIENT, longer)
     return value, start + stop - sum(place < stop for place in added), True
+
+
+def _decoded(decoder: json.JSONDecoder, text: str, start: int = 0) -> tuple[Any, int]:
+    try:
+        return decoder.raw_decode(text, start)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def call_of(found: Any) -> Call:
@@ -120,7 +129,7 @@ def read_calls(text: str, form: CallFormat) -> Calls:
                 what = "it is no valid JSON: " if isinstance(error, json.JSONDecodeError) else ""
                 why = what + " ".join(str(error).split())[:200]
                 broken.append(BrokenCall(len(calls) + len(broken), name[1] if name else "unreadable", why))
-    return Calls(tuple(calls), tuple(broken), "".join([*rest, text[done:]]), lenient)
+    return Calls(tuple(calls), tuple(broken), "".join([*rest, text[done:]]), lenient, done)
 
 
 Value = tuple[Any, bool, str]  # JSON or a ValueError, whether it was read leniently, and its text
@@ -134,8 +143,8 @@ def _spans(text: str, form: CallFormat) -> Iterator[tuple[int, int, list[Value],
             start = text.find(form.opened, place)
             body = start + len(form.opened)
         else:
-            opening = re.compile(r'[\s;]*(?=\{\s*"name")').match(text, place)
-            start = body = -1 if opening is None else opening.end()
+            opening = re.compile(rf"(?:<\|python_tag\|>)?[\s;]*(?={_BEGUN})").match(text, place)
+            start, body = (-1, -1) if opening is None else opening.span()
         if start < 0:
             return
         body = len(text) - len(text[body:].lstrip())
@@ -154,7 +163,7 @@ def _values(text: str, start: int, form: CallFormat) -> tuple[list[Value], int]:
         value, stop, loose = read_json(text, start)
         several = value if isinstance(value, list) else [value]
         out: list[Value] = [(one, loose, text[start:stop]) for one in several]
-        more = re.compile(r'[\s,;]*(?=\{\s*"name")').match(text, stop)
+        more = re.compile(rf"[\s,;]*(?={_BEGUN})").match(text, stop)
         if not form.closed or more is None:
             return out, stop
         others, stop = _values(text, more.end(), form)  # several calls between one pair of tags
@@ -166,7 +175,7 @@ def _values(text: str, start: int, form: CallFormat) -> tuple[list[Value], int]:
             return [(error, False, text[start:end])], end
     found: list[Value] = []
     stop = start
-    for opening in re.finditer(r'\{\s*"name"', text[:end]):  # each by itself
+    for opening in re.finditer(_BEGUN, text[:end]):  # each by itself
         if (place := opening.start()) < max(start, stop):
             continue
         try:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxrl_llm.data.chat.messages import CLOSED, OPENED, has_thought, in_form, parts_of, text_of, written_call
+from jaxrl_llm.data.chat.call_formats import as_hermes, marked
+from jaxrl_llm.data.chat.channels import channels_of
+from jaxrl_llm.data.chat.messages import CLOSED, OPENED, has_thought, in_form, parts_of, text_of
 from jaxrl_llm.data.chat.rendering import Rendering
 
 NONCE = f"q{secrets.token_hex(4)}"
@@ -93,7 +95,8 @@ def applied(
         if "tool_calls" in one:
             one["tool_calls"] = [in_form(call, form.arguments) for call in one["tool_calls"]]
         if form.calls == "written" and (calls := one.pop("tool_calls", None)):
-            one["content"] = "\n".join([text_of(one.get("content")), *map(written_call, calls)]).lstrip("\n")
+            written = (marked(rendering).write or as_hermes)([call["function"] for call in calls])
+            one["content"] = f"{text_of(one.get('content'))}\n{written}".lstrip("\n")
         if form.thought == "written":
             one, own = _with_thought(rendering, one, f"{NONCE}kept{number}kept")
             instead |= own
@@ -127,7 +130,7 @@ def _with_thought(
     usual = _between(asked, rendering.written([question, said, question]), last)
     whole = _between(asked, rendering.written([question, {**said, "reasoning_content": first}]), last)
     if first not in whole:
-        whole = f"{usual}{OPENED}\n{first}\n{CLOSED}\n\n"
+        whole = usual + channels_of(rendering.template).written.format(first)
     out = {name: value for name, value in message.items() if name != "reasoning_content"} | {"content": placeholder}
     return out, {usual + placeholder: whole.replace(first, str(thought)) + content}
 

@@ -53,15 +53,6 @@ def in_form(call: Mapping[str, Any], arguments: str) -> dict[str, Any]:
     return {**call, "function": own}
 
 
-def written_call(call: Mapping[str, Any]) -> str:
-    """A call in the format of Hermes, in which policies call tools whose chat template has no format of its own."""
-    own = call["function"]
-    arguments = (
-        own["arguments"] if isinstance(own["arguments"], str) else json.dumps(own["arguments"], ensure_ascii=False)
-    )
-    return f'<tool_call>\n{{"name": {json.dumps(own["name"])}, "arguments": {arguments}}}\n</tool_call>'
-
-
 def parts_of(text: str) -> list[dict[str, Any]]:
     """A text as the list of parts that some chat templates take."""
     return [{"type": "text", "text": text}]

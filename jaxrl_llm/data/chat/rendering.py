@@ -11,7 +11,7 @@ from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 from jaxrl_llm.data.chat.inert import control_tokens, encode, guarded
-from jaxrl_llm.data.chat.messages import Message, parts_of
+from jaxrl_llm.data.chat.messages import THOUGHTS, Message, parts_of
 from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.keywords import settings_class
 from jaxrl_llm.utils.settings import check_types
@@ -26,7 +26,12 @@ DIALECT = (
 )
 """How conversations are written without a chat template, after the token that the tokenizer begins texts with."""
 
-_TEMPLATE_OPTIONS = ("enable_thinking", "thinking", "reasoning_effort", "add_generation_prompt", "documents")
+REPLIES = "assistant reply one", "and a reply of another length: 2."
+"""Replies of the synthetic conversations. What follows them must not depend on them."""
+
+SWITCHES = ("enable_thinking", "thinking", "reasoning_effort")
+"""Variables of chat templates that say whether the policy thinks, and how much."""
+_TEMPLATE_OPTIONS = (*SWITCHES, "add_generation_prompt", "documents")
 _takes_parts: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()  # by template
 _CODES = ("%-d", "%-m", *(f"%{code}" for code in "dmYyBbAajeFxDcHMSIpfZzUWuwGVT"), "%%")
 
@@ -127,7 +132,7 @@ class Rendering:
         schemas = [dict(tool) for tool in guarded(self.tools, self.control)] if self.tools else None
         try:
             text = self.tokenizer.apply_chat_template(
-                [{key: one for key, one in message.items() if one is not None} for message in messages],
+                [{self._keys.get(key, key): one for key, one in x.items() if one is not None} for x in messages],
                 tools=schemas, add_generation_prompt=reply, tokenize=False,
                 chat_template=dated(self.template, self.format.date or today()),
                 **guarded(dict(self.format.options), self.control),
@@ -139,6 +144,12 @@ class Rendering:
         assert isinstance(text, str)
         return text
 
+    @cached_property
+    def _keys(self) -> dict[str, str]:
+        """Other names of entries of messages, as the template has them: of thoughts."""
+        names = [name for name in THOUGHTS if re.search(rf"""['".]{name}\b""", self.template)]
+        return {THOUGHTS[0]: names[0]} if names else {}
+
     def encode(self, text: str) -> list[int]:
         """The token ids of rendered text, which contains the control tokens that belong there."""
         return encode(self.tokenizer, text, self.control)
@@ -147,6 +158,19 @@ class Rendering:
     def key(self) -> tuple[Any, ...]:
         """What the texts of messages depend on, besides the messages."""
         return self.template, repr(self.tools), repr(self.format)
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """InputError for options that the chat template does not read: they would change nothing."""
+
+        def read(name: str) -> bool:
+            return re.search(rf"\b{re.escape(name)}\b", self.template) is not None
+
+        if unread := [name for name in options if not read(name)]:
+            known = [name for name in SWITCHES if read(name)]
+            raise InputError(
+                f"the chat template does not read {', '.join(unread)}: leave it out"
+                + (f", or give {' or '.join(known)}, which it reads" if known else "")
+            )
 
     @cached_property
     def shows_tools(self) -> bool:
@@ -183,6 +207,15 @@ class Rendering:
     def reply_start(self) -> str:
         """What the template writes before a reply; empty for templates that mark the end of questions alone."""
         return self._turn[0]
+
+    @cached_property
+    def reply_end(self) -> str | None:
+        """What ends a reply, such as "<|im_end|>\\n"; None if it depends on the reply."""
+        ends = set()
+        for reply in REPLIES:
+            text = self.written([{"role": "user", "content": "x"}, {"role": "assistant", "content": reply}])
+            ends.add(text.rpartition(reply)[2] if reply in text else None)
+        return ends.pop() if len(ends) == 1 else None
 
     def asked(self, messages: Sequence[Message]) -> str:
         """The text of messages and the beginning of the next reply.

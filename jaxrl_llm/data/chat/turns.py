@@ -7,20 +7,19 @@ template does not append, such as one that moves the tools to the last user mess
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from jaxrl_llm.data.chat.calls import Message, Reading, reading_of, told, with_instructions
+from jaxrl_llm.data.chat.call_formats import ReadCalls
+from jaxrl_llm.data.chat.calls import Message, Reading, calls_of, example_of, reading_of, told, with_instructions
 from jaxrl_llm.data.chat.inert import guarded
 from jaxrl_llm.data.chat.message_forms import conversation_text, fitted, put
 from jaxrl_llm.data.chat.messages import plain_message, text_of
-from jaxrl_llm.data.chat.rendering import Rendering
+from jaxrl_llm.data.chat.rendering import REPLIES, Rendering
 from jaxrl_llm.utils.errors import InputError
-
-REPLIES = "assistant reply one", "and a reply of another length: 2."
-"""Replies of the synthetic conversations. What follows them must not depend on them."""
 
 _TOLD = "[description of the tools]"
 
@@ -41,27 +40,24 @@ class ChatTurns(Rendering):
     @cached_property
     def reading(self) -> Reading:
         """How replies are read; see `jaxrl_llm.data.chat.calls`."""
-        return reading_of(self)
+        return reading_of(self, self.calls, self.stops)
+
+    @cached_property
+    def calls(self) -> ReadCalls | None:
+        """What reads calls of tools; None where only the package renderers or a `response_template` may."""
+        return calls_of(self)
 
     def begin(self, messages: Sequence[Message]) -> list[int]:
         """The token ids of a conversation up to where the policy replies, or goes on with its own last message.
 
-        If the chat template does not describe tools, a system message in the Hermes format does, or the first user
-        message where the template writes no system messages.
+        If the chat template does not describe tools, a system message does, or the first user message where the
+        template writes no system messages, with a call as the template writes it, else in the format of Hermes.
         """
         if not self.tools or self.shows_tools:
             return self.encode(conversation_text(self, messages))
         described = with_instructions(messages, _TOLD, self.takes_system)
-        return self.encode(put(conversation_text(self, described), {_TOLD: told(guarded(self.tools, self.control))}))
-
-    @cached_property
-    def reply_end(self) -> str | None:
-        """What ends a reply, such as "<|im_end|>\\n"; None if it depends on the reply."""
-        ends = set()
-        for reply in REPLIES:
-            text = self.written([{"role": "user", "content": "x"}, {"role": "assistant", "content": reply}])
-            ends.add(text.rpartition(reply)[2] if reply in text else None)
-        return ends.pop() if len(ends) == 1 else None
+        text = told(guarded(self.tools, self.control), example_of(self, self.calls))
+        return self.encode(put(conversation_text(self, described), {_TOLD: text}))
 
     @cached_property
     def has_tool_role(self) -> bool:
@@ -81,19 +77,19 @@ class ChatTurns(Rendering):
         if not messages:
             raise InputError("the next turn has no messages: an environment that is not done gives an observation")
         messages = self._in_form(messages)
-        end, delta = self.reply_end, self._delta(messages) if self.has_tool_role else None
+        delta = self._delta(messages) if self.has_tool_role else None
         for role in ("tool", "user"):
             if delta is None and any(message.get("role") == "tool" for message in messages):
                 delta = self._delta(_joined(messages, role)) if self.has_tool_role or role == "user" else None
         delta = self._delta(messages) if delta is None else delta
-        if delta is None or end is None:
+        if delta is None:
             return None
         token = "" if last is None else self.tokenizer.decode([last], skip_special_tokens=False)
-        if last is not None and last in self.tokenizer.all_special_ids and end.startswith(token):
-            end = end[len(token) :]
+        if last in self._special and delta.lstrip().startswith(token):
+            delta = delta.lstrip()[len(token) :]
         elif last is not None and last in self.stops:
             return None  # it ended in another way than the template writes
-        return self.encode(end + delta)
+        return self.encode(delta)
 
     def _in_form(self, messages: Sequence[Message]) -> list[Message]:
         """The messages as texts, guarded, in roles that the template writes. InputError for what it drops."""
@@ -112,16 +108,30 @@ class ChatTurns(Rendering):
         ]  # fmt: skip
 
     @cached_property
+    def ends(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Special tokens with which a reply may end, and a reply that calls tools.
+
+        They are what the template writes after it: where nothing ends a reply, the beginning of the next turn.
+        """
+
+        def firsts(*texts: str | None) -> frozenset[int]:
+            return frozenset(first for text in texts for first in self.encode(text or "")[:1]) & self._special
+
+        asked, answered = (self._delta([{"role": role, "content": "found 41"}]) for role in ("user", "tool"))
+        return firsts(self.reply_end, asked), firsts(answered)
+
+    @cached_property
     def stops(self) -> frozenset[int]:
-        """Tokens with which a reply ends: the tokenizer's end of text, and the first of `reply_end`."""
-        found = {self.tokenizer.eos_token_id, *self.encode(self.reply_end or "")[:1]}
-        return frozenset(found & set(self.tokenizer.all_special_ids))
+        """Tokens with which a reply ends: the tokenizer's end of text, and those of `ends`."""
+        return frozenset.union(*self.ends) | ({self.tokenizer.eos_token_id} & self._special)
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        added = self.tokenizer.added_tokens_decoder
+        return frozenset([*self.tokenizer.all_special_ids, *(number for number, one in added.items() if one.special)])
 
     def _delta(self, messages: Sequence[Message]) -> str | None:
-        """What the template writes from the end of a reply to the beginning of the next; None if that is not proved."""
-        end = self.reply_end
-        if end is None:
-            return None
+        """What the template writes from a reply, without its end, to the beginning of the next; None if not proved."""
         calls = sum(message.get("role") == "tool" for message in messages)
         if calls and calls < len(messages) and any(message.get("role") == "tool" for message in messages[calls:]):
             return None  # results after another message answer no call
@@ -129,14 +139,15 @@ class ChatTurns(Rendering):
             {**message, "tool_call_id": _call_id(number)} if message.get("role") == "tool" else message
             for number, message in enumerate(messages)
         ]
-        delta = self._after([_called(calls, reply) if calls else _said(reply) for reply in REPLIES], numbered, end)
+        names = [str(message.get("name") or "look") for message in messages[:calls]]
+        delta = self._after([_called(names, reply) if calls else _said(reply) for reply in REPLIES], numbered)
         if delta is None and calls and "tool" in self.template:
-            delta = self._after([_said(reply) for reply in REPLIES], numbered, end)  # it writes results, but no calls
-        contents = [text_of(message.get("content")) for message in messages]
-        return delta if delta is not None and all(text.strip() in delta for text in contents) else None
+            delta = self._after([_said(reply) for reply in REPLIES], numbered)  # it writes results, but no calls
+        contents = [text_of(message.get("content")).strip() for message in messages]
+        return delta if delta is not None and all(_is_in(delta, text) for text in contents) else None
 
-    def _after(self, replies: Sequence[Message], messages: Sequence[Message], end: str) -> str | None:
-        """What the template writes from the end of any of these replies on; None if that depends on the reply."""
+    def _after(self, replies: Sequence[Message], messages: Sequence[Message]) -> str | None:
+        """What the template writes after any of these replies; None if that depends on the reply."""
         found: set[str | None] = set()
         for said, reply in zip(REPLIES, replies, strict=True):
             asked = [{"role": "user", "content": "x"}]
@@ -144,13 +155,31 @@ class ChatTurns(Rendering):
                 before = fitted(self, [*asked, reply])[0]
                 if "tool_calls" in reply and "tool_calls" not in before[-1]:
                     before = [*asked, dict(reply)]  # the template writes no calls
-                whole, written = self.render([*before, *messages]), self.written([*before, *messages])
+                whole, written = self.asked([*before, *messages]), self.written([*before, *messages])
                 alone, question = self.written(before), self.written(asked)
             except InputError:
                 return None
-            appends = whole.startswith(question) and written + self.reply_start == whole
-            found.add(_between(whole, alone, said, end) if appends else None)
+            if not (whole.startswith(question) and whole.startswith(written) and said in whole and said in alone):
+                return None
+            closing, after = alone.rpartition(said)[2], whole.rpartition(said)[2]
+            end = self._end_of_calls(alone[len(question) :]) if "tool_calls" in reply else closing
+            own = closing.removesuffix(end)  # what the policy writes of its call
+            # A template may end the last reply otherwise than an earlier one: what follows an earlier one counts.
+            another = end.strip() in self.control and after[len(own) :].startswith(self.control)
+            appends = closing.endswith(end) and after.startswith(own if another else closing)
+            found.add(after[len(own) :] if appends else None)
         return found.pop() if len(found) == 1 else None
+
+    def _end_of_calls(self, reply: str) -> str:
+        """What the template writes after the calls of a reply."""
+        text = reply.removeprefix(self.reply_start)
+        found = self.calls(text) if self.calls else None
+        return text[found.end :] if found and found.calls else self.reply_end or ""
+
+
+def _is_in(delta: str, text: str) -> bool:
+    """Whether a template wrote a text, as it is or as JSON."""
+    return text in delta or json.dumps(text, ensure_ascii=False)[1:-1] in delta
 
 
 def _said(reply: str) -> Message:
@@ -161,23 +190,12 @@ def _call_id(number: int) -> str:
     return f"call{number:05d}"  # some templates insist on nine letters and digits
 
 
-def _called(count: int, reply: str) -> Message:
+def _called(names: Sequence[str], reply: str) -> Message:
     calls = [
-        {"type": "function", "id": _call_id(n), "function": {"name": "look", "arguments": {"text": reply}}}
-        for n in range(count)
+        {"type": "function", "id": _call_id(n), "function": {"name": name, "arguments": {"text": reply}}}
+        for n, name in enumerate(names)
     ]
     return {"role": "assistant", "content": "", "tool_calls": calls}
-
-
-def _between(whole: str, alone: str, reply: str, end: str) -> str | None:
-    """What follows a reply and its end in `whole`; alone: the conversation up to that reply.
-
-    A template may render an earlier reply otherwise than the last, as without its thinking: what follows it counts.
-    """
-    if reply not in whole or reply not in alone:
-        return None
-    closing, after = alone.rpartition(reply)[2], whole.rpartition(reply)[2]
-    return after[len(closing) :] if closing.endswith(end) and after.startswith(closing) else None
 
 
 def _joined(messages: Sequence[Message], role: str) -> list[Message]:

@@ -1,0 +1,154 @@
+"""Formats in which models of today call tools, one entry each, and how a chat template's is found.
+
+The template says it: what it writes for a call is read as JSON between two texts, or by the first format that reads it.
+A template that describes tools but writes no calls is of the format whose mark it or its vocabulary has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxrl_llm.data.chat.call_syntax import (
+    CallSyntax,
+    braced_arguments,
+    json_arguments,
+    named_arguments,
+    read_syntax,
+    tagged_arguments,
+)
+from jaxrl_llm.data.chat.lenient import CallFormat, Calls, read_calls
+from jaxrl_llm.data.chat.rendering import Rendering
+
+Tools = Sequence[Mapping[str, Any]]
+ReadCalls = Callable[[str], Calls]
+"""A reply's text, without its thought -> its calls."""
+
+
+class ToolFormat(NamedTuple):
+    """A format of calls."""
+
+    families: str
+    """Whose it is."""
+    mark: str
+    """With which calls begin."""
+    read: Callable[[str, Tools], Calls]
+    """(a reply's text without its thought, JSON schemas of the tools) -> its calls."""
+    write: Callable[[Sequence[Mapping[str, Any]]], str] | None = None
+    """Calls, each with "name" and "arguments" -> their text; None where templates write calls themselves."""
+
+    def of(self, tools: Tools) -> ReadCalls:
+        """What reads calls of these tools."""
+        return lambda text: self.read(text, tools)
+
+
+def marked(rendering: Rendering) -> ToolFormat:
+    """The format whose mark a chat template that describes tools has, or its vocabulary; that of Hermes otherwise."""
+    texts = (rendering.template, *rendering.control) if rendering.shows_tools else ()
+    return next((one for one in FORMATS if one.write and any(one.mark in text for text in texts)), HERMES)
+
+
+def as_json(call: Mapping[str, Any]) -> str:
+    """A call as a JSON object, with its arguments as they are if they are text."""
+    arguments = call["arguments"]
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f'{{"name": {json.dumps(call["name"])}, "arguments": {written}}}'
+
+
+def as_hermes(calls: Sequence[Mapping[str, Any]]) -> str:
+    """Calls as Hermes writes them."""
+    return "\n".join(f"<tool_call>\n{as_json(one)}\n</tool_call>" for one in calls)
+
+
+def as_python(call: Mapping[str, Any]) -> str:
+    """A call as Python writes it."""
+    arguments = call["arguments"]
+    named = json.loads(arguments, strict=False) if isinstance(arguments, str) else arguments
+    return f"{call['name']}({', '.join(f'{name}={value!r}' for name, value in named.items())})"
+
+
+def _read(syntax: CallSyntax) -> Callable[[str, Tools], Calls]:
+    return lambda text, tools: read_syntax(text, syntax, tools)
+
+
+def _json(opened: str, closed: str = "", is_list: bool = False) -> Callable[[str, Tools], Calls]:
+    return lambda text, tools: read_calls(text, CallFormat(opened, closed, is_list))
+
+
+def _python(opened: str, closed: str) -> CallSyntax:
+    """Calls as Python writes them, several in brackets or in lines."""
+    return CallSyntax(
+        rf"{opened}\s*\[?", r"[\s,;]*(?P<name>[\w.-]+)\(", named_arguments, r"\)(?=\s*(?:[,;\]<\w]|\Z))",
+        rf"\s*\]?\s*{closed}",
+    )  # fmt: skip
+
+
+_QWEN = CallSyntax(
+    r"<tool_call>\s*|(?=<function=[^>\s]+>)",
+    r"\s*<function=(?P<name>[^>\s]+)>",
+    tagged_arguments(
+        r"\s*<parameter=(?P<name>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
+        r"(?=\s*(?:<parameter=|</function>|</tool_call>))"
+    ),
+    r"\s*</function>\s*",
+    r"</tool_call>\s*",
+)
+_GLM = CallSyntax(
+    r"<tool_call>\s*",
+    r"(?P<name>[^\s<{]+)",
+    tagged_arguments(
+        r"\s*<arg_key>(?P<name>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
+        r"(?=\s*(?:<arg_key>|</tool_call>))"
+    ),
+    r"\s*(?=</tool_call>)",
+    r"</tool_call>",
+)
+_HARMONY = CallSyntax(
+    r"(?:(?:\A|<\|start\|>assistant)\s*(?:<\|channel\|>\w+\s*)?|<\|channel\|>\w+\s+)to=(?:functions\.)?",
+    r"(?P<name>[\w.-]+)[^<{]*(?:<\|(?:channel|constrain)\|>[^<{]*)*<\|message\|>\s*",
+    json_arguments,
+    r"\s*(?=<\|(?:call|start)\|>|\Z)",
+)
+_GEMMA = CallSyntax(
+    r"<\|tool_call>\s*", r"call:\s*(?P<name>[\w.-]+)\s*\{", braced_arguments, r"\}(?=\s*<tool_call\|>|\Z)",
+    r"\s*<tool_call\|>",
+)  # fmt: skip
+_DEEPSEEK = CallSyntax(
+    r"(?:<\uff5ctool\u2581calls\u2581begin\uff5c>\s*)?<\uff5ctool\u2581call\u2581begin\uff5c>",
+    r"(?:function<\uff5ctool\u2581sep\uff5c>)?(?P<name>[^<\n]+?)(?:\s*```json\s*|<\uff5ctool\u2581sep\uff5c>\s*)",
+    json_arguments,
+    r"\s*(?:```\s*)?<\uff5ctool\u2581call\u2581end\uff5c>",
+    r"(?:\s*<\uff5ctool\u2581calls\u2581end\uff5c>)?",
+)
+_MISTRAL = CallSyntax(
+    r"\[TOOL_CALLS\]\s*", r"(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]*\s*)?\[ARGS\]\s*", json_arguments,
+    r"\s*(?=\[TOOL_CALLS\]|</s>|\Z)",
+)  # fmt: skip
+
+HERMES = ToolFormat(
+    "Qwen 2.5 and 3, SmolLM3, Granite 4, Hermes", "<tool_call>", _json("<tool_call>", "</tool_call>"),
+    as_hermes,
+)  # fmt: skip
+FORMATS = (
+    ToolFormat("Qwen3-Coder, Qwen3.5 and later, Nemotron 3", "<function=", _read(_QWEN)),
+    ToolFormat("GLM-4.5", "<arg_key>", _read(_GLM)),
+    ToolFormat("gpt-oss", "<|channel|>commentary", _read(_HARMONY)),
+    ToolFormat("Gemma 4", "<|tool_call>", _read(_GEMMA)),
+    ToolFormat("DeepSeek-V3 and R1", "<\uff5ctool\u2581call\u2581begin\uff5c>", _read(_DEEPSEEK)),
+    ToolFormat("Ministral 3", "[ARGS]", _read(_MISTRAL)),
+    ToolFormat(
+        "LFM2", "<|tool_call_start|>", _read(_python(r"<\|tool_call_start\|>", r"<\|tool_call_end\|>")),
+        lambda calls: f"<|tool_call_start|>[{', '.join(map(as_python, calls))}]<|tool_call_end|>",
+    ),
+    ToolFormat(
+        "OLMo 3", "<function_calls>", _read(_python("<function_calls>", "</function_calls>")),
+        lambda calls: "<function_calls>" + "\n".join(map(as_python, calls)) + "</function_calls>",
+    ),
+    ToolFormat(
+        "Granite 3", "<|tool_call|>", _json("<|tool_call|>", is_list=True),
+        lambda calls: f"<|tool_call|>[{', '.join(map(as_json, calls))}]",
+    ),
+    HERMES,
+)  # fmt: skip
+"""In the order in which they are tried on what a template writes."""
