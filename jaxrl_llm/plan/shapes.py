@@ -39,7 +39,7 @@ from jaxrl_llm.sampling.capacity import Size, for_conversations, lasting
 from jaxrl_llm.sampling.capacity import plan as slots_for
 from jaxrl_llm.sampling.requests import Tokens
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.method import check_method, with_routing
+from jaxrl_llm.training.method import balance_of, check_method, with_routing
 from jaxrl_llm.training.reference import first_policies, wants_reference
 from jaxrl_llm.training.rollout import hook_of, rollout_of, strategy_of
 from jaxrl_llm.training.setup import keep_of, remat_of, split_parameters, with_critic, with_precision
@@ -132,7 +132,7 @@ def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None
         )
     learner = Learner(
         policy, algorithm, optimizer, mesh, config.epochs, config.minibatches, config.micro_batches, reference, frozen,
-        policies, config.balance,
+        policies, balance_of(config),
     )  # fmt: skip
     devices = row_shards(of_this_host(sampler), SAMPLED_ROWS)
     sizes = engine_sizes(config, algorithm, devices, units_of(sampler), policy.config.max_positions)

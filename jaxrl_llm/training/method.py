@@ -20,7 +20,7 @@ from jaxrl_llm.core.needs import value_of, values_of
 from jaxrl_llm.core.signatures import PYTHON, is_in_file
 from jaxrl_llm.core.transform import Transform, chain
 from jaxrl_llm.distributed import check_rows
-from jaxrl_llm.learner.router_balance import check_balance
+from jaxrl_llm.learner.router_balance import RouterBalance, check_balance
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import critic_of
 from jaxrl_llm.models.io.load import load_tokenizer
@@ -114,12 +114,18 @@ def _facts_of_model(config: TrainConfig, wanted: set[str]) -> dict[str, Any]:
     return found
 
 
+def balance_of(config: TrainConfig) -> RouterBalance | None:
+    """How the run keeps the experts of a mixture busy; None where it does not."""
+    found = RouterBalance(config.router_aux_coefficient, config.router_bias_speed)
+    return found if any(found) else None
+
+
 def with_routing(config: TrainConfig, algorithm: Algorithm, model: ModelConfig) -> Algorithm:
     """The method with the routing that the run replays. InputError where one is set of a model without experts, and
     where its experts cannot be balanced as asked."""
     asked = config.routing_replay
-    if config.balance is not None:
-        check_balance(config.balance, model, frozen=bool(config.adapts))
+    if (balance := balance_of(config)) is not None:
+        check_balance(balance, model, frozen=bool(config.adapts))
     if not model.num_experts:
         if asked in ("rollout", "recompute"):
             raise InputError(

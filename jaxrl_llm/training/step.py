@@ -20,7 +20,7 @@ from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.full_size import at_full_size
 from jaxrl_llm.training.health.rollback import Judged, undo_spike
-from jaxrl_llm.training.method import needs_values
+from jaxrl_llm.training.method import balance_of, needs_values
 from jaxrl_llm.training.metrics import Learned, step_metrics
 from jaxrl_llm.training.reference import moved, reference_now, with_second_policy
 from jaxrl_llm.training.setup import RunParts
@@ -51,7 +51,7 @@ def learn(
     reference = reference_now(parts.reference, state.policies.get("reference"), parts.frozen)
     learner = Learner(
         policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs, config.minibatches,
-        config.micro_batches, reference, frozen, state.policies, config.balance,
+        config.micro_batches, reference, frozen, state.policies, balance_of(config),
     )  # fmt: skip
     later = frozenset[str]() if learner.algorithm.phases is None else learner.algorithm.phases.provides
     check_provided(batch, learner.algorithm.needs - later)

@@ -121,7 +121,8 @@ def test_the_policy_is_that_of_the_merged_weights(family: str, targets: tuple[st
     model = vectors(family)
     policy, plain = model.policy, np.asarray(model.policy.logits(model.params, TOKENS))
     new = lora.scaled(combine(model.params, lora.init(KEY, policy.config, RANK, targets)), RANK, ALPHA)
-    np.testing.assert_allclose(policy.logits(new, TOKENS), plain, atol=1e-5)
+    rounding = 1e-4 if any(kind.delta for kind in policy.config.each_kind) else 1e-5  # the delta rule magnifies it
+    np.testing.assert_allclose(policy.logits(new, TOKENS), plain, atol=rounding)
     params = adapted(model, targets)
     merged = lora.merge(params)
     assert jax.tree.structure(merged) == jax.tree.structure(model.params)

@@ -13,7 +13,6 @@ from jaxrl_llm.training.config.checks import LoraTarget, inside, settle
 from jaxrl_llm.utils.keywords import settings_class
 
 if TYPE_CHECKING:
-    from jaxrl_llm.learner.router_balance import RouterBalance
     from jaxrl_llm.sampling.sampler import SamplingConfig
 
 
@@ -73,8 +72,7 @@ class TrainConfig:
     """System message prepended to every conversation that has none."""
     prompt_format: Literal["chat", "plain", "rendered"] = "chat"
     """chat: prompts go through the tokenizer's chat template, if it has one. plain: texts as they are, and agents'
-    conversations as lines of User and Assistant. rendered: texts that a chat template wrote, whose control tokens are
-    read as such."""
+    conversations as lines of User and Assistant. rendered: texts that a template wrote, control tokens as such."""
     template_options: str = "{}"
     """Options of the chat template, as a JSON object, such as '{"enable_thinking": false}'; those of a row's column
     chat_template_kwargs come before them."""
@@ -154,8 +152,7 @@ class TrainConfig:
     turn_tokens: int = 0
     """Most tokens of a reply there; 0 is max_new_tokens."""
     episode_tokens: int = 0
-    """Most tokens of an episode there, replies and observations, after its prompt; 0 is as the model's context
-    allows."""
+    """Most tokens of an episode there, replies and observations, after its prompt; 0: as the context allows."""
     context_tokens: int = 0
     """Most tokens that the policy sees at once, its prompt included; 0 is as the model's context allows. A model with
     rotary factors for short and for long contexts (longrope) takes those for as many."""
@@ -170,8 +167,7 @@ class TrainConfig:
     """Decode steps of other episodes while an environment answers. An answer that takes less counts after these steps,
     and decoding waits for one that takes more, so that a run does not depend on how long answers take."""
     tool_time_limit: float = 30.0
-    """Seconds that a call of a tool may take; after that the policy is told so. An environment's other methods have
-    rollout_time_limit."""
+    """Seconds that a call of a tool may take; the policy is told then. Environments have rollout_time_limit."""
 
     rewards: tuple[str, ...] = ("reasoning_gym",)
     """Reward functions NAME[*WEIGHT]: exact_match, number_match, math_verify, reasoning_gym, format_match(REGEX),
@@ -232,13 +228,11 @@ class TrainConfig:
     """With adapters, dtype in which the frozen projections of layers are kept, in updates and while sampling: nf4 is
     QLoRA's, in 4 bits with a scale for 64 inputs; int8 and float8 have a scale for each output."""
     reference_memory: Literal["device", "host"] = "device"
-    """Where a reference policy is kept while it is not used: host saves accelerator memory at the cost of a transfer
-    per step."""
+    """Where a reference policy is kept while it is not used: host saves device memory, and costs a transfer a step."""
     remat: bool = True
     """Recompute activations in the backward pass instead of storing them."""
     keep_projections: bool = False
-    """With remat, store the outputs of products with weight matrices and recompute only the rest: faster, more
-    memory."""
+    """With remat, store the outputs of products with weights and recompute only the rest: faster, more memory."""
 
     eval_prompts: str | None = None
     """Held-out prompts, given like `prompts`; by default from the same source (another seed, or a held-out split)."""
@@ -248,8 +242,7 @@ class TrainConfig:
     eval_every: int = 0
     """Steps between evaluations; 0 evaluates only before and after training."""
     eval_reward: str | None = None
-    """Name of the reward that marks an answer as correct (at 1); by default environment, where it is one of them, else
-    the first."""
+    """Name of the reward that marks an answer as correct (at 1); by default environment if there, else the first."""
 
     checkpoint_every: int = 50
     """Steps between checkpoints; 0 saves only at the end."""
@@ -284,9 +277,8 @@ class TrainConfig:
     @property
     def format(self) -> PromptFormat:
         """How prompts become token ids: the settings of the same names."""
-        return PromptFormat(
-            self.prompt_format, json.loads(self.template_options), self.earlier_thoughts, self.date or None
-        )
+        options = json.loads(self.template_options)
+        return PromptFormat(self.prompt_format, options, self.earlier_thoughts, self.date or None)
 
     @property
     def sampling(self) -> SamplingConfig:
@@ -298,14 +290,6 @@ class TrainConfig:
         cache = {"dtype": usual, "float8": "float8_e4m3fn"}.get(self.cache_dtype, self.cache_dtype)
         weights = None if self.weight_dtype == "dtype" else self.weight_dtype
         return SamplingConfig(**own | {"cache_dtype": cache, "weight_dtype": weights})
-
-    @property
-    def balance(self) -> RouterBalance | None:
-        """How the experts of a mixture are kept busy; None where they are not."""
-        from jaxrl_llm.learner.router_balance import RouterBalance  # here: the rest of the module needs no JAX
-
-        found = RouterBalance(self.router_aux_coefficient, self.router_bias_speed)
-        return found if any(found) else None
 
     @property
     def adapts(self) -> str:
