@@ -164,10 +164,15 @@ def _scanned(
 def _over(
     config: ModelConfig, block: Block, layers: Params, memory: Any, inputs: jax.Array | None, experts: jax.Array | None
 ) -> Any:
-    """What each turn of a block's scan gets, with an axis of turns: weights by kind, numbers of layers, the rest."""
+    """What each turn of a block's scan gets, with an axis of turns: weights by kind, numbers of layers, the rest.
+
+    Where a turn gets several there is an axis of these too; else there is none, since XLA copies weights that only
+    change their shape on the way into a loop.
+    """
 
     def of_turns(x: jax.Array, start: int, each: int) -> jax.Array:
-        return x[start : start + each * block.repeats].reshape(block.repeats, each, *x.shape[1:])
+        x = x[start : start + each * block.repeats]
+        return x if each == 1 else x.reshape(block.repeats, each, *x.shape[1:])
 
     weights = {}
     for kind in dict.fromkeys(block.pattern):
@@ -189,33 +194,37 @@ def _pattern(
     (x, latest), (weights, numbers, (inputs, experts), memory) = carry, over
     latest, left, used, attended = dict(latest), [], dict[int, int](), {own.keys_of for own in config.each_kind}
     for position, kind in enumerate(block.pattern):
-        own, place = config.each_kind[kind], used.get(kind, 0)
+        of_kind, place = config.each_kind[kind], used.get(kind, 0)
         used[kind] = place + 1
-        own_memory, marks, own_inputs = jax.tree.map(lambda y, i=position: y[i], (memory, experts, inputs))
-        window, rope = _window_and_rope(config, block, position, numbers)
-        given = Given(own_memory, marks, own_inputs, latest.get(own.keys_of))
-        run = wrap(partial(_run_layer_at, place=place, config=own, settings=settings))
+        own = (numbers, memory, experts, inputs)
+        if len(block.pattern) > 1:
+            own = jax.tree.map(lambda y, i=position: y[i], own)
+        number, own_memory, marks, own_inputs = own
+        window, rope = _window_and_rope(config, block, position, number)
+        given = Given(own_memory, marks, own_inputs, latest.get(of_kind.keys_of))
+        alone = block.pattern.count(kind) == 1
+        run = wrap(partial(_run_layer_at, place=None if alone else place, config=of_kind, settings=settings))
         x, found = run(x, weights[kind], window, rope, rotations[kind], given)
         name = config.kinds[kind].name if config.kinds else ""
         if name and name in attended:
             latest[name] = found.keys
-        left.append((None if own.keys_of else found.memory, found.routing))
+        left.append((None if of_kind.keys_of else found.memory, found.routing))
     return (x, latest), left
 
 
 def _run_layer_at(
-    x: jax.Array, of_kind: Params, window: Any, rope: Any, rotations: Rotations, given: Given, place: int,
-    config: ModelConfig, settings: Settings,
+    x: jax.Array, of_kind: Params, window: Any, rope: Any, rotations: Rotations, given: Given,
+    place: int | None, config: ModelConfig, settings: Settings,
 ) -> Any:  # fmt: skip
-    """`run_layer` of one of several layers of a kind, which lie one after another.
+    """`run_layer` of one of several layers of a kind, which lie one after another; place None: of one that is alone.
 
     It is taken where it is recomputed: the backward pass then keeps no copy of the layers' weights beside them.
     """
-    layer = jax.tree.map(lambda y: y[place], of_kind)
+    layer = of_kind if place is None else jax.tree.map(lambda y: y[place], of_kind)
     return run_layer(x, layer, window, rope, rotations, given, config, settings)
 
 
-def _window_and_rope(config: ModelConfig, block: Block, position: int, numbers: jax.Array) -> tuple[Any, Any]:
+def _window_and_rope(config: ModelConfig, block: Block, position: int, number: jax.Array) -> tuple[Any, Any]:
     """The window and the rotation of the layers at a position of a block: a number where layers are of several kinds
     and all have the same, else as data."""
     ropes, of_position = ropes_of_kind(config, block.pattern[position]), block.layers[position :: len(block.pattern)]
@@ -223,7 +232,7 @@ def _window_and_rope(config: ModelConfig, block: Block, position: int, numbers: 
     turns = tuple(ropes.index(config.rope_of_layer[number]) for number in of_position)
     if config.kinds and len(set(windows)) == len(set(turns)) == 1:
         return windows[0], turns[0]
-    turn = (numbers[position] - block.start) // len(block.pattern)
+    turn = (number - block.start) // len(block.pattern)
     return jnp.asarray(windows, jnp.int32)[turn], jnp.asarray(turns, jnp.int32)[turn]
 
 
