@@ -235,6 +235,13 @@ def vectors() -> Callable[[str], Vectors]:
     return load_vectors
 
 
+@pytest.fixture(scope="module")
+def quickly() -> Iterator[None]:
+    """The programs of tiny models run once: not worth optimising."""
+    with quick_compiles():
+        yield
+
+
 @pytest.fixture(scope="session")
 def rollouts() -> Callable[[str, str], Trajectories]:
     """`rollouts(family, mode)`: four sampled rows of 24 tokens."""

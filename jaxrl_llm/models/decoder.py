@@ -194,21 +194,21 @@ def _pattern(
     (x, latest), (weights, numbers, (inputs, experts), memory) = carry, over
     latest, left, used, attended = dict(latest), [], dict[int, int](), {own.keys_of for own in config.each_kind}
     for position, kind in enumerate(block.pattern):
-        of_kind, place = config.each_kind[kind], used.get(kind, 0)
+        own, place = config.each_kind[kind], used.get(kind, 0)
         used[kind] = place + 1
-        own = (numbers, memory, experts, inputs)
+        each = (numbers, memory, experts, inputs)
         if len(block.pattern) > 1:
-            own = jax.tree.map(lambda y, i=position: y[i], own)
-        number, own_memory, marks, own_inputs = own
+            each = jax.tree.map(lambda y, i=position: y[i], each)
+        number, own_memory, marks, own_inputs = each
         window, rope = _window_and_rope(config, block, position, number)
-        given = Given(own_memory, marks, own_inputs, latest.get(of_kind.keys_of))
+        given = Given(own_memory, marks, own_inputs, latest.get(own.keys_of))
         alone = block.pattern.count(kind) == 1
-        run = wrap(partial(_run_layer_at, place=None if alone else place, config=of_kind, settings=settings))
+        run = wrap(partial(_run_layer_at, place=None if alone else place, config=own, settings=settings))
         x, found = run(x, weights[kind], window, rope, rotations[kind], given)
         name = config.kinds[kind].name if config.kinds else ""
         if name and name in attended:
             latest[name] = found.keys
-        left.append((None if of_kind.keys_of else found.memory, found.routing))
+        left.append((None if own.keys_of else found.memory, found.routing))
     return (x, latest), left
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import quick_compiles
 
 from jaxrl_llm import algorithms, sample
 from jaxrl_llm.core.trajectory import Trajectories
@@ -38,13 +36,6 @@ SIGMOID = dataclasses.replace(
 nothing = Objective(lambda outputs, batch: (jnp.float32(0), {}))
 pytestmark = pytest.mark.usefixtures("quickly")
 gradient_of = jax.jit(gradient, static_argnums=(0, 1), static_argnames=("balance",))
-
-
-@pytest.fixture(scope="module")
-def quickly() -> Iterator[None]:
-    """The programs of tiny models run once: not worth optimising."""
-    with quick_compiles():
-        yield
 
 
 def draw(seed: int, *shape: int) -> np.ndarray:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import quick_compiles
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
@@ -26,13 +25,6 @@ TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 256, (2, 9)), jnp.int3
 KEY = jax.random.key(5)
 pytestmark = pytest.mark.usefixtures("quickly")
 USUAL = ("query", "key", "value", "out", "gate", "up", "down")  # of a dense model
-
-
-@pytest.fixture(scope="module")
-def quickly() -> Iterator[None]:
-    """The programs of tiny models run once: not worth optimising."""
-    with quick_compiles():
-        yield
 
 
 def trained(model: Any, targets: tuple[str, ...] = (), dtype: Any = jnp.float32) -> tuple[Any, Any]:

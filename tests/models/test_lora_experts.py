@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import quick_compiles
 from safetensors.numpy import load_file
 
 from jaxrl_llm import load_policy, sample
@@ -30,13 +28,6 @@ TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 200, (2, 9)), jnp.int3
 OUTER = "base_model.model."
 ENDS, EXPERTS = ("embed", "unembed"), ("gate", "up", "down")
 pytestmark = pytest.mark.usefixtures("quickly")
-
-
-@pytest.fixture(scope="module")
-def quickly() -> Iterator[None]:
-    """The programs of tiny models run once: not worth optimising."""
-    with quick_compiles():
-        yield
 
 
 def draw(seed: int, *shape: int) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -11,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import quick_compiles
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxrl_llm import algorithms, load_policy, sample
@@ -41,13 +39,6 @@ PUBLISHED = (
 )  # fmt: skip
 KEY, RANK = jax.random.key(3), 3
 KINDS = ("nf4", "int8", "float8")
-
-
-@pytest.fixture(scope="module")
-def quickly() -> Iterator[None]:
-    """The programs of tiny models run once: not worth optimising."""
-    with quick_compiles():
-        yield
 
 
 def draw(seed: int, *shape: int) -> np.ndarray:

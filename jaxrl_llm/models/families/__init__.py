@@ -13,7 +13,7 @@ from jaxrl_llm.models.config_checks import check_settings, check_together
 from jaxrl_llm.models.families import deepseek_v3, gemma, gemma4, glm4, gpt_oss, lfm2, llama, olmo3, qwen, qwen3_5
 from jaxrl_llm.models.families.family import FULL, SLIDING, Family, Tensor
 from jaxrl_llm.models.families.quantisation import quantisation_of
-from jaxrl_llm.models.families.unread import NEUTRAL, Looked
+from jaxrl_llm.models.families.unread import NEUTRAL, RecordingSettings
 from jaxrl_llm.models.kinds import given, shown
 from jaxrl_llm.models.rope import rope_to_hf, ropes_of
 from jaxrl_llm.utils.errors import InputError
@@ -105,7 +105,7 @@ def from_hf(raw: dict[str, Any], where: str = "the model's config.json") -> Mode
 
 def unread_settings(raw: dict[str, Any], where: str = "the model's config.json") -> tuple[str, ...]:
     """The settings that `from_hf` does not look at although they have a value, but for those that change no logits."""
-    looked = Looked(language_model(raw))
+    looked = RecordingSettings(language_model(raw))
     family = FAMILIES[from_hf(looked, where).family]
     return looked.unread(NEUTRAL.union(family.settings, family.defaults))
 

@@ -20,7 +20,7 @@ NEUTRAL = frozenset((
 ))  # fmt: skip
 
 
-class Looked(dict[str, Any]):
+class RecordingSettings(dict[str, Any]):
     """Settings that remember which of them were looked at, also through copies with others added (`|`)."""
 
     def __init__(self, settings: Mapping[str, Any], seen: set[str] | None = None) -> None:
@@ -40,8 +40,8 @@ class Looked(dict[str, Any]):
         self.seen.add(str(name))
         return super().__contains__(name)
 
-    def __or__(self, other: Any) -> Looked:  # type: ignore[override]
-        return Looked(dict(self) | other, self.seen)
+    def __or__(self, other: Any) -> RecordingSettings:  # type: ignore[override]
+        return RecordingSettings(dict(self) | other, self.seen)
 
     def unread(self, known: frozenset[str]) -> tuple[str, ...]:
         """The settings that have a value, were not looked at, and are not known, in order."""
