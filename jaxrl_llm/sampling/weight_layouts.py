@@ -15,6 +15,7 @@ from jaxrl_llm.distributed import named_shardings, parameter_specs
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.recurrent import State
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, AnyMesh, row_axes
+from jaxrl_llm.models.parameters.table import TABLE
 from jaxrl_llm.models.placement import split_spec
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import cast, is_rounded, kind_of, quantised_layer, quantised_specs
@@ -24,7 +25,9 @@ from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache
 from jaxrl_llm.sampling.speculative.verify import Tail
 
 LANE = 128  # lanes of a TPU's tile; devices split the vocabulary at multiples of it
-TO_HEADS = ("query", "key", "value")  # [D, heads, h]
+TO_HEADS = frozenset(  # projections [D, heads, h]
+    weight.name for weight in TABLE if len(weight.axes) == 4 and weight.axes[1] == "hidden"
+)
 
 
 class LoopOptions(NamedTuple):
@@ -73,7 +76,7 @@ def with_inputs_last(places: dict[str, Any]) -> dict[str, Any]:
             return place._replace(**{place._fields[0]: lay(place[0])})
         return Format(Layout(major_to_minor=(1, 2, 0)), place)
 
-    return places | {name: lay(places[name]) for name in TO_HEADS}
+    return places | {name: lay(place) for name, place in places.items() if name in TO_HEADS}
 
 
 class Converter(NamedTuple):

@@ -151,6 +151,20 @@ def test_on_tpus_projections_to_heads_lie_with_their_inputs_last(
     np.testing.assert_allclose(hidden, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("family", KINDS)
+def test_so_do_those_of_layers_of_all_kinds(family: str, vectors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that carry states have projections of their own, and others lack some."""
+    monkeypatch.setattr(
+        "jaxrl_llm.sampling.weight_layouts.options_for", lambda *given: LoopOptions(inputs_last=True)
+    )
+    model, mesh = vectors(family), make_mesh(1, 1, jax.devices()[:1])
+    layers = abstract_weights(model.policy, model.params, mesh)["layers"]
+    for layer in layers:
+        for name, x in layer.items():
+            assert (x.format.layout is not None) == (name in TO_HEADS)
+    assert {"value", "delta_value", "delta_gate"} & TO_HEADS == {"value", "delta_value", "delta_gate"}
+
+
 def test_only_meshes_of_tpus_have_this_layout() -> None:
     tpu, mesh = SimpleNamespace(platform="tpu"), AbstractMesh((2, 2), ("data", "tensor"))
     options: Any = options_for

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_kernels.delta_rule import blocked, pallas_kernel
-from jaxrl_kernels.delta_rule.chunk import DeltaChunks, Shares
+from jaxrl_kernels.delta_rule.blocked import DeltaChunks
+from jaxrl_kernels.delta_rule.chunk import Shares
 from jaxrl_kernels.implementations import by_platform, check_implementation
 from jaxrl_kernels.partition import AnyMesh, Axis, check_apart, dividing, first_dividing, mesh_of, vary_together
 
@@ -25,12 +25,13 @@ def delta_rule(
     starts: Array,
     shares: Shares | None = None,
     *,
+    branches: int | None = None,
     implementation: str | None = None,
     mesh: AnyMesh | None = None,
     row_axis: Axis = ("data", "fsdp", "expert"),
     head_axis: Axis = ("tensor", "sequence"),
 ) -> tuple[Array, Array]:
-    """Outputs [R, n, H, C, v] of tokens in chunks, and the states [R, n, H, k, v] after each chunk; differentiable.
+    """Outputs [R, n, C, H, v] of tokens in chunks, and the states [R, H, k, v] after the last chunk; differentiable.
 
     A head's state S [k, v] goes from token to token. With key k_t, value v_t, decay a_t = exp(g_t), rate b_t,
 
@@ -40,24 +41,27 @@ def delta_rule(
     chunk and computes all else of a chunk again, so that what is between stays near the processor.
 
     Args:
-      x: n chunks of C tokens of each of R rows, [R, n, H, C, k], [R, n, H, C, v] and [R, n, H, 1, C], floating; g and
-        beta float32 (or float64), as states are. k of length at most 1 and g at most 0.
+      x: n chunks of C tokens of each of R rows, q and k [R, n, C, K, k], v [R, n, C, H, v], floating, and g and beta
+        [R, n, C, H], float32 (or float64), as states are. k of length at most 1 and g at most 0. Heads of values share
+        those of keys: H is a multiple of K.
       entry: int32[R, n], what each chunk begins with: the state after an earlier chunk of the row (its number), one of
         the row's starts (n + its number), or zeros (-1). Paths that branch share the chunks before.
       starts: [R, s, H, k, v], in the dtype of g; s may be 0.
       shares: where chunks hold tokens of several paths, which are of one. None: all of a chunk are.
-      implementation: "pallas" (TPU), "xla" or None, see `implementations`. A row of more chunks than a TPU can keep the
-        states of takes "xla".
+      branches: how many chunks of a row, at most, begin with the state after another chunk than the one before them
+        (static); None: any number. The kernel keeps as many states on the chip.
+      implementation: "pallas" (TPU), "xla" or None, see `implementations`. None takes "xla" on TPUs where these states
+        are too many, or sizes of keys or values no multiples of the chip's lanes.
       mesh, row_axis, head_axis: as for `packed_attention`. A row's tokens are on one device, with some of its heads:
         where they are sharded over "sequence", they change places with heads on the way in and out.
 
     Raises:
       ValueError: shapes or dtypes do not match, or the implementation is unknown.
 
-    >>> one = jnp.ones((1, 1, 1, 2, 1))  # two tokens with q = k = v = 1
-    >>> x = DeltaChunks(one, one, one, jnp.zeros((1, 1, 1, 1, 2)), jnp.full((1, 1, 1, 1, 2), 0.5))
-    >>> out, after = delta_rule(x, jnp.array([[-1]]), jnp.zeros((1, 0, 1, 1, 1)))
-    >>> print(out.ravel(), after.ravel())  # half of the way to 1, twice
+    >>> one = jnp.ones((1, 1, 2, 1, 1))  # two tokens with q = k = v = 1
+    >>> x = DeltaChunks(one, one, one, jnp.zeros((1, 1, 2, 1)), jnp.full((1, 1, 2, 1), 0.5))
+    >>> out, last = delta_rule(x, jnp.array([[-1]]), jnp.zeros((1, 0, 1, 1, 1)))
+    >>> print(out.ravel(), last.ravel())  # half of the way to 1, twice
     [0.5  0.75] [0.75]
     """
     check_implementation(implementation)
@@ -68,46 +72,54 @@ def delta_rule(
     places = jnp.where(entry < 0, n + starts.shape[1] - 1, entry).astype(jnp.int32)
     mesh = mesh_of(mesh, x, places, starts)
     if mesh is None:
-        return _chunked(implementation, x, places, starts, shares)
-    rows, heads = dividing(mesh, row_axis, R), first_dividing(mesh, head_axis, x.q.shape[2])
+        return _chunked(implementation, branches, x, places, starts, shares)
+    rows, heads = dividing(mesh, row_axis, R), first_dividing(mesh, head_axis, x.q.shape[3])
 
     def run(*arrays: Any) -> tuple[Array, Array]:
-        return _chunked(implementation, *vary_together(*arrays))
+        return _chunked(implementation, branches, *vary_together(*arrays))
 
-    by_both, by_rows = jax.P(rows, None, heads), jax.P(rows)
+    tokens, states, by_rows = jax.P(rows, None, None, heads), jax.P(rows, None, heads), jax.P(rows)
     specs = (
-        jax.tree.map(lambda _: by_both, x), by_rows, by_both, jax.tree.map(lambda _: by_rows, shares),
+        jax.tree.map(lambda _: tokens, x), by_rows, states, jax.tree.map(lambda _: by_rows, shares),
     )  # fmt: skip
     return jax.shard_map(
-        run, mesh=mesh, in_specs=specs, out_specs=(by_both, by_both),
+        run, mesh=mesh, in_specs=specs, out_specs=(tokens, jax.P(rows, heads)),
         check_vma=implementation != "pallas",  # interpret mode does not track varying axes
     )(x, places, starts, shares)  # fmt: skip
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _chunked(
-    implementation: str | None, x: DeltaChunks, places: Array, starts: Array, shares: Shares | None
-) -> tuple[Array, Array]:
-    return _forward(implementation, x, places, starts, shares)[0]
+    implementation: str | None, branches: int | None, x: DeltaChunks, places: Array, starts: Array,
+    shares: Shares | None,
+) -> tuple[Array, Array]:  # fmt: skip
+    kernel = partial(pallas_kernel.forward, states=False)
+    given = (x, shares), places, starts
+    return _by_platform(implementation, branches, lambda *given: blocked.forward(*given)[:2], kernel, given)
 
 
-def _by_platform(implementation: str | None, xla: Any, pallas: Any, given: Sequence[Any]) -> Any:
-    of = pallas_kernel.sizes_of(given[0], given[2])
-    return by_platform(xla, partial(pallas, of=of), "xla" if of is None else implementation, *given)
+def _by_platform(implementation: str | None, branches: int | None, xla: Any, pallas: Any, given: Any) -> Any:
+    of = pallas_kernel.sizes_of(given[0], given[2], branches)
+    if of is None or (implementation is None and not of.aligned):
+        implementation = "xla"
+    return by_platform(xla, partial(pallas, of=of), implementation, *given)
 
 
 def _forward(
-    implementation: str | None, x: DeltaChunks, places: Array, starts: Array, shares: Shares | None
-) -> tuple[tuple[Array, Array], Any]:
+    implementation: str | None, branches: int | None, x: DeltaChunks, places: Array, starts: Array,
+    shares: Shares | None,
+) -> tuple[tuple[Array, Array], Any]:  # fmt: skip
     given = (x, shares), places, starts
-    found = _by_platform(implementation, blocked.forward, pallas_kernel.forward, given)
-    return found, (x, places, starts, shares, found[1])
+    out, last, after = _by_platform(implementation, branches, blocked.forward, pallas_kernel.forward, given)
+    return (out, last), (x, places, starts, shares, after)
 
 
-def _backward(implementation: str | None, residuals: Any, cotangents: tuple[Array, Array]) -> tuple[Any, ...]:
+def _backward(
+    implementation: str | None, branches: int | None, residuals: Any, cotangents: tuple[Array, Array]
+) -> tuple[Any, ...]:
     x, places, starts, shares, after = residuals
     given = (x, shares), places, starts, after, *cotangents
-    d_x, d_starts = _by_platform(implementation, blocked.backward, pallas_kernel.backward, given)
+    d_x, d_starts = _by_platform(implementation, branches, blocked.backward, pallas_kernel.backward, given)
     return d_x, np.zeros(places.shape, jax.dtypes.float0), d_starts, jax.tree.map(jnp.zeros_like, shares)
 
 
@@ -117,10 +129,12 @@ _chunked.defvjp(_forward, _backward)
 def _check(x: DeltaChunks, entry: Array, starts: Array) -> None:
     """Raise a ValueError that names the argument, what was found and what is expected."""
     if x.q.ndim != 5 or not jnp.issubdtype(x.q.dtype, jnp.floating):
-        raise ValueError(f"q must be floating [R, n, H, C, k], found {x.q.dtype}{list(x.q.shape)}")
-    R, n, H, C, k = x.q.shape
-    v = x.v.shape[-1]
-    shapes = {"k": (R, n, H, C, k), "v": (R, n, H, C, v), "g": (R, n, H, 1, C), "beta": (R, n, H, 1, C)}
+        raise ValueError(f"q must be floating [R, n, C, K, k], found {x.q.dtype}{list(x.q.shape)}")
+    R, n, C, K, k = x.q.shape
+    H, v = x.v.shape[-2:]
+    if H % K:
+        raise ValueError(f"v must have a multiple of {K} heads, found {x.v.dtype}{list(x.v.shape)}")
+    shapes = {"k": x.q.shape, "v": (R, n, C, H, v), "g": (R, n, C, H), "beta": (R, n, C, H)}
     for name, shape in shapes.items():
         found, dtype = getattr(x, name), x.q.dtype if name in ("k", "v") else starts.dtype
         if found.shape != shape or found.dtype != dtype:

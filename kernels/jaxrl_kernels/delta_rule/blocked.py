@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.delta_rule.chunk import DeltaChunks, Shares, step
+from jaxrl_kernels.delta_rule.chunk import Chunk, Shares, solved_by_substitution, step
 from jaxrl_kernels.partition import zeros
 
 Array = jax.Array
+
+
+class DeltaChunks(NamedTuple):
+    """What n chunks of C tokens of each of R rows bring, of H heads of values and K of keys (see `chunk.Chunk`).
+
+    q, k and v in any dtype, g and beta in that of states; a token that changes nothing has g = 0 and beta = 0.
+    """
+
+    q: Array  # [R, n, C, K, k], scaled
+    k: Array  # [R, n, C, K, k], of length at most 1
+    v: Array  # [R, n, C, H, v]
+    g: Array  # [R, n, C, H], at most 0
+    beta: Array  # [R, n, C, H]
+
+
 Given = tuple[DeltaChunks, Shares | None]
 
 
-def forward(given: Given, places: Array, starts: Array) -> tuple[Array, Array]:
-    """Outputs [R, n, H, C, v] and the states [R, n, H, k, v] after each chunk.
+def forward(given: Given, places: Array, starts: Array) -> tuple[Array, Array, Array]:
+    """Outputs [R, n, C, H, v], the states [R, H, k, v] after the last chunk, and those after each, [R, n, H, k, v].
 
     places: int32[R, n], where among the states after chunks and `starts` [R, s, H, k, v] each chunk finds its own.
     """
@@ -24,32 +39,43 @@ def forward(given: Given, places: Array, starts: Array) -> tuple[Array, Array]:
 
     def one(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         out, known = carry
-        x, shares = _of_chunk(given, number)
-        found, after = step(x, _take(known, places[:, number]), shares)
+        found, after = _step(*_of_chunk(given, number), _take(known, places[:, number]))
         return out.at[:, number].set(found), known.at[:, number].set(after)
 
     out, known = jax.lax.fori_loop(0, n, one, (_like(v), known))
-    return out, known[:, :n]
+    return out, known[:, n - 1], known[:, :n]
 
 
 def backward(
-    given: Given, places: Array, starts: Array, after: Array, d_out: Array, d_after: Array
+    given: Given, places: Array, starts: Array, after: Array, d_out: Array, d_last: Array
 ) -> tuple[DeltaChunks, Array]:
     """The cotangents of the inputs and of `starts`."""
     n, rows = places.shape[1], jnp.arange(len(places))
-    known, d_known = _after(after, starts), _after(d_after, _like(starts))
+    known = _after(after, starts)
+    d_known = _after(_like(after), _like(starts)).at[:, n - 1].set(d_last)
 
     def one(back: Array, carry: tuple[DeltaChunks, Array]) -> tuple[DeltaChunks, Array]:
         d_x, d_known = carry
         number = n - 1 - back
         (x, shares), place = _of_chunk(given, number), places[:, number]
-        pull = jax.vjp(lambda x, state: step(x, state, shares), x, _take(known, place))[1]
+        pull = jax.vjp(lambda x, state: _step(x, shares, state), x, _take(known, place))[1]
         d_own, d_state = pull((d_out[:, number], d_known[:, number]))
         d_x = jax.tree.map(lambda all_, own: all_.at[:, number].set(own), d_x, d_own)
         return d_x, d_known.at[rows, place].add(d_state)
 
     d_x, d_known = jax.lax.fori_loop(0, n, one, (jax.tree.map(_like, given[0]), d_known))
     return d_x, d_known[:, n:]
+
+
+def heads_first(x: DeltaChunks) -> Chunk:
+    """Chunks [..., C, heads, m] as `chunk.step` takes them."""
+    tokens = (jnp.swapaxes(each, -2, -3) for each in (x.q, x.k, x.v))
+    return Chunk(*tokens, *(jnp.swapaxes(each, -1, -2)[..., None, :] for each in (x.g, x.beta)))
+
+
+def _step(x: DeltaChunks, shares: Shares | None, state: Array) -> tuple[Array, Array]:
+    out, after = step(heads_first(x), state, shares, solved_by_substitution)
+    return jnp.swapaxes(out, -2, -3), after
 
 
 def _like(x: Array) -> Array:

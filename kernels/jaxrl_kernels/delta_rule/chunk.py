@@ -2,7 +2,7 @@
 
 With G_t the sum of g up to token t, S the state before, and everything of one head,
 
-    (I + A) D = b v - b exp(G) k S,  A_ts = b_t exp(G_t - G_s) k_t . k_s for s < t,
+    (I + A) D = b (v - exp(G) k S),  A_ts = b_t exp(G_t - G_s) k_t . k_s for s < t,
     o_t = exp(G_t) q_t S + sum_{s <= t} exp(G_t - G_s) (q_t . k_s) D_s,
     S'  = exp(G_C) S + sum_s exp(G_C - G_s) k_s D_s^T
 
@@ -12,6 +12,7 @@ kernel compute.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,14 +22,14 @@ Array = jax.Array
 EXACT = jax.lax.Precision.HIGHEST  # of sums of logarithms and of inverses, which TPUs would round to bfloat16
 
 
-class DeltaChunks(NamedTuple):
-    """What C tokens of a chunk bring, of each of H heads; a token that changes nothing has g = 0 and beta = 0.
+class Chunk(NamedTuple):
+    """What C tokens of a chunk bring, heads first: H of values, which share K of keys and queries in equal numbers.
 
-    q, k and v in any dtype, g and beta in that of states.
+    A token that changes nothing has g = 0 and beta = 0. q, k and v in any dtype, g and beta in that of states.
     """
 
-    q: Array  # [..., H, C, k], scaled
-    k: Array  # [..., H, C, k], of length 1
+    q: Array  # [..., K, C, k], scaled
+    k: Array  # [..., K, C, k], of length 1
     v: Array  # [..., H, C, v]
     g: Array  # [..., H, 1, C], at most 0
     beta: Array  # [..., H, 1, C]
@@ -43,14 +44,26 @@ class Shares(NamedTuple):
     through: Array  # [..., 1, 1, 1], whether the path that the chunk begins with does
 
 
-def step(x: DeltaChunks, state: Array, shares: Shares | None = None) -> tuple[Array, Array]:
+@jax.custom_vjp
+def solved(a: Array, right: Array) -> Array:
+    """X [..., C, m] with (1 + A) X = right, for matrices A [..., C, C] that are 0 on and above the diagonal.
+
+    In products of matrices alone, by the inverse.
+    """
+    return _product(inverse_of_one_plus(a), right, EXACT)
+
+
+def step(
+    x: Chunk, state: Array, shares: Shares | None = None, solve: Callable[[Array, Array], Array] = solved
+) -> tuple[Array, Array]:
     """Outputs [..., H, C, v] of a chunk's tokens, and the states [..., H, k, v] after them.
 
-    state: [..., H, k, v], before. shares: None where all tokens are of one path, that of the state.
+    state: [..., H, k, v], before. shares: None where all tokens are of one path, that of the state. solve: see
+    `solved`.
     """
     g, beta = x.g, x.beta
     q, k, v = (each.astype(state.dtype) for each in (x.q, x.k, x.v))
-    C = q.shape[-2]
+    C, of_each = q.shape[-2], v.shape[-3] // q.shape[-3]
     row, column = (jax.lax.broadcasted_iota(jnp.int32, (C, C), axis) for axis in (0, 1))
     eye, earlier, pairs = row == column, column < row, column <= row
     # Sums of g up to each token, both ways: down a column and along a row.
@@ -66,11 +79,20 @@ def step(x: DeltaChunks, state: Array, shares: Shares | None = None) -> tuple[Ar
         left, decay = left * _upright(shares.to_end, eye), decay * shares.through
     between = jnp.where(of_one, between, 0)
     rate = _upright(beta, eye)  # [..., H, C, 1]
-    scaled = rate * k
-    system = jnp.where(earlier, _inner(scaled, k) * between, 0)
-    change = solved(system, rate * v - _product(scaled * grown, state))
-    out = _product(q * grown, state) + _product(_inner(q, k) * between, change)
-    return out.astype(x.v.dtype), decay * state + _outer(k * left, change)
+    of_keys, of_queries = _for_values(_inner(k, k), of_each), _for_values(_inner(q, k), of_each)
+    q, k = _for_values(q, of_each), _for_values(k, of_each)
+    system = jnp.where(earlier, rate * of_keys * between, 0)
+    change = solve(system, rate * (v - grown * _product(k, state)))
+    out = grown * _product(q, state) + _product(of_queries * between, change)
+    return out.astype(x.v.dtype), decay * state + _outer(k, left * change)
+
+
+def _for_values(x: Array, count: int) -> Array:
+    """What heads of keys have [..., K, C, m], for each of the heads of values that share them [..., H, C, m]."""
+    if count == 1:
+        return x
+    *lead, K, C, m = x.shape
+    return jnp.broadcast_to(x[..., None, :, :], (*lead, K, count, C, m)).reshape(*lead, K * count, C, m)
 
 
 def _upright(x: Array, eye: Array) -> Array:
@@ -103,12 +125,6 @@ def _outer(a: Array, b: Array, precision: jax.lax.Precision | None = None) -> Ar
     return jax.lax.dot_general(a, b, _dims(a, 0, 0), precision=precision, preferred_element_type=a.dtype)
 
 
-@jax.custom_vjp
-def solved(a: Array, right: Array) -> Array:
-    """X [..., C, m] with (1 + A) X = right, for matrices A [..., C, C] that are 0 on and above the diagonal."""
-    return _product(inverse_of_one_plus(a), right, EXACT)
-
-
 def _solved_forward(a: Array, right: Array) -> tuple[Array, tuple[Array, Array]]:
     inverse = inverse_of_one_plus(a)
     x = _product(inverse, right, EXACT)
@@ -138,3 +154,8 @@ def inverse_of_one_plus(a: Array) -> Array:
         below = (block & 1 == 1) & (other == block - 1)
         found = found - _product(found, _product(jnp.where(below, a, 0), found, EXACT), EXACT)
     return found
+
+
+def solved_by_substitution(a: Array, right: Array) -> Array:
+    """`solved` by XLA's own triangular solver, of which there is one operation to compile."""
+    return jax.lax.linalg.triangular_solve(a, right, left_side=True, lower=True, unit_diagonal=True)
