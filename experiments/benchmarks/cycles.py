@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "kernels"), str(Path(sys.prefix) / "aot")]
 from jaxrl_llm.distributed.chips import GIB, topology_of  # noqa: E402
 from jaxrl_llm.learner.optimizer import OptimizerConfig  # noqa: E402
 from jaxrl_llm.models.config import ModelConfig  # noqa: E402
-from jaxrl_llm.models.layers.paths import CHUNK  # noqa: E402
+from jaxrl_llm.models.layers.delta import CHUNK  # noqa: E402
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards  # noqa: E402
 from jaxrl_llm.models.parameters import parameter_shapes  # noqa: E402
 from jaxrl_llm.plan.plan import learning_programs, sampling_programs, slices_of  # noqa: E402

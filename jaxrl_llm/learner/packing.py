@@ -6,7 +6,7 @@ each into the first row that has room. Sizes are of a short list, so that few pr
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -21,9 +21,12 @@ from jaxrl_llm.learner.prefix_trie import (
     PrefixTrie,
     TokenRows,
     number_tokens,
+    places,
     prefix_tries,
+    rounded_up,
     subtrees,
 )
+from jaxrl_llm.models.layers.delta import CHUNK
 from jaxrl_llm.models.layers.paths import runs_of
 from jaxrl_llm.models.packing import PackedRows, Packing
 
@@ -66,7 +69,7 @@ def fewest_places(
     """
     found = []
     for times in widths:
-        width = _rounded_up(bucket(times * longest, least=16, per_octave=2), multiple)
+        width = rounded_up(bucket(times * longest, least=16, per_octave=2), multiple)
         needed = max(len(first_fit(sizes, width, keys)[2]) for sizes, keys in pieces(width))
         coarse = 8 < needed <= COARSE // width
         count = max(bucket(needed, per_octave=2) if coarse else bucket(needed, 1), min(SMALL // width, rows))
@@ -75,30 +78,29 @@ def fewest_places(
     return min(found)[1:]
 
 
-def size_of_prefixes(split: Sequence[Sequence[PrefixTrie]], groups: int, multiple: int = 1) -> tuple[int, int]:
-    """Length and number of the rows for prefixes. multiple: of which the length must be one."""
-    prefixes = [[trie.prefix for trie in part] for part in split]
+def size_of_prefixes(
+    split: Sequence[Sequence[PrefixTrie]], groups: int, multiple: int = 1, chunk: int = 1
+) -> tuple[int, int]:
+    """Length and number of the rows for prefixes. multiple: of which the length must be one; chunk: see `pack`."""
+    prefixes = [[rounded_up(trie.prefix, chunk) for trie in part] for part in split]
     longest = max((prefix for part in prefixes for prefix in part), default=1)
     after = max(int(sum(trie.lengths.sum() for trie in part)) for part in split)
     # A row for each prompt, unless that wastes much: the fewer sizes there are, the fewer programs are compiled.
-    width, count = _rounded_up(bucket(longest, least=16), multiple), max(groups, *map(len, prefixes))
+    width, count = rounded_up(bucket(longest, least=16), multiple), max(groups, *map(len, prefixes))
     if count * width - max(map(sum, prefixes)) > (count * width + after) / 8:
         alike = lambda _: [(part, [0] * len(part)) for part in prefixes]  # noqa: E731
         return fewest_places(longest, alike, (1, 2, 4), groups, multiple)
     return width, count
 
 
-def _sizes(part: Sequence[PrefixTrie], prefix_width: int, width: int) -> Pieces:
-    """How many places each subtree of a slice takes, and its row of prefixes: one more than its tokens for each member.
-
-    So there are as many places as actions, and the one number goes with the other.
-    """
-    rows, _, _ = first_fit([trie.prefix for trie in part], prefix_width)
+def _sizes(part: Sequence[PrefixTrie], prefix_width: int, width: int, chunk: int) -> Pieces:
+    """How many places each subtree of a slice takes, and its row of prefixes."""
+    rows, _, _ = first_fit([rounded_up(trie.prefix, chunk) for trie in part], prefix_width)
     found = [
-        (int(trie.lengths[low:high].sum() - trie.shared[low + 1 : high].sum()) + high - low, int(row))
+        (places(trie, low, high, chunk), int(row))
         for trie, row in zip(part, rows, strict=True)
         if trie.lengths.any()
-        for low, high in subtrees(trie, width)
+        for low, high in subtrees(trie, width, chunk)
     ]
     return [size for size, _ in found], [row for _, row in found]
 
@@ -112,21 +114,19 @@ class Assigned(NamedTuple):
     actions: Array  # int[actions, 5]: row, column, level, packed row, offset in it
 
 
-def assign(part: Sequence[PrefixTrie], prefix_width: int, suffix_width: int, columns: int) -> Assigned:
-    """Assign the tries of a slice to packed rows. columns: L of the batch."""
+def assign(part: Sequence[PrefixTrie], prefix_width: int, suffix_width: int, columns: int, chunk: int = 1) -> Assigned:
+    """Assign the tries of a slice to packed rows. columns: L of the batch; chunk: see `pack`."""
     tries, number = [], 1
     for trie in part:
-        tries.append(number_tokens(trie, suffix_width, columns, number))
+        tries.append(number_tokens(trie, suffix_width, columns, number, chunk))
         number = int(tries[-1].prefix.leave[0])
-    rows, offsets, _ = first_fit([trie.prefix for trie in part], prefix_width)
+    rows, offsets, _ = first_fit([rounded_up(trie.prefix, chunk) for trie in part], prefix_width)
     prefixes = [(int(rows[i]), int(offsets[i]), t.prefix) for i, t in enumerate(tries)]
     branching = [(i, t) for i, t in enumerate(tries) if part[i].lengths.any()]
     pieces = [(i, j, tokens) for i, t in branching for j, tokens in enumerate(t.subtrees)]
-    members = Counter((i, j) for i, t in enumerate(tries) for j, _ in t.paths)
     where, shift, parents = first_fit(
-        [len(tokens.source) + members[i, j] for i, j, tokens in pieces], suffix_width,
-        [int(rows[i]) for i, *_ in pieces],
-    )  # fmt: skip
+        [len(tokens.source) for *_, tokens in pieces], suffix_width, [int(rows[i]) for i, *_ in pieces]
+    )
     suffixes = [(int(where[k]), int(shift[k]), tokens) for k, (*_, tokens) in enumerate(pieces)]
     at = {(i, j): (int(where[k]), int(shift[k])) for k, (i, j, _) in enumerate(pieces)}
     actions = [np.zeros((0, 5), int)]
@@ -150,20 +150,24 @@ def pack(
     slices: rows int[n], all of one length; a packing speaks of a row by its place in its slice. devices: over which
     packed rows are to be spread; their numbers are multiples of it, and suffixes stand with their prefixes. columns:
     devices over which the tokens of each row are to be spread, an equal part on each; their numbers are multiples of
-    it. multiple: of which the part of a row on a device is one. runs: count the runs of rows (`models.paths`). Actions
-    are listed with the device that has their state.
+    it. multiple: of which the part of a row on a device is one. runs: for layers that carry states, count the runs of
+    rows (`layers.paths`), and let each begin with a chunk. Actions are listed with the device that has their state.
     """
+    chunk = CHUNK if runs else 1
+    multiple = math.lcm(multiple, chunk)
     n, L = len(slices[0]), rows.tokens.shape[1]
     split = [prefix_tries(TokenRows(*(x[chosen] for x in rows)), np.arange(n)) for chosen in slices]
-    W0, R0 = size_of_prefixes(split, max(len(np.unique(rows.group[chosen])) for chosen in slices), columns * multiple)
+    W0, R0 = size_of_prefixes(
+        split, max(len(np.unique(rows.group[chosen])) for chosen in slices), columns * multiple, chunk
+    )
     trees = any(trie.shared.max() >= LEAST_SHARED for part in split for trie in part)
     longest = max((int(trie.lengths.max()) for part in split for trie in part), default=0)
     W1, R1 = 0, 0
     if longest:
-        sizes = lambda width: [_sizes(part, W0, width) for part in split]  # noqa: E731
+        sizes = lambda width: [_sizes(part, W0, width, chunk) for part in split]  # noqa: E731
         W1, R1 = fewest_places(longest + 1, sizes, (1, 2, 4) if trees else (1, 2), n, columns * multiple)
-    assigned = [assign(part, W0, W1, L) for part in split]
-    R0 = _rounded_up(R0, devices)
+    assigned = [assign(part, W0, W1, L, chunk) for part in split]
+    R0 = rounded_up(R0, devices)
     each = bucket(max(int(np.bincount(a.parents, minlength=1).max()) for a in assigned), 1)
     if devices > 1:
         R1 = R0 * each
@@ -210,10 +214,6 @@ def _share(count: int, whole: int) -> int:
     while whole % 16 == 0 and whole // 2 >= count:
         whole //= 2
     return whole
-
-
-def _rounded_up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
 
 
 def _lines(parents: Array, tiles: _Tiles) -> Array:

@@ -91,19 +91,57 @@ def _common(a: Array, b: Array) -> int:
     return int(different.argmax()) if different.any() else n
 
 
-def subtrees(trie: PrefixTrie, width: int) -> Iterator[tuple[int, int]]:
-    """Ranges of members whose tokens after the prefix fit into `width` each; cut where members share the fewest."""
-    lengths, shared = trie.lengths, trie.shared
-    open_ranges = [(0, len(lengths))]
+def subtrees(trie: PrefixTrie, width: int, multiple: int = 1) -> Iterator[tuple[int, int]]:
+    """Ranges of members whose tokens after the prefix fit into `width` each; cut where members share the fewest.
+
+    multiple: see `number_tokens`.
+    """
+    shared = trie.shared
+    open_ranges = [(0, len(shared))]
     while open_ranges:
         low, high = open_ranges.pop()
         inner = shared[low + 1 : high]
-        size = lengths[low:high].sum() - inner.sum() + high - low
-        if high - low == 1 or (size <= width and inner.min() >= LEAST_SHARED):
+        if high - low == 1 or (inner.min() >= LEAST_SHARED and places(trie, low, high, multiple) <= width):
             yield low, high
         else:
             at = low + 1 + int(inner.argmin())
             open_ranges += [(at, high), (low, at)]
+
+
+def places(trie: PrefixTrie, low: int, high: int, multiple: int = 1) -> int:
+    """How many places a subtree takes: one more than its tokens for each member, so that each action has one.
+
+    multiple: see `number_tokens`.
+    """
+    tokens = int(trie.lengths[low:high].sum() - trie.shared[low + 1 : high].sum())
+    if multiple > 1:
+        _, starts = depth_first(trie, low, high)
+        ends = np.diff([*starts, tokens])
+        aligned = int((-(-ends[:-1] // multiple) * multiple).sum() + ends[-1])
+        return rounded_up(max(aligned, tokens + high - low), multiple)
+    return tokens + high - low
+
+
+def depth_first(trie: PrefixTrie, low: int, high: int) -> tuple[list[Array], Array]:
+    """Tokens of a subtree in depth-first order: for each member the indices of its path, and where runs begin.
+
+    A run is a part of a path that nothing branches from but at its end (`models.layers.paths`).
+    """
+    paths: list[Array] = []
+    path, size, starts = np.zeros(0, int), 0, {0}
+    for index in range(low, high):
+        keep, length = int(trie.shared[index]) if index > low else 0, int(trie.lengths[index])
+        if keep < len(path):
+            starts |= {int(path[keep]), size}
+        path = np.concatenate([path[:keep], np.arange(size, size + length - keep)])
+        size += length - keep
+        paths.append(path)
+    return paths, np.array(sorted(starts))
+
+
+def rounded_up(count: int, multiple: int) -> int:
+    """The least multiple that is `count` or more."""
+    return -(-count // multiple) * multiple
 
 
 class NumberedTrie(NamedTuple):
@@ -114,8 +152,11 @@ class NumberedTrie(NamedTuple):
     paths: list[tuple[int, Array]]  # for each member its subtree, and the indices in it of the path after the prefix
 
 
-def number_tokens(trie: PrefixTrie, width: int, columns: int, number: int) -> NumberedTrie:
-    """Number the tokens of a trie from `number` on. columns: L of the batch; width: of a row of suffixes."""
+def number_tokens(trie: PrefixTrie, width: int, columns: int, number: int, multiple: int = 1) -> NumberedTrie:
+    """Number the tokens of a trie from `number` on. columns: L of the batch; width: of a row of suffixes.
+
+    multiple: of places, with which each run begins; what is between stays empty, as are the last places of a subtree.
+    """
 
     def source(member: Member) -> Array:
         return member.row * columns + member.path
@@ -123,22 +164,38 @@ def number_tokens(trie: PrefixTrie, width: int, columns: int, number: int) -> Nu
     parts: list[DepthFirst] = []
     paths: list[tuple[int, Array]] = []
     first = number + trie.prefix
-    for low, high in subtrees(trie, width):
-        sources, positions, path, size = [], [], np.zeros(0, int), 0
-        leave = np.zeros(int(trie.lengths[low:high].sum()), int)
-        for index in range(low, high):
+    for low, high in subtrees(trie, width, multiple):
+        each, starts = depth_first(trie, low, high)
+        size = int(trie.lengths[low:high].sum() - trie.shared[low + 1 : high].sum())
+        sources, positions, leave, before = [], [], np.zeros(size, int), np.zeros(0, int)
+        done = 0
+        for index, path in zip(range(low, high), each, strict=True):
             keep = int(trie.shared[index]) if index > low else 0
-            leave[path[keep:]] = first + size
-            new = source(trie.members[index])[trie.prefix + keep :]
-            path = np.concatenate([path[:keep], np.arange(size, size + len(new))])
-            sources.append(new)
-            positions.append(trie.prefix + keep + np.arange(len(new)))
-            size += len(new)
-            paths.append((len(parts), path))
-        leave[path] = first + size
-        enter = first + np.arange(size)
-        parts.append(DepthFirst(np.concatenate(sources), enter, leave[:size], np.concatenate(positions)))
+            leave[before[keep:]] = first + done
+            sources.append(source(trie.members[index])[trie.prefix + keep :])
+            positions.append(trie.prefix + keep + np.arange(len(path) - keep))
+            done, before = done + len(path) - keep, path
+        leave[before] = first + size
+        tokens = np.concatenate(sources), first + np.arange(size), leave, np.concatenate(positions)
+        at = _aligned(starts, size, multiple)
+        room = places(trie, low, high, multiple)
+        spread = (np.zeros(room, int) for _ in tokens)
+        placed = DepthFirst(*(_put(empty, at, values) for empty, values in zip(spread, tokens, strict=True)))
+        paths += [(len(parts), at[path]) for path in each]
+        parts.append(placed)
         first += size
     at = np.arange(trie.prefix)
     prefix = DepthFirst(source(trie.members[0])[: trie.prefix], number + at, np.full(trie.prefix, first), at)
     return NumberedTrie(prefix, parts, paths)
+
+
+def _aligned(starts: Array, size: int, multiple: int) -> Array:
+    """The place of each of `size` tokens, where runs that begin with some of them begin at multiples."""
+    lengths = np.diff([*starts, size])
+    begins = np.cumsum([0, *(-(-lengths[:-1] // multiple) * multiple)])
+    return np.arange(size) + np.repeat(begins - starts, lengths)
+
+
+def _put(empty: Array, at: Array, values: Array) -> Array:
+    empty[at] = values
+    return empty

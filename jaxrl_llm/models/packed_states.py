@@ -117,7 +117,7 @@ def packed_states(
         attend = by_kernel(config, PackedTokens(*numbers), _attended(packing, tiles[0]), policy.mesh)
     else:
         attend = _by_levels(config, packing, split, concatenated)
-    flow = paths_flow(packing, split, concatenated) if config.recurrent else None
+    flow = paths_flow(packing, tiles[0], tiles[1] == 1, split, concatenated) if config.recurrent else None
     position = numbers[-1]
     given = None if experts is None else experts.reshape(-1, *experts.shape[2:])[source]
     hidden, memory = policy.run(

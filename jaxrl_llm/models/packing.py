@@ -13,17 +13,17 @@ all rows of a packing, so that the kernel for sparse masks (`packed_attention`) 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jaxrl_kernels.delta_rule import DeltaInputs, delta_rule
 
 from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.models.layers.delta import DeltaInputs, chunked
-from jaxrl_llm.models.layers.paths import in_chunks, out_of_chunks, paths_of
-from jaxrl_llm.models.layers.recurrent import Flow, along
+from jaxrl_llm.models.layers.delta import CHUNK, in_chunks
+from jaxrl_llm.models.layers.paths import convolve_paths, paths_of
+from jaxrl_llm.models.layers.recurrent import Flow, only
 from jaxrl_llm.models.policy import positions_of
 from jaxrl_llm.utils.errors import InputError
 
@@ -123,58 +123,58 @@ def rows_of_parents(packing: Packing, x: Array) -> Array:
     return jnp.repeat(x, each, axis=0) if packing.parent is None else x[packing.parent]
 
 
-def _at_parents(packing: Packing, x: Array, at: Array) -> Array:
-    """Of what prefixes have [R0, n, ...], that at some places int32[R1, s] for each row of suffixes, [R1, s, ...].
-
-    No row of prefixes is copied whole, as states of all its chunks would be many times the model's.
-    """
-    if packing.parent is not None:
-        return x[packing.parent[:, None], at]
-    R0, (R1, s) = len(x), at.shape
-    found = jnp.take_along_axis(x, at.reshape(R0, -1, *[1] * (x.ndim - 2)), axis=1)
-    return found.reshape(R1, s, *x.shape[2:])
-
-
-def paths_flow(packing: Packing, split: Callable[[Array], list[Array]], joined: Callable[[list[Array]], Array]) -> Flow:
+def paths_flow(
+    packing: Packing, shards: int, whole: bool, split: Callable[[Array], list[Array]],
+    joined: Callable[[list[Array]], Array],
+) -> Flow:  # fmt: skip
     """How tokens follow each other along the paths of both levels; nothing is left.
 
-    split, joined: tokens of the levels, apart and together.
+    shards: of rows. whole: no row's tokens are on several devices. split, joined: tokens of the levels, apart and
+    together.
     """
-    levels, of_parents = packing.levels, partial(rows_of_parents, packing)
+    levels = packing.levels
     if not packing.runs:
         raise InputError(
             "this packing does not say how many runs its rows have, which a model that carries states needs: plan the "
             "steps with runs=True"
         )
-    paths = [paths_of(levels[0], packing.runs)]
-    if len(levels) > 1:
-        of_prefixes = jax.tree.map(of_parents, paths[0])
-        paths.append(paths_of(levels[1], packing.runs, jax.tree.map(of_parents, levels[0]), of_prefixes))
+    widths = [level.source.shape[1] for level in levels]
+    sizes = [
+        len(level.source) // shards * -(-width // CHUNK) * CHUNK for level, width in zip(levels, widths, strict=True)
+    ]
 
-    def before(x: Array, steps: int, window: Array | None) -> Array:
-        parts = split(x)
-        first = along(parts[0], paths[0].before, steps)
-        if len(parts) == 1:
-            return joined([first])
-        W = parts[1].shape[1]
-        outer = jax.tree.map(of_parents, (parts[0], paths[0].before))
-        links = jnp.concatenate([paths[1].before, jnp.where(outer[1] < 0, -1, W + outer[1])], axis=1)
-        return joined([first, along(jnp.concatenate([parts[1], outer[0]], axis=1), links, steps)[:, :W]])
+    def in_order(x: Array) -> Array:
+        """Tokens as their states come: those of prefixes, then of suffixes, each row in whole chunks."""
+        if whole and not any(width % CHUNK for width in widths):
+            return x
+        cut = [in_chunks(part, -(-part.shape[1] // CHUNK), CHUNK) for part in split(x)]
+        return jnp.concatenate([part.reshape(shards, -1, *x.shape[2:]) for part in cut], axis=1)
+
+    def as_before(x: Array) -> Array:
+        """The inverse of `in_order`."""
+        if whole and not any(width % CHUNK for width in widths):
+            return x
+        parts = jnp.split(x, sizes[:1], axis=1) if len(levels) > 1 else [x]
+        return joined([
+            part.reshape(len(level.source), -1, *x.shape[2:])[:, :width]
+            for level, width, part in zip(levels, widths, parts, strict=True)
+        ])  # fmt: skip
+
+    enter, leave = (
+        in_order(joined([getattr(level, name) for level in levels])) for name in ("enter", "leave")
+    )  # fmt: skip
+    runs = packing.runs * sum(len(level.source) // shards for level in levels)
+    paths, real = paths_of(enter, leave, runs), enter > 0
+
+    def convolved(x: Array, weight: Array, window: Array | None) -> Array:
+        return as_before(convolve_paths(in_order(x), weight, paths))
 
     def delta(x: DeltaInputs, state: Array | None) -> tuple[Array, None]:
-        parts = list(zip(*(split(y) for y in x), strict=True))
-        out: list[Array] = []
-        after: Array | None = None
-        for level, each in zip(paths, parts, strict=True):
-            cut = partial(in_chunks, paths=level)
-            inputs = DeltaInputs(*map(cut, each))
-            H, size = inputs.k.shape[-2], (inputs.k.shape[-1], inputs.v.shape[-1])
-            starts = jnp.zeros((len(level.entry), 0, H, *size), inputs.g.dtype)
-            if after is not None:
-                starts = _at_parents(packing, after, level.starts)
-            found, states = chunked(inputs, level.entry, starts)
-            out.append(out_of_chunks(found, level))
-            after = states
-        return joined(out), None
+        x = only(jax.tree.map(in_order, x), real)
+        n = paths.entry.shape[1]
+        chunks = jax.tree.map(lambda y: y.reshape(shards, n, CHUNK, *y.shape[2:]), x)
+        starts = jnp.zeros((shards, 0, x.v.shape[2], x.k.shape[3], x.v.shape[3]), x.g.dtype)
+        out, _ = delta_rule(chunks, paths.entry, starts, branches=runs)
+        return as_before(out.reshape(x.v.shape)), None
 
-    return Flow(before, delta, lambda x, window, taps: None)
+    return Flow(convolved, delta, lambda x, window, taps: None)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxrl_kernels.delta_rule import DeltaChunks, Shares, delta_rule
+from jaxrl_kernels.delta_rule import DeltaInputs, Shares, delta_rule
 from jaxrl_kernels.delta_rule.blocked import heads_first
 from jaxrl_kernels.delta_rule.chunk import step
 from jaxrl_kernels.delta_rule.pallas_kernel import Sizes, slots_of, step_flops
@@ -25,11 +25,11 @@ Array = jax.Array
 
 def drawn(
     seed: int, R: int, n: int, K: int, H: int, C: int, k: int, v: int, s: int
-) -> tuple[DeltaChunks, Array, Array, Shares]:
+) -> tuple[DeltaInputs, Array, Array, Shares]:
     """Inputs, entries, starts, and shares of chunks that hold up to three paths."""
     random = np.random.default_rng(seed)
     keys = random.normal(size=(R, n, C, K, k))
-    x = DeltaChunks(
+    x = DeltaInputs(
         random.normal(size=(R, n, C, K, k)), keys / np.linalg.norm(keys, axis=-1, keepdims=True),
         random.normal(size=(R, n, C, H, v)), -random.gamma(1, 0.3, (R, n, C, H)), random.random((R, n, C, H)),
     )  # fmt: skip
@@ -44,12 +44,12 @@ def drawn(
 
 
 def results(
-    implementation: str, x: DeltaChunks, entry: Array, starts: Array, shares: Shares | None, branches: int | None = None
+    implementation: str, x: DeltaInputs, entry: Array, starts: Array, shares: Shares | None, branches: int | None = None
 ) -> Any:
     """Outputs, last states, and the gradients of a sum of functions of them; and both as without gradients."""
     rule = partial(delta_rule, shares=shares, branches=branches, implementation=implementation)
 
-    def total(x: DeltaChunks, starts: Array) -> tuple[Array, Any]:
+    def total(x: DeltaInputs, starts: Array) -> tuple[Array, Any]:
         out, last = rule(x, entry, starts)
         return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(last)), (out, last)
 
@@ -115,7 +115,7 @@ def test_the_kernel_declares_no_less_than_its_formula_costs(C: int, k: int, v: i
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
     keys, values, numbers = jnp.zeros((1, 2, 4, 1, 4)), jnp.zeros((1, 2, 4, 2, 4)), jnp.zeros((1, 2, 4, 2))
-    x = DeltaChunks(keys, keys, values, numbers, numbers)
+    x = DeltaInputs(keys, keys, values, numbers, numbers)
     given: dict[str, Any] = {"entry": jnp.zeros((1, 2), jnp.int32), "starts": jnp.zeros((1, 0, 2, 4, 4))}
     x = x._replace(**{name: value for name, value in change.items() if name in x._fields})
     given |= {name: value for name, value in change.items() if name not in x._fields}
@@ -127,13 +127,13 @@ TPU_PROGRAM = r"""
 import json, sys
 import jax, jax.numpy as jnp
 from jax.experimental import topologies
-from jaxrl_kernels.delta_rule import DeltaChunks, delta_rule
+from jaxrl_kernels.delta_rule import DeltaInputs, delta_rule
 
 def report(chip, n, C, branches):
     one = jax.sharding.SingleDeviceSharding(topologies.get_topology_desc(platform="tpu", topology_name=chip).devices[0])
     R, K, H, k, v = 1, 4, 8, 128, 128
     of = lambda *shape, dtype="float32": jax.ShapeDtypeStruct(shape, dtype, sharding=one)
-    x = DeltaChunks(*[of(R, n, C, K, k)] * 2, of(R, n, C, H, v), *[of(R, n, C, H)] * 2)
+    x = DeltaInputs(*[of(R, n, C, K, k)] * 2, of(R, n, C, H, v), *[of(R, n, C, H)] * 2)
 
     def backward(x, entry, starts):
         rule = lambda x, starts: delta_rule(x, entry, starts, branches=branches)

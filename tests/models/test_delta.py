@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxrl_kernels.delta_rule.chunk import inverse_of_one_plus
+from jaxrl_kernels.delta_rule import DeltaInputs, delta_rule
+from jaxrl_kernels.delta_rule.chunk import inverse_of_one_plus, solved, solved_by_substitution
 
-from jaxrl_llm.models.layers.delta import DeltaInputs, chunked, in_rows, one_step
+from jaxrl_llm.models.layers.delta import in_rows, one_step
 
-N, L, H, K, V = 2, 11, 3, 4, 5
+N, L, H, K, V = 2, 11, 4, 4, 5
+KEYS = 2  # heads of keys
 
 
 @pytest.fixture(autouse=True)
@@ -24,9 +26,9 @@ def _wide() -> Iterator[None]:
 
 def drawn(seed: int, rows: int, tokens: int) -> DeltaInputs:
     random = np.random.default_rng(seed)
-    k = random.normal(size=(rows, tokens, H, K))
+    k = random.normal(size=(rows, tokens, KEYS, K))
     each = (
-        random.normal(size=(rows, tokens, H, K)), k / np.linalg.norm(k, axis=-1, keepdims=True),
+        random.normal(size=(rows, tokens, KEYS, K)), k / np.linalg.norm(k, axis=-1, keepdims=True),
         random.normal(size=(rows, tokens, H, V)), -random.gamma(1, 0.3, (rows, tokens, H)),
         random.random((rows, tokens, H)),
     )  # fmt: skip
@@ -88,6 +90,11 @@ def test_inverse_of_lower_triangles(size: int) -> None:
         lower = np.tril(a, -1)
         found = np.asarray(inverse_of_one_plus(jnp.asarray(lower)))
         np.testing.assert_allclose(found @ (np.eye(size) + lower), np.broadcast_to(np.eye(size), a.shape), atol=1e-9)
+        right = jnp.asarray(random.normal(size=(*a.shape[:2], 3)))
+        both = [jax.vjp(solve, jnp.asarray(lower), right) for solve in (solved, solved_by_substitution)]
+        (x, pull), (expected, other) = both
+        agree(x, expected)
+        agree([jnp.tril(pull(x)[0], -1), pull(x)[1]], [jnp.tril(other(x)[0], -1), other(x)[1]])
 
 
 def test_segments_begin_with_nothing() -> None:
@@ -109,7 +116,8 @@ def test_paths_that_branch() -> None:
     x, state, entry = drawn(3, 1, 12), state_of(4, 1), jnp.asarray([[4, 0, 0, 1]])
 
     def in_chunks(x: DeltaInputs, state: jax.Array) -> Any:
-        return chunked(jax.tree.map(lambda y: y.reshape(1, 4, 3, *y.shape[2:]), x), entry, state[:, None])
+        cut = jax.tree.map(lambda y: y.reshape(1, 4, 3, *y.shape[2:]), x)
+        return delta_rule(cut, entry, state[:, None], branches=2)
 
     def by_loop(x: DeltaInputs, state: jax.Array) -> Any:
         after, out = {-1: state}, []
@@ -117,7 +125,7 @@ def test_paths_that_branch() -> None:
             own = jax.tree.map(lambda y, c=chunk: y[:, 3 * c : 3 * c + 3], x)
             found, after[chunk] = loop(own, after[before])
             out.append(found)
-        return jnp.stack(out, axis=1), jnp.stack([after[c] for c in range(4)], axis=1)
+        return jnp.stack(out, axis=1), after[3]
 
     agree(in_chunks(x, state), by_loop(x, state))
     agree(gradients(in_chunks, x, state), gradients(by_loop, x, state))

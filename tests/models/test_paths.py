@@ -13,8 +13,8 @@ from hypothesis import given, settings
 
 from jaxrl_llm.learner.packing import pack
 from jaxrl_llm.learner.prefix_trie import TokenRows
-from jaxrl_llm.models.layers.paths import CHUNK, Paths, in_chunks, out_of_chunks, paths_of, runs_of
-from jaxrl_llm.models.packing import PackedRows
+from jaxrl_llm.models.layers.delta import CHUNK
+from jaxrl_llm.models.layers.paths import convolve_paths, paths_of, runs_of
 
 
 def rows_of(seed: int, members: int, groups: int, length: int) -> TokenRows:
@@ -36,14 +36,10 @@ def rows_of(seed: int, members: int, groups: int, length: int) -> TokenRows:
     )
 
 
-def parent_of(enter: int, leave: int, rows: list[tuple[np.ndarray, np.ndarray]]) -> tuple[int, int] | None:
-    """Level and place of the token that one continues: of those whose interval holds its own, the latest."""
-    best: tuple[int, int, int] | None = None
-    for level, (enters, leaves) in enumerate(rows):
-        for place in np.flatnonzero((enters > 0) & (enters < enter) & (leaves >= leave)):
-            if best is None or enters[place] > best[0]:
-                best = int(enters[place]), level, int(place)
-    return None if best is None else best[1:]
+def parent_of(enter: np.ndarray, leave: np.ndarray, token: int) -> int:
+    """The place of the token that one continues: of those whose interval holds its own, the latest; -1: none."""
+    above = np.flatnonzero((enter > 0) & (enter < enter[token]) & (leave >= leave[token]))
+    return int(above[np.argmax(enter[above])]) if len(above) else -1
 
 
 @pytest.mark.heavy  # each example compiles
@@ -52,49 +48,41 @@ def parent_of(enter: int, leave: int, rows: list[tuple[np.ndarray, np.ndarray]])
 def test_tokens_follow_each_other_as_in_the_tries(seed: int, members: int, groups: int, length: int) -> None:
     rows = rows_of(seed, members, groups, length)
     packing = jax.tree.map(lambda x: x[0], pack(rows, [np.arange(members * groups)], runs=True))
-    prefixes, suffixes = packing.prefixes, packing.suffixes
-    first = paths_of(jax.tree.map(jnp.asarray, prefixes), packing.runs)
-    check(first, prefixes, None, None)
-    if suffixes is None:
-        return
-    of_parents = lambda x: jnp.asarray(x)[packing.parent]  # noqa: E731
-    parents, known = jax.tree.map(of_parents, prefixes), jax.tree.map(of_parents, first)
-    check(paths_of(jax.tree.map(jnp.asarray, suffixes), packing.runs, parents, known), suffixes, parents, known)
+    enter, leave = (
+        np.concatenate([getattr(level, name).reshape(-1) for level in packing.levels]) for name in ("enter", "leave")
+    )
+    runs = packing.runs * sum(len(level.source) for level in packing.levels)
+    paths = jax.tree.map(lambda x: np.asarray(x)[0], paths_of(jnp.asarray(enter[None]), jnp.asarray(leave[None]), runs))
+    tokens = np.flatnonzero(enter)
+    parents = {int(token): parent_of(enter, leave, token) for token in tokens}
+    for chunk in range(len(enter) // CHUNK):
+        own = [token for token in tokens if token // CHUNK == chunk]
+        for before, token in zip(own, own[1:], strict=False):
+            assert parents[token] == before
+        if own:  # it begins with the state after its first token's parent, the last token of a chunk
+            parent = parents[own[0]]
+            assert paths.entry[chunk] == parent // CHUNK
+            assert not [token for token in tokens if token > parent and token // CHUNK == parent // CHUNK]
+    assert {int(token): int(paths.before[token]) for token in tokens} == parents
+    # A convolution along each path, token by token.
+    random = np.random.default_rng(seed)
+    x, weight = random.normal(size=(1, len(enter), 3)).astype(np.float32), random.normal(size=(4, 3)).astype(np.float32)
 
+    def convolved(x: Any) -> jax.Array:
+        return convolve_paths(x, jnp.asarray(weight), jax.tree.map(lambda y: jnp.asarray(y)[None], paths))[0, tokens]
 
-def check(paths: Paths, rows: PackedRows, parents: Any, known: Any) -> None:
-    R, W = rows.enter.shape
-    found = jax.tree.map(np.asarray, paths)
-    n = found.entry.shape[1]
-    values = np.arange(R * W, dtype=np.float32).reshape(R, W) + 1
-    back = np.asarray(out_of_chunks(in_chunks(jnp.asarray(values), paths), paths))
-    for r in range(R):
-        levels = [(rows.enter[r], rows.leave[r])]
-        levels += [] if parents is None else [(np.asarray(parents.enter[r]), np.asarray(parents.leave[r]))]
-        for w in np.flatnonzero(rows.enter[r]):
-            assert back[r, w] == values[r, w]
-            parent = parent_of(rows.enter[r, w], rows.leave[r, w], levels)
-            expected = -1 if parent is None else parent[1] + W * parent[0]
-            assert found.before[r, w] == expected
-            chunk, lane = divmod(int(found.of_token[r, w]), CHUNK)
-            assert found.chunk[r, chunk, lane] == w
-            if lane:
-                assert parent == (0, found.chunk[r, chunk, lane - 1])
-                continue
-            entry = int(found.entry[r, chunk])
-            if parent is None:
-                assert entry == -1
-            elif parent[0] == 0:
-                assert entry == found.of_token[r, parent[1]] // CHUNK
-                assert last_of(found.chunk[r, entry], W) == parent[1]
-            else:
-                entry = int(found.starts[r, entry - n])
-                assert last_of(np.asarray(known.chunk[r, entry]), parents.enter.shape[1]) == parent[1]
-
-
-def last_of(chunk: np.ndarray, width: int) -> int:
-    """The last token of a chunk, whose state is the one after it."""
-    return int(chunk[chunk < width][-1])
+    out, pull = jax.vjp(convolved, jnp.asarray(x))
+    d_out = random.normal(size=out.shape).astype(np.float32)
+    expected, d_x = np.zeros((len(enter), 3)), np.zeros_like(x)
+    for d, token in zip(d_out, tokens, strict=True):
+        at = token
+        for tap in weight[::-1]:
+            if at >= 0:
+                expected[token] += tap * x[0, at]
+                d_x[0, at] += tap * d
+                at = parents[at]
+    np.testing.assert_allclose(out, expected[tokens], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(pull(jnp.asarray(d_out))[0], d_x, rtol=1e-5, atol=1e-5)
 
 
 def test_runs_by_hand() -> None:

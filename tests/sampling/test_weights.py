@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import quick_compiles
+from conftest import KINDS, quick_compiles
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxrl_llm.distributed import make_mesh
@@ -154,9 +154,7 @@ def test_on_tpus_projections_to_heads_lie_with_their_inputs_last(
 @pytest.mark.parametrize("family", KINDS)
 def test_so_do_those_of_layers_of_all_kinds(family: str, vectors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that carry states have projections of their own, and others lack some."""
-    monkeypatch.setattr(
-        "jaxrl_llm.sampling.weight_layouts.options_for", lambda *given: LoopOptions(inputs_last=True)
-    )
+    monkeypatch.setattr("jaxrl_llm.sampling.weight_layouts.options_for", lambda *given: LoopOptions(inputs_last=True))
     model, mesh = vectors(family), make_mesh(1, 1, jax.devices()[:1])
     layers = abstract_weights(model.policy, model.params, mesh)["layers"]
     for layer in layers:

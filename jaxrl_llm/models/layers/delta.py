@@ -3,42 +3,27 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxrl_kernels.delta_rule import DeltaChunks, Shares, delta_rule
+from jaxrl_kernels.delta_rule import DeltaInputs, Shares, delta_rule
 
 Array = jax.Array
-
-
-class DeltaInputs(NamedTuple):
-    """What tokens [...] bring to the rule, q, k and v in any dtype, g and beta in that of states; a token that changes
-    nothing has g = 0 and beta = 0.
-    """
-
-    q: Array  # [..., H, k], scaled
-    k: Array  # [..., H, k]
-    v: Array  # [..., H, v]
-    g: Array  # [..., H], at most 0
-    beta: Array  # [..., H]
+CHUNK = 32  # tokens of a chunk
 
 
 def one_step(x: DeltaInputs, state: Array) -> tuple[Array, Array]:
-    """Outputs [N, H, v] and the states [N, H, k, v] after one token of each row."""
+    """Outputs [N, H, v] and the states [N, H, k, v] after one token of each of N rows."""
     q, k, v = (each.astype(state.dtype) for each in (x.q, x.k, x.v))
-    state = state * jnp.exp(x.g)[..., None, None]
-    change = (v - jnp.einsum("nhk,nhkv->nhv", k, state)) * x.beta[..., None]
-    state = state + k[..., :, None] * change[..., None, :]
-    return jnp.einsum("nhk,nhkv->nhv", q, state).astype(x.v.dtype), state
-
-
-def chunked(x: DeltaInputs, entry: Array, starts: Array, shares: Shares | None = None) -> tuple[Array, Array]:
-    """Outputs [R, n, C, H, v] of tokens in chunks [R, n, C, ...], and the states after each; see `delta_rule`."""
-    q, k, v = (jnp.swapaxes(each, 2, 3) for each in (x.q, x.k, x.v))
-    g, beta = (jnp.swapaxes(each, 2, 3)[:, :, :, None] for each in (x.g, x.beta))
-    out, after = delta_rule(DeltaChunks(q, k, v, g, beta), entry, starts, shares)
-    return jnp.swapaxes(out, 2, 3), after
+    q, k = (jnp.repeat(each, v.shape[1] // each.shape[1], axis=1) for each in (q, k))
+    decay = jnp.exp(x.g)[..., None]
+    # Both read the state before, so that it is read once for them, and once to be changed.
+    both = jnp.einsum("nhmk,nhkv->nhmv", jnp.stack([k, q], axis=2), state) * decay[..., None]
+    of_keys, of_queries = both[:, :, 0], both[:, :, 1]
+    change = (v - of_keys) * x.beta[..., None]
+    out = of_queries + jnp.sum(q * k, axis=-1, keepdims=True) * change
+    return out.astype(x.v.dtype), decay[..., None] * state + k[..., :, None] * change[..., None, :]
 
 
 def shares_of(segments: Array, dtype: Any) -> Shares:
@@ -63,19 +48,19 @@ def in_rows(
     """
     N, L = x.g.shape[:2]
     n = -(-L // size)
-    cut = partial(_cut, count=n, size=size)
+    cut = partial(in_chunks, count=n, size=size)
     entry = jnp.broadcast_to(jnp.arange(n) - 1, (N, n))
-    H, dk, dv = x.k.shape[2], x.k.shape[3], x.v.shape[3]
+    (H, dv), dk = x.v.shape[2:], x.k.shape[3]
     if state is None:
         starts = jnp.zeros((N, 0, H, dk, dv), x.g.dtype)
     else:
         starts, entry = state[:, None], entry.at[:, 0].set(n)
-    out, after = chunked(
-        jax.tree.map(cut, x), entry, starts, None if segments is None else shares_of(cut(segments), x.g.dtype)
-    )
-    return out.reshape(N, n * size, H, dv)[:, :L], after[:, -1]
+    shares = None if segments is None else shares_of(cut(segments), x.g.dtype)
+    out, last = delta_rule(jax.tree.map(cut, x), entry, starts, shares, branches=0)
+    return out.reshape(N, n * size, H, dv)[:, :L], last
 
 
-def _cut(x: Array, count: int, size: int) -> Array:
+def in_chunks(x: Array, count: int, size: int) -> Array:
+    """Tokens [N, L, ...] in chunks [N, count, size, ...], with zeros after the last."""
     x = jnp.pad(x, [(0, 0), (0, count * size - x.shape[1])] + [(0, 0)] * (x.ndim - 2))
     return x.reshape(x.shape[0], count, size, *x.shape[2:])

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxrl_kernels.delta_rule import DeltaInputs
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers.delta import DeltaInputs, in_rows, one_step
+from jaxrl_llm.models.layers.delta import CHUNK, in_rows, one_step
 from jaxrl_llm.models.layers.parts import accumulation_dtype, linear, project, rms_norm
-from jaxrl_llm.models.layers.paths import CHUNK
 from jaxrl_llm.models.parameters import LORA_IN
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 from jaxrl_llm.models.quantised import Weight
@@ -46,17 +46,20 @@ def empty_state(config: ModelConfig, rows: int, dtype: Any) -> State:
 class Flow(NamedTuple):
     """How the tokens of a pass follow each other, and what they leave. No window: rows begin with nothing."""
 
-    before: Callable[[Array, int, Array | None], Array]  # x [N, L, C], steps, window -> x of the tokens so many before
+    convolve: Callable[[Array, Array, Array | None], Array]  # x [N, L, C], weight [taps, C], window -> see `convolve`
     delta: Callable[[DeltaInputs, Array | None], tuple[Array, Any]]  # outputs [N, L, H, v], the states afterwards
     window: Callable[[Array, Array | None, int], Any]  # x, window, taps -> the window afterwards
 
 
-def convolve(x: Array, weight: Array, flow: Flow, window: Array | None) -> Array:
-    """sum_j weight_j x_{t - j} of each channel: x [N, L, C], weight [taps, C], the last of the token itself."""
+def convolve(x: Array, weight: Array, before: Callable[[Array, int], Array]) -> Array:
+    """sum_j weight_j x_{t - j} of each channel: x [N, L, C], weight [taps, C], the last of the token itself.
+
+    before: x and a number of steps to x of the tokens so many before.
+    """
     taps = weight.shape[0]
     out = x * weight[-1]
     for back in range(1, taps):
-        out = out + flow.before(x, back, window) * weight[-1 - back]
+        out = out + before(x, back) * weight[-1 - back]
     return out
 
 
@@ -74,7 +77,7 @@ def delta_mixer(
 
     def convolved(x: Array, name: str, window: Array | None) -> Array:
         taps = layer[f"{name}_taps"]
-        return jax.nn.silu(convolve(x, taps.reshape(sizes.taps, -1), flow, window)).reshape(
+        return jax.nn.silu(flow.convolve(x, taps.reshape(sizes.taps, -1), window)).reshape(
             *x.shape[:2], *taps.shape[1:]
         )
 
@@ -83,7 +86,7 @@ def delta_mixer(
     mixed = [projected(f"delta_{name}", project if name == "value" else in_parts) for name in names]
     q, k, v = (convolved(*each) for each in zip(mixed, names, windows, strict=True))
     q, k = (_of_length_one(x.astype(wide)) for x in (q, k))
-    q, k = (jnp.repeat(x.astype(y.dtype), sizes.values // sizes.keys, axis=2) for x in (q * sizes.key**-0.5, k))
+    q, k = ((q * sizes.key**-0.5).astype(y.dtype), k.astype(y.dtype))
     rate = jnp.exp(layer["log_rate"].astype(wide))
     g = -rate * jax.nn.softplus(projected("delta_decay").astype(wide) + layer["decay_bias"].astype(wide))
     beta = jax.nn.sigmoid(projected("delta_rate").astype(wide))
@@ -126,7 +129,7 @@ def convolution_mixer(
         for name in ("conv_in", "conv_gate", "conv_value")
     )
     x = gate_in * x
-    out = gate_out * convolve(x, layer["conv_taps"], flow, window)
+    out = gate_out * flow.convolve(x, layer["conv_taps"], window)
     after = flow.window(x, window, config.convolution)
     out = project(out, layer["conv_out"], layer, "conv_out", "conv_out" in placement.joined)
     return out, None if after is None else State((after,))
@@ -137,25 +140,25 @@ def rows_flow(length: Array) -> Flow:
 
     def delta(x: DeltaInputs, state: Array | None) -> tuple[Array, Array]:
         real = jnp.arange(x.g.shape[1]) < length[:, None]
-        return in_rows(_only(x, real), CHUNK, state)
+        return in_rows(only(x, real), CHUNK, state)
 
     def window(x: Array, old: Array | None, taps: int) -> Array:
         whole = _with_window(x, old, taps - 1)
         at = length[:, None] + jnp.arange(taps - 1)
         return jnp.take_along_axis(whole, at[:, :, None], axis=1)
 
-    return Flow(_before, delta, window)
+    return Flow(_in_order, delta, window)
 
 
-def _only(x: DeltaInputs, real: Array) -> DeltaInputs:
+def only(x: DeltaInputs, real: Array) -> DeltaInputs:
     """Inputs with which tokens that are not real, bool[N, L], leave states as they are."""
     real = real[..., None]
     return x._replace(g=jnp.where(real, x.g, 0), beta=jnp.where(real, x.beta, 0))
 
 
-def _before(x: Array, steps: int, window: Array | None) -> Array:
-    """`Flow.before` where the tokens of a row follow each other."""
-    return _with_window(x, window, steps)[:, : x.shape[1]]
+def _in_order(x: Array, weight: Array, window: Array | None) -> Array:
+    """`Flow.convolve` where the tokens of a row follow each other."""
+    return convolve(x, weight, lambda x, steps: _with_window(x, window, steps)[:, : x.shape[1]])
 
 
 def _with_window(x: Array, window: Array | None, steps: int) -> Array:
@@ -175,9 +178,12 @@ def segments_flow(segments: Array) -> Flow:
     one_before = jnp.where((one_before >= 0) & same & real, one_before, -1)
 
     def delta(x: DeltaInputs, state: Array | None) -> tuple[Array, None]:
-        return in_rows(_only(x, real), CHUNK, None, segments)[0], None
+        return in_rows(only(x, real), CHUNK, None, segments)[0], None
 
-    return Flow(lambda x, steps, window: along(x, one_before, steps), delta, lambda x, window, taps: None)
+    def convolved(x: Array, weight: Array, window: Array | None) -> Array:
+        return convolve(x, weight, lambda x, steps: along(x, one_before, steps))
+
+    return Flow(convolved, delta, lambda x, window, taps: None)
 
 
 def along(x: Array, one_before: Array, steps: int) -> Array:
@@ -194,15 +200,15 @@ def step_flow(live: Array) -> Flow:
 
     def delta(x: DeltaInputs, state: Array | None) -> tuple[Array, Array]:
         assert state is not None
-        out, after = one_step(jax.tree.map(lambda y: y[:, 0], x), state)
-        return out[:, None], jnp.where(live[:, None, None, None], after, state)
+        out, after = one_step(jax.tree.map(lambda y: y[:, 0], only(x, live[:, None])), state)
+        return out[:, None], after
 
     def window(x: Array, old: Array | None, taps: int) -> Array:
         assert old is not None
         after = jnp.concatenate([old[:, 1:], x.astype(old.dtype)], axis=1)
         return jnp.where(live[:, None, None], after, old)
 
-    return Flow(_before, delta, window)
+    return Flow(_in_order, delta, window)
 
 
 class Pending(NamedTuple):
@@ -221,7 +227,7 @@ def pending_flow() -> Flow:
         _, out = jax.lax.scan(lambda s, token: one_step(token, s)[::-1], state, each)
         return jnp.moveaxis(out, 0, 1), Pending(state, x)
 
-    return Flow(_before, delta, lambda x, window, taps: Pending(window, x))
+    return Flow(_in_order, delta, lambda x, window, taps: Pending(window, x))
 
 
 def committed(state: State, count: Array) -> State:

@@ -10,17 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_kernels.delta_rule import blocked, pallas_kernel
-from jaxrl_kernels.delta_rule.blocked import DeltaChunks
+from jaxrl_kernels.delta_rule.blocked import DeltaInputs
 from jaxrl_kernels.delta_rule.chunk import Shares
 from jaxrl_kernels.implementations import by_platform, check_implementation
 from jaxrl_kernels.partition import AnyMesh, Axis, check_apart, dividing, first_dividing, mesh_of, vary_together
 
 Array = jax.Array
-__all__ = ["DeltaChunks", "Shares", "delta_rule"]
+__all__ = ["DeltaInputs", "Shares", "delta_rule"]
 
 
 def delta_rule(
-    x: DeltaChunks,
+    x: DeltaInputs,
     entry: Array,
     starts: Array,
     shares: Shares | None = None,
@@ -59,7 +59,7 @@ def delta_rule(
       ValueError: shapes or dtypes do not match, or the implementation is unknown.
 
     >>> one = jnp.ones((1, 1, 2, 1, 1))  # two tokens with q = k = v = 1
-    >>> x = DeltaChunks(one, one, one, jnp.zeros((1, 1, 2, 1)), jnp.full((1, 1, 2, 1), 0.5))
+    >>> x = DeltaInputs(one, one, one, jnp.zeros((1, 1, 2, 1)), jnp.full((1, 1, 2, 1), 0.5))
     >>> out, last = delta_rule(x, jnp.array([[-1]]), jnp.zeros((1, 0, 1, 1, 1)))
     >>> print(out.ravel(), last.ravel())  # half of the way to 1, twice
     [0.5  0.75] [0.75]
@@ -90,7 +90,7 @@ def delta_rule(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _chunked(
-    implementation: str | None, branches: int | None, x: DeltaChunks, places: Array, starts: Array,
+    implementation: str | None, branches: int | None, x: DeltaInputs, places: Array, starts: Array,
     shares: Shares | None,
 ) -> tuple[Array, Array]:  # fmt: skip
     kernel = partial(pallas_kernel.forward, states=False)
@@ -106,7 +106,7 @@ def _by_platform(implementation: str | None, branches: int | None, xla: Any, pal
 
 
 def _forward(
-    implementation: str | None, branches: int | None, x: DeltaChunks, places: Array, starts: Array,
+    implementation: str | None, branches: int | None, x: DeltaInputs, places: Array, starts: Array,
     shares: Shares | None,
 ) -> tuple[tuple[Array, Array], Any]:  # fmt: skip
     given = (x, shares), places, starts
@@ -126,7 +126,7 @@ def _backward(
 _chunked.defvjp(_forward, _backward)
 
 
-def _check(x: DeltaChunks, entry: Array, starts: Array) -> None:
+def _check(x: DeltaInputs, entry: Array, starts: Array) -> None:
     """Raise a ValueError that names the argument, what was found and what is expected."""
     if x.q.ndim != 5 or not jnp.issubdtype(x.q.dtype, jnp.floating):
         raise ValueError(f"q must be floating [R, n, C, K, k], found {x.q.dtype}{list(x.q.shape)}")

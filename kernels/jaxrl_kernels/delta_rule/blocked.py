@@ -13,20 +13,20 @@ from jaxrl_kernels.partition import zeros
 Array = jax.Array
 
 
-class DeltaChunks(NamedTuple):
-    """What n chunks of C tokens of each of R rows bring, of H heads of values and K of keys (see `chunk.Chunk`).
+class DeltaInputs(NamedTuple):
+    """What tokens [...] bring to the rule, of H heads of values and K of keys, of which H is a multiple.
 
     q, k and v in any dtype, g and beta in that of states; a token that changes nothing has g = 0 and beta = 0.
     """
 
-    q: Array  # [R, n, C, K, k], scaled
-    k: Array  # [R, n, C, K, k], of length at most 1
-    v: Array  # [R, n, C, H, v]
-    g: Array  # [R, n, C, H], at most 0
-    beta: Array  # [R, n, C, H]
+    q: Array  # [..., K, k], scaled
+    k: Array  # [..., K, k], of length at most 1
+    v: Array  # [..., H, v]
+    g: Array  # [..., H], at most 0
+    beta: Array  # [..., H]
 
 
-Given = tuple[DeltaChunks, Shares | None]
+Given = tuple[DeltaInputs, Shares | None]
 
 
 def forward(given: Given, places: Array, starts: Array) -> tuple[Array, Array, Array]:
@@ -48,13 +48,13 @@ def forward(given: Given, places: Array, starts: Array) -> tuple[Array, Array, A
 
 def backward(
     given: Given, places: Array, starts: Array, after: Array, d_out: Array, d_last: Array
-) -> tuple[DeltaChunks, Array]:
+) -> tuple[DeltaInputs, Array]:
     """The cotangents of the inputs and of `starts`."""
     n, rows = places.shape[1], jnp.arange(len(places))
     known = _after(after, starts)
     d_known = _after(_like(after), _like(starts)).at[:, n - 1].set(d_last)
 
-    def one(back: Array, carry: tuple[DeltaChunks, Array]) -> tuple[DeltaChunks, Array]:
+    def one(back: Array, carry: tuple[DeltaInputs, Array]) -> tuple[DeltaInputs, Array]:
         d_x, d_known = carry
         number = n - 1 - back
         (x, shares), place = _of_chunk(given, number), places[:, number]
@@ -67,13 +67,13 @@ def backward(
     return d_x, d_known[:, n:]
 
 
-def heads_first(x: DeltaChunks) -> Chunk:
+def heads_first(x: DeltaInputs) -> Chunk:
     """Chunks [..., C, heads, m] as `chunk.step` takes them."""
     tokens = (jnp.swapaxes(each, -2, -3) for each in (x.q, x.k, x.v))
     return Chunk(*tokens, *(jnp.swapaxes(each, -1, -2)[..., None, :] for each in (x.g, x.beta)))
 
 
-def _step(x: DeltaChunks, shares: Shares | None, state: Array) -> tuple[Array, Array]:
+def _step(x: DeltaInputs, shares: Shares | None, state: Array) -> tuple[Array, Array]:
     out, after = step(heads_first(x), state, shares, solved_by_substitution)
     return jnp.swapaxes(out, -2, -3), after
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxrl_kernels.delta_rule.blocked import DeltaChunks, Given
+from jaxrl_kernels.delta_rule.blocked import DeltaInputs, Given
 from jaxrl_kernels.delta_rule.chunk import Chunk, Shares, step
 from jaxrl_kernels.partition import zeros
 
@@ -109,7 +109,7 @@ def _side_by_side(x: Array) -> Array:
     return jnp.concatenate(list(x), axis=-1)
 
 
-def _read(x: DeltaChunks, shares: Shares | None, of: Sizes) -> tuple[Chunk, Shares | None]:
+def _read(x: DeltaInputs, shares: Shares | None, of: Sizes) -> tuple[Chunk, Shares | None]:
     """The blocks of a chunk, heads first."""
     heads = of.keys, of.keys, of.together
     tokens = (_heads(ref[0, 0], count) for ref, count in zip(x[:3], heads, strict=True))
@@ -182,7 +182,7 @@ def _backward_kernel(
 class Specs(NamedTuple):
     """Blocks of the arrays of a call, of chunks in the order in which they are computed."""
 
-    x: DeltaChunks
+    x: DeltaInputs
     shares: Shares
     starts: Any
     states: Any  # after each chunk
@@ -209,15 +209,15 @@ def _specs(of: Sizes, backwards: bool) -> Specs:
     last = pl.BlockSpec((1, of.together, of.k, of.v), lambda r, h, c, *slots: (r, h, 0, 0))
     before = pl.BlockSpec((1, 1, of.together, of.k, of.v), of_entry)
     return Specs(
-        DeltaChunks(keys, keys, values, numbers, numbers), Shares(marks, marks, marks, one), starts,
+        DeltaInputs(keys, keys, values, numbers, numbers), Shares(marks, marks, marks, one), starts,
         blocks(of.together, of.k, of.v), last, before,
     )  # fmt: skip
 
 
-def _laid_out(x: DeltaChunks) -> DeltaChunks:
+def _laid_out(x: DeltaInputs) -> DeltaInputs:
     """Heads side by side, and what is a number for each head along tokens."""
     q, k, v = (each.reshape(*each.shape[:3], -1) for each in x[:3])
-    return DeltaChunks(q, k, v, *(jnp.swapaxes(each, 2, 3)[:, :, :, None] for each in x[3:]))
+    return DeltaInputs(q, k, v, *(jnp.swapaxes(each, 2, 3)[:, :, :, None] for each in x[3:]))
 
 
 def _call(
@@ -273,7 +273,7 @@ def forward(
 
 def backward(
     given: Given, places: Array, starts: Array, after: Array, d_out: Array, d_last: Array, of: Sizes, *, interpret: bool
-) -> tuple[DeltaChunks, Array]:
+) -> tuple[DeltaInputs, Array]:
     """The cotangents of the inputs and of `starts`; see `blocked.backward`."""
     x, shares = given
     specs, own = _specs(of, backwards=True), _laid_out(x)
@@ -285,4 +285,4 @@ def backward(
         shapes, (specs.x, specs.starts), 3, interpret,
     )  # fmt: skip
     tokens = (d.reshape(each.shape) for d, each in zip(d_x[:3], x[:3], strict=True))
-    return DeltaChunks(*tokens, *(jnp.swapaxes(d[:, :, :, 0], 2, 3) for d in d_x[3:])), d_starts
+    return DeltaInputs(*tokens, *(jnp.swapaxes(d[:, :, :, 0], 2, 3) for d in d_x[3:])), d_starts
