@@ -139,32 +139,32 @@ def paths_flow(
             "steps with runs=True"
         )
     widths = [level.source.shape[1] for level in levels]
-    sizes = [
+    cuts = [
         len(level.source) // shards * -(-width // CHUNK) * CHUNK for level, width in zip(levels, widths, strict=True)
     ]
+    as_they_are = whole and not any(width % CHUNK for width in widths)
 
     def in_order(x: Array) -> Array:
-        """Tokens as their states come: those of prefixes, then of suffixes, each row in whole chunks."""
-        if whole and not any(width % CHUNK for width in widths):
+        """Tokens in the order of their states: those of prefixes, then of suffixes, each row in whole chunks."""
+        if as_they_are:
             return x
-        cut = [in_chunks(part, -(-part.shape[1] // CHUNK), CHUNK) for part in split(x)]
-        return jnp.concatenate([part.reshape(shards, -1, *x.shape[2:]) for part in cut], axis=1)
+        each = [in_chunks(part, -(-part.shape[1] // CHUNK), CHUNK) for part in split(x)]
+        return jnp.concatenate([part.reshape(shards, -1, *x.shape[2:]) for part in each], axis=1)
 
     def as_before(x: Array) -> Array:
         """The inverse of `in_order`."""
-        if whole and not any(width % CHUNK for width in widths):
+        if as_they_are:
             return x
-        parts = jnp.split(x, sizes[:1], axis=1) if len(levels) > 1 else [x]
-        return joined([
-            part.reshape(len(level.source), -1, *x.shape[2:])[:, :width]
-            for level, width, part in zip(levels, widths, parts, strict=True)
-        ])  # fmt: skip
+        parts = jnp.split(x, cuts[:1], axis=1) if len(levels) > 1 else [x]
+        rows = [part.reshape(len(level.source), -1, *x.shape[2:]) for part, level in zip(parts, levels, strict=True)]
+        return joined([row[:, :width] for row, width in zip(rows, widths, strict=True)])
 
     enter, leave = (
         in_order(joined([getattr(level, name) for level in levels])) for name in ("enter", "leave")
     )  # fmt: skip
-    runs = packing.runs * sum(len(level.source) // shards for level in levels)
-    paths, real = paths_of(enter, leave, runs), enter > 0
+    rows = [len(level.source) // shards for level in levels]
+    paths, real = paths_of(enter, leave, packing.runs * sum(rows)), enter > 0
+    branches = rows[0] * packing.runs + sum(rows[1:]) * (packing.runs - 1)  # runs that others continue: no row's last
 
     def convolved(x: Array, weight: Array, window: Array | None) -> Array:
         return as_before(convolve_paths(in_order(x), weight, paths))
@@ -174,7 +174,7 @@ def paths_flow(
         n = paths.entry.shape[1]
         chunks = jax.tree.map(lambda y: y.reshape(shards, n, CHUNK, *y.shape[2:]), x)
         starts = jnp.zeros((shards, 0, x.v.shape[2], x.k.shape[3], x.v.shape[3]), x.g.dtype)
-        out, _ = delta_rule(chunks, paths.entry, starts, branches=runs)
+        out, _ = delta_rule(chunks, paths.entry, starts, branches=branches)
         return as_before(out.reshape(x.v.shape)), None
 
     return Flow(convolved, delta, lambda x, window, taps: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import hypothesis.strategies as st
@@ -57,7 +58,7 @@ def test_tokens_follow_each_other_as_in_the_tries(seed: int, members: int, group
     parents = {int(token): parent_of(enter, leave, token) for token in tokens}
     for chunk in range(len(enter) // CHUNK):
         own = [token for token in tokens if token // CHUNK == chunk]
-        for before, token in zip(own, own[1:], strict=False):
+        for before, token in itertools.pairwise(own):
             assert parents[token] == before
         if own:  # it begins with the state after its first token's parent, the last token of a chunk
             parent = parents[own[0]]

@@ -48,7 +48,7 @@ def delta_rule(
         the row's starts (n + its number), or zeros (-1). Paths that branch share the chunks before.
       starts: [R, s, H, k, v], in the dtype of g; s may be 0.
       shares: where chunks hold tokens of several paths, which are of one. None: all of a chunk are.
-      branches: how many chunks of a row, at most, begin with the state after another chunk than the one before them
+      branches: after how many chunks of a row, at most, another chunk than the next one begins with their state
         (static); None: any number. The kernel keeps as many states on the chip.
       implementation: "pallas" (TPU), "xla" or None, see `implementations`. None takes "xla" on TPUs where these states
         are too many, or sizes of keys or values no multiples of the chip's lanes.

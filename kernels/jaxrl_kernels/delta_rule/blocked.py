@@ -39,7 +39,8 @@ def forward(given: Given, places: Array, starts: Array) -> tuple[Array, Array, A
 
     def one(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         out, known = carry
-        found, after = _step(*_of_chunk(given, number), _take(known, places[:, number]))
+        x, shares = _of_chunk(given, number)
+        found, after = _step(x, shares, _take(known, places[:, number]))
         return out.at[:, number].set(found), known.at[:, number].set(after)
 
     out, known = jax.lax.fori_loop(0, n, one, (_like(v), known))

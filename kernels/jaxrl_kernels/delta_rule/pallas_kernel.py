@@ -111,9 +111,9 @@ def _side_by_side(x: Array) -> Array:
 
 def _read(x: DeltaInputs, shares: Shares | None, of: Sizes) -> tuple[Chunk, Shares | None]:
     """The blocks of a chunk, heads first."""
-    heads = of.keys, of.keys, of.together
-    tokens = (_heads(ref[0, 0], count) for ref, count in zip(x[:3], heads, strict=True))
-    return Chunk(*tokens, x.g[0, 0], x.beta[0, 0]), jax.tree.map(lambda ref: ref[0, 0], shares)
+    q, k = (_heads(ref[0, 0], of.keys) for ref in (x.q, x.k))
+    chunk = Chunk(q, k, _heads(x.v[0, 0], of.together), x.g[0, 0], x.beta[0, 0])
+    return chunk, jax.tree.map(lambda ref: ref[0, 0], shares)
 
 
 def _forward_kernel(
