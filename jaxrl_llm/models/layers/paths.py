@@ -1,8 +1,8 @@
 """Where the tokens of packed rows continue each other, for layers that carry a state from token to token.
 
 The tokens of a packing (`packing`) are paths of tries. A run is a part of a path that nothing branches from but at its
-end: its tokens stand next to each other, and no chunk of `CHUNK` tokens has those of two runs. A run begins with the
-state that the run before it on its path left.
+end: its tokens stand next to each other, from the beginning of a chunk of `CHUNK` places on, and the rest of its last
+chunk is empty. A run begins with the state that the run before it on its path left.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ class Paths(NamedTuple):
 
     entry: Array  # int32[S, n], what a chunk begins with, see `delta_rule`
     before: Array  # int32[S, T], place of the token before; -1: none
-    starts: Array  # int32[S, B], places of the runs' first tokens; T where there is none
 
 
 def runs_of(enter: Any, leave: Any, array: Any = jnp) -> Any:
@@ -56,26 +55,23 @@ def paths_of(enter: Array, leave: Array, runs: int) -> Paths:
     )  # fmt: skip
     entry = jnp.broadcast_to(jnp.arange(n) - 1, (S, n))
     entry = entry.at[rows, jnp.where(begins, starts // CHUNK, n)].set(parent // CHUNK, mode="drop")
-    starts = jnp.where(begins, starts, T)
-    before = jnp.where(real, jnp.arange(T) - 1, -1).at[rows, starts].set(parent, mode="drop")
-    return Paths(*(x.astype(jnp.int32) for x in (entry, before, starts)))
+    before = jnp.where(real, jnp.arange(T) - 1, -1).at[rows, jnp.where(begins, starts, T)].set(parent, mode="drop")
+    return Paths(entry.astype(jnp.int32), before.astype(jnp.int32))
 
 
 def convolve_paths(x: Array, weight: Array, paths: Paths) -> Array:
-    """`convolve` along paths: x [S, T, C], as if tokens followed each other, and then the first of each run again."""
-    taps, (S, T) = weight.shape[0], x.shape[:2]
-    out = convolve(x, weight, lambda x, steps: jnp.pad(x, ((0, 0), (steps, 0), (0, 0)))[:, :T])
-    rows = jnp.arange(S)[:, None]
-    place = (paths.starts[:, :, None] + jnp.arange(taps - 1)).reshape(S, -1)
-    place = jnp.where(jnp.repeat(paths.starts, taps - 1, axis=1) < T, place, T)
-
-    def earlier(at: Array) -> Array:
-        return jnp.where(at >= 0, jnp.take_along_axis(paths.before, jnp.maximum(at, 0), axis=1), -1)
-
-    at = [jnp.minimum(place, T - 1)]
-    for _ in range(taps - 1):
-        at.append(earlier(at[-1]))
-    each = jnp.stack(at[::-1], axis=2)  # [S, places, taps], the oldest first
-    found = jnp.where((each >= 0)[..., None], x[rows[..., None], jnp.maximum(each, 0)], 0)
-    again = jnp.sum(found * weight, axis=2, dtype=out.dtype)
-    return out.at[rows, place].set(again, mode="drop")
+    """`convolve` along paths, x [S, T, C]: in each chunk by itself, and then what the tokens before it add."""
+    taps, (S, _, C) = weight.shape[0], x.shape
+    own = x.reshape(S, -1, CHUNK, C)
+    out = convolve(own, weight, lambda x, steps: jnp.pad(x, ((0, 0), (0, 0), (steps, 0), (0, 0)))[:, :, :CHUNK])
+    at = [paths.before[:, ::CHUNK]]  # of the first token of each chunk, the nearest first
+    for _ in range(taps - 2):
+        at.append(jnp.where(at[-1] >= 0, jnp.take_along_axis(paths.before, jnp.maximum(at[-1], 0), axis=1), -1))
+    each = jnp.stack(at, axis=2)
+    window = jnp.where((each >= 0)[..., None], x[jnp.arange(S)[:, None, None], jnp.maximum(each, 0)], 0)
+    more = [
+        sum(window[:, :, back - place - 1] * weight[-1 - back] for back in range(place + 1, taps))
+        for place in range(taps - 1)
+    ]
+    added = jnp.pad(jnp.stack(more, axis=2), ((0, 0), (0, 0), (0, CHUNK - taps + 1), (0, 0)))
+    return (out + added).reshape(x.shape)
