@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -268,7 +269,7 @@ def reward_names(config: TrainConfig) -> list[str]:
     names = []
     for spec in config.rewards:
         name = spec.strip() if spec.strip().endswith(")") else spec.strip().rpartition("*")[0] or spec.strip()
-        names.append(name.rpartition(":")[2] if "(" not in name else name.partition("(")[0])
+        names.append(Path(name.rpartition(":")[2]).name if "(" not in name else name.partition("(")[0])
     return names
 
 

@@ -36,6 +36,7 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import frozen_weight
 from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.rewards import Reward
+from jaxrl_llm.rewards.models import on_devices
 from jaxrl_llm.training.agents import agent_digests, check_agent, is_agent, tell_ends
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checksums import checksums, structure
@@ -214,6 +215,8 @@ def set_up(
         hosts.agree({**digests, "the settings": repr(config), "the code and packages": code_digest()})
     if mesh.size > 1:
         policy = dataclasses.replace(policy, mesh=mesh)
+    with phase("put the rewards on the devices"):
+        rewards = on_devices(inputs.rewards, mesh, config.dtype)
     frozen, params = shard(split_parameters(config, policy, params), policy, mesh)
     reference, of_models = reference_of(config, algorithm, policy, frozen, params)
     digests |= of_models
@@ -223,7 +226,7 @@ def set_up(
     facts = RunFacts(prompts=len(prompts.rows), steps=config.steps)
     state, memory = start(policy, algorithm, optimizer, params, facts, mesh)
     parts = RunParts(
-        algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
+        algorithm, policy, tokenizer, prompts, held_out, rewards, optimizer,
         learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, sampler, frozen, hosts,
         record=record_of(config, algorithm, given), policies=first_policies(config, algorithm, hook, params), hook=hook,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`load_policy` and `load_reward_model`: models from the places where they live; `save.save_policy` is the way back."""
+"""`load_policy`: from the places where models live; `save.save_policy` is the way back."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.config_checks import SETTINGS, check_tokens
 from jaxrl_llm.models.decoder import Remat
-from jaxrl_llm.models.families import from_hf, language_model, quantisation_of, score_head, unread_settings
+from jaxrl_llm.models.families import from_hf, language_model, quantisation_of, unread_settings
 from jaxrl_llm.models.io.adapters import adapter_line, adapter_params, merged_tensors, open_adapter
 from jaxrl_llm.models.io.file_tensor import Tensors
-from jaxrl_llm.models.io.huggingface import SCORE, from_tensors, open_folder, skipped_tensors, untied, without_prefix
+from jaxrl_llm.models.io.huggingface import from_tensors, open_folder, skipped_tensors, untied, without_prefix
 from jaxrl_llm.models.io.quantised_files import dequantised, quantised_count
 from jaxrl_llm.models.io.source import DEMO_MODEL, check_hub_name
 from jaxrl_llm.models.io.unread import Unread, skipped_line, unread_of
@@ -67,72 +67,27 @@ def load_policy(
     that are NaN or infinite, for an architecture that is not supported, and for arguments of other types.
     """
     use_compile_cache()
-    _expect_no_torch()
-    kept = _dtype("dtype" if param_dtype is None else "param_dtype", dtype if param_dtype is None else param_dtype)
-    dtype = _dtype("dtype", dtype)
+    expect_no_torch()
+    kept = dtype_of("dtype" if param_dtype is None else "param_dtype", dtype if param_dtype is None else param_dtype)
+    dtype = dtype_of("dtype", dtype)
     if not isinstance(remat, bool) and not callable(remat):
         raise InputError(f"remat is {shown(remat)}, but must be True, False or one of jax.checkpoint_policies")
     path, name = path_of(path_or_name, "the model"), str(path_or_name)
     if name == DEMO_MODEL or name.endswith(".gguf"):
         return _load_gguf(name, dtype, kept, remat, shardings, adapter, keep)
-    folder = path if os.path.isdir(path) else _from_hub(name)
-    raw, config = _settings(folder)
-    return _of_folder(folder, raw, config, dtype, kept, remat, shardings, adapter, keep, context)
+    folder = path if os.path.isdir(path) else folder_of_hub(name)
+    raw, config = settings_of(folder)
+    return read_folder(folder, raw, config, dtype, kept, remat, shardings, adapter, keep, context)
 
 
-def load_reward_model(
-    path_or_name: str | Path,
-    *,
-    dtype: Any = jnp.float32,
-    param_dtype: Any = None,
-    remat: Remat = True,
-    shardings: Shardings | None = None,
-    adapter: str | Path | None = None,
-    context: int | None = None,
-) -> tuple[Policy, Params, Any]:
-    """Read a reward model, or another classifier of sequences: (model, params, tokenizer); see `Policy.scores`.
-
-    path_or_name: a Hugging Face folder for sequence classification (score.weight) of any family that `load_policy`
-    reads, or its name on the hub. Its labels and the id of padding are in `model.config.score`. The other arguments are
-    those of `load_policy`; `save_policy` writes such a folder again.
-
-    Raises InputError as `load_policy`, and for a model without such scores.
-    """
-    use_compile_cache()
-    _expect_no_torch()
-    kept = _dtype("dtype" if param_dtype is None else "param_dtype", dtype if param_dtype is None else param_dtype)
-    dtype = _dtype("dtype", dtype)
-    path, name = path_of(path_or_name, "the reward model"), str(path_or_name)
-    if name == DEMO_MODEL or name.endswith(".gguf"):
-        raise InputError(f"{name} is a language model: give a Hugging Face folder for sequence classification")
-    folder = path if os.path.isdir(path) else _from_hub(name)
-    raw, config = _settings(folder)
-    where = str(folder / "config.json")
-    config = dataclasses.replace(config, score=score_head(raw, where))
-    if SCORE not in open_folder(folder):
-        named = raw.get("architectures") or ["unknown"]
-        raise InputError(
-            f"{folder} has no {SCORE} (architecture {shown(named[0])}): give a model for sequence classification"
-        )
-    model, params, tokenizer = _of_folder(
-        folder, raw, config, dtype, kept, remat, shardings, adapter, keep=None, context=context
-    )
-    assert model.config.score is not None
-    pad = model.config.score.pad_token_id
-    if pad is None:
-        logger.warning("%s: no pad_token_id, so a row's last token is scored, whichever it is", where)
-    elif pad in model.config.eos_token_ids:
-        logger.warning(
-            "%s: pad_token_id %d is an end token: where a row ends with it, the token before it is scored", where, pad
-        )
-    return model, params, tokenizer
-
-
-def _of_folder(
+def read_folder(
     folder: Path, raw: dict[str, Any], config: ModelConfig, dtype: Any, kept: Any, remat: Remat,
     shardings: Shardings | None, adapter: str | Path | None, keep: Keep, context: int | None,
 ) -> tuple[Policy, Params, Any]:  # fmt: skip
-    """The model of a Hugging Face folder, with the end tokens that all of its files name."""
+    """The model of a Hugging Face folder, with the end tokens that all of its files name; arguments of `load_policy`.
+
+    raw, config: the folder's settings, and the model that they describe (`settings_of`). kept: dtype of the weights.
+    """
     generation = folder / "generation_config.json"
     if generation.exists():
         # Chat models list there the tokens that end a turn, of which config.json may name only one.
@@ -194,12 +149,12 @@ def read_unread(path_or_name: str | Path) -> Unread:
     path, name = path_of(path_or_name, "the model"), str(path_or_name)
     if name == DEMO_MODEL or name.endswith(".gguf"):
         raise InputError(f"{name} is a GGUF file, of which all is read: there is nothing more to keep")
-    folder = path if os.path.isdir(path) else _from_hub(name)
-    raw, config = _settings(folder)
+    folder = path if os.path.isdir(path) else folder_of_hub(name)
+    raw, config = settings_of(folder)
     return unread_of(folder, without_prefix(open_folder(folder), config), raw, config)
 
 
-def _settings(folder: Path) -> tuple[dict[str, Any], ModelConfig]:
+def settings_of(folder: Path) -> tuple[dict[str, Any], ModelConfig]:
     """The settings in a folder's config.json, and what they are of the language model."""
     if not (folder / "config.json").exists():
         raise InputError(f"{folder} has no config.json: give a Hugging Face model folder, a .gguf file or a hub name")
@@ -223,22 +178,22 @@ def _as_floats(tensors: Tensors, raw: dict[str, Any], folder: Path, dtype: Any) 
 
 def load_tokenizer(path_or_name: str | Path) -> Any:
     """The tokenizer of a model alone, as `load_policy` gives it; InputError as there."""
-    _expect_no_torch()
+    expect_no_torch()
     path, name = path_of(path_or_name, "the model"), str(path_or_name)
     if name == DEMO_MODEL or name.endswith(".gguf"):
         from jaxrl_llm.models.io.gguf import read_gguf, smollm2_path
 
         return read_gguf(smollm2_path() if name == DEMO_MODEL else Path(name).expanduser()).tokenizer()
-    return _tokenizer(path if os.path.isdir(path) else _from_hub(name))
+    return _tokenizer(path if os.path.isdir(path) else folder_of_hub(name))
 
 
-def _expect_no_torch() -> None:
+def expect_no_torch() -> None:
     """Drop the warning of transformers that PyTorch is missing: it is not needed here."""
     about_torch = "PyTorch was not found"
     logging.getLogger("transformers").addFilter(lambda record: about_torch not in str(record.msg))
 
 
-def _dtype(name: str, dtype: Any) -> Any:
+def dtype_of(name: str, dtype: Any) -> Any:
     try:
         known = None if dtype is None else jnp.dtype(dtype)
     except Exception:  # numpy has several for what is no dtype
@@ -313,7 +268,7 @@ def _tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def _from_hub(name: str) -> Path:
+def folder_of_hub(name: str) -> Path:
     """Download (or find in the cache) a model of the Hugging Face hub."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

@@ -171,8 +171,8 @@ class TrainConfig:
 
     rewards: tuple[str, ...] = ("reasoning_gym",)
     """Reward functions NAME[*WEIGHT]: exact_match, number_match, math_verify, reasoning_gym, format_match(REGEX),
-    path/to/file.py:FUNCTION or package.module:FUNCTION, or environment, what the environment gives, which is the
-    default where there is one."""
+    path/to/file.py:FUNCTION or package.module:FUNCTION, model:PATH, the score of a reward model, or environment, what
+    the environment gives, which is the default where there is one."""
     reward_time_limit: float = 10.0
     """Seconds that a reward function may take for a completion, after which that one is not scored. A call with the
     completions of a step (with stream_rewards: of a group) has as much again for each doubling of their number."""

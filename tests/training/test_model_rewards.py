@@ -1,0 +1,48 @@
+"""Runs whose rewards are those of reward models, beside others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_runs as runs
+
+from jaxrl_llm import load_policy
+from jaxrl_llm.rewards import get_reward, score
+from jaxrl_llm.sampling.batch import prompts_of
+from jaxrl_llm.utils.errors import InputError
+
+MODEL = str(Path(__file__).parents[1] / "reward_models" / "gemma2_1")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_run_with_a_reward_model(stream: bool, tmp_path: Path) -> None:
+    functions = runs.write_rewards(tmp_path)
+    config = runs.small_config(
+        tmp_path, rewards=(f"model:{MODEL}*0.5", f"{functions}:even"), steps=2, minibatches=1, stream_rewards=stream
+    )
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        runs.train(config)
+    scored = taken[0].scored
+    batch, rewards = scored.batch, scored.batch.rewards or {}
+    assert set(rewards) == {"gemma2_1", "even"}
+    total = 0.5 * np.asarray(rewards["gemma2_1"]) + np.asarray(rewards["even"])
+    np.testing.assert_allclose(batch.need("reward"), total, rtol=1e-5)
+    _, _, tokenizer = load_policy(config.model)
+    prompts = [tokenizer.decode(ids) for ids in prompts_of(batch)]
+    alone = score([get_reward(f"model:{MODEL}")], scored.texts, {"prompts": prompts})
+    np.testing.assert_allclose(alone.total, rewards["gemma2_1"], atol=1e-5)
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert [line["rewards/gemma2_1/scored"] for line in lines if "loss" in line] == [1.0, 1.0]
+
+
+def test_conversations_are_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    rows = [{"prompt": [{"role": "user", "content": f"number {i}"}], "answer": "1"} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = runs.small_config(tmp_path, rewards=(f"model:{MODEL}",), prompts=str(tmp_path / "rows.jsonl"))
+    with pytest.raises(InputError, match="the reward model gemma2_1 has no chat template, but scores conversations"):
+        runs.train(config)
