@@ -67,11 +67,12 @@ def whole_rows(batch: Trajectories) -> Packing:
 
 
 def states_at(mask: Array, place: Array) -> Packing:
-    """Every row as it is, and of each only the state at one token. mask: bool[N, L], true on tokens, which stand
-    before all padding; place: int32[N]."""
+    """Every row as it is, and of each only the states at some tokens, N x S in order. mask: bool[N, L], true on tokens,
+    which stand before all padding; place: int32[N, S]."""
     N, L = mask.shape
-    row = jnp.arange(N, dtype=jnp.int32)
-    return Packing(_rows(mask), None, None, row, place, row * L + place, runs=1)
+    row = jnp.broadcast_to(jnp.arange(N, dtype=jnp.int32)[:, None], place.shape)
+    flat = row.reshape(-1), place.reshape(-1)
+    return Packing(_rows(mask), None, None, *flat, flat[0] * L + flat[1], runs=1)
 
 
 def _rows(mask: Array) -> PackedRows:

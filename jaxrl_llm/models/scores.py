@@ -54,21 +54,35 @@ def sequence_scores(model: Policy, params: Params, tokens: jax.Array, mask: jax.
 
     InputError for a language model, other shapes and types, unknown tokens, and parameters of another model.
     """
+    return _scores(model, params, *_checked(model, params, tokens, mask), everywhere=False)[:, 0]
+
+
+def token_scores(model: Policy, params: Params, tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+    """Scores f32[N, L, labels] at every token, 0 where there is none: of a process reward model, those at the ends of
+    steps count. Arguments and errors are those of `sequence_scores`."""
+    return _scores(model, params, *_checked(model, params, tokens, mask), everywhere=True)
+
+
+def _checked(model: Policy, params: Params, tokens: jax.Array, mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """int32[N, L] and bool[N, L]."""
     check_params(model, params)
     if model.config.score is None:
         raise InputError("this is a language model, which has no scores: load a reward model (load_reward_model)")
     check_tokens(tokens, mask, model.config.vocab_size)
     tokens = jnp.asarray(tokens, jnp.int32)
-    return _scores(model, params, tokens, jnp.ones(tokens.shape, bool) if mask is None else jnp.asarray(mask) > 0)
+    return tokens, jnp.ones(tokens.shape, bool) if mask is None else jnp.asarray(mask) > 0
 
 
-@jax.jit(static_argnums=0)
-def _scores(model: Policy, params: Params, tokens: jax.Array, mask: jax.Array) -> jax.Array:
+@jax.jit(static_argnums=0, static_argnames="everywhere")
+def _scores(model: Policy, params: Params, tokens: jax.Array, mask: jax.Array, everywhere: bool) -> jax.Array:
     order = jnp.argsort(~mask, axis=1, stable=True)  # real tokens first
-    tokens, mask = jnp.take_along_axis(tokens, order, axis=1), jnp.take_along_axis(mask, order, axis=1)
-    states, _ = packed_states(model, params, tokens, states_at(mask, score_place(model, tokens, mask)))
+    tokens, real = jnp.take_along_axis(tokens, order, axis=1), jnp.take_along_axis(mask, order, axis=1)
+    place = jnp.argsort(order, axis=1) if everywhere else score_place(model, tokens, real)[:, None]
+    states, _ = packed_states(model, params, tokens, states_at(real, place))
     weight = params["score"].astype(model.dtype)
-    return jnp.matmul(states, weight, preferred_element_type=accumulation_dtype(model.dtype))
+    found = jnp.matmul(states, weight, preferred_element_type=accumulation_dtype(model.dtype))
+    found = found.reshape(*place.shape, -1)
+    return jnp.where(mask[:, :, None], found, 0.0) if everywhere else found
 
 
 def score_place(model: Policy, tokens: jax.Array, mask: jax.Array) -> jax.Array:

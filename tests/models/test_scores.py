@@ -20,7 +20,8 @@ from jaxrl_llm import load_policy, load_reward_model, save_policy
 from jaxrl_llm.models.config import ScoreHead
 from jaxrl_llm.models.families import from_hf, score_head, to_hf
 from jaxrl_llm.models.io.huggingface import to_tensors
-from jaxrl_llm.models.scores import init_reward_model, score_place
+from jaxrl_llm.models.scores import init_reward_model, score_place, token_scores
+from jaxrl_llm.objectives.functional import bradley_terry_loss, class_loss
 from jaxrl_llm.utils.errors import InputError
 
 FOLDER = Path(__file__).parents[1] / "reward_models"
@@ -71,6 +72,14 @@ def test_the_place_of_the_score(name: str, reward: Any) -> None:
         np.testing.assert_array_equal(found, model.arrays[f"{side}/score_index"])
 
 
+def test_scores_of_every_token(reward: Any, quickly: None) -> None:
+    model = reward("qwen3_3")
+    for side in ("right", "left"):
+        ids, mask = model.arrays[f"{side}/ids"], model.arrays[f"{side}/mask"] > 0
+        found = np.asarray(token_scores(model.model, model.params, ids, mask))
+        np.testing.assert_allclose(found, model.arrays[f"{side}/token_scores"], atol=1e-5)
+
+
 def test_the_place_without_an_id_of_padding(reward: Any) -> None:
     model = reward("llama_1").model
     unpadded = dataclasses.replace(model, config=dataclasses.replace(model.config, score=ScoreHead(("x",), None)))
@@ -98,16 +107,14 @@ def test_gradients(name: str, reward: Any, quickly: None) -> None:
     model = reward(name)
     arrays = model.arrays
 
-    def pairs(params: Any) -> jax.Array:  # the trainer's loss with margins and centring
+    def pairs(params: Any) -> jax.Array:
         scores = model.model.scores(params, arrays["bt/ids"], arrays["bt/mask"] > 0)[:, 0]
-        chosen, rejected = scores[:4], scores[4:]
         margin = jnp.asarray(arrays["bt/margin"], jnp.float32)
-        return jnp.mean(jnp.log1p(jnp.exp(rejected - chosen + margin))) + 0.1 * jnp.mean((chosen + rejected) ** 2)
+        return jnp.mean(bradley_terry_loss(scores[:4], scores[4:], margin, centring=0.1))
 
     def classes(params: Any) -> jax.Array:
         scores = model.model.scores(params, arrays["right/ids"], arrays["right/mask"] > 0)
-        of_label = jnp.take_along_axis(jax.nn.log_softmax(scores), arrays["classes/labels"][:, None], axis=1)
-        return -jnp.mean(of_label)
+        return jnp.mean(class_loss(scores, arrays["classes/labels"]))
 
     case, loss = ("bt/margin_center0.1", pairs) if name == "llama_1" else ("classes", classes)
     value, gradient = jax.jit(jax.value_and_grad(loss))(model.params)
