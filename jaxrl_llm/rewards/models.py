@@ -125,16 +125,17 @@ class ModelReward:
 def encoded(tokenizer: Any, prompt: Any, completion: Any, start: str = "") -> list[int]:
     """The token ids of a prompt and its completion, texts or messages, as a reward model reads them.
 
-    start: what the prompt already holds of the reply. InputError for messages without a chat template.
+    start: what the prompt already holds of the reply. The prompt may be [] where the completion holds all. InputError
+    for messages without a chat template.
     """
-    if not (has_chat_template(tokenizer) or is_conversation(prompt)):
+    if not (has_chat_template(tokenizer) or is_conversation(prompt) or is_conversation(completion)):
         ids, end = encode_plain(tokenizer, prompt + start + completion), tokenizer.eos_token_id
         return ids if end is None or ids[-1:] == [end] else [*ids, end]
     asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     said = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else list(completion)
     if said and isinstance(said[0].get("content"), str):
         said[0] = {**said[0], "content": start + said[0]["content"]}
-        if asked[-1]["role"] == "assistant" == said[0]["role"]:  # a reply that is continued
+        if asked and asked[-1]["role"] == "assistant" == said[0]["role"]:  # a reply that is continued
             said[0]["content"] = asked.pop()["content"] + said[0]["content"]
     rendering = Rendering(tokenizer)
     messages: list[Mapping[str, Any]] = guarded([*asked, *said], rendering.control)
