@@ -25,9 +25,9 @@ from jaxrl_llm.distributed.on_hosts import in_units
 from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
 from jaxrl_llm.learner.setup import shard, start
 from jaxrl_llm.learner.update import TrainState
-from jaxrl_llm.models import load_policy, lora
+from jaxrl_llm.models import load_policy, load_reward_model, lora
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.critic import critic_of, init_critic
+from jaxrl_llm.models.critic import critic_of, init_critic, start_as_reward_model
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.io.digest import tokenizer_digest
 from jaxrl_llm.models.io.load import load_tokenizer
@@ -117,8 +117,13 @@ def load_model(
         config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat_of(config), shardings=spread,
         adapter=config.adapter, context=config.context_tokens or None, keep=keep_of(config),
     )  # fmt: skip
-    policy = with_precision(config, policy)
-    return *with_critic(config, needs, policy, params), tokenizer
+    policy, params = with_critic(config, needs, with_precision(config, policy), params)
+    if config.critic_model is not None and policy.critic is not None:
+        reward, weights, _ = load_reward_model(
+            config.critic_model, dtype=config.dtype, param_dtype=config.param_dtype, shardings=spread
+        )
+        params = start_as_reward_model(policy, params, reward, weights)
+    return policy, params, tokenizer
 
 
 def _sharded(mesh: jax.sharding.Mesh, sampler: jax.sharding.Mesh, model: ModelConfig, shapes: Any) -> Any:

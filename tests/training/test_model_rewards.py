@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import tiny_runs as runs
 
-from jaxrl_llm import load_policy
+from jaxrl_llm import load_policy, save_policy
+from jaxrl_llm.models.scores import init_reward_model
 from jaxrl_llm.rewards import get_reward, score
 from jaxrl_llm.sampling.batch import prompts_of
+from jaxrl_llm.training.folder.load_run import load_run
+from jaxrl_llm.training.setup import load_model, set_up
 from jaxrl_llm.utils.errors import InputError
 
 MODEL = str(Path(__file__).parents[1] / "reward_models" / "gemma2_1")
@@ -46,3 +51,29 @@ def test_conversations_are_refused_before_the_model_is_loaded(tmp_path: Path) ->
     config = runs.small_config(tmp_path, rewards=(f"model:{MODEL}",), prompts=str(tmp_path / "rows.jsonl"))
     with pytest.raises(InputError, match="the reward model gemma2_1 has no chat template, but scores conversations"):
         runs.train(config)
+
+
+@pytest.mark.heavy
+def test_a_run_whose_critic_starts_as_a_reward_model(tmp_path: Path) -> None:
+    policy, params, tokenizer = load_policy(runs.MODEL)
+    model, weights = init_reward_model(jax.random.key(3), policy, params)
+    save_policy(tmp_path / "reward", model, weights, tokenizer)
+    reward = str(tmp_path / "reward")
+    config = runs.small_config(
+        tmp_path, algorithm="ppo_max", rewards=(f"model:{reward}",), critic_model=reward, steps=2, minibatches=1
+    )
+    made, started, _ = load_model(config, {"values"})
+    assert made.critic is not None
+    np.testing.assert_array_equal(started["critic"]["head"]["weight"], weights["score"])
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        runs.train(config)
+    assert len(taken) == 2
+    assert load_run(str(tmp_path / "run"))[1].critic is not None
+    for changes, message in [
+        ({"critic": "shared"}, "critic is shared, but only a tower can start from a critic_model"),
+        ({"critic_model": str(runs.MODEL)}, "has no score.weight"),
+        ({"algorithm": "grpo"}, "grpo has no critic: leave out critic_model"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            set_up(dataclasses.replace(config, **changes))

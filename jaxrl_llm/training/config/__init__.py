@@ -203,6 +203,9 @@ class TrainConfig:
     critic: Literal["tower", "shared"] = "tower"
     """Critic, for methods that have one: a copy of the model with a value head (tower), or a value head on the policy's
     hidden states (shared)."""
+    critic_model: str | None = None
+    """Reward model (a folder, or a name on the hub) of the model's own size and vocabulary from which a critic that is
+    a tower starts, value head included. Default: the model, and values of 0."""
     critic_steps: int = 0
     """Number of first steps in which only the critic is trained."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
