@@ -90,6 +90,14 @@ def _begun(spec: str, folder: str | os.PathLike[str]) -> tuple[ProcessFunction |
     return process, finish
 
 
+def model_path(spec: str) -> str | None:
+    """The path, or the name on the hub, of the reward model in a spec; None for another reward."""
+    if isinstance(spec, ByValue) or not spec.strip().startswith(MODEL):
+        return None
+    name, _ = _parse(spec, ".")
+    return name.removeprefix(MODEL) if _is_model(name, ".") else None
+
+
 def _is_model(name: str, folder: str | os.PathLike[str]) -> bool:
     """Whether a name is a reward model's, and not that of a function in a module called `model`."""
     path = name.removeprefix(MODEL)
