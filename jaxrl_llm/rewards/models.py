@@ -90,6 +90,16 @@ class ModelReward:
         """Whether it has a chat template."""
         return has_chat_template(self.tokenizer)
 
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256, in hexadecimal, of the model's files."""
+        total = hashlib.sha256()
+        for file in sorted(read_scoring(self.name)[0].iterdir()):
+            if file.suffix in (".json", ".safetensors", ".jinja", ".model"):
+                with file.open("rb") as opened:
+                    total.update(f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
+        return total.hexdigest()
+
     def __call__(
         self, prompts: list[Any], completions: list[Any], reply_start: list[str] | None = None
     ) -> list[float | None]:
@@ -134,9 +144,10 @@ def encoded(tokenizer: Any, prompt: Any, completion: Any, start: str = "") -> li
     asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     said = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else list(completion)
     if said and isinstance(said[0].get("content"), str):
+        continued = bool(asked) and asked[-1]["role"] == "assistant" == said[0]["role"]
+        if continued and isinstance(begun := asked[-1].get("content"), str):
+            start, asked = begun + start, asked[:-1]
         said[0] = {**said[0], "content": start + said[0]["content"]}
-        if asked and asked[-1]["role"] == "assistant" == said[0]["role"]:  # a reply that is continued
-            said[0]["content"] = asked.pop()["content"] + said[0]["content"]
     rendering = Rendering(tokenizer)
     messages: list[Mapping[str, Any]] = guarded([*asked, *said], rendering.control)
     return rendering.encode(rendering.render(messages, reply=False))
@@ -157,7 +168,7 @@ def model_reward(path: str, weight: float, folder: str | os.PathLike[str] = ".")
             "function of your own (load_reward_model)"
         )
     function = ModelReward(name, load_tokenizer(found))
-    return Reward(function, weight, Path(path).name, digest=_digest(found))
+    return Reward(function, weight, Path(path).name)
 
 
 def on_devices(rewards: Sequence[Reward], mesh: jax.sharding.Mesh, dtype: Any) -> list[Reward]:
@@ -167,13 +178,3 @@ def on_devices(rewards: Sequence[Reward], mesh: jax.sharding.Mesh, dtype: Any) -
         if isinstance(reward.function, ModelReward) else reward
         for reward in rewards
     ]  # fmt: skip
-
-
-def _digest(folder: Path) -> str:
-    """SHA-256, in hexadecimal, of the files of a model."""
-    total = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
-        if file.suffix in (".json", ".safetensors", ".jinja", ".model"):
-            with file.open("rb") as opened:
-                total.update(f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
-    return total.hexdigest()
