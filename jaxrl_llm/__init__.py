@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jaxrl_llm.learner.interactive import prepare, update
     from jaxrl_llm.learner.optimizer_config import OptimizerConfig
     from jaxrl_llm.learner.update import init_state
-    from jaxrl_llm.models import load_policy, save_policy
+    from jaxrl_llm.models import load_policy, load_reward_model, save_policy
     from jaxrl_llm.reporting.completions import show
     from jaxrl_llm.reporting.credit import compare
     from jaxrl_llm.rewards.of_batch import score
@@ -50,6 +50,7 @@ __all__ = [
     "evaluate",
     "init_state",
     "load_policy",
+    "load_reward_model",
     "make_train",
     "prepare",
     "sample",
@@ -74,6 +75,7 @@ _MODULES = {
     "evaluate": "training.evaluate",
     "init_state": "learner.update",
     "load_policy": "models",
+    "load_reward_model": "models",
     "make_train": "in_jax.train",
     "prepare": "learner.interactive",
     "sample": "sampling",

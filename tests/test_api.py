@@ -27,8 +27,8 @@ ROWS = [{"prompt": f"number {i:02d}:", "answer": str(i % 2)} for i in range(2)]
 KEY = jax.random.key(0)
 STAYS = {
     "Algorithm", "InputError", "Objective", "OptimizerConfig", "PolicyOutputs", "Run", "TrainConfig", "Trajectories",
-    "Transform", "algorithms", "chain", "compare", "evaluate", "init_state", "load_policy", "make_train", "prepare",
-    "sample", "save_policy", "score", "show", "train", "update",
+    "Transform", "algorithms", "chain", "compare", "evaluate", "init_state", "load_policy",
+    "load_reward_model", "make_train", "prepare", "sample", "save_policy", "score", "show", "train", "update",
 }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from jaxrl_llm.cli.option_groups import setting_docs
 from jaxrl_llm.cli.options import before, described, flag, only, parse, parse_config, positional, short_help, take
 from jaxrl_llm.cli.peer_options import method_name, translated
 from jaxrl_llm.cli.plan import plan_command
+from jaxrl_llm.cli.reward_eval import reward_eval_command
 from jaxrl_llm.core.signatures import hyperparameters
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.json_text import located
@@ -264,6 +265,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train_command,
     "eval": eval_command,
     "sample": sample_command,
+    "reward-eval": reward_eval_command,
     "algorithms": algorithms_command,
     "report": report_command,
     "export": export_command,

@@ -1,4 +1,4 @@
-"""The command line: jaxrl demo | agent-demo | train | eval | sample | algorithms | report | export | plan | ..."""
+"""The command line: jaxrl demo | agent-demo | train | eval | sample | reward-eval | algorithms | ..."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from jaxrl_llm.models.config import ModelConfig
     from jaxrl_llm.models.families import from_hf, to_hf
     from jaxrl_llm.models.io.load import load_policy
+    from jaxrl_llm.models.io.reward_model import load_reward_model
     from jaxrl_llm.models.io.save import save_policy
     from jaxrl_llm.models.policy import Policy, init_params, parameter_count
     from jaxrl_llm.models.table import parameter_table
@@ -21,6 +22,7 @@ __all__ = [
     "from_hf",
     "init_params",
     "load_policy",
+    "load_reward_model",
     "parameter_count",
     "parameter_table",
     "save_policy",
@@ -32,6 +34,7 @@ _MODULES = {
     "from_hf": "families",
     "init_params": "policy",
     "load_policy": "io.load",
+    "load_reward_model": "io.reward_model",
     "parameter_count": "policy",
     "parameter_table": "table",
     "save_policy": "io.save",

@@ -30,6 +30,13 @@ class DeltaRule(NamedTuple):
     taps: int  # of the convolution before it
 
 
+class ScoreHead(NamedTuple):
+    """Scores of sequences in place of logits of tokens: a reward model, or another classifier."""
+
+    labels: tuple[str, ...]  # names of the scores, one or more
+    pad_token_id: int | None  # the score is that of a row's last token that has another id; None: of its last token
+
+
 class LayerKind(NamedTuple):
     """Layers of a model that have the same weights and compute the same, but for windows and rotations."""
 
@@ -106,6 +113,7 @@ class ModelConfig:
     delta: DeltaRule | None = None  # in place of attention
     convolution: int = 0  # taps of a gated short convolution in place of attention; 0: none (LFM2)
     gated_attention: bool = False  # what a head gives is multiplied by a sigmoid of the token's own (Qwen3.5)
+    score: ScoreHead | None = None  # None: a language model
 
     @property
     def known_tokens(self) -> int:

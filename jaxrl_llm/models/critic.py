@@ -97,6 +97,35 @@ def init_critic(key: jax.Array, policy: Policy, params: Params, critic: Critic) 
     return {**params, "critic": entry}
 
 
+def start_as_reward_model(policy: Policy, params: Params, reward: Policy, weights: Params) -> Params:
+    """The parameters with a critic, a linear tower, that starts as a reward model: its decoder, and its scores as
+    values.
+
+    reward, weights: of `load_reward_model`, as many labels as the critic has heads. The arrays are not copied.
+    InputError for another kind of critic, and a reward model of another architecture, size or number of labels.
+    """
+    critic: Critic = policy.critic
+    if critic.kind != "tower" or critic.hidden:
+        raise InputError("a critic that starts as a reward model is a tower with a linear head: give it that kind")
+    own = dataclasses.replace(policy, critic=None, config=dataclasses.replace(policy.config, score=reward.config.score))
+    labels = len(reward.config.score.labels) if reward.config.score else 0
+    if labels != critic.heads or reward.config.family != policy.config.family:
+        raise InputError(
+            f"the critic has {critic.heads} values and is a {policy.config.family} model, but the reward model that it "
+            f"shall start as has {labels} labels and is a {reward.config.family} model: take one that is alike"
+        )
+    try:
+        check_params(own, weights)
+    except InputError as error:
+        raise InputError(
+            f"the reward model that the critic shall start as is not of the policy's size: {error}"
+        ) from None
+    bias = jnp.zeros(labels, jnp.float32)
+    head = {"weight": weights["score"].astype(jnp.float32), "bias": bias}
+    tower = {name: x for name, x in weights.items() if name != "score"}
+    return {**params, "critic": {"head": head, "tower": tower}}
+
+
 def critic_of(needs: Iterable[str], kind: str = "tower") -> Critic | None:
     """The critic of a method with these needs, of this kind if it has values; None for a method without one.
 

@@ -61,12 +61,25 @@ class Packing(flax.struct.PyTreeNode):
 def whole_rows(batch: Trajectories) -> Packing:
     """Every row as it is, and every position as an action."""
     N, L = batch.tokens.shape
-    real = batch.token_mask.astype(jnp.int32)
-    source = jnp.arange(N * L, dtype=jnp.int32).reshape(N, L)
-    flat = source.reshape(-1)
+    flat = jnp.arange(N * L, dtype=jnp.int32)
     # A row's first token was chosen from nothing; it is never an action.
-    paths = _paths(source, real, 0, jnp.arange(N, dtype=jnp.int32) * L)
-    return Packing(paths, None, None, flat // L, flat % L, jnp.maximum(flat - 1, 0), runs=1)
+    return Packing(_rows(batch.token_mask), None, None, flat // L, flat % L, jnp.maximum(flat - 1, 0), runs=1)
+
+
+def states_at(mask: Array, place: Array) -> Packing:
+    """Every row as it is, and of each only the states at some tokens, N x S in order. mask: bool[N, L], true on tokens,
+    which stand before all padding; place: int32[N, S]."""
+    N, L = mask.shape
+    row = jnp.broadcast_to(jnp.arange(N, dtype=jnp.int32)[:, None], place.shape)
+    flat = row.reshape(-1), place.reshape(-1)
+    return Packing(_rows(mask), None, None, *flat, flat[0] * L + flat[1], runs=1)
+
+
+def _rows(mask: Array) -> PackedRows:
+    """Rows as they are. mask: bool[N, L], true on tokens."""
+    N, L = mask.shape
+    source = jnp.arange(N * L, dtype=jnp.int32).reshape(N, L)
+    return _paths(source, mask.astype(jnp.int32), 0, jnp.arange(N, dtype=jnp.int32) * L)
 
 
 def shared_prompts(batch: Trajectories, group_size: int, prompt_length: int, completion_length: int) -> Packing:

@@ -91,7 +91,9 @@ class Policy:
 
     def unembedding(self, params: Params) -> jax.Array:
         """The matrix [V, D] whose product with a hidden state gives its logits; with an adapter [V, D + r], of
-        `head_states`."""
+        `head_states`. InputError for a reward model."""
+        if self.config.score:
+            raise InputError("this is a reward model, which has no logits of tokens: use model.scores")
         own = params["embed" if self.config.tie_embeddings else "unembed"].astype(self.dtype)
         if "unembed_lora_out" not in params:
             return own
@@ -131,6 +133,12 @@ class Policy:
         tokens = jnp.asarray(tokens, jnp.int32)
         real = jnp.ones_like(tokens) if mask is None else jnp.asarray(mask).astype(jnp.int32)
         return _logits(self, params, tokens, real)
+
+    def scores(self, params: Params, tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """Scores f32[N, labels] of whole sequences by a reward model; see `models.scores.sequence_scores`."""
+        from jaxrl_llm.models.scores import sequence_scores
+
+        return sequence_scores(self, params, tokens, mask)
 
 
 @jax.jit(static_argnums=0)

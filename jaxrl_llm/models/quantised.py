@@ -36,7 +36,7 @@ from jaxrl_llm.utils.errors import InputError, shown
 # Name -> dtype of the values, and the greatest of them.
 KINDS: dict[str, tuple[Any, float]] = {"int8": (jnp.int8, 127.0), "float8": (jnp.float8_e4m3fn, 448.0)}
 NAMES = frozenset(name for name, weight in PROJECTIONS.items() if not {"one", "taps", "all_inputs"} & {*weight.axes})
-NAMES -= {"router", "delta_rate", "delta_decay"}
+NAMES -= {"router", "delta_rate", "delta_decay", "score"}
 SMALLEST = 1e-30  # what is below is 0
 
 

@@ -23,6 +23,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.attention import MAX_LOGITS
 from jaxrl_llm.models.mesh_axes import EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
 from jaxrl_llm.plan.program_cost import Cost
+from jaxrl_llm.plan.reward_models import model_bytes
 from jaxrl_llm.plan.sampling import Sampling, active_weights, estimate, model_weights, pair_operations, reduced_bytes
 from jaxrl_llm.plan.shapes import StateShapes, as_trained, bytes_on_a_device
 from jaxrl_llm.training.config import TrainConfig
@@ -39,12 +40,13 @@ class Held(NamedTuple):
     frozen: int
     optimiser: int
     reference: int  # with a second policy that is run beside the first, the last update's weights and a target critic
+    rewards: int  # models among them
     learning: int  # numbers, not bytes
 
     @property
     def kept(self) -> int:
         """Bytes that are there all the time."""
-        return self.parameters + self.frozen + self.optimiser + self.reference
+        return self.parameters + self.frozen + self.optimiser + self.reference + self.rewards
 
 
 class Arithmetic(NamedTuple):
@@ -74,6 +76,7 @@ def held_bytes(shapes: StateShapes, mesh: AbstractMesh, reference_memory: str = 
         on_a_device(shapes.frozen),
         on_a_device(state.optimizer) + on_a_device(state.step),
         on_a_device(shapes.policies) + (on_a_device(shapes.copied_reference) if reference_memory == "device" else 0),
+        model_bytes(shapes.rewards, mesh),
         on_a_device(state.params, jnp.dtype(jnp.int8)),
     )
 
@@ -98,7 +101,7 @@ def arithmetic(
     copied, fsdp = sampling.phases["sampling"]["sampler's weights"], mesh.shape.get(FSDP, 1)
     convert = estimate("convert", 0, 2 * copied, all_gather=copied * (fsdp - 1) / fsdp)
     costs = {"convert": convert} | sampling.costs | learning_costs_of(config, model, algorithm, mesh, held)
-    return Arithmetic({**kept, "reference": held.reference, "padding": 0}, phases, costs)
+    return Arithmetic({**kept, "reference": held.reference, "rewards": held.rewards, "padding": 0}, phases, costs)
 
 
 def length_of(config: TrainConfig) -> int:

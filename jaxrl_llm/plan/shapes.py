@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -33,6 +34,7 @@ from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Policy, init_params
 from jaxrl_llm.models.stacks import map_kinds
 from jaxrl_llm.plan.layers import config_of
+from jaxrl_llm.plan.reward_models import Weights, model_bytes, model_weights
 from jaxrl_llm.plan.sampling_programs import Arrays, engine_arrays
 from jaxrl_llm.sampling.batch import BatchRow, assemble
 from jaxrl_llm.sampling.capacity import Size, for_conversations, lasting
@@ -149,6 +151,7 @@ class StateShapes(NamedTuple):
     params: Any  # of the policy, all together
     policies: Mapping[str, Any]  # that move beside it, but for the reference
     engines: int = 1  # that sample at a time, each with weights and caches of its own
+    rewards: Weights = ()  # of reward models
 
     @property
     def copied_reference(self) -> Any:
@@ -181,7 +184,9 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
     moving = jax.eval_shape(partial(first_policies, config, algorithm, hook_of(config, algorithm)), learning)
     policies = {name: tree for name, tree in moving.items() if name != "reference"}
     engines = 2 if rollout_of(config, algorithm).demands.reference else 1
-    return StateShapes(made["policy"], state, frozen, reference, combine(frozen, learning), policies, engines)
+    return StateShapes(
+        made["policy"], state, frozen, reference, combine(frozen, learning), policies, engines, model_weights(config)
+    )
 
 
 def has_second_policy(config: TrainConfig, algorithm: Algorithm) -> bool:
@@ -268,7 +273,7 @@ def reward_names(config: TrainConfig) -> list[str]:
     names = []
     for spec in config.rewards:
         name = spec.strip() if spec.strip().endswith(")") else spec.strip().rpartition("*")[0] or spec.strip()
-        names.append(name.rpartition(":")[2] if "(" not in name else name.partition("(")[0])
+        names.append(Path(name.rpartition(":")[2]).name if "(" not in name else name.partition("(")[0])
     return names
 
 
@@ -286,4 +291,5 @@ def held_by(shapes: RunShapes) -> dict[str, int]:
         "optimiser": bytes_on_a_device(state[1:]),  # with the counter of steps
         "reference": bytes_on_a_device(shapes.learner.policies)
         + (bytes_on_a_device(reference) if shapes.config.reference_memory == "device" else 0),
+        "rewards": model_bytes(model_weights(shapes.config), shapes.mesh),
     }

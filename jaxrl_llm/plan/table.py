@@ -19,7 +19,8 @@ ASSUMPTIONS = (
     "the TPU compiler's estimate; rewards, loading, evaluations and checkpoints are left out"
 )
 PARTS = (
-    "parameters", "frozen", "optimiser", "reference", "padding", "sampler's weights", "caches", "batch", "temporaries",
+    "parameters", "frozen", "optimiser", "reference", "rewards", "padding", "sampler's weights", "caches", "batch",
+    "temporaries",
 )  # fmt: skip
 
 

@@ -16,6 +16,8 @@ from jaxrl_llm.rewards.workers.runner import Reward
 from jaxrl_llm.utils.errors import InputError, InputErrors, unknown
 from jaxrl_llm.utils.peer_names import reward_hint
 
+MODEL = "model:"
+
 
 def names() -> list[str]:
     """The names of the built-in rewards, sorted."""
@@ -26,9 +28,10 @@ def get_reward(spec: str, folder: str | os.PathLike[str] = ".") -> Reward:
     """The reward of a spec `NAME[*WEIGHT]`; the weight is 1 by default.
 
     NAME is one of `names()`, some of which take an argument such as `format_match(REGEX)`, `path/to/file.py:FUNCTION`
-    or `package.module:FUNCTION`. `environment` is what the environment of an episode gave for it.
-    The function is loaded and called in a process of its own with the working directory `folder`; see
-    `process.ProcessFunction`. The process can be killed, but it is not sandboxed: the code must be trusted.
+    `package.module:FUNCTION`, or `model:PATH`, a reward model by its folder or name on the hub (`models.ModelReward`).
+    `environment` is what the environment of an episode gave for it. A function is loaded and called in a process of its
+    own with the working directory `folder`; see `process.ProcessFunction`. The process can be killed, but it is not
+    sandboxed: the code must be trusted.
 
     >>> get_reward("number_match*0.5").weight
     0.5
@@ -70,6 +73,11 @@ def _begun(spec: str, folder: str | os.PathLike[str]) -> tuple[ProcessFunction |
     name, weight = _parse(spec, folder)
     if name == ENVIRONMENT:  # which episodes have; no process computes it
         return None, lambda: Reward(environment, weight)
+    if _is_model(name, folder):
+        from jaxrl_llm.rewards.models import model_reward  # which needs JAX
+
+        reward = model_reward(name.removeprefix(MODEL), weight, folder)
+        return None, lambda: reward
     process = ProcessFunction(name, folder)
     process.start()
 
@@ -80,6 +88,20 @@ def _begun(spec: str, folder: str | os.PathLike[str]) -> tuple[ProcessFunction |
         return Reward(process, weight)
 
     return process, finish
+
+
+def model_path(spec: str) -> str | None:
+    """The path, or the name on the hub, of the reward model in a spec; None for another reward."""
+    if isinstance(spec, ByValue) or not spec.strip().startswith(MODEL):
+        return None
+    name, _ = _parse(spec, ".")
+    return name.removeprefix(MODEL) if _is_model(name, ".") else None
+
+
+def _is_model(name: str, folder: str | os.PathLike[str]) -> bool:
+    """Whether a name is a reward model's, and not that of a function in a module called `model`."""
+    path = name.removeprefix(MODEL)
+    return path != name and (not path.isidentifier() or Path(folder, path).is_dir())
 
 
 def _in_this_process(process: ProcessFunction, weight: float) -> Reward:
@@ -113,6 +135,8 @@ def _parse(spec: str, folder: str | os.PathLike[str]) -> tuple[str, float]:
     if name in FACTORIES:
         what = "a pattern" if name == "format_match" else "an argument"
         raise InputError(f"reward {name!r} needs {what}: {name}({ARGUMENTS[name]})")
+    if _is_model(name, folder):
+        return name, weight
     if ":" in name:
         source = name.rpartition(":")[0]
         if source.endswith(".py") and not (path := Path(folder, Path(source).expanduser())).is_file():

@@ -26,6 +26,7 @@ from jaxrl_llm.training.folder.lock import locked
 from jaxrl_llm.training.health.first_checks import (
     Rows,
     check_answers,
+    check_conversations,
     check_model,
     check_rewards,
     checked_rewards,
@@ -91,6 +92,7 @@ def read_inputs(
             prompts = split_prompts(config, source)
         with _checked(rewards, columns_of(config, prompts.training, prompts.held_out), config.eval_reward):
             check_answers(rewards, prompts.training, prompts.held_out)
+            check_conversations(config, rewards, prompts.training, prompts.held_out)
             yield Inputs(prompts, rewards)
 
 
@@ -119,6 +121,7 @@ def evaluation_inputs(
     rows, rewards, *_ = gather(*reads, *checks)
     with _checked(rewards, columns_of(config, rows), config.eval_reward):
         check_answers(rewards, rows)
+        check_conversations(config, rewards, rows)
         yield rows, rewards
 
 

@@ -24,6 +24,7 @@ from jaxrl_llm.learner.router_balance import RouterBalance, check_balance
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import critic_of
 from jaxrl_llm.models.io.load import load_tokenizer
+from jaxrl_llm.models.io.reward_model import read_scoring
 from jaxrl_llm.models.mesh_axes import row_shards
 from jaxrl_llm.reporting.lone import compares_samples
 from jaxrl_llm.rewards import Reward
@@ -228,9 +229,15 @@ def check_critic(config: TrainConfig, algorithm: Algorithm) -> None:
             raise InputError(
                 f"critic_steps train values of one head, and those of {config.algorithm} {why}: leave it out"
             )
+        if config.critic_model is not None:
+            if config.critic != "tower":
+                raise InputError(f"critic is {config.critic}, but only a tower can start from a critic_model")
+            read_scoring(config.critic_model)  # raises InputError for what is no reward model
         return
     default = TrainConfig()
-    given = [name for name in ("critic", "critic_steps") if getattr(config, name) != getattr(default, name)]
+    given = [
+        name for name in ("critic", "critic_model", "critic_steps") if getattr(config, name) != getattr(default, name)
+    ]
     if critic_of(algorithm.needs) is None:
         given += ["optimizer.critic_learning_rate"] * (config.optimizer.critic_learning_rate is not None)
     if given:

@@ -25,9 +25,9 @@ from jaxrl_llm.distributed.on_hosts import in_units
 from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
 from jaxrl_llm.learner.setup import shard, start
 from jaxrl_llm.learner.update import TrainState
-from jaxrl_llm.models import load_policy, lora
+from jaxrl_llm.models import load_policy, load_reward_model, lora
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.critic import critic_of, init_critic
+from jaxrl_llm.models.critic import critic_of, init_critic, start_as_reward_model
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.io.digest import tokenizer_digest
 from jaxrl_llm.models.io.load import load_tokenizer
@@ -36,6 +36,7 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import frozen_weight
 from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.rewards import Reward
+from jaxrl_llm.rewards.models import on_devices
 from jaxrl_llm.training.agents import agent_digests, check_agent, is_agent, tell_ends
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checksums import checksums, structure
@@ -116,8 +117,13 @@ def load_model(
         config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat_of(config), shardings=spread,
         adapter=config.adapter, context=config.context_tokens or None, keep=keep_of(config),
     )  # fmt: skip
-    policy = with_precision(config, policy)
-    return *with_critic(config, needs, policy, params), tokenizer
+    policy, params = with_critic(config, needs, with_precision(config, policy), params)
+    if config.critic_model is not None and policy.critic is not None:
+        reward, weights, _ = load_reward_model(
+            config.critic_model, dtype=config.dtype, param_dtype=config.param_dtype, shardings=spread
+        )
+        params = start_as_reward_model(policy, params, reward, weights)
+    return policy, params, tokenizer
 
 
 def _sharded(mesh: jax.sharding.Mesh, sampler: jax.sharding.Mesh, model: ModelConfig, shapes: Any) -> Any:
@@ -214,6 +220,8 @@ def set_up(
         hosts.agree({**digests, "the settings": repr(config), "the code and packages": code_digest()})
     if mesh.size > 1:
         policy = dataclasses.replace(policy, mesh=mesh)
+    with phase("put the rewards on the devices"):
+        rewards = on_devices(inputs.rewards, mesh, config.dtype)
     frozen, params = shard(split_parameters(config, policy, params), policy, mesh)
     reference, of_models = reference_of(config, algorithm, policy, frozen, params)
     digests |= of_models
@@ -223,7 +231,7 @@ def set_up(
     facts = RunFacts(prompts=len(prompts.rows), steps=config.steps)
     state, memory = start(policy, algorithm, optimizer, params, facts, mesh)
     parts = RunParts(
-        algorithm, policy, tokenizer, prompts, held_out, inputs.rewards, optimizer,
+        algorithm, policy, tokenizer, prompts, held_out, rewards, optimizer,
         learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, sampler, frozen, hosts,
         record=record_of(config, algorithm, given), policies=first_policies(config, algorithm, hook, params), hook=hook,
     )  # fmt: skip

@@ -107,7 +107,7 @@ AVERAGE = (
     "is --algorithm.average here (sequence, token, prompt, constant ...); the methods are --algorithm grpo, dapo, "
     "dr_grpo, bnpo, cispo"
 )
-REWARD_MODEL = "is a function here: --rewards my_file.py:reward, which may call a model"
+REWARD_MODEL = "is a reward here: --rewards model:PATH"
 HUB = "is jaxrl export RUN FOLDER here, after training: upload that folder"
 TRL_OTHER: dict[str, str] = {
     "accelerate_config": MESH,

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 logger = logging.getLogger("jaxrl_llm.rollouts")
+DISPATCH = threading.Lock()
+"""Held while programs that span several devices are started from threads, so that all devices get them in one order."""
 BLOCKED = 10.0  # seconds without a turn after which an event loop is given up
 TOLD = (
     "an async function of a tool or an environment has blocked its event loop for {:g} s, and others go on in a new "

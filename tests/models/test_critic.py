@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm import load_reward_model
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.checks import check_params
-from jaxrl_llm.models.critic import Critic, critic_of, init_critic, values_of
+from jaxrl_llm.models.critic import Critic, critic_of, init_critic, start_as_reward_model, values_of
 from jaxrl_llm.models.policy import Params
+from jaxrl_llm.models.scores import token_scores
 from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.utils.errors import InputError
 
@@ -122,3 +126,25 @@ def test_bad_critics_are_refused() -> None:
     for bad in ({"kind": "twoer"}, {"heads": 0}, {"hidden": -1}):
         with pytest.raises(InputError, match="critic"):
             Critic(**bad)
+
+
+def test_a_critic_starts_as_a_reward_model(vectors: Any) -> None:
+    reward, weights, _ = load_reward_model(Path(__file__).parents[1] / "reward_models" / "llama_1")
+    config = dataclasses.replace(reward.config, score=None)
+    policy = Policy(config, critic=Critic())
+    params = start_as_reward_model(policy, init_params(jax.random.key(0), config), reward, weights)
+    check_params(policy, params, needs_critic=True)
+    tokens = jnp.asarray([[3, 1, 4, 1, 5, 9, 2, 6]])
+    ones = jnp.ones_like(tokens)
+    states, _ = policy.forward(params["critic"]["tower"], tokens, jnp.cumsum(ones, axis=1) - 1, ones)
+    values = values_of(policy.critic, params, states)
+    np.testing.assert_allclose(values, token_scores(reward, weights, tokens)[..., 0], rtol=1e-5, atol=1e-5)
+
+    def refused(message: str, other: Policy) -> None:
+        with pytest.raises(InputError, match=message):
+            start_as_reward_model(other, params, reward, weights)
+
+    refused("a tower with a linear head", dataclasses.replace(policy, critic=Critic("shared")))
+    refused("a tower with a linear head", dataclasses.replace(policy, critic=Critic(hidden=4)))
+    refused("has 2 values and is a llama model", dataclasses.replace(policy, critic=Critic(heads=2)))
+    refused("of the policy's size: the parameter", dataclasses.replace(vectors("llama").policy, critic=Critic()))

@@ -39,6 +39,7 @@ LETTERS = {
     "vocabulary": "V", "rank": "r", "units": "U", "values": "W", "value_size": "g", "choices": "E", "shared": "S",
     "one": "1", "inputs": "i", "all_inputs": "I", "query_rank": "q", "kv_rank": "R", "latent": "c", "plain": "p",
     "query_heads": "G", "query_size": "x", "state_heads": "Z", "state_size": "y", "taps": "t", "channels": "C",
+    "labels": "L",
 }  # fmt: skip
 EXPECTED = {  # by hand: axes and initialiser of every row that some model has
     "embed": "VD normal", "final_norm": "D identity", "unembed": "VD normal", "attention_norm": "nD identity",
@@ -60,6 +61,7 @@ EXPECTED = {  # by hand: axes and initialiser of every row that some model has
     "delta_rate": "nDZ normal", "delta_decay": "nDZ normal", "log_rate": "nZ zeros", "decay_bias": "nZ zeros",
     "delta_norm": "ny plain", "delta_out": "nZyD normal", "conv_in": "nDC normal", "conv_gate": "nDC normal",
     "conv_value": "nDC normal", "conv_taps": "ntC normal", "conv_out": "nCD normal",
+    "score": "DL normal",
 }  # fmt: skip
 
 

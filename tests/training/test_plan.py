@@ -377,3 +377,12 @@ def test_a_plan_for_slices_of_four_v5e_chips(slices: int, tmp_path: Path) -> Non
     assert np.isclose(sum(max(s[k] for k in ("compute", "memory", "links", "compiler"))
                           for s in plan["seconds"].values()), plan["iteration_seconds"])  # fmt: skip
     assert (tmp_path / "plan.svg").exists()
+
+
+def test_reward_models_are_counted() -> None:
+    """Their weights are on the devices all the time, sharded as the policy's."""
+    model = str(Path(__file__).parents[1] / "reward_models" / "gemma2_1")
+    config = tiny(rewards=(f"model:{model}*0.5", "exact_match"))
+    plan, count = estimated_plan(config, here()), 31_616  # as transformers counts them
+    assert plan.held["rewards"] == held_by(shapes_of(config, here()))["rewards"] == 4 * count
+    assert estimated_plan(tiny(), here()).held["rewards"] == 0

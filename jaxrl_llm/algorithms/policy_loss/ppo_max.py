@@ -46,12 +46,6 @@ def sampled_rows(batch: Trajectories) -> jax.Array:
     paper="arXiv 2307.04964",
     year=2023,
     test="test_actor_critic.py::test_ppo_max_is_its_loop",
-    lacks={
-        "reward_model": (
-            "a critic that starts from a reward model; it starts from the policy instead, see --critic-steps",
-            "a reward model with a value head",
-        )
-    },
 )
 @presets(
     paper={"kl_coefficient": 0.05, "reward_scaling": "normalise", "reward_clip": 0.3},
@@ -91,7 +85,8 @@ def ppo_max(
 
     The released scripts (preset "code") have reward_scaling "scale", reward_clip None, and kl_coefficient 0.01
     (English) or 0.1 (Chinese). The code has reward_clip 10 and advantage_clip 0.5 when these are on. The paper
-    initialises the critic from the reward model and trains it before the policy (the run's `critic_steps`).
+    initialises the critic from the reward model (the run's `critic_model`) and trains it before the policy
+    (`critic_steps`).
 
     pretraining_coefficient above 0 adds, to each group, the text in `column` of its row of the data set, which has no
     score and no advantage and counts in no other mean, and to the loss that coefficient times the mean of -log pi over

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config import ModelConfig, ScoreHead
 from jaxrl_llm.models.config_checks import check_settings, check_together
 from jaxrl_llm.models.families import deepseek_v3, gemma, gemma4, glm4, gpt_oss, lfm2, llama, olmo3, qwen, qwen3_5
+from jaxrl_llm.models.families.classifiers import SETTINGS as CLASSIFIER_SETTINGS
+from jaxrl_llm.models.families.classifiers import read_score_head, write_score_head
 from jaxrl_llm.models.families.family import FULL, SLIDING, Family, Tensor
 from jaxrl_llm.models.families.quantisation import quantisation_of
 from jaxrl_llm.models.families.unread import NEUTRAL, RecordingSettings
@@ -60,6 +62,7 @@ __all__ = [
     "from_hf",
     "language_model",
     "quantisation_of",
+    "score_head",
     "to_hf",
     "unread_settings",
 ]
@@ -101,6 +104,12 @@ def from_hf(raw: dict[str, Any], where: str = "the model's config.json") -> Mode
     config = _config(name, family, raw | missing, where)
     check_together(config, where)
     return config
+
+
+def score_head(raw: dict[str, Any], where: str = "the model's config.json") -> ScoreHead:
+    """What the dictionary of a classifier's config.json says of its scores; `from_hf` reads all else."""
+    raw = language_model(raw) | {name: raw[name] for name in CLASSIFIER_SETTINGS if name in raw}
+    return read_score_head(raw, FAMILIES[raw["model_type"]], where)
 
 
 def unread_settings(raw: dict[str, Any], where: str = "the model's config.json") -> tuple[str, ...]:
@@ -150,7 +159,8 @@ def _config(name: str, family: Family, values: dict[str, Any], where: str) -> Mo
 
 
 def to_hf(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
-    """The dictionary of a config.json from which transformers builds the same model; `from_hf` reads it back equal.
+    """The dictionary of a config.json from which transformers builds the same model; `from_hf` reads it back equal,
+    and `score_head` the scores of a classifier.
 
     What versions of transformers and other readers spell in two ways is there in both, and nothing is left out that one
     of them would guess.
@@ -187,4 +197,5 @@ def to_hf(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
     out["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
     if "partial_rotary_factor" in rope:
         out["partial_rotary_factor"] = first["partial_rotary_factor"]
+    own |= write_score_head(config, family)
     return {name: value for name, value in (out | own).items() if name not in family.unwritten}

@@ -85,11 +85,13 @@ def _gemma3_thetas(raw: Values) -> dict[str, float]:
 
 GEMMA2 = family(
     "Gemma2ForCausalLM", "gemma2", read=_common, write=_write, types=_gemma2_types, settings=_CAPS, tensors=_TENSORS,
+    pad_token_id=0,
     max_position_embeddings=8192, num_key_value_heads=4, head_dim=256, sliding_window=4096, attn_logit_softcapping=50.0,
     final_logit_softcapping=30.0,
 )  # fmt: skip
 GEMMA3 = family(
     "Gemma3ForCausalLM", "gemma3", read=_gemma3, write=_write_gemma3, types=_gemma3_types, thetas=_gemma3_thetas,
+    pad_token_id=0,
     settings=_CAPS, tensors=_TENSORS, max_position_embeddings=131_072, num_key_value_heads=4, head_dim=256,
     rope_theta=1_000_000.0, sliding_window=4096, **MULTIMODAL,
 )  # fmt: skip

@@ -123,6 +123,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
 
 GEMMA4 = family(
     "Gemma4ForCausalLM", read=_read, write=_write, types=_types, thetas=_thetas,
+    pad_token_id=0,
     settings={
         "per_layer_config": or_null(SECTION), "attention_k_eq_v": or_null(FLAG), "enable_moe_block": or_null(FLAG),
         "num_kv_shared_layers": or_null(whole(0)), "use_double_wide_mlp": or_null(FLAG),

@@ -71,6 +71,7 @@ def _write_moe(config: ModelConfig) -> dict[str, Any]:
 
 GLM4 = family(
     "Glm4ForCausalLM", partial=True, read=_glm4, types=full,
+    pad_token_id=151329,
     write=lambda config: {"attention_bias": config.attention_bias},
     max_position_embeddings=131_072, num_key_value_heads=2, head_dim=128, rms_norm_eps=1.5625e-7, attention_bias=True,
     partial_rotary_factor=0.5,

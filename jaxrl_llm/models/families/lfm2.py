@@ -46,6 +46,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
 
 LFM2 = family(
     "Lfm2ForCausalLM", read=_read, write=_write, types=full, max_position_embeddings=128_000, num_key_value_heads=8,
+    pad_token_id=0,
     norm_eps=1e-5, rope_theta=1_000_000.0, conv_L_cache=3, block_auto_adjust_ff_dim=True, block_multiple_of=256,
     block_ffn_dim_multiplier=1.0,
     settings={

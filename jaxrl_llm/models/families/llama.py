@@ -84,6 +84,7 @@ MISTRAL = family(
 )  # fmt: skip
 MINISTRAL3 = family(
     "Ministral3ForCausalLM", num_key_value_heads=8, max_position_embeddings=262_144, rms_norm_eps=1e-5,
+    pad_token_id=11,
     sliding_window=None, **_MISTRAL3,
 )  # fmt: skip
 MIXTRAL = family(
@@ -102,6 +103,7 @@ MIXTRAL = family(
 )  # fmt: skip
 SMOLLM3 = family(
     "SmolLM3ForCausalLM", read=_smollm3, write=_write_smollm3, types=_smollm3_types, num_key_value_heads=4,
+    pad_token_id=128004,
     sliding_window=None, rope_theta=2_000_000.0, no_rope_layer_interval=4, tie_word_embeddings=True,
     settings=_BIAS | {"no_rope_layers": or_null(list_of(whole(0, 1))), "no_rope_layer_interval": whole(1)},
 )  # fmt: skip
@@ -113,6 +115,7 @@ GRANITE = family(
 )  # fmt: skip
 PHI3 = family(
     "Phi3ForCausalLM", partial=True, max_position_embeddings=4096, rms_norm_eps=1e-5, sliding_window=None,
+    pad_token_id=32000,
     settings={"original_max_position_embeddings": or_null(whole(1))},
     write=lambda config: {"original_max_position_embeddings": config.ropes[0].original_length or config.max_positions},
     tensors=(

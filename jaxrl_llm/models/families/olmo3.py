@@ -44,6 +44,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
 
 OLMO3 = family(
     "Olmo3ForCausalLM", read=_read, write=_write, types=_types, thetas=_thetas, max_position_embeddings=2048,
+    pad_token_id=1,
     rms_norm_eps=1e-5, rope_theta=500_000.0, sliding_window=4096,
     tensors=(
         Tensor("post_attention_layernorm.weight", ("attention_post_norm",)),

@@ -72,7 +72,8 @@ def from_tensors(
         heads = sorted({name for name in unread if not name.startswith("model.")})
         what = f": {', '.join(heads[:3])} of a head that is no language model's" if len(heads) == len(unread) else ""
         raise InputError(
-            f"{where}: {len(unread)} tensors are not part of a {config.family} model as configured{what}, e.g. {some}"
+            f"{where}: {len(unread)} tensors are not part of a {config.family} model as configured{what}, e.g. "
+            f"{some}{_CLASSIFIER * (SCORE in heads)}"
         )
     return params
 
@@ -91,8 +92,8 @@ def skipped_tensors(tensors: Iterable[str], config: ModelConfig) -> set[str]:
     """
     family = FAMILIES[config.family]
     found = {name for name in tensors if name.endswith("rotary_emb.inv_freq") or name.startswith(family.skipped)}
-    if config.tie_embeddings:
-        found |= {"lm_head.weight"} & set(tensors)  # some files store it twice
+    if config.tie_embeddings or config.score:
+        found |= {"lm_head.weight"} & set(tensors)  # some files store it twice, and some classifiers keep it
     for name in tensors:
         match = OF_LAYER.match(name)
         number = int(match[1]) if match else -1
@@ -103,6 +104,8 @@ def skipped_tensors(tensors: Iterable[str], config: ModelConfig) -> set[str]:
     return found
 
 
+SCORE = "score.weight"
+_CLASSIFIER = ": it is a reward model, which load_reward_model and --rewards model:PATH read"
 OF_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.(.*)")
 _KEYS_AND_VALUES = tuple(f"self_attn.{name}" for name in ("k_proj", "v_proj", "k_norm", "v_norm"))
 
@@ -121,6 +124,8 @@ def without_prefix(tensors: Tensors, config: ModelConfig) -> Tensors:
 
 def _instead(name: str, tensors: Tensors) -> str:
     """What the file has in place of a tensor that it lacks, for an error."""
+    if SCORE in tensors and name == "lm_head.weight":
+        return _CLASSIFIER
     longer = sorted(other for other in tensors if other.endswith(f".{name}"))
     if longer:
         prefix = longer[0].removesuffix(name)

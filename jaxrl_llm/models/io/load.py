@@ -67,16 +67,27 @@ def load_policy(
     that are NaN or infinite, for an architecture that is not supported, and for arguments of other types.
     """
     use_compile_cache()
-    _expect_no_torch()
-    kept = _dtype("dtype" if param_dtype is None else "param_dtype", dtype if param_dtype is None else param_dtype)
-    dtype = _dtype("dtype", dtype)
+    expect_no_torch()
+    kept = dtype_of("dtype" if param_dtype is None else "param_dtype", dtype if param_dtype is None else param_dtype)
+    dtype = dtype_of("dtype", dtype)
     if not isinstance(remat, bool) and not callable(remat):
         raise InputError(f"remat is {shown(remat)}, but must be True, False or one of jax.checkpoint_policies")
     path, name = path_of(path_or_name, "the model"), str(path_or_name)
     if name == DEMO_MODEL or name.endswith(".gguf"):
         return _load_gguf(name, dtype, kept, remat, shardings, adapter, keep)
-    folder = path if os.path.isdir(path) else _from_hub(name)
-    raw, config = _settings(folder)
+    folder = path if os.path.isdir(path) else folder_of_hub(name)
+    raw, config = settings_of(folder)
+    return read_folder(folder, raw, config, dtype, kept, remat, shardings, adapter, keep, context)
+
+
+def read_folder(
+    folder: Path, raw: dict[str, Any], config: ModelConfig, dtype: Any, kept: Any, remat: Remat,
+    shardings: Shardings | None, adapter: str | Path | None, keep: Keep, context: int | None,
+) -> tuple[Policy, Params, Any]:  # fmt: skip
+    """The model of a Hugging Face folder, with the end tokens that all of its files name; arguments of `load_policy`.
+
+    raw, config: the folder's settings, and the model that they describe (`settings_of`). kept: dtype of the weights.
+    """
     generation = folder / "generation_config.json"
     if generation.exists():
         # Chat models list there the tokens that end a turn, of which config.json may name only one.
@@ -138,12 +149,12 @@ def read_unread(path_or_name: str | Path) -> Unread:
     path, name = path_of(path_or_name, "the model"), str(path_or_name)
     if name == DEMO_MODEL or name.endswith(".gguf"):
         raise InputError(f"{name} is a GGUF file, of which all is read: there is nothing more to keep")
-    folder = path if os.path.isdir(path) else _from_hub(name)
-    raw, config = _settings(folder)
+    folder = path if os.path.isdir(path) else folder_of_hub(name)
+    raw, config = settings_of(folder)
     return unread_of(folder, without_prefix(open_folder(folder), config), raw, config)
 
 
-def _settings(folder: Path) -> tuple[dict[str, Any], ModelConfig]:
+def settings_of(folder: Path) -> tuple[dict[str, Any], ModelConfig]:
     """The settings in a folder's config.json, and what they are of the language model."""
     if not (folder / "config.json").exists():
         raise InputError(f"{folder} has no config.json: give a Hugging Face model folder, a .gguf file or a hub name")
@@ -167,22 +178,22 @@ def _as_floats(tensors: Tensors, raw: dict[str, Any], folder: Path, dtype: Any) 
 
 def load_tokenizer(path_or_name: str | Path) -> Any:
     """The tokenizer of a model alone, as `load_policy` gives it; InputError as there."""
-    _expect_no_torch()
+    expect_no_torch()
     path, name = path_of(path_or_name, "the model"), str(path_or_name)
     if name == DEMO_MODEL or name.endswith(".gguf"):
         from jaxrl_llm.models.io.gguf import read_gguf, smollm2_path
 
         return read_gguf(smollm2_path() if name == DEMO_MODEL else Path(name).expanduser()).tokenizer()
-    return _tokenizer(path if os.path.isdir(path) else _from_hub(name))
+    return _tokenizer(path if os.path.isdir(path) else folder_of_hub(name))
 
 
-def _expect_no_torch() -> None:
+def expect_no_torch() -> None:
     """Drop the warning of transformers that PyTorch is missing: it is not needed here."""
     about_torch = "PyTorch was not found"
     logging.getLogger("transformers").addFilter(lambda record: about_torch not in str(record.msg))
 
 
-def _dtype(name: str, dtype: Any) -> Any:
+def dtype_of(name: str, dtype: Any) -> Any:
     try:
         known = None if dtype is None else jnp.dtype(dtype)
     except Exception:  # numpy has several for what is no dtype
@@ -257,7 +268,7 @@ def _tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def _from_hub(name: str) -> Path:
+def folder_of_hub(name: str) -> Path:
     """Download (or find in the cache) a model of the Hugging Face hub."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

@@ -35,9 +35,10 @@ def save_policy(
 ) -> Path:
     """Write a Hugging Face folder: config.json, safetensors in the dtype of the parameters, the tokenizer.
 
-    transformers loads it, and `load_policy` reads back equal parameters. Files of more than `shard_bytes` are split.
-    Adapters (`lora`) are merged into the weights. unread: what `load_policy` did not read of the model's files, as
-    `io.load.read_unread` gives it, which is written unchanged, beside weights with the names that they have there.
+    transformers loads it, and `load_policy` or `load_reward_model` reads back equal parameters. Files of more than
+    `shard_bytes` are split. Adapters (`lora`) are merged into the weights. unread: what `load_policy` did not read of
+    the model's files, as `io.load.read_unread` gives it, which is written unchanged, beside weights with the names that
+    they have there.
 
     The folder must be new or empty; with `overwrite` a model in it is replaced. A run's folder never is, nor are files
     that are not of a model. It is written beside its place and then renamed: a process that is killed leaves what was

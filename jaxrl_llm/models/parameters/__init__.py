@@ -3,9 +3,9 @@
 Initialisation, loading and saving (`io.layout`, `gguf`), sharding (`placement`), LoRA, weight decay and checks of
 parameters read the table (`table.TABLE`). A new weight is a row there and a line in the decoder.
 
-Logical axes: layers, experts, hidden, heads (of queries), kv_heads, head_size, inner (of the MLP), vocabulary; of
-adapters rank; of a critic's head units (hidden or its own) and values. `combine` joins parameters that are frozen with
-those that learn. The package needs no JAX.
+Logical axes: layers, experts, hidden, heads (of queries), kv_heads, head_size, inner (of the MLP), vocabulary,
+labels; of adapters rank; of a critic's head units (hidden or its own) and values. `combine` joins parameters that are
+frozen with those that learn. The package needs no JAX.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def axis_sizes(config: ModelConfig) -> dict[str, int]:
         "heads": config.num_heads, "kv_heads": config.num_kv_heads, "head_size": config.head_dim,
         "value_size": latent.value if latent else config.head_dim, "inner": config.intermediate_size,
         "vocabulary": config.vocab_size, "choices": config.num_experts, "shared": config.shared_size, "one": 1,
-        "inputs": config.layer_inputs,
+        "inputs": config.layer_inputs, "labels": len(config.score.labels) if config.score else 0,
         "all_inputs": config.layer_inputs * config.num_layers,
     }  # fmt: skip
     if delta:

@@ -74,7 +74,8 @@ def _linear(name: str, axes: str, huggingface: str, gguf: str, inputs: int, when
 TABLE = (
     Weight("embed", _ROWS, NORMAL, "model.embed_tokens.weight", "token_embd.weight"),
     Weight("final_norm", ("hidden",), IDENTITY, "model.norm.weight", "output_norm.weight"),
-    Weight("unembed", _ROWS, NORMAL, "lm_head.weight", "output.weight", when=lambda config: not config.tie_embeddings),
+    Weight("unembed", _ROWS, NORMAL, "lm_head.weight", "output.weight",
+           when=lambda config: not config.tie_embeddings and not config.score),
     _of_layer("attention_norm", "hidden", IDENTITY, "input_layernorm.weight", "attn_norm.weight", when=_PRE_NORMS),
     _of_layer("query", "hidden heads head_size", NORMAL, "self_attn.q_proj.weight", "attn_q.weight", 1, True,
               lambda config: _attends(config) and not (config.latent and config.latent.query_rank)),
@@ -177,6 +178,7 @@ TABLE = (
     _linear("input_out", "inputs hidden", "per_layer_projection.weight", "proj.weight", 1, _has("layer_inputs")),
     _of_layer("input_post_norm", "hidden", IDENTITY, "post_per_layer_input_norm.weight", "post_norm.weight",
               when=_has("layer_inputs")),
+    Weight("score", ("hidden", "labels"), NORMAL, "score.weight", "", 1, when=_has("score")),
 )  # fmt: skip
 
 # Of a critic's head (`critic`), which no other format has: values from units, and an MLP that gives these from states.

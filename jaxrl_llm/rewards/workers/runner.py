@@ -170,12 +170,13 @@ def close_rewards(rewards: Iterable[Reward]) -> None:
 
 
 def reward_digest(reward: Reward) -> str:
-    """SHA-256, in hexadecimal, of the file that a reward of `get_reward` was loaded from.
+    """SHA-256, in hexadecimal, of the file that a reward of `get_reward` was loaded from, or of a reward model's files.
 
     For a built-in reward this is a file of the library; the pattern of `format_match` is not included. "" for a plain
     function, and for a module without a file.
     """
-    return reward.digest or (reward.function.digest if isinstance(reward.function, ProcessFunction) else "")
+    own = getattr(reward.function, "digest", "")  # of a process, or of a reward model
+    return reward.digest or (own if isinstance(own, str) else "")
 
 
 def require_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:

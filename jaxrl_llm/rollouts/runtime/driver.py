@@ -28,6 +28,7 @@ from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Held
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers, sample_numbers
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.process import compiles, count_compiles, interruptible, stop_if
+from jaxrl_llm.utils.threads import DISPATCH
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
 
@@ -243,7 +244,8 @@ class _Run:
             if draws not in self.engines:
                 stats = Stats(began=time.perf_counter())
                 self.stats += [] if draws.temperature == 0 else [stats]
-                engine = self.driver.make_engine([request for _, request in asked], draws, stats)
+                with DISPATCH:
+                    engine = self.driver.make_engine([request for _, request in asked], draws, stats)
                 self.engines[draws] = _Running(engine, {}, stats)
             for ticket, request in asked:
                 running = self.engines[draws]
@@ -252,7 +254,9 @@ class _Run:
         chunk, taken = self.outside.steps(self.driver.chunk), int(bool(busy))
         for engine, open_ones, stats in busy:
             before = stats.steps
-            for completion in engine.step(chunk):
+            with DISPATCH:  # rewards may be models that score meanwhile
+                completions = engine.step(chunk)
+            for completion in completions:
                 ticket = open_ones.pop(completion.index)
                 if not ticket.note(completion):
                     self.parked.append(ticket)

@@ -171,8 +171,8 @@ class TrainConfig:
 
     rewards: tuple[str, ...] = ("reasoning_gym",)
     """Reward functions NAME[*WEIGHT]: exact_match, number_match, math_verify, reasoning_gym, format_match(REGEX),
-    path/to/file.py:FUNCTION or package.module:FUNCTION, or environment, what the environment gives, which is the
-    default where there is one."""
+    path/to/file.py:FUNCTION or package.module:FUNCTION, model:PATH, the score of a reward model, or environment, what
+    the environment gives, which is the default where there is one."""
     reward_time_limit: float = 10.0
     """Seconds that a reward function may take for a completion, after which that one is not scored. A call with the
     completions of a step (with stream_rewards: of a group) has as much again for each doubling of their number."""
@@ -203,6 +203,9 @@ class TrainConfig:
     critic: Literal["tower", "shared"] = "tower"
     """Critic, for methods that have one: a copy of the model with a value head (tower), or a value head on the policy's
     hidden states (shared)."""
+    critic_model: str | None = None
+    """Reward model (a folder, or a name on the hub) of the model's own size and vocabulary from which a critic that is
+    a tower starts, value head included. Default: the model, and values of 0."""
     critic_steps: int = 0
     """Number of first steps in which only the critic is trained."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

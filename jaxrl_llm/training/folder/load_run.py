@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from collections.abc import Mapping
@@ -51,7 +52,7 @@ def load_run(
     place = Path(folder.checkpoints_for(1))
     if not place.is_dir():
         raise InputError(f"{path_or_name} has no checkpoints yet")
-    policy, params, tokenizer = load_model(config, needs)
+    policy, params, tokenizer = load_model(dataclasses.replace(config, critic_model=None), needs)
     found = {**(digests or {}), **model_digests(params, tokenizer)}
     frozen, params = split_parameters(config, policy, params)
 

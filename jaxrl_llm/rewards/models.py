@@ -1,0 +1,180 @@
+"""Reward models as reward functions: completions scored in batches on a run's devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core.shapes import bucket, pad_rows
+from jaxrl_llm.data.chat.encode import encode_plain, has_chat_template, is_conversation
+from jaxrl_llm.data.chat.inert import guarded
+from jaxrl_llm.data.chat.rendering import Rendering
+from jaxrl_llm.distributed import check_mesh, fully_sharded, mesh_of
+from jaxrl_llm.distributed.mesh import on_rows
+from jaxrl_llm.models import Policy, load_reward_model
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.io.load import load_tokenizer
+from jaxrl_llm.models.io.reward_model import read_scoring
+from jaxrl_llm.models.mesh_axes import row_shards
+from jaxrl_llm.models.policy import Params
+from jaxrl_llm.rewards.workers.runner import Reward
+from jaxrl_llm.utils.errors import InputError, several
+from jaxrl_llm.utils.threads import DISPATCH
+
+logger = logging.getLogger("jaxrl_llm.rewards")
+BATCH_TOKENS = 2**14  # that a batch has for each shard of rows, padding included, if it has more than one row
+
+
+class Scorer(NamedTuple):
+    """A reward model on its devices."""
+
+    model: Policy
+    params: Params
+
+    def scores(self, sequences: Sequence[Sequence[int]]) -> np.ndarray:
+        """Scores f32[N] of sequences of token ids; NaN for one that is longer than the model's context.
+
+        They are sorted into batches of bucketed lengths and numbers of rows, so that few programs are compiled.
+        """
+        found, context = np.full(len(sequences), np.nan, np.float32), self.model.config.max_positions
+        of_length: dict[int, list[int]] = defaultdict(list)
+        for place, ids in enumerate(sequences):
+            if not context or len(ids) <= context:
+                of_length[bucket(len(ids), least=32, per_octave=1)].append(place)
+        shards = row_shards(self.model.mesh)
+        for length, places in sorted(of_length.items()):
+            most = shards * max(BATCH_TOKENS // length, 1)
+            for first in range(0, len(places), most):
+                some = places[first : first + most]
+                rows = shards * bucket(-(-len(some) // shards), least=1, per_octave=1)
+                found[some] = self._batch([sequences[place] for place in some], rows, length)[: len(some)]
+        return found
+
+    def _batch(self, sequences: Sequence[Sequence[int]], rows: int, length: int) -> np.ndarray:
+        filled = [list(ids) for ids in sequences] + [[0]] * (rows - len(sequences))
+        arrays: Any = pad_rows(filled, length)
+        with DISPATCH:  # programs of several devices must reach all of them in one order
+            if self.model.mesh is not None:
+                arrays = jax.device_put(arrays, on_rows(self.model.mesh))
+            scores = self.model.scores(self.params, *arrays)
+        return np.asarray(scores[:, 0])
+
+
+@dataclass(frozen=True, eq=False)
+class ModelReward:
+    """The reward function of a reward model: the score of prompt and completion, unbounded.
+
+    Both are written by the reward model's own chat template and tokenizer, a prompt that is a text as a message of the
+    user. Without a template texts are read as they are, up to the end token. A conversation that is longer than the
+    model's context is not scored.
+    """
+
+    name: str  # path or name on the hub
+    tokenizer: Any
+    scorer: Scorer | None = None
+    own_limits: ClassVar[bool] = True  # compiling takes long, and a call ends by itself
+
+    @property
+    def reads_messages(self) -> bool:
+        """Whether it has a chat template."""
+        return has_chat_template(self.tokenizer)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256, in hexadecimal, of the model's files."""
+        total = hashlib.sha256()
+        for file in sorted(read_scoring(self.name)[0].iterdir()):
+            if file.suffix in (".json", ".safetensors", ".jinja", ".model"):
+                with file.open("rb") as opened:
+                    total.update(f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
+        return total.hexdigest()
+
+    def __call__(
+        self, prompts: list[Any], completions: list[Any], reply_start: list[str] | None = None
+    ) -> list[float | None]:
+        """The scores; None: not scored. InputError for conversations without a chat template."""
+        starts = reply_start or [""] * len(prompts)
+        ids = [encoded(self.tokenizer, *one) for one in zip(prompts, completions, starts, strict=True)]
+        scores = (self.scorer or self._here).scores(ids)
+        if count := int(np.isnan(scores).sum()):
+            logger.warning("%s: %s longer than its context, and not scored", self.name, several(count, "conversation"))
+        return [None if np.isnan(score) else float(score) for score in scores]
+
+    @cached_property
+    def _here(self) -> Scorer:
+        """On the default device."""
+        return Scorer(*load_reward_model(self.name)[:2])
+
+    def on_mesh(self, mesh: jax.sharding.Mesh, dtype: Any) -> ModelReward:
+        """The function with its model on the devices of a run, sharded as the policy is; of several hosts, each has a
+        whole one on its own devices. InputError where the mesh does not divide the model."""
+        if any(device.process_index != jax.process_index() for device in mesh.devices.flat):
+            mesh = mesh_of(f"fsdp={jax.local_device_count()}", jax.local_devices())
+        if mesh.size == 1:
+            return dataclasses.replace(self, scorer=Scorer(*load_reward_model(self.name, dtype=dtype)[:2]))
+
+        def sharded(config: ModelConfig, shapes: Any) -> Any:
+            check_mesh(config, mesh)
+            return fully_sharded(shapes, config, mesh)
+
+        model, params, _ = load_reward_model(self.name, dtype=dtype, shardings=sharded)
+        return dataclasses.replace(self, scorer=Scorer(dataclasses.replace(model, mesh=mesh), params))
+
+
+def encoded(tokenizer: Any, prompt: Any, completion: Any, start: str = "") -> list[int]:
+    """The token ids of a prompt and its completion, texts or messages, as a reward model reads them.
+
+    start: what the prompt already holds of the reply. The prompt may be [] where the completion holds all. InputError
+    for messages without a chat template.
+    """
+    if not (has_chat_template(tokenizer) or is_conversation(prompt) or is_conversation(completion)):
+        ids, end = encode_plain(tokenizer, prompt + start + completion), tokenizer.eos_token_id
+        return ids if end is None or ids[-1:] == [end] else [*ids, end]
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    said = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else list(completion)
+    if said and isinstance(said[0].get("content"), str):
+        continued = bool(asked) and asked[-1]["role"] == "assistant" == said[0]["role"]
+        if continued and isinstance(begun := asked[-1].get("content"), str):
+            start, asked = begun + start, asked[:-1]
+        said[0] = {**said[0], "content": start + said[0]["content"]}
+    rendering = Rendering(tokenizer)
+    messages: list[Mapping[str, Any]] = guarded([*asked, *said], rendering.control)
+    return rendering.encode(rendering.render(messages, reply=False))
+
+
+def model_reward(path: str, weight: float, folder: str | os.PathLike[str] = ".") -> Reward:
+    """The reward of a reward model that is in a folder, or on the hub, named as the last part of its path.
+
+    Its weights are read when it is used, or put on a mesh. InputError for a model without scores, or with several.
+    """
+    local = Path(folder, Path(path).expanduser())
+    name = str(local) if local.is_dir() else path
+    found, _, config = read_scoring(name)
+    labels = config.score.labels if config.score else ()
+    if len(labels) != 1:
+        raise InputError(
+            f"{path} has {len(labels)} labels ({', '.join(labels[:4])}), where a reward wants one: score with it in a "
+            "function of your own (load_reward_model)"
+        )
+    function = ModelReward(name, load_tokenizer(found))
+    return Reward(function, weight, Path(path).name)
+
+
+def on_devices(rewards: Sequence[Reward], mesh: jax.sharding.Mesh, dtype: Any) -> list[Reward]:
+    """The rewards, with the models among them on the devices of a run."""
+    return [
+        dataclasses.replace(reward, function=reward.function.on_mesh(mesh, dtype))
+        if isinstance(reward.function, ModelReward) else reward
+        for reward in rewards
+    ]  # fmt: skip
