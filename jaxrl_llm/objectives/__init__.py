@@ -26,7 +26,14 @@ from jaxrl_llm.objectives.penalties import (
     ratio_variance,
 )
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
+from jaxrl_llm.objectives.preference.losses import weighted_losses
 from jaxrl_llm.objectives.preference.pairs import discriminative, preference
+from jaxrl_llm.objectives.preference.pairwise import (
+    chosen_likelihood,
+    on_policy_weights,
+    pairwise,
+    shared_length,
+)
 from jaxrl_llm.objectives.ratios import Ratio, sequence_ratio, span_ratio, token_ratio
 from jaxrl_llm.objectives.surrogates import clip, geometric_clip, log_probability, soft_gate, unclipped
 from jaxrl_llm.objectives.values import value_loss
@@ -38,6 +45,7 @@ __all__ = [
     "by_rows",
     "by_sign",
     "capped",
+    "chosen_likelihood",
     "clip",
     "clipped",
     "constant",
@@ -54,6 +62,8 @@ __all__ = [
     "kl",
     "likelihood_preserving",
     "log_probability",
+    "on_policy_weights",
+    "pairwise",
     "policy_gradient",
     "preference",
     "product",
@@ -62,6 +72,7 @@ __all__ = [
     "sequence_mean",
     "sequence_ratio",
     "sequence_sum",
+    "shared_length",
     "slice_token_mean",
     "soft_gate",
     "span_ratio",
@@ -71,6 +82,7 @@ __all__ = [
     "token_ratio",
     "unclipped",
     "value_loss",
+    "weighted_losses",
     "within",
     "within_divergence",
 ]
