@@ -29,6 +29,8 @@ from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.preference.losses import weighted_losses
 from jaxrl_llm.objectives.preference.pairs import discriminative, preference
 from jaxrl_llm.objectives.preference.pairwise import (
+    all_pairs,
+    best_and_worst,
     chosen_likelihood,
     on_policy_weights,
     pairwise,
@@ -42,6 +44,8 @@ from jaxrl_llm.objectives.weights import by_sign, capped, clipped, gamma, produc
 __all__ = [
     "Average",
     "Ratio",
+    "all_pairs",
+    "best_and_worst",
     "by_rows",
     "by_sign",
     "capped",

@@ -8,15 +8,12 @@ from jaxrl_llm.objectives.clips.token_clip import gradient_preserving_value
 from jaxrl_llm.objectives.off_policy import divergence_weight, importance_weight
 from jaxrl_llm.objectives.penalties import exact_kl
 from jaxrl_llm.objectives.preference.by_name import pair_loss
-from jaxrl_llm.objectives.preference.pairwise import all_pairs, best_and_worst
 from jaxrl_llm.objectives.preference.verdicts import bco_loss, kto_loss
 from jaxrl_llm.objectives.surrogates import clipped_value, soft_gated_value
 from jaxrl_llm.objectives.weights import gamma_weight
 
 __all__ = [
-    "all_pairs",
     "bco_loss",
-    "best_and_worst",
     "clipped_value",
     "divergence_weight",
     "exact_kl",

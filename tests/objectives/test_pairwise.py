@@ -14,13 +14,14 @@ import pytest
 from jaxrl_llm.core.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
 from jaxrl_llm.core.transform import Objective, chain
 from jaxrl_llm.objectives import (
+    all_pairs,
+    best_and_worst,
     chosen_likelihood,
     on_policy_weights,
     pairwise,
     shared_length,
     weighted_losses,
 )
-from jaxrl_llm.objectives.functional import all_pairs, best_and_worst
 from jaxrl_llm.objectives.preference.by_name import PAIR_LOSSES, loss_named
 from jaxrl_llm.objectives.preference.losses import aot, robust
 
@@ -89,7 +90,7 @@ def test_pairs_by_loop_however_they_are_split(pairs: Any) -> None:
         elif reward[rows].max() > reward[rows].min():
             found.append((rows[int(np.argmax(reward[rows]))], rows[int(np.argmin(reward[rows]))]))
     expected = np.mean([np.log1p(np.exp(-0.3 * (u[i] - u[j]))) for i, j in found])
-    objective = pairwise(beta=0.3, pairs=pairs)
+    objective = pairwise(beta=0.3, pairs=pairs())
     value, metrics = objective(PolicyOutputs(jnp.asarray(logp, jnp.float32), jnp.zeros(mask.shape)), batch)
     assert float(value) == pytest.approx(expected, rel=1e-5)
     assert float(metrics["rewards/margins"]) == pytest.approx(
@@ -143,7 +144,7 @@ def test_margins_mixtures_and_own_functions() -> None:
     batch, logp = random_batch()
     logp = jnp.asarray(logp, jnp.float32)
     own = pairwise(lambda pairs, beta: beta * (pairs.chosen_logp - pairs.rejected_logp), 2.0, against=None)
-    rows = best_and_worst(batch)
+    rows = best_and_worst()(batch)
     sums = np.asarray(jnp.sum(logp * batch.action_mask, axis=1))
     at = np.flatnonzero(rows.valid)
     expected = 2 * (sums[at] - sums[np.asarray(rows.rejected)[at]]).mean()

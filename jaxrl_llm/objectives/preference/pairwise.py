@@ -36,21 +36,31 @@ class RowPairs(NamedTuple):
 ChoosePairs = Callable[[Trajectories], RowPairs]
 
 
-def best_and_worst(batch: Trajectories) -> RowPairs:
+@part
+def best_and_worst() -> ChoosePairs:
     """The best and the worst row of each group, the first of equals, where they differ in reward; P = N."""
-    reward, rows = batch.scores, jnp.arange(batch.tokens.shape[0])
-    known = ~jnp.isnan(reward)
-    mates = (batch.group[:, None] == batch.group) & known[:, None] & known
-    best = jnp.argmax(jnp.where(mates, reward, -jnp.inf), axis=1)
-    worst = jnp.argmin(jnp.where(mates, reward, jnp.inf), axis=1)
-    return RowPairs(rows, worst, (best == rows) & (reward > reward[worst]))
+
+    def choose(batch: Trajectories) -> RowPairs:
+        reward, rows = batch.scores, jnp.arange(batch.tokens.shape[0])
+        known = ~jnp.isnan(reward)
+        mates = (batch.group[:, None] == batch.group) & known[:, None] & known
+        best = jnp.argmax(jnp.where(mates, reward, -jnp.inf), axis=1)
+        worst = jnp.argmin(jnp.where(mates, reward, jnp.inf), axis=1)
+        return RowPairs(rows, worst, (best == rows) & (reward > reward[worst]))
+
+    return choose
 
 
-def all_pairs(batch: Trajectories) -> RowPairs:
+@part
+def all_pairs() -> ChoosePairs:
     """All pairs of rows of a group with different rewards; P = N^2."""
-    reward, rows = batch.scores, jnp.arange(batch.tokens.shape[0])
-    better = (batch.group[:, None] == batch.group) & (reward[:, None] > reward)
-    return RowPairs(*(x.reshape(-1) for x in (*jnp.meshgrid(rows, rows, indexing="ij"), better)))
+
+    def choose(batch: Trajectories) -> RowPairs:
+        reward, rows = batch.scores, jnp.arange(batch.tokens.shape[0])
+        better = (batch.group[:, None] == batch.group) & (reward[:, None] > reward)
+        return RowPairs(*(x.reshape(-1) for x in (*jnp.meshgrid(rows, rows, indexing="ij"), better)))
+
+    return choose
 
 
 @part
@@ -59,30 +69,30 @@ def pairwise(
     beta: PositiveNumber = 0.1,
     *,
     against: Source | None = "reference",
-    pairs: ChoosePairs = best_and_worst,
+    pairs: ChoosePairs | None = None,
     per_token: bool = False,
 ) -> Objective:
     """The mean over pairs of a loss of their log-probabilities, sums over each row's tokens by their loss weights.
 
     loss: of `losses`, or any function `(Pairs, beta) -> f[P]`. against: the policy of the log-ratios, None for
-    log-probabilities alone. per_token: means over tokens in place of sums, and lengths of 1. Pairs have a margin of
-    info["margin"] of their chosen row, and are weighted by the product of both rows' info["pair_weight"], where the
-    batch has them.
+    log-probabilities alone. pairs: default `best_and_worst()`. per_token: means over tokens in place of sums, and
+    lengths of 1. Pairs have a margin of info["margin"] of their chosen row, and are weighted by the product of both
+    rows' info["pair_weight"], where the batch has them.
 
     Metrics, of which those of rewards are means over pairs of beta times the log-ratios: "pairwise", the loss;
     "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies" (the share of pairs whose chosen
     row has the larger one), and "logps/chosen", "logps/rejected".
     """
     require_function("a loss of pairs", loss)
-    require_function("what chooses pairs", pairs)
     check_number("beta", beta, above=0)
+    choose = best_and_worst() if pairs is None else pairs
 
     def of_rows(logp: jax.Array, batch: Trajectories) -> jax.Array:
         logp = jnp.where(batch.loss_weights != 0, logp, 0.0)
         return row_means(logp, batch) if per_token else jnp.sum(weighted(logp, batch), axis=1)
 
     def paired(s: jax.Array, batch: Trajectories) -> tuple[RowPairs, Pairs]:
-        rows, info = pairs(batch), batch.info or {}
+        rows, info = choose(batch), batch.info or {}
         ours, lengths = jnp.zeros_like(s), jnp.ones_like(s) if per_token else jnp.maximum(batch.lengths, 1)
         if against is not None:
             ours = of_rows(source(batch, against), batch)
@@ -125,14 +135,15 @@ def pairwise(
 
 
 @part
-def chosen_likelihood(pairs: ChoosePairs = best_and_worst) -> Objective:
+def chosen_likelihood(pairs: ChoosePairs | None = None) -> Objective:
     """Negative log-likelihood of the chosen rows, nats a token, a mean over all their tokens: TRL's loss `sft`.
 
     Metric: "nll".
     """
+    choose = best_and_worst() if pairs is None else pairs
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
-        rows = pairs(batch)
+        rows = choose(batch)
         chosen = jnp.zeros(batch.lengths.shape).at[rows.chosen].max(rows.valid.astype(jnp.float32))
         return batch.with_info(nll_share=chosen / jnp.maximum(jnp.sum(chosen * batch.lengths), 1))
 
@@ -145,12 +156,13 @@ def chosen_likelihood(pairs: ChoosePairs = best_and_worst) -> Objective:
 
 
 @part
-def shared_length(factor: FractionNumber = 0.5, pairs: ChoosePairs = best_and_worst) -> Transform:
+def shared_length(factor: FractionNumber = 0.5, pairs: ChoosePairs | None = None) -> Transform:
     """Weigh the tokens of a pair's longer row beyond the length of the shorter one by `factor` (LD-DPO, 2409.06411)."""
     check_number("factor", factor, least=0, most=1)
+    choose = best_and_worst() if pairs is None else pairs
 
     def apply(batch: Trajectories) -> Trajectories:
-        rows, lengths = pairs(batch), batch.lengths
+        rows, lengths = choose(batch), batch.lengths
         both = jnp.where(rows.valid, jnp.minimum(lengths[rows.chosen], lengths[rows.rejected]), jnp.inf)
         shorter = jnp.full(lengths.shape, jnp.inf).at[rows.chosen].min(both).at[rows.rejected].min(both)
         beyond = batch.action_index >= shorter[:, None]
