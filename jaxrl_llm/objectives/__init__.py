@@ -36,6 +36,7 @@ from jaxrl_llm.objectives.preference.pairwise import (
     pairwise,
     shared_length,
 )
+from jaxrl_llm.objectives.preference.verdicts import mismatched_kl, verdicts
 from jaxrl_llm.objectives.ratios import Ratio, sequence_ratio, span_ratio, token_ratio
 from jaxrl_llm.objectives.surrogates import clip, geometric_clip, log_probability, soft_gate, unclipped
 from jaxrl_llm.objectives.values import value_loss
@@ -66,6 +67,7 @@ __all__ = [
     "kl",
     "likelihood_preserving",
     "log_probability",
+    "mismatched_kl",
     "on_policy_weights",
     "pairwise",
     "policy_gradient",
@@ -86,6 +88,7 @@ __all__ = [
     "token_ratio",
     "unclipped",
     "value_loss",
+    "verdicts",
     "weighted_losses",
     "within",
     "within_divergence",
