@@ -71,7 +71,8 @@ def mismatched_kl() -> Transform:
 
     def apply(batch: Trajectories) -> Trajectories:
         u = _log_ratio_sums(batch.need("old_logp"), batch.need("reference_logp"), batch)
-        rows = (batch.need("measured") > 0) & jnp.any(batch.action_mask, axis=1)
+        marks = (batch.info or {}).get("measured", jnp.zeros(u.shape))  # reports and comparisons have none
+        rows = (marks > 0) & jnp.any(batch.action_mask, axis=1)
         mean = jnp.sum(jnp.where(rows, u, 0.0)) / jnp.maximum(jnp.sum(rows), 1)
         return batch.with_controls(**{KL: jnp.maximum(mean, 0.0)})
 
