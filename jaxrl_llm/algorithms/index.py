@@ -12,6 +12,7 @@ from typing import Any
 from jaxrl_llm.algorithms import CATALOGUE, families
 from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.algorithms.presets import presets_of
+from jaxrl_llm.algorithms.run_settings import run_settings_of
 from jaxrl_llm.core.hyperparameters import hyperparameters_of
 from jaxrl_llm.core.signatures import CATALOGUE as FILE
 from jaxrl_llm.core.signatures import as_record, sentences_about
@@ -28,6 +29,7 @@ def record(name: str) -> dict[str, Any]:
         "hyperparameters": [as_record(one) for one in parameters],
         **({"presets": presets} if presets else {}),
         **({"lacks": True} if missing(name) else {}),
+        **({"settings": True} if run_settings_of(build) else {}),
     }
 
 

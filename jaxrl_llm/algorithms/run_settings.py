@@ -62,5 +62,23 @@ def one_reward_of(*rewards: str, why: str) -> RunSetting:
     return RunSetting("rewards", lambda given: rewards[:1], fits, why)
 
 
+def given_responses(group_size: int) -> tuple[RunSetting, ...]:
+    """Responses and their rewards from the data set, `group_size` of a row, cut after 1,024 tokens as in TRL."""
+    taken: dict[str, tuple[Any, str]] = {
+        "rewards": (("given",), "the verdicts of the data set"),
+        "group_size": (group_size, "the responses of a row as a group"),
+        "same_task": ("row", "all responses to a prompt"),
+    }
+    longest = 1024
+    room = RunSetting(
+        "max_new_tokens", lambda given: longest, lambda config, given: config.max_new_tokens != 128, "whole responses"
+    )
+    return room, *(_exactly(name, x, why) for name, (x, why) in taken.items())
+
+
+def _exactly(name: str, value: Any, why: str) -> RunSetting:
+    return RunSetting(name, lambda given: value, lambda config, given: getattr(config, name) == value, why)
+
+
 def _name(spec: str) -> str:
     return spec.partition("(")[0].partition("*")[0].strip()

@@ -23,7 +23,7 @@ from jaxrl_llm.cli.options import before, described, flag, only, parse, parse_co
 from jaxrl_llm.cli.peer_options import method_name, translated
 from jaxrl_llm.cli.plan import plan_command
 from jaxrl_llm.cli.reward_eval import reward_eval_command
-from jaxrl_llm.core.signatures import hyperparameters
+from jaxrl_llm.core.signatures import has_settings, hyperparameters
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.json_text import located
 from jaxrl_llm.training.folder.resume_checks import ACCEPT, MAY_DIFFER
@@ -107,6 +107,10 @@ def _train(config: TrainConfig, resume: bool, accept: bool, first: bool, alone: 
     from jaxrl_llm.training.inputs import read_inputs
 
     check_named(config.algorithm)
+    if has_settings(config.algorithm):
+        from jaxrl_llm.training.config.method_settings import fitted  # here: it imports JAX, for methods that need it
+
+        config = fitted(config)
     patience = (1.0, 5.0) if alone else (20.0, 5.0 if first else 60.0)  # several hosts agree to end
     with (
         preemptible(), interruptible() as interrupted,

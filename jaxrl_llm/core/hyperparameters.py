@@ -46,6 +46,7 @@ class Hyperparameter(NamedTuple):
     range: Range = Range()
     origin: Origin | None = None
     help: str = ""
+    or_function: bool = False  # whether a program may give a function instead
 
     @property
     def type(self) -> Any:
@@ -70,6 +71,8 @@ class Hyperparameter(NamedTuple):
         """
         if (value is None and self.is_optional) or self.type not in TYPE_NAMES:
             return
+        if self.or_function and callable(value):
+            return
         wanted = TYPE_NAMES[self.type]
         if self.type in (bool, str):
             if not isinstance(value, self.type):
@@ -89,7 +92,10 @@ def hyperparameters_of(function: Callable[..., Any]) -> list[Hyperparameter]:
         kind, facts = _plain(hints.get(one.name, Any))
         limits = next((fact for fact in facts if isinstance(fact, Range)), Range())
         origin = next((fact for fact in facts if isinstance(fact, Origin)), None)
-        found.append(Hyperparameter(one.name, kind, one.default, limits, origin))
+        members = [one for one in _members(kind) if typing.get_origin(one) is not Callable]
+        or_function = 0 < len(members) < len(_members(kind))
+        kind = typing.Union[tuple(members)] if or_function else kind  # noqa: UP007
+        found.append(Hyperparameter(one.name, kind, one.default, limits, origin, or_function=or_function))
     return found
 
 

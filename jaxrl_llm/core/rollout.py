@@ -44,6 +44,8 @@ class Demands:
     """Decode steps of others while an external call is answered; None: until it is. See `external_calls`."""
     meets: bool = False
     """The programs of a step wait for each other, see `Tools.meet`; then all groups of a step begin and end in it."""
+    given: bool = False
+    """All of its episodes are the data set's, with their rewards: it asks for no sample, and is evaluated so too."""
     reference: bool = False
     """Its programs also draw from the reference policy, see `Tools.sample`; that needs memory for another engine."""
 

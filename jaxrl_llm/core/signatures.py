@@ -48,6 +48,11 @@ def hyperparameters(method: str, preset: str | None = None) -> list[Hyperparamet
     return [_read(one, values) for one in known[method]["hyperparameters"]]
 
 
+def has_settings(method: str) -> bool:
+    """Whether a method of the catalogue takes settings of a run, `algorithms.run_settings`."""
+    return bool(_methods().get(method, {}).get("settings"))
+
+
 def as_record(one: Hyperparameter) -> dict[str, Any]:
     """A hyper-parameter for `catalogue.json`."""
     # Sorted: types with the same choices are one object, whose order is that of the first import.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm.data.chat.encode import is_conversation, preview
+from jaxrl_llm.data.preference_rows import is_implicit, with_prompt
 from jaxrl_llm.utils.errors import InputError, shown
 
 # In order of preference; a name with a dot is an entry of a column.
@@ -30,7 +31,7 @@ class Found(NamedTuple):
 
     prompt: Any
     answer: dict[str, Any]
-    """{"answer": value}, or {} where the row has none, or has it under that name."""
+    """{"answer": value}, or {} where the row has none, or has it under that name; the responses after their prompt."""
     said: str
     """Which columns they are, for a line; "" where they have the names that they need."""
 
@@ -47,6 +48,9 @@ def find(row: Mapping[str, Any], where: str, prompt_column: str | None, answer_c
     Raises InputError, which begins with `where`, for a row without such a column, and for speakers, choices and answers
     to them that cannot be read.
     """
+    if prompt_column is None and is_implicit(row):
+        own = with_prompt(row, where)
+        return Found(own.pop("prompt"), own, "prompts are what chosen and rejected both begin with")
     column = prompt_column or prompt_column_of(row, where)
     prompt, named = as_messages(row[column], where), column
     answer = answer_column or answer_column_of(row, column)

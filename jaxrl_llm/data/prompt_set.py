@@ -28,7 +28,7 @@ class PromptSet(NamedTuple):
     shortened: int | None = 0  # prompts truncated because they are too long; None: not known before they are drawn
     conflicting: int = 0  # rows left out that have the prompt of another row, but another answer
     ahead: Callable[[Iterable[int]], None] | None = None  # of rows read as they are drawn: begin to read these
-    encode: Callable[[Any], list[int]] | None = None  # the token ids of another prompt, encoded as these were
+    encode: Callable[..., list[int]] | None = None  # (prompt, row=None) -> token ids, encoded as these were
 
 
 class Drawn(NamedTuple):
@@ -67,8 +67,8 @@ def encode_rows(
     if not kept:
         raise InputError(f"{_all(len(rows))} more than {max_tokens} tokens: raise max_prompt_tokens")
 
-    def encode(prompt: Any) -> list[int]:
-        return encode_prompt(tokenizer, prompt, system_prompt=system_prompt, format=format, dialect=dialect)
+    def encode(prompt: Any, row: dict[str, Any] | None = None) -> list[int]:
+        return encode_prompt(tokenizer, prompt, system_prompt=system_prompt, format=format, row=row, dialect=dialect)
 
     _tell(tokenizer, rows[:SAMPLED], format)
     return PromptSet(kept, ids, skipped, shortened, encode=encode)
@@ -107,9 +107,11 @@ def encode_as_drawn(
         except InputError as error:
             raise InputError(f"{where}, {shown(row['prompt'])}: {error}") from None
 
-    def encode_another(prompt: Any) -> list[int]:
+    def encode_another(prompt: Any, row: dict[str, Any] | None = None) -> list[int]:
         with one_at_a_time:
-            return encode_prompt(tokenizer, prompt, system_prompt=system_prompt, format=format, dialect=dialect)
+            return encode_prompt(
+                tokenizer, prompt, system_prompt=system_prompt, format=format, row=row, dialect=dialect
+            )
 
     def load(numbers: list[int]) -> list[Drawn]:
         found = zip(numbers, rows.rows(numbers), strict=True)

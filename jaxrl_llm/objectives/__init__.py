@@ -26,7 +26,17 @@ from jaxrl_llm.objectives.penalties import (
     ratio_variance,
 )
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
+from jaxrl_llm.objectives.preference.losses import weighted_losses
 from jaxrl_llm.objectives.preference.pairs import discriminative, preference
+from jaxrl_llm.objectives.preference.pairwise import (
+    all_pairs,
+    best_and_worst,
+    chosen_likelihood,
+    on_policy_weights,
+    pairwise,
+    shared_length,
+)
+from jaxrl_llm.objectives.preference.verdicts import mismatched_kl, verdicts
 from jaxrl_llm.objectives.ratios import Ratio, sequence_ratio, span_ratio, token_ratio
 from jaxrl_llm.objectives.surrogates import clip, geometric_clip, log_probability, soft_gate, unclipped
 from jaxrl_llm.objectives.values import value_loss
@@ -35,9 +45,12 @@ from jaxrl_llm.objectives.weights import by_sign, capped, clipped, gamma, produc
 __all__ = [
     "Average",
     "Ratio",
+    "all_pairs",
+    "best_and_worst",
     "by_rows",
     "by_sign",
     "capped",
+    "chosen_likelihood",
     "clip",
     "clipped",
     "constant",
@@ -54,6 +67,9 @@ __all__ = [
     "kl",
     "likelihood_preserving",
     "log_probability",
+    "mismatched_kl",
+    "on_policy_weights",
+    "pairwise",
     "policy_gradient",
     "preference",
     "product",
@@ -62,6 +78,7 @@ __all__ = [
     "sequence_mean",
     "sequence_ratio",
     "sequence_sum",
+    "shared_length",
     "slice_token_mean",
     "soft_gate",
     "span_ratio",
@@ -71,6 +88,8 @@ __all__ = [
     "token_ratio",
     "unclipped",
     "value_loss",
+    "verdicts",
+    "weighted_losses",
     "within",
     "within_divergence",
 ]

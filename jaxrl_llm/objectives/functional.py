@@ -7,16 +7,19 @@ from jaxrl_llm.core.log_ratios import k1, k2, k3
 from jaxrl_llm.objectives.clips.token_clip import gradient_preserving_value
 from jaxrl_llm.objectives.off_policy import divergence_weight, importance_weight
 from jaxrl_llm.objectives.penalties import exact_kl
+from jaxrl_llm.objectives.preference.by_name import pair_loss
 from jaxrl_llm.objectives.preference.reward_models import (
     bradley_terry_loss,
     class_loss,
     multilabel_loss,
     regression_loss,
 )
+from jaxrl_llm.objectives.preference.verdicts import bco_loss, kto_loss
 from jaxrl_llm.objectives.surrogates import clipped_value, soft_gated_value
 from jaxrl_llm.objectives.weights import gamma_weight
 
 __all__ = [
+    "bco_loss",
     "bradley_terry_loss",
     "class_loss",
     "clipped_value",
@@ -28,7 +31,9 @@ __all__ = [
     "k1",
     "k2",
     "k3",
+    "kto_loss",
     "multilabel_loss",
+    "pair_loss",
     "regression_loss",
     "soft_gated_value",
 ]

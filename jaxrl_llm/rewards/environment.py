@@ -1,4 +1,4 @@
-"""The reward `environment`: what the environment of an episode gave for it."""
+"""Rewards that episodes have: `environment`, from their environment, and `given`, from the data set."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 ENVIRONMENT = "environment"
+GIVEN = "given"
 
 
 def environment(completions: list[Any]) -> list[float]:
@@ -14,6 +15,14 @@ def environment(completions: list[Any]) -> list[float]:
     Raises ValueError: the completions are of no environment.
     """
     raise ValueError("these completions were sampled without an environment: give one, --environment MODULE:NAME")
+
+
+def given(completions: list[Any]) -> list[float]:
+    """Responses of a data set have this reward, so that it is never computed from completions.
+
+    Raises ValueError: the completions were sampled.
+    """
+    raise ValueError("these completions were sampled, so that no reward was given with them: name a reward function")
 
 
 def is_among(rewards: Iterable[str]) -> bool:

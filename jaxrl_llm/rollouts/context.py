@@ -29,7 +29,7 @@ class Tools:
         tokenizer: Any,
         context: int = 0,
         controls: Mapping[str, float] | None = None,
-        encode_prompt: Callable[[Any], list[int]] | None = None,
+        encode_prompt: Callable[..., list[int]] | None = None,
     ) -> None:
         self._host, self.tokenizer, self._context, self.encode_prompt = host, tokenizer, context, encode_prompt
         self.controls: Mapping[str, float] = {} if controls is None else controls
@@ -178,13 +178,14 @@ class Tools:
         """The text of token ids, without special tokens."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def prompt(self, prompt: Any) -> tuple[int, ...]:
+    def prompt(self, prompt: Any, row: Mapping[str, Any] | None = None) -> tuple[int, ...]:
         """Token ids of another prompt, a text or messages, encoded as the run's prompts are.
 
-        A text is a user's message where there is a chat template, else plain.
+        A text is a user's message where there is a chat template, else plain. row: of the data set, whose tools and
+        template options it has.
         """
         if self.encode_prompt is not None:
-            return tuple(map(int, self.encode_prompt(prompt)))
+            return tuple(map(int, self.encode_prompt(prompt) if row is None else self.encode_prompt(prompt, row)))
         return tuple(self.encode(prompt) if isinstance(prompt, str) else encode_prompt(self.tokenizer, prompt))
 
     def prompt_with(self, text: str, first: bool = False) -> tuple[int, ...]:

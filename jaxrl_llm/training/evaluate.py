@@ -33,6 +33,8 @@ from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.training.agents import agent_of, is_agent
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.evaluate_given import evaluate_given
+from jaxrl_llm.training.rollout import rollout_of
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.utils.errors import InputError, several, unknown
 from jaxrl_llm.utils.keywords import checked_keywords
@@ -275,6 +277,8 @@ def evaluate_run(
     `play` is for a run with an environment.
     """
     assert parts.held_out is not None
+    if rollout_of(config, parts.algorithm).demands.given:
+        return Evaluation(*evaluate_given(config, parts, params))
     state = state_of(step, config.steps, config.prompts_per_step, len(parts.prompts.rows))
     mesh = None if parts.sampler.size == 1 else parts.sampler
     if is_agent(config):

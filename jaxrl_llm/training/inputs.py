@@ -12,6 +12,7 @@ import numpy as np
 from jaxrl_llm.data.digest import rows_digest
 from jaxrl_llm.data.generate import games
 from jaxrl_llm.data.load import Same, conflicting, load_prompts, open_prompts, same_prompt, same_row, without
+from jaxrl_llm.data.preference_rows import that_teach
 from jaxrl_llm.data.prompt_rows import PromptRows
 from jaxrl_llm.data.prompt_set import PromptSet, encode_as_drawn, encode_rows
 from jaxrl_llm.data.sources.random_access import RandomAccess
@@ -19,6 +20,7 @@ from jaxrl_llm.models.io.adapter_config import read_adapter_config
 from jaxrl_llm.models.kinds import path_of
 from jaxrl_llm.reporting.logging.writers import check_writers
 from jaxrl_llm.rewards import Reward, close_rewards, reward_digest
+from jaxrl_llm.rewards.environment import GIVEN
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.checks import GENERATED
 from jaxrl_llm.training.folder.files import RunFolder
@@ -154,6 +156,9 @@ def split_prompts(config: TrainConfig, source: RandomAccess | None = None) -> Pr
     if config.eval_size and apart:
         reads.append(lambda: _held_out(config, config.eval_prompts or config.prompts, config.eval_size))
     loaded, *other = gather(*reads)
+    if GIVEN in config.rewards and not isinstance(loaded, PromptRows):
+        loaded, said = that_teach(loaded, config.prompts)
+        notes += said
     rows, held_out = loaded, other[0] if other else []
     if config.eval_size and not apart:
         rows = rows if isinstance(rows, PromptRows) else without(rows, [], same)

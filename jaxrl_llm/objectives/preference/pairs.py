@@ -6,6 +6,7 @@ computes over the whole batch each row's share of the loss, and the derivative o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import jax
@@ -21,6 +22,7 @@ from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means
 from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.objectives.ratios import log_ratio_to
 
+_NUMBERS = itertools.count()
 RowScore = Callable[[PolicyOutputs, Trajectories], jax.Array]  # -> f32[N], finite
 
 
@@ -29,26 +31,34 @@ def coupled(
     shares: Callable[[jax.Array, Trajectories], jax.Array],
     metric: str = "coupled",
     needs: frozenset[str] = frozenset(),
+    report: Callable[[jax.Array, Trajectories], Metrics] | None = None,
 ) -> Objective:
     """The loss sum_i c_i, c = shares(s, batch) f32[N], s the scores of all rows; exact for any split into slices.
 
     `refresh` computes c and g = d (sum c) / d s at the current scores s0; each row of a slice then contributes
-    c_i + g_i (s_i - s0_i), which has the exact value and gradient at s = s0.
+    c_i + g_i (s_i - s0_i), which has the exact value and gradient at s = s0. report: further metrics, each as the rows'
+    shares f32[N] of it.
     """
+
+    own = f"{metric}/{next(_NUMBERS)}"  # entries of info: a sum may have two such terms
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
         def total(s: jax.Array) -> tuple[jax.Array, jax.Array]:
             c = shares(s, batch)
             return jnp.sum(c), c
 
-        slope, c = jax.grad(total, has_aux=True)(score(outputs, batch))
-        return batch.with_info(**{f"{metric}/share": c, f"{metric}/slope": jax.lax.stop_gradient(slope)})
+        s = score(outputs, batch)
+        slope, c = jax.grad(total, has_aux=True)(s)
+        further = {} if report is None else {f"{own}/of/{name}": x for name, x in report(s, batch).items()}
+        return batch.with_info(**{f"{own}/share": c, f"{own}/slope": jax.lax.stop_gradient(slope)}, **further)
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         s = score(outputs, batch)
-        slope, c = batch.need(f"{metric}/slope"), batch.need(f"{metric}/share")
+        slope, c = batch.need(f"{own}/slope"), batch.need(f"{own}/share")
         value = jnp.sum(jax.lax.stop_gradient(c) + slope * (s - jax.lax.stop_gradient(s)))
-        return value, {metric: value}
+        prefix = f"{own}/of/"
+        further = {name[len(prefix) :]: jnp.sum(x) for name, x in (batch.info or {}).items() if name.startswith(prefix)}
+        return value, {metric: value, **further}
 
     return Objective(objective, needs, refresh)
 

@@ -65,7 +65,7 @@ class Driver:
     # takes, as soon as that is known
     admit: Admit = admit_first  # which complete groups a step takes, where its rule says how many; on hosts an exchange
     controls: Mapping[str, float] | None = None  # see `context.Tools`
-    encode: Callable[[Any], list[int]] | None = None  # token ids of a prompt as the data set's; see `Tools.prompt`
+    encode: Callable[..., list[int]] | None = None  # token ids of a prompt as the data set's; see `Tools.prompt`
     meet: Meet = meet_here  # for rollouts whose programs meet; on several hosts, an exchange
     strict: bool = False  # whether an environment that answers otherwise when asked again ends the run, not its group
 

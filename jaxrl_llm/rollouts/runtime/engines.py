@@ -22,6 +22,7 @@ from jaxrl_llm.sampling.sampler import cut_at, settings_of
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.two_model_decode import alone
 from jaxrl_llm.sampling.weights import Weights, take_weights
+from jaxrl_llm.utils.errors import InputError
 
 
 def engines_of(
@@ -29,8 +30,10 @@ def engines_of(
 ) -> MakeEngine:
     """The function with which the driver builds its engines, which share the weights of each policy.
 
-    groups: in flight on this unit of hosts.
+    groups: in flight on this unit of hosts. Of a rollout that asks for no sample there are none, nor their weights.
     """
+    if setup.rollout.demands.given:
+        return _no_engine
     policy, sampling, units = setup.policy, setup.sampling, setup.hosts.units
     weights = take_weights(policy, params, setup.mesh, sampling.weight_dtype)
     others: Weights | None = None
@@ -71,3 +74,7 @@ def engines_of(
         )  # fmt: skip
 
     return make
+
+
+def _no_engine(requests: Sequence[Request], draws: Draws, stats: Stats) -> Engine:
+    raise InputError("the rollout asked for a sample, but declares that all its episodes are given: leave that out")

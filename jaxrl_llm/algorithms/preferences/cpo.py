@@ -1,0 +1,34 @@
+"""Contrastive Preference Optimization (CPO)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, PAPER
+from jaxrl_llm.core.ranges import NonNegative, Positive, Range
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives.preference.by_name import loss_named
+from jaxrl_llm.objectives.preference.pairwise import chosen_likelihood, pairwise
+from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
+
+
+@method(paper="arXiv 2401.08417", year=2024, test="test_offline_preferences.py::test_cpo_by_loop")
+@run_settings(*given_responses(2))
+def cpo(
+    beta: Annotated[Positive, PAPER] = 0.1,
+    likelihood: Annotated[NonNegative, PAPER] = 1.0,
+    label_smoothing: Annotated[float, Range(least=0, below=0.5), CODE] = 0.0,
+) -> Algorithm:
+    """Contrastive Preference Optimization (CPO).
+
+    The columns chosen and rejected of a row are two responses to its prompt; there is no reference:
+
+        loss = mean over pairs of -log sigmoid(beta (log pi(chosen) - log pi(rejected))) + likelihood nll
+
+    of whole responses; nll: nats a token of the chosen ones. label_smoothing: the share of pairs that may be swapped.
+    """
+    objective = pairwise(loss_named("sigmoid", label_smoothing), beta, against=None) + likelihood * chosen_likelihood()
+    return Algorithm(chain(), objective, rollout=chosen_and_rejected())

@@ -1,0 +1,34 @@
+"""Odds Ratio Preference Optimization (ORPO)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import PAPER
+from jaxrl_llm.core.ranges import NonNegative, Positive
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives.preference.losses import orpo as odds_ratio
+from jaxrl_llm.objectives.preference.pairwise import chosen_likelihood, pairwise
+from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
+
+
+@method(paper="arXiv 2403.07691", year=2024, test="test_offline_preferences.py::test_orpo_by_loop")
+@run_settings(*given_responses(2))
+def orpo(
+    beta: Annotated[Positive, PAPER] = 0.1,
+    likelihood: Annotated[NonNegative, PAPER] = 1.0,
+) -> Algorithm:
+    """Odds Ratio Preference Optimization (ORPO).
+
+    The columns chosen and rejected of a row are two responses to its prompt; there is no reference. With a the mean
+    log-probability of a response's tokens and odds = exp(a) / (1 - exp(a)),
+
+        loss = likelihood nll - beta mean over pairs of log sigmoid(log odds_chosen - log odds_rejected)
+
+    nll: nats a token of the chosen responses, in TRL of their prompts too. beta is the paper's lambda.
+    """
+    objective = pairwise(odds_ratio, beta, against=None, per_token=True) + likelihood * chosen_likelihood()
+    return Algorithm(chain(), objective, rollout=chosen_and_rejected())

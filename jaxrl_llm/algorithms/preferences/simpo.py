@@ -1,0 +1,39 @@
+"""Simple Preference Optimization (SimPO)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.ranges import NonNegative, Positive, Range
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives.preference.by_name import loss_named
+from jaxrl_llm.objectives.preference.pairwise import chosen_likelihood, pairwise
+from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
+
+
+@method(paper="arXiv 2405.14734", year=2024, test="test_offline_preferences.py::test_simpo_by_loop")
+@run_settings(*given_responses(2))
+def simpo(
+    beta: Annotated[Positive, PAPER] = 2.5,
+    gamma: Annotated[NonNegative, PAPER] = 1.375,
+    label_smoothing: Annotated[float, Range(least=0, below=0.5), CODE] = 0.0,
+    alpha: Annotated[float, OURS] = 0.0,
+    likelihood: Annotated[NonNegative, CODE] = 0.0,
+) -> Algorithm:
+    """Simple Preference Optimization (SimPO).
+
+    The columns chosen and rejected of a row are two responses to its prompt; there is no reference. With a the mean
+    log-probability of a response's tokens,
+
+        loss = mean over pairs of -log sigmoid(beta (a_chosen - a_rejected) - gamma) + likelihood nll
+
+    alpha: not 0 takes (1 - exp(-alpha a)) / alpha in place of a (AlphaPO, 2501.03884: 0.25, with gamma 0.1). nll: nats
+    a token of the chosen responses (CPO-SimPO: 1). label_smoothing: the share of pairs that may be swapped.
+    """
+    loss = loss_named("simpo", label_smoothing, gamma=gamma, alpha=alpha)
+    objective = pairwise(loss, beta, against=None, per_token=True) + likelihood * chosen_likelihood()
+    return Algorithm(chain(), objective, rollout=chosen_and_rejected())

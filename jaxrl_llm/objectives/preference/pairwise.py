@@ -1,0 +1,186 @@
+"""Losses of `losses` on pairs of rows of a batch, and what changes the weights of their tokens and of the pairs.
+
+A pair is two rows of a group of which one has the higher reward: a chosen and a rejected response of a data set, with
+the rewards 1 and 0, or sampled ones. Rows may lie in different slices of the update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core.checks import require_function
+from jaxrl_llm.core.choices import FractionNumber, PositiveNumber, Source
+from jaxrl_llm.core.log_ratios import needed, source
+from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, weighted
+from jaxrl_llm.core.transform import Metrics, Objective, Transform, stateless
+from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs, sigmoid
+from jaxrl_llm.objectives.preference.pairs import coupled
+
+PAIR_WEIGHT, MARGIN = "pair_weight", "margin"  # entries of info, f32[N]
+
+
+class RowPairs(NamedTuple):
+    """P pairs of rows of a batch."""
+
+    chosen: jax.Array  # int32[P]
+    rejected: jax.Array  # int32[P]
+    valid: jax.Array  # bool[P]: others are places for pairs that this batch does not have
+
+
+ChoosePairs = Callable[[Trajectories], RowPairs]
+
+
+@part
+def best_and_worst() -> ChoosePairs:
+    """The best and the worst row of each group, the first of equals, where they differ in reward; P = N."""
+
+    def choose(batch: Trajectories) -> RowPairs:
+        reward, rows = batch.scores, jnp.arange(batch.tokens.shape[0])
+        known = ~jnp.isnan(reward)
+        mates = (batch.group[:, None] == batch.group) & known[:, None] & known
+        best = jnp.argmax(jnp.where(mates, reward, -jnp.inf), axis=1)
+        worst = jnp.argmin(jnp.where(mates, reward, jnp.inf), axis=1)
+        return RowPairs(rows, worst, (best == rows) & (reward > reward[worst]))
+
+    return choose
+
+
+@part
+def all_pairs() -> ChoosePairs:
+    """All pairs of rows of a group with different rewards; P = N^2."""
+
+    def choose(batch: Trajectories) -> RowPairs:
+        reward, rows = batch.scores, jnp.arange(batch.tokens.shape[0])
+        better = (batch.group[:, None] == batch.group) & (reward[:, None] > reward)
+        return RowPairs(*(x.reshape(-1) for x in (*jnp.meshgrid(rows, rows, indexing="ij"), better)))
+
+    return choose
+
+
+@part
+def pairwise(
+    loss: PairLoss = sigmoid,
+    beta: PositiveNumber = 0.1,
+    *,
+    against: Source | None = "reference",
+    pairs: ChoosePairs | None = None,
+    per_token: bool = False,
+) -> Objective:
+    """The mean over pairs of a loss of their log-probabilities, sums over each row's tokens by their loss weights.
+
+    loss: of `losses`, or any function `(Pairs, beta) -> f[P]`. against: the policy of the log-ratios, None for
+    log-probabilities alone. pairs: default `best_and_worst()`. per_token: means over tokens in place of sums, and
+    lengths of 1. Pairs have a margin of info["margin"] of their chosen row, and are weighted by the product of both
+    rows' info["pair_weight"], where the batch has them.
+
+    Metrics, of which those of rewards are means over pairs of beta times the log-ratios: "pairwise", the loss;
+    "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies" (the share of pairs whose chosen
+    row has the larger one), and "logps/chosen", "logps/rejected".
+    """
+    require_function("a loss of pairs", loss)
+    check_number("beta", beta, above=0)
+    choose = best_and_worst() if pairs is None else pairs
+
+    def of_rows(logp: jax.Array, batch: Trajectories) -> jax.Array:
+        logp = jnp.where(batch.loss_weights != 0, logp, 0.0)
+        return row_means(logp, batch) if per_token else jnp.sum(weighted(logp, batch), axis=1)
+
+    def paired(s: jax.Array, batch: Trajectories) -> tuple[RowPairs, Pairs]:
+        rows, info = choose(batch), batch.info or {}
+        ours, lengths = jnp.zeros_like(s), jnp.ones_like(s) if per_token else jnp.maximum(batch.lengths, 1)
+        if against is not None:
+            ours = of_rows(source(batch, against), batch)
+
+        def of(x: jax.Array, at: jax.Array, otherwise: float = 0.0) -> jax.Array:
+            return jnp.where(rows.valid, x[at], otherwise)
+
+        return rows, Pairs(
+            of(s, rows.chosen), of(s, rows.rejected), of(ours, rows.chosen), of(ours, rows.rejected),
+            of(lengths, rows.chosen, 1.0), of(lengths, rows.rejected, 1.0),
+            of(jnp.nan_to_num(info[MARGIN]), rows.chosen) if MARGIN in info else 0.0, rows.valid,
+        )  # fmt: skip
+
+    def by_row(values: jax.Array, rows: RowPairs, N: int) -> jax.Array:
+        """Each row's share f32[N] of the mean over pairs of values f32[P]: those of pairs in which it is chosen."""
+        share = jnp.where(rows.valid, values, 0.0) / jnp.maximum(jnp.sum(rows.valid), 1)
+        return jnp.zeros(N, share.dtype).at[rows.chosen].add(share)
+
+    def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
+        rows, found = paired(s, batch)
+        values = loss(found, beta)
+        if (weight := (batch.info or {}).get(PAIR_WEIGHT)) is not None:
+            values = values * weight[rows.chosen] * weight[rows.rejected]
+        return by_row(values, rows, len(s))
+
+    def report(s: jax.Array, batch: Trajectories) -> Metrics:
+        rows, found = paired(s, batch)
+        w, l = (beta * u for u in found.log_ratios)
+        values = {
+            "rewards/chosen": w, "rewards/rejected": l, "rewards/margins": w - l,
+            "rewards/accuracies": (w > l).astype(jnp.float32), "logps/chosen": found.chosen_logp,
+            "logps/rejected": found.rejected_logp,
+        }  # fmt: skip
+        return {name: by_row(x, rows, len(s)) for name, x in values.items()}
+
+    def score(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+        return of_rows(outputs.logp, batch)
+
+    return coupled(score, shares, "pairwise", frozenset() if against is None else needed(against), report)
+
+
+@part
+def chosen_likelihood(pairs: ChoosePairs | None = None) -> Objective:
+    """Negative log-likelihood of the chosen rows, nats a token, a mean over all their tokens: TRL's loss `sft`.
+
+    Metric: "nll".
+    """
+    choose = best_and_worst() if pairs is None else pairs
+
+    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        rows = choose(batch)
+        chosen = jnp.zeros(batch.lengths.shape).at[rows.chosen].max(rows.valid.astype(jnp.float32))
+        return batch.with_info(nll_share=chosen / jnp.maximum(jnp.sum(chosen * batch.lengths), 1))
+
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        logp = jnp.where(batch.action_mask, outputs.logp, 0.0)
+        value = -jnp.sum(logp * batch.need("nll_share")[:, None])
+        return value, {"nll": value}
+
+    return Objective(objective, frozenset(), refresh)
+
+
+@part
+def shared_length(factor: FractionNumber = 0.5, pairs: ChoosePairs | None = None) -> Transform:
+    """Weigh the tokens of a pair's longer row beyond the length of the shorter one by `factor` (LD-DPO, 2409.06411)."""
+    check_number("factor", factor, least=0, most=1)
+    choose = best_and_worst() if pairs is None else pairs
+
+    def apply(batch: Trajectories) -> Trajectories:
+        rows, lengths = choose(batch), batch.lengths
+        both = jnp.where(rows.valid, jnp.minimum(lengths[rows.chosen], lengths[rows.rejected]), jnp.inf)
+        shorter = jnp.full(lengths.shape, jnp.inf).at[rows.chosen].min(both).at[rows.rejected].min(both)
+        beyond = batch.action_index >= shorter[:, None]
+        return batch.replace(weights=batch.loss_weights * jnp.where(beyond, factor, 1.0))
+
+    return stateless(apply)
+
+
+@part
+def on_policy_weights() -> Transform:
+    """Set info["pair_weight"] to exp(mean_t(log pi(y_t) - log sum_v pi(v)^2)), pi before the update (WPO, 2406.11827).
+
+    1 where every token is as probable as one that pi draws is on average. Needs "old_logp", "squared_probability".
+    """
+
+    def apply(batch: Trajectories) -> Trajectories:
+        square = jnp.where(batch.action_mask, batch.need("squared_probability"), 1.0)
+        excess = jnp.where(batch.action_mask, batch.need("old_logp"), 0.0) - jnp.log(square)
+        return batch.with_info(**{PAIR_WEIGHT: jnp.exp(jnp.sum(excess, axis=1) / jnp.maximum(batch.lengths, 1))})
+
+    return stateless(apply, {"old_logp", "squared_probability"})

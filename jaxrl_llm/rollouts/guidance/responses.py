@@ -1,0 +1,141 @@
+"""Rollouts that take scored responses from the data set: pairs of a chosen and a rejected one, or single verdicts.
+
+Nothing is sampled, so that no engine is built. Responses are texts or messages of the assistant, one or several turns;
+their tokens and the token that ends a turn are actions, and what others say between them is not. As they were not
+sampled, their `behaviour_logp` is 0: methods read their log-probabilities as `old_logp`, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.data.chat.encode import has_chat_template, is_conversation
+from jaxrl_llm.rewards.environment import GIVEN
+from jaxrl_llm.rollouts.context import Tools
+from jaxrl_llm.rollouts.episode import Episode, given
+from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.utils.errors import InputError, shown
+
+
+@part
+def chosen_and_rejected() -> Rollout:
+    """The columns `chosen` and `rejected` of each row as two episodes of a group, with the rewards 1 and 0.
+
+    The entry info["margin"] is the column `margin`, where there is one. The group has the reward NaN, which no method
+    trains on, and info["equal"] 1, where both are the same after they were cut.
+    """
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        chosen, rejected = (response(tools, task, column) for column in ("chosen", "rejected"))
+        if (margin := task.row.get("margin")) is not None:
+            if not isinstance(margin, int | float):
+                raise InputError(f"prompt {task.prompt_id} has the margin {shown(margin)}, but it must be a number")
+            chosen = chosen.with_info(margin=float(margin))
+        same = float(chosen.tokens == rejected.tokens)
+        rewards = (float("nan"),) * 2 if same else (1.0, 0.0)
+        return [
+            one.with_info(equal=same).scored(reward, {GIVEN: reward})
+            for one, reward in zip((chosen, rejected), rewards, strict=True)
+        ]
+
+    return Rollout(
+        program, "chosen_and_rejected", columns=("chosen", "rejected"),
+        demands=Demands(variable_size=True, max_episodes=lambda G: 2, given=True),
+    )  # fmt: skip
+
+
+@part
+def judged_completions(mismatched: bool = False) -> Rollout:
+    """The column `completion` of each row as an episode, with the reward 1 where its `label` is true, else 0.
+
+    mismatched: a second episode is the next completion of the step that belongs to another prompt, with
+    info["measured"] 1: it estimates how far the policy is from the reference, and is not trained on.
+    """
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        own = response(tools, task, "completion")
+        label = task.row.get("label")
+        if not isinstance(label, bool | int) or label not in (0, 1):
+            raise InputError(f"prompt {task.prompt_id} has the label {shown(label)}, but it must be true or false")
+        own = own.scored(float(label), {GIVEN: float(label)})
+        if not mismatched:
+            return [own]
+        brought = [list(own.prompt), [(one.tokens.token.tolist(), one.sampled) for one in own.segments]]
+        met = await tools.meet(brought, name="completions")
+        others = [*met.values[met.place + 1 :], *met.values[: met.place]]
+        segments = next((parts for prompt, parts in others if tuple(prompt) != own.prompt), None)
+        if segments is None:
+            raise InputError(
+                "a step needs completions of two prompts at least, to compare each with another's: raise "
+                "prompts_per_step, or take another method"
+            )
+        pieces = (given(ids, tools.step)._replace(sampled=sampled) for ids, sampled in segments)
+        other = Episode(own.prompt, own.prompt_id, sample=1, segments=tuple(pieces), ended=True)
+        return [own.with_info(measured=0.0), other.with_info(measured=1.0).scored(float("nan"), {GIVEN: float("nan")})]
+
+    return Rollout(
+        program, "judged_completions", frozenset({"measured"}) if mismatched else frozenset(), ("completion", "label"),
+        Demands(variable_size=True, max_episodes=lambda G: 1 + mismatched, given=True, meets=mismatched),
+    )  # fmt: skip
+
+
+def response(tools: Tools, task: Task, column: str) -> Episode:
+    """The response in a column as an episode, cut and `truncated` where it exceeds the task's limit.
+
+    Raises InputError for another value than a text or messages that end with the assistant, and where a chat template
+    does not keep what it wrote before a later turn.
+    """
+    said, end = task.row.get(column), tools.tokenizer.eos_token_id
+    stop = [] if end is None else [end]
+    pieces: list[tuple[Sequence[int], bool]] = []
+    if isinstance(said, str) and not _talks(tools, task):
+        pieces.append(([*tools.encode(said), *stop], True))
+    elif isinstance(said, str) or is_conversation(said):
+        turns = [{"role": "assistant", "content": said}] if isinstance(said, str) else list(said or ())
+        asked = task.row["prompt"]
+        talk = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
+        now: list[int] = list(task.prompt)
+        for number, message in enumerate(turns):
+            if message["role"] == "assistant":
+                if number:
+                    opening = _after(now, tools.prompt(talk, task.row), task, column)
+                    pieces.append((opening, False))
+                    now += opening
+                written = [*_after(now, tools.prompt([*talk, message], task.row), task, column), *stop]
+                pieces.append((written, True))
+                now += written
+            talk.append(message)
+        if turns[-1]["role"] != "assistant":
+            raise InputError(f"prompt {task.prompt_id}: {column} ends with the role {turns[-1]['role']}, not assistant")
+    else:
+        raise InputError(f"prompt {task.prompt_id} has no text or messages in the column {column!r}: {shown(said)}")
+    room, segments = task.limit, []
+    for ids, sampled in pieces:
+        segments.append(given(ids[:room], tools.step)._replace(sampled=sampled))
+        room -= len(segments[-1].tokens.token)
+    whole = sum(len(ids) for ids, _ in pieces) <= task.limit
+    kept = tuple(one for one in segments if len(one.tokens.token))
+    return Episode(task.prompt, task.prompt_id, segments=kept, ended=whole, truncated=not whole)
+
+
+def _talks(tools: Tools, task: Task) -> bool:
+    """Whether the row's prompt was written as a conversation."""
+    prompt = task.row["prompt"]
+    if not isinstance(prompt, str):
+        return is_conversation(prompt)
+    return (
+        has_chat_template(tools.tokenizer)
+        and tools.prompt([{"role": "user", "content": prompt}], task.row) == task.prompt
+    )
+
+
+def _after(now: Sequence[int], longer: Sequence[int], task: Task, column: str) -> list[int]:
+    """The tokens of `longer` that follow those of `now`."""
+    if list(longer[: len(now)]) != list(now):
+        raise InputError(
+            f"prompt {task.prompt_id}: the chat template does not write {column} after what it wrote of earlier turns: "
+            "end the response with its first turn, or choose another --prompt-format"
+        )
+    return list(longer[len(now) :])

@@ -1,0 +1,96 @@
+"""Runs of methods of given responses: metrics, masks, held-out figures, rows that are left out, and resumption."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny_runs as runs
+
+from jaxrl_llm.models.io.load import load_tokenizer
+from jaxrl_llm.rollouts.runtime import engines
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.utils.errors import InputError
+
+pytestmark = pytest.mark.heavy
+TRL = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected")
+
+
+def config_of(folder: Path, rows: list[dict[str, Any]], name: str = "dpo", **changes: Any) -> TrainConfig:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"reward": "even", "prompts": str(folder / "rows.jsonl"), "top_p": 1.0, "minibatches": 1, **changes}
+    config = runs.small_config(folder, algorithm=name, **settings)
+    default = TrainConfig()
+    given: dict[str, Any] = {"rewards": default.rewards, "group_size": default.group_size}
+    return TrainConfig(**{
+        field: given.get(field, getattr(config, field)) for field in TrainConfig.__dataclass_fields__
+    })  # fmt: skip
+
+
+def pairs(count: int = 12) -> list[dict[str, Any]]:
+    return [
+        {"prompt": f"number {i:02d}:", "chosen": f" {i} {i % 3}", "rejected": " none" * (1 + i % 2)}
+        for i in range(count)
+    ]
+
+
+def test_a_run_on_pairs_that_is_killed_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_weights(*unused: Any, **also: Any) -> None:
+        raise AssertionError("nothing is sampled")
+
+    monkeypatch.setattr(engines, "take_weights", no_weights)
+    rows = [*pairs(), {"prompt": "the same", "chosen": " yes", "rejected": " yes"}]
+    config, taken = config_of(tmp_path, rows, eval_size=3), list[runs.Taken]()
+    with runs.watched(taken):
+        summary = runs.train(config)
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert len(lines) == 4
+    for line in lines:
+        assert set(TRL) <= set(line)
+        assert line["rewards/margins"] == pytest.approx(line["rewards/chosen"] - line["rewards/rejected"], abs=1e-5)
+    assert lines[0]["loss"] == pytest.approx(np.log(2), abs=1e-5), "policy and reference begin equal"
+    assert lines[-1]["rewards/margins"] > 0
+    assert set(TRL) <= set(summary["eval_after"])
+    assert summary["eval_after"]["loss"] < summary["eval_before"]["loss"]
+    by_prompt = {one["prompt"]: one for one in rows}
+    batch, tokenizer = taken[0].scored.batch, load_tokenizer(str(runs.MODEL))
+    for row, (ids, action) in enumerate(zip(np.asarray(batch.tokens), np.asarray(batch.action_mask), strict=True)):
+        prompt = tokenizer.decode(ids[: np.argmax(action)], skip_special_tokens=True).strip()
+        said = by_prompt[prompt]["chosen" if batch.reward[row] else "rejected"]
+        whole = [*tokenizer.encode(said, add_special_tokens=False), tokenizer.eos_token_id]
+        assert ids[action].tolist() == whole[: config.max_new_tokens]
+    resumed = runs.resumed_copy(tmp_path, [4])
+    timed = ("seconds", "tokens_per_second", "compiles", "goodput", *runs.TIMED)
+    for one, other in zip(lines, runs.lines_of(resumed / "metrics.jsonl"), strict=True):
+        assert {k: x for k, x in one.items() if not k.startswith(timed)} == {
+            k: x for k, x in other.items() if not k.startswith(timed)
+        }
+
+
+def test_a_run_on_verdicts_measures_mismatched_completions(tmp_path: Path) -> None:
+    rows = [{"prompt": f"number {i:02d}:", "completion": f" {i}", "label": bool(i % 2)} for i in range(10)]
+    taken = list[runs.Taken]()
+    with runs.watched(taken):
+        runs.train(config_of(tmp_path, rows, "kto", steps=2, eval_size=0))
+    batch = taken[0].scored.batch
+    measured = np.asarray((batch.info or {})["measured"]) > 0
+    assert measured.tolist() == [False, True] * 4
+    own, other = (np.asarray(batch.tokens)[measured == side] for side in (False, True))
+    action = np.asarray(batch.action_mask)[~measured]
+    answers = [row[mask].tolist() for row, mask in zip(own, action, strict=True)]
+    mismatched = [row[mask].tolist() for row, mask in zip(other, np.asarray(batch.action_mask)[measured], strict=True)]
+    assert mismatched == [*answers[1:], answers[0]]
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert lines[0]["loss"] == pytest.approx(0.5, abs=1e-5)
+    assert {"kl", *TRL} <= set(lines[1])
+
+
+def test_rows_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    same = [{"prompt": "a b", "chosen": "x", "rejected": "x"}] * 4
+    with pytest.raises(InputError, match="equal in every row"):
+        runs.train(config_of(tmp_path, same, eval_size=0))
+    with pytest.raises(InputError, match="'rejected'"):
+        runs.train(config_of(tmp_path, [{"prompt": "a b", "chosen": "x"}], eval_size=0))
