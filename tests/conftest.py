@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from jaxrl_llm.utils.process import use_compile_cache
 # same numbers on a machine with an accelerator.
 jax.config.update("jax_platforms", "cpu")
 compiling.use_few_optimisations()
+compiling.share_contexts()
 jax.config.update("jax_disable_most_optimizations", not compiling.OPTIMISED)
 
 use_compile_cache()
@@ -50,6 +52,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for number, item in reversed(list(enumerate(long))):
         rest.insert(number * len(rest) // len(long), item)
     items[:] = rest
+
+
+def pytest_collection_finish() -> None:
+    """Keep modules and tests out of garbage collection, which else walks through all of them again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 def memory_maps() -> float:
