@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import threading
 from functools import cache
 from pathlib import Path
@@ -42,6 +43,12 @@ def use_few_optimisations() -> None:
         flags = os.environ.get("XLA_FLAGS", "").split()
         if XLA_FLAG not in flags and known():
             os.environ["XLA_FLAGS"] = " ".join([*flags, XLA_FLAG])
+
+
+def keep_bytecode() -> None:
+    """Also where the environment forbids it, as containers do: else each process compiles hundreds of modules again."""
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def share_contexts() -> None:

@@ -29,6 +29,7 @@ from jaxrl_llm.utils.process import use_compile_cache
 jax.config.update("jax_platforms", "cpu")
 compiling.use_few_optimisations()
 compiling.share_contexts()
+compiling.keep_bytecode()
 jax.config.update("jax_disable_most_optimizations", not compiling.OPTIMISED)
 
 use_compile_cache()
@@ -70,7 +71,7 @@ def memory_maps() -> float:
 def _forget_compiled_programs() -> Iterator[None]:
     """Drop programs once there are many: each holds memory maps."""
     yield
-    if memory_maps() > 12_000:
+    if memory_maps() > 32_000:
         jax.clear_caches()
 
 
@@ -78,7 +79,7 @@ def _forget_compiled_programs() -> Iterator[None]:
 def _forget_them_within_a_module() -> Iterator[None]:
     """Drop them earlier if a module alone compiles very many."""
     yield
-    if MAPS.exists() and memory_maps() > 30_000:
+    if MAPS.exists() and memory_maps() > 44_000:
         jax.clear_caches()
 
 
