@@ -51,7 +51,7 @@ def results(implementation: str, x: DeltaChunks, entry: Array, starts: Array, sh
     return jax.jit(jax.grad(total, argnums=(0, 1), has_aux=True))(x, starts)
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(
     st.integers(0, 99), st.integers(1, 2), st.integers(1, 4), st.sampled_from([1, 3]), st.sampled_from([1, 4, 8]),
     st.integers(0, 2), st.booleans(),
