@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
+import threading
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,35 @@ def use_few_optimisations() -> None:
         flags = os.environ.get("XLA_FLAGS", "").split()
         if XLA_FLAG not in flags and known():
             os.environ["XLA_FLAGS"] = " ".join([*flags, XLA_FLAG])
+
+
+def keep_bytecode() -> None:
+    """Also where the environment forbids it, as containers do: else each process compiles hundreds of modules again."""
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def share_contexts() -> None:
+    """Lower programs in one MLIR context of each thread, renewed at times so that what it keeps does not add up.
+
+    JAX makes a context for each program, which takes 6 to 15 ms, more than all else of lowering a few operations; the
+    tests compile some 70,000 programs.
+    """
+    from jax._src.interpreters import mlir
+
+    kept = threading.local()
+    inner = mlir.ModuleContext.__init__
+
+    def in_kept_context(self: Any, *, context: Any = None, **options: Any) -> None:
+        if context is None:
+            uses = getattr(kept, "uses", 0)
+            kept.uses = uses + 1
+            if uses % 200 == 0:
+                kept.context = mlir.make_ir_context()
+            context = kept.context
+        inner(self, context=context, **options)
+
+    mlir.ModuleContext.__init__ = in_kept_context
 
 
 def with_devices(count: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -39,16 +40,16 @@ def episodes(
 
 def of_turns(batch: Trajectories, transform: Any) -> list[list[float]]:
     """The advantage of each turn, which all of its tokens have."""
-    _, out = transform.apply(transform.init(), batch)
-    found: list[list[float]] = []
-    for row in range(batch.turn.shape[0]):
+    _, out = jax.jit(transform.apply)(transform.init(), batch)
+    advantages, turn, found = np.asarray(out.advantages), np.asarray(batch.turn), list[list[float]]()
+    for row in range(len(turn)):
         of_row = []
-        for k in range(int(batch.turn[row].max()) + 1):
-            values = np.asarray(out.advantages[row])[np.asarray(batch.turn[row]) == k]
+        for k in range(turn[row].max() + 1):
+            values = advantages[row][turn[row] == k]
             assert np.ptp(values) == 0
             of_row.append(float(values[0]))
         found.append(of_row)
-    assert not np.any(np.asarray(out.advantages)[~np.asarray(batch.action_mask)])
+    assert not np.any(advantages[~np.asarray(batch.action_mask)])
     return found
 
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxrl_llm.advantages.trees import credit, values
-from jaxrl_llm.algorithms.credit.branchgrpo import depth_advantages
-from jaxrl_llm.algorithms.credit.treepo import segment_subtree_advantages, subtree_advantages
+from jaxrl_llm.algorithms.credit import branchgrpo, treepo
 from jaxrl_llm.core.trajectory import Trajectories
 
 NAN = np.nan
+# Each a program, as in an update: one by one their operations are hundreds.
+depth_advantages = jax.jit(branchgrpo.depth_advantages)
+edge_advantages = jax.jit(credit.edge_advantages, static_argnums=1)
+segment_subtree_advantages = jax.jit(treepo.segment_subtree_advantages, static_argnums=1)
+subtree_advantages = jax.jit(treepo.subtree_advantages, static_argnums=(1, 2))
+tree_of, shares, node_values = map(jax.jit, (values.tree_of, values.shares, values.node_values))
 
 
 def batch_of(paths: list[list[int]], reward: list[float], group: Any = None, **info: Any) -> Trajectories:
@@ -78,7 +84,7 @@ def test_edges_are_differences_of_the_means_of_children() -> None:
     # A second group of the same numbers must not mix with the first, nor a row without a score count.
     both = batch_of([*RAGGED, *RAGGED, [1, 1, 12]], [*reward, *[5.0] * 7, NAN], [0] * 7 + [1] * 7 + [0])
     for scale in ("none", "std"):
-        found = np.asarray(credit.edge_advantages(both, scale))  # type: ignore[arg-type]
+        found = np.asarray(edge_advantages(both, scale))  # type: ignore[arg-type]
         for i, path in enumerate(RAGGED):
             for t, node in enumerate(path):
                 parent = ([0] + [one for one in path[:t] if one != node])[-1]
@@ -99,8 +105,8 @@ def test_children_count_by_their_probability() -> None:
     """Two children with the log-probabilities -1 and -2 and rewards 1 and 0.6."""
     batch = batch_of([[1, 11], [1, 12]], [1.0, 0.6])
     logp = jnp.zeros(batch.tokens.shape).at[0, 2].set(-1.0).at[1, 2].set(-2.0)
-    tree = values.tree_of(batch)
-    V = values.node_values(tree, batch.scores, values.shares(tree, logp))
+    tree = tree_of(batch)
+    V = node_values(tree, batch.scores, shares(tree, logp))
     np.testing.assert_allclose(V[tree.key[0, 1]], 0.892423, atol=1e-6)
     np.testing.assert_allclose(V[tree.root[0]], 0.892423, atol=1e-6)
 
@@ -110,15 +116,15 @@ def test_a_tree_without_forks_is_a_group() -> None:
     lone = batch_of([[1, 1], [2], [3, 3], [4]], reward.tolist())
     centred = reward - reward.mean()
     np.testing.assert_allclose(subtree_advantages(lone), centred, atol=1e-6)
-    np.testing.assert_allclose(credit.edge_advantages(lone)[:, 1], centred, atol=1e-6)
+    np.testing.assert_allclose(edge_advantages(lone)[:, 1], centred, atol=1e-6)
     np.testing.assert_allclose(depth_advantages(lone)[:, 1], centred / reward.std(ddof=1), atol=1e-5)
 
 
 def test_gains_of_nodes_add_up_to_the_reward_minus_the_value_of_the_root() -> None:
     batch = batch_of(RAGGED, [1.0, 0, 1, 0, 0.5, 0, 1])
-    tree = values.tree_of(batch)
-    V = values.node_values(tree, batch.scores, values.shares(tree))
-    summed = np.where(tree.first, credit.edge_advantages(batch), 0).sum(axis=1)
+    tree = tree_of(batch)
+    V = node_values(tree, batch.scores, shares(tree))
+    summed = np.where(tree.first, edge_advantages(batch), 0).sum(axis=1)
     np.testing.assert_allclose(summed, batch.scores - V[tree.root], atol=1e-6)
 
 
@@ -135,7 +141,7 @@ def test_segments_against_subtrees() -> None:
 
 
 def test_what_is_shared_counts_once() -> None:
-    weights = credit.shared_once().apply((), batch_of(RAGGED, [0.0] * 7))[1].weights
+    weights = jax.jit(credit.shared_once().apply)((), batch_of(RAGGED, [0.0] * 7))[1].weights
     assert weights is not None
     np.testing.assert_allclose(np.asarray(weights).sum(), 12, atol=1e-5)
 

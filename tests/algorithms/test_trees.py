@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,8 +19,18 @@ from jaxrl_llm.algorithms.credit.pav import best_of, pav
 from jaxrl_llm.algorithms.credit.spo_segment import spo_segment
 from jaxrl_llm.algorithms.credit.treepo import treepo
 from jaxrl_llm.algorithms.exploration.latr import latr
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.transform import Transform
 
 NAN = np.nan
+
+
+def compiled(method: Algorithm) -> Algorithm:
+    """The method, whose transform is one program: the credit of a tree has hundreds of operations."""
+    transform = method.transform
+    return dataclasses.replace(method, transform=Transform(transform.init, jax.jit(transform.apply), transform.needs))
+
+
 # Two trees: the first forks after two tokens, then two of its four leaves' parents fork again.
 NODE = np.array([
     [1, 1, 11, 11, 111], [1, 1, 11, 11, 112], [1, 1, 12, 12, 12], [2, 2, 21, 0, 0],
@@ -97,7 +109,7 @@ def test_spo_against_loops() -> None:
             gap = old[i, t] - 0.1 - new[i, t]
             penalties.append(np.exp(gap) - gap - 1)
         expected = np.mean(losses) + 0.1 * np.mean(penalties)
-        method = spo_segment(form, kl_coefficient=0.1)  # type: ignore[arg-type]
+        method = compiled(spo_segment(form, kl_coefficient=0.1))  # type: ignore[arg-type]
         np.testing.assert_allclose(loss_of(method, batch, new), expected, rtol=2e-5)
 
 
@@ -124,7 +136,7 @@ def test_treepo_against_a_loop() -> None:
         flat = np.concatenate([[A[i]] * LENGTHS[i] for i in range(7)])
         white = (A - flat.mean()) / np.sqrt(flat.var(ddof=1) + 1e-8)
         terms = [surrogate(np.exp(new[i, t] - old[i, t]), white[i], 0.2, 0.28) for i, t in np.argwhere(MASK)]
-        method = treepo(weighting=weighting, dual_clip=None)  # type: ignore[arg-type]
+        method = compiled(treepo(weighting=weighting, dual_clip=None))  # type: ignore[arg-type]
         np.testing.assert_allclose(loss_of(method, batch, new), -np.mean(terms), rtol=2e-5)
 
 
@@ -132,7 +144,7 @@ def test_treepo_worked_example() -> None:
     """Leaves a/x, a/y, b/z, b/w, c/u."""
     node = np.array([[1, 11], [1, 12], [2, 21], [2, 22], [3, 31]]) * 1.0
     batch = batch_of(np.ones((5, 2)), [1.0, 1, 0, 1, 0], -np.ones((5, 2)), info={"node": node})
-    found = prepared(treepo(), batch).advantages
+    found = prepared(compiled(treepo()), batch).advantages
     A = np.array([0.2, 0.2, -0.55, 0.45, -0.6])
     np.testing.assert_allclose(found[:, 0], (A - A.mean()) / np.sqrt(A.var() * 10 / 9), atol=1e-5)
     # Whitened over one token each they are these numbers; of ten tokens the unbiased variance is another.
@@ -144,16 +156,17 @@ def test_treepo_whitens_over_the_groups_that_stay() -> None:
     """Of two groups one has equal rewards and is dropped: its tokens are in no moment."""
     alone = batch_of(np.ones((2, 2)), [1.0, 0.0], -np.ones((2, 2)))
     both = batch_of(np.ones((4, 2)), [1.0, 0.0, 1.0, 1.0], -np.ones((4, 2)), [0, 0, 1, 1])
-    expected = prepared(treepo(), alone).advantages
+    method = compiled(treepo())
+    expected = prepared(method, alone).advantages
     np.testing.assert_allclose(expected[0, 0], np.sqrt(3 / 4), rtol=1e-5)  # of A = 1/2 and -1/2 in four tokens
-    np.testing.assert_allclose(prepared(treepo(), both).advantages[:2], expected, rtol=1e-6)
+    np.testing.assert_allclose(prepared(method, both).advantages[:2], expected, rtol=1e-6)
 
 
 def test_a_shared_segment_weighs_once_also_beside_an_unscored_leaf() -> None:
     node = np.array([[1, 2], [1, 3], [1, 4]]) * 1.0
     batch = batch_of(np.ones((3, 2)), [1.0, 0.0, NAN], -np.ones((3, 2)), info={"node": node})
     for transform in (shared_once(), branchgrpo().transform):
-        weights = np.asarray(transform.apply(transform.init(), batch)[1].loss_weights)
+        weights = np.asarray(jax.jit(transform.apply)(transform.init(), batch)[1].loss_weights)
         np.testing.assert_allclose(weights[:2], [[0.5, 1], [0.5, 1]])
 
 
@@ -162,7 +175,7 @@ def test_edges_between_equal_values_are_dropped_whatever_their_rounding() -> Non
     rows = 21
     node = np.stack([np.zeros(rows), 1 + np.arange(rows) // 7, 10 + np.arange(rows)], axis=1)
     reward = np.tile([0.1, 0.7, 0.3, 0.2, 0.9, 0.6, 0.4], 3)
-    method = spo_segment(form="tree", below=1.0)
+    method = compiled(spo_segment(form="tree", below=1.0))
     batch = batch_of(np.ones((rows, 3)), reward, -np.ones((rows, 3)), info={"node": node})
     weights = np.asarray(prepared(method, batch).loss_weights)
     assert not weights[:, :2].any()  # the mean of each seven is the mean of all
@@ -180,7 +193,7 @@ def test_branchgrpo_against_a_loop() -> None:
         deviation = np.std(level, ddof=1) if len(level) > 1 else 0
         A = (one["leaf_mean"] - np.mean(level)) / deviation if deviation > 1e-6 else 0
         losses += [-surrogate(np.exp(new[i, t] - old[i, t]), A, 0.2, 0.2) for t, i in one["places"].items()]
-    np.testing.assert_allclose(loss_of(branchgrpo(), batch, new), np.mean(losses), rtol=2e-5)
+    np.testing.assert_allclose(loss_of(compiled(branchgrpo()), batch, new), np.mean(losses), rtol=2e-5)
 
 
 def test_branchgrpo_prunes_the_update_alone() -> None:
@@ -218,7 +231,7 @@ def test_pav_worked_example() -> None:
     node = np.array([[0, 1, 2], [3, 3, 3]]) * 1.0
     value = np.array([[0.2, 0.35, 0.3], [0.2] * 3])
     batch = batch_of(np.ones((2, 3)), [1.0, 0.0], -np.ones((2, 3)), info={"node": node, "state_value": value})
-    found = prepared(pav(strength=1.0), batch).advantages
+    found = prepared(compiled(pav(strength=1.0)), batch).advantages
     np.testing.assert_allclose(found[0], 0.5 + np.array([0.231094, -0.061594, 0.240100]), atol=2e-6)
     np.testing.assert_allclose(found[1], -0.5 - 0.5904, atol=2e-6)
     np.testing.assert_allclose(best_of(jnp.array([0.2, 0.35, 0.3, 1.0]), 4), [0.5904, 0.821494, 0.7599, 1], atol=1e-6)

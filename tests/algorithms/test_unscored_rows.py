@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from batches import LOGP, MASK, OLD, REWARD, batch_of, loss_of
 from every_method import every_method
-from experience import Case, L, N, case, steps_of
+from experience import Case, L, N, Steps, case, steps_of
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.core.algorithm import Algorithm
@@ -42,7 +42,7 @@ def with_unscored(one: Case) -> Case:
 
 def learned(algorithm: Algorithm, cases: list[Case]) -> tuple[Trajectories, Any]:
     """The last prepared batch and gradient; after each batch the method's memory goes on."""
-    steps, memory, feedback = steps_of(algorithm), algorithm.transform.init(), None
+    steps, memory, feedback = Steps(*map(jax.jit, steps_of(algorithm))), algorithm.transform.init(), None
     for batch, outputs in cases:
         memory, ready = steps.prepare(memory, batch.replace(feedback=feedback))
         _, gradient = steps.gradient(outputs, ready)

@@ -58,7 +58,7 @@ def results(
     )
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(
     st.integers(0, 99), st.integers(1, 2), st.integers(1, 5), st.sampled_from([(1, 1), (2, 4)]),
     st.sampled_from([1, 4, 8]), st.integers(0, 2), st.booleans(), st.booleans(),

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from heavy import few
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, PartitionSpec
@@ -73,10 +74,12 @@ def test_by_loops() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(0, 1000), st.integers(1, 30), st.integers(1, 30), st.floats(-20, 8), st.booleans())
-def test_errors_are_bounded(seed: int, K: int, N: int, size: float, narrow: bool) -> None:
+@given(
+    st.integers(0, 1000), st.sampled_from([(1, 1), (1, 30), (30, 1), (17, 6)]), st.floats(-20, 8), st.booleans()
+)  # fmt: skip
+def test_errors_are_bounded(seed: int, shape: tuple[int, int], size: float, narrow: bool) -> None:
     random = np.random.default_rng(seed)
-    w = (random.normal(size=(K, N)) * 10.0**size).astype(jnp.bfloat16 if narrow else np.float32)
+    w = (random.normal(size=shape) * 10.0**size).astype(jnp.bfloat16 if narrow else np.float32)
     exact = np.asarray(w, np.float64)
     for kind in KINDS:
         q = quantise(jnp.asarray(w), kind)
@@ -163,7 +166,7 @@ def test_straight_through_gradients_of_experts(kind: str) -> None:
         np.testing.assert_allclose(dw[expert], x[rows].T @ dy[rows], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(KINDS, ("int8",)))
 def test_a_policy_that_rounds_is_the_policy_of_the_rounded_weights(
     vectors: Any, rollouts: Any, family: str, kind: str
 ) -> None:

@@ -58,10 +58,10 @@ def test_draws_are_in_proportion_to_nearness() -> None:
     curriculum = choose_prompts(*rules)(rows, 0)
     known = {"rule1_references": np.arange(5), "rule1_rates": np.array([0.1, 0.45, 0.5, 0.56, 0.9]), "rule0_step": 1}
     found = np.zeros(5)
-    for draw in range(4000):
+    for draw in range(1500):
         (first,), _ = curriculum.select({**curriculum.init(), **known, "draws": draw}, 1)
         found[first] += 1
-    np.testing.assert_allclose(found / 4000, [0.000201, 0.220321, 0.598894, 0.180383, 0.000201], atol=0.025)
+    np.testing.assert_allclose(found / 1500, [0.000201, 0.220321, 0.598894, 0.180383, 0.000201], atol=0.04)
 
 
 def test_references_are_half_the_prompts_at_most() -> None:

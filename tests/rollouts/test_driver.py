@@ -60,7 +60,7 @@ def job(strategy: Partial, steps: int, slots: int, drain: bool = False) -> list[
 strategies = st.builds(Partial, st.sampled_from([1.0, 1.3, 2.0, 3.5]), st.sampled_from([0, 1, 5, 16, 64]))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(strategy=strategies, slots=st.integers(1, 50), steps=st.integers(1, 12))
 def test_all_that_is_begun_is_trained_once_or_in_the_pool(strategy: Partial, slots: int, steps: int) -> None:
     trained: list[int] = []

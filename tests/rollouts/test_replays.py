@@ -161,7 +161,7 @@ def test_the_reservoir_is_a_uniform_sample() -> None:
     """Of 20 rows in 4 steps, each is kept with probability 5/20."""
     steps = [scored_of([[1.0, 0.0, 1.0, 0.0, 1.0]], [step], step) for step in range(4)]
     replay, counts = recent_and_reservoir(1.0, 3, 5), dict[str, int]()
-    for seed in range(800):
+    for seed in range(300):
         state: Any = {}
         for step, scored in enumerate(steps):
             _, state = replay.mix(state, scored, step, 1000 * seed + step)
@@ -171,7 +171,7 @@ def test_the_reservoir_is_a_uniform_sample() -> None:
         assert len(texts["reservoir"]) == 5
         for text in texts["reservoir"]:
             counts[text] = counts.get(text, 0) + 1
-    np.testing.assert_allclose([n / 800 for n in counts.values()], 0.25, atol=0.06)
+    np.testing.assert_allclose([n / 300 for n in counts.values()], 0.25, atol=0.09)
     assert len(counts) == 20
 
 

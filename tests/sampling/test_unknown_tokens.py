@@ -22,6 +22,7 @@ from jaxrl_llm.models.vocabulary import Distribution, logp_of_tokens, most_proba
 from jaxrl_llm.sampling import completion_ids
 
 KEY = jax.random.key(0)
+compiled_outputs = jax.jit(policy_outputs, static_argnums=0, static_argnames="wanted")
 KNOWN = 40  # of 257 tokens, so that most of the mass is elsewhere
 HOW: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -52,7 +53,7 @@ def test_they_are_never_drawn_and_the_ratio_is_one(how: str, vectors: Any) -> No
     assert (drawn < KNOWN).all()
     if how in ("allowed", "greedy", "a hook"):  # the trainer knows of other settings than these
         return
-    outputs = policy_outputs(policy, params, batch, wanted=Wanted(names=("mean_logp",)))
+    outputs = compiled_outputs(policy, params, batch, wanted=Wanted(names=("mean_logp",)))
     np.testing.assert_allclose(np.asarray(outputs.logp)[action], np.asarray(batch.behaviour_logp)[action], atol=2e-5)
     np.testing.assert_allclose(np.asarray(outputs.entropy)[action], np.asarray(batch.entropy)[action], atol=2e-5)
     assert (np.asarray(outputs.entropy)[action] <= np.log(KNOWN) + 1e-5).all()
