@@ -19,7 +19,9 @@ def test_read_from_the_index_as_python_reads_it(name: str) -> None:
     build = algorithms.constructor(name)
     hints, parameters = typing.get_type_hints(build), inspect.signature(build).parameters
     read = hyperparameters(name)
-    assert [one[:3] for one in read] == [(p, hints[p], parameters[p].default) for p in parameters]
+    # The command line gives no functions, which a program may give in place of a name.
+    kinds = {p: str if name == "dpo" and p == "loss" else hints[p] for p in parameters}
+    assert [one[:3] for one in read] == [(p, kinds[p], parameters[p].default) for p in parameters]
     assert [one.range for one in read] == [one.range for one in hyperparameters_of(build)]
 
 

@@ -26,6 +26,7 @@ from jaxrl_llm.objectives.penalties import (
     ratio_variance,
 )
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
+from jaxrl_llm.objectives.preference.by_name import loss_named
 from jaxrl_llm.objectives.preference.losses import weighted_losses
 from jaxrl_llm.objectives.preference.pairs import discriminative, preference
 from jaxrl_llm.objectives.preference.pairwise import (
@@ -67,6 +68,7 @@ __all__ = [
     "kl",
     "likelihood_preserving",
     "log_probability",
+    "loss_named",
     "mismatched_kl",
     "on_policy_weights",
     "pairwise",

@@ -60,9 +60,14 @@ class Case:
 
 
 def experience_methods() -> list[str]:
-    """Methods that name a rollout, a curriculum, a replay or a reference, and methods of rewards; only whole ones."""
+    """Methods that name a rollout, a curriculum, a replay or a reference, and methods of rewards; only whole ones.
+
+    Those of responses that the data set gives have runs of their own, in test_preference_runs.py.
+    """
 
     def of_experience(one: algorithms.Algorithm) -> bool:
+        if one.rollout is not None and one.rollout.demands.given:
+            return False
         return any(part is not None for part in (one.rollout, one.prompts, one.replay, one.reference))
 
     names = [name for name in algorithms.names() if name in OF_REWARDS or of_experience(algorithms.get(name))]

@@ -16,6 +16,7 @@ from jaxrl_llm.training.config.method_settings import check_settings, fitted, se
 from jaxrl_llm.training.method import check_method
 from jaxrl_llm.utils.errors import InputError
 
+PAIRS = {"max_new_tokens": 1024, "rewards": ("given",), "group_size": 2, "same_task": "row"}
 TAKEN: dict[str, dict[str, Any]] = {
     "spo_single_stream": {"group_size": 1},
     "pa_rl": {"group_size": 16},
@@ -28,11 +29,15 @@ TAKEN: dict[str, dict[str, Any]] = {
     "ui_s1": {"rewards": ("environment",)},
     "trpa": {"rewards": ("tagged_levels",)},
     "ui_r1": {"rewards": ("answer_tags", "gui_kind", "gui_click")},
+    **dict.fromkeys(("dpo", "ipo", "orpo", "cpo", "simpo"), PAIRS),
+    "kto": {**PAIRS, "group_size": 1},
 }
 CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("spo_single_stream", {"group_size": 4}, "group_size is 4: give 1"),
     ("pa_rl", {"group_size": 10}, "group_size is 10: give 16"),
     ("pa_rl", {"group_size": 4, "hyperparameters": {"keep": 4}}, "group_size is 4: give 8"),
+    ("dpo", {"rewards": ("number_match",)}, "rewards is number_match: give given"),
+    ("kto", {"group_size": 4}, "group_size is 4: give 1"),
     ("ui_s1", {"rewards": ("number_match",)}, "rewards is number_match: give environment"),
     ("trpa", {"rewards": ("number_match", "answer_tags")}, "is number_match answer_tags: give tagged_levels"),
     ("ui_r1", {"rewards": ("number_match",)}, "rewards is number_match: give answer_tags gui_kind gui_click"),
@@ -55,10 +60,9 @@ def test_a_run_by_name_takes_what_the_method_needs_and_says_so(name: str) -> Non
     found = fitted(config)
     assert found == dataclasses.replace(config, **TAKEN[name])
     check_settings(found)
-    [note] = setting_notes(found)
-    (setting,) = TAKEN[name]
-    assert note.startswith(f"{name} runs with {setting} ")
-    assert "because it needs" in note
+    for note, setting in zip(setting_notes(found), TAKEN[name], strict=True):
+        assert note.startswith(f"{name} runs with {setting} ")
+        assert "because it needs" in note
     assert fitted(found) == found
 
 

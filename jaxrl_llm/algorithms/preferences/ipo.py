@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import jax
-
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import CODE
 from jaxrl_llm.core.ranges import Positive
 from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.preference.losses import Pairs
-from jaxrl_llm.objectives.preference.losses import ipo as loss_of_pairs
+from jaxrl_llm.objectives.preference.by_name import loss_named
 from jaxrl_llm.objectives.preference.pairwise import pairwise
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 
@@ -23,7 +19,6 @@ from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 @run_settings(*given_responses(2))
 def ipo(
     beta: Annotated[Positive, CODE] = 0.1,
-    per_token: Annotated[bool, CODE] = True,
 ) -> Algorithm:
     """Identity Preference Optimization (IPO).
 
@@ -32,10 +27,6 @@ def ipo(
 
         loss = mean over pairs of (u_chosen/n_chosen - u_rejected/n_rejected - 1/(2 beta))^2
 
-    per_token: false leaves n out, as the paper prints it; beta is its tau. TRL divides.
+    beta is the paper's tau, which prints the loss without n; its authors and TRL divide.
     """
-
-    def of_sums(pairs: Pairs, beta: Number) -> jax.Array:
-        return loss_of_pairs(pairs._replace(chosen_length=1.0, rejected_length=1.0), beta)
-
-    return Algorithm(chain(), pairwise(loss_of_pairs if per_token else of_sums, beta), rollout=chosen_and_rejected())
+    return Algorithm(chain(), pairwise(loss_named("ipo"), beta), rollout=chosen_and_rejected())

@@ -10,7 +10,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import PAPER
 from jaxrl_llm.core.ranges import NonNegative, Positive
 from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.preference.losses import orpo as odds_ratio
+from jaxrl_llm.objectives.preference.by_name import loss_named
 from jaxrl_llm.objectives.preference.pairwise import chosen_likelihood, pairwise
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 
@@ -30,5 +30,5 @@ def orpo(
 
     nll: nats a token of the chosen responses, in TRL of their prompts too. beta is the paper's lambda.
     """
-    objective = pairwise(odds_ratio, beta, against=None, per_token=True) + likelihood * chosen_likelihood()
+    objective = pairwise(loss_named("orpo"), beta, against=None, per_token=True) + likelihood * chosen_likelihood()
     return Algorithm(chain(), objective, rollout=chosen_and_rejected())

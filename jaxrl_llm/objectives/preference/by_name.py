@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.repr import part
 from jaxrl_llm.objectives.preference.divergences import DIVERGENCES, alpha_divergence
 from jaxrl_llm.objectives.preference.losses import (
     PairLoss,
@@ -46,6 +47,7 @@ _WITH_LENGTHS = (sigmoid_norm,)
 _WITHOUT_MARGIN = (nca_pair, bco_pair, sppo_hard, apo_zero, apo_down, orpo)
 
 
+@part
 def loss_named(
     name: str,
     label_smoothing: Number | None = None,
