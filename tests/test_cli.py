@@ -7,7 +7,6 @@ import datetime
 import inspect
 import io
 import json
-import os
 import re
 import shutil
 import signal
@@ -221,22 +220,22 @@ def test_any_configuration_can_be_given_as_options(tmp_path: Path) -> None:
         assert parse_config(runs.as_arguments(config)) == config
 
 
-def test_train_tells_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_tells_what_it_does() -> None:
     """A complete run, with the report and TensorBoard's files."""
-    config = runs.small_config(tmp_path, steps=2, tensorboard=True)
-    text = output_of(capsys, "train", *runs.as_arguments(config))
+    run = runs.finished_run()
+    text, config = (run.parent / "said.txt").read_text(), runs.small_config(run.parent, tensorboard=True)
     assert "grpo on " in text
     assert re.search(r"before training: accuracy \d+\.\d % \(\d+\.\d to \d+\.\d\) on 4 held-out prompts", text)
-    assert [f"step {n}/2" in text for n in (1, 2)] == [True, True]
-    assert text.rstrip().endswith(f"report: {tmp_path / 'run' / 'report.html'}")
-    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert all(f"step {n}/4" in text for n in (1, 2, 3, 4))
+    assert text.rstrip().endswith(f"report: {run / 'report.html'}")
+    names = {path.name for path in run.iterdir()}
     assert names == {
         *("config.json", "summary.json", "metrics.jsonl", "completions.jsonl", "report.html"),
         *("groups.jsonl", "checkpoints", "tensorboard", "environment.json"),
     }
-    assert any((tmp_path / "run" / "tensorboard").iterdir())
-    written = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert written.pop("started_in") == os.getcwd()
+    assert any((run / "tensorboard").iterdir())
+    written = json.loads((run / "config.json").read_text())
+    assert written.pop("started_in") == str(run.parent.resolve())
     assert written.pop("started_on") == datetime.date.today().isoformat()
     assert from_dict(written) == dataclasses.replace(config, hyperparameters=grpo_defaults())
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from every_method import every_method
-from experience import Case, L, N, case, steps_of
+from experience import Case, L, N, Steps, case, steps_of
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.core.algorithm import Algorithm
@@ -24,8 +26,13 @@ def first_update(algorithm: Algorithm, noise: float, seed: int = 11) -> Case:
     return Case(batch, one.outputs)
 
 
+@lru_cache(maxsize=2)
+def compiled(algorithm: Algorithm) -> Steps:
+    return Steps(*map(jax.jit, steps_of(algorithm)))
+
+
 def gradient(algorithm: Algorithm, one: Case) -> Any:
-    steps = steps_of(algorithm)
+    steps = compiled(algorithm)
     _, ready = steps.prepare(algorithm.transform.init(), one.batch)
     return steps.gradient(one.outputs, ready)[1].logp
 

@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.algorithms.parts import lacks_of
+from jaxrl_llm.cli.program import main
 from jaxrl_llm.core.source import Source
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy
@@ -192,8 +193,13 @@ def _scratch() -> Path:
 
 @cache
 def finished_run() -> Path:
-    """The folder of a run of `small_config` with its report. It is shared: copy it before changing it."""
-    loop.train(small_config(_scratch()))
+    """The folder of a run of `small_config` with its report, from the command line, which printed `said.txt` beside it.
+
+    It is shared: copy it before changing it.
+    """
+    said = (_scratch() / "said.txt").open("w")
+    with said, contextlib.chdir(_scratch()), contextlib.redirect_stdout(said):
+        assert main(["train", *as_arguments(small_config(_scratch(), tensorboard=True))]) == 0
     return _scratch() / "run"
 
 
