@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -73,7 +74,12 @@ def delta_rule(
     mesh = mesh_of(mesh, x, places, starts)
     if mesh is None:
         return _chunked(implementation, branches, x, places, starts, shares)
-    rows, heads = dividing(mesh, row_axis, R), first_dividing(mesh, head_axis, x.q.shape[3])
+    rows, heads = dividing(mesh, row_axis, R), first_dividing(mesh, head_axis, x.v.shape[3])
+    if heads is not None:  # each device has the heads of keys that its own of values share
+        K = x.q.shape[3]
+        devices = math.prod(mesh.shape[name] for name in ((heads,) if isinstance(heads, str) else heads))
+        copies = math.lcm(K, devices) // K
+        x = x._replace(q=jnp.repeat(x.q, copies, axis=3), k=jnp.repeat(x.k, copies, axis=3))
 
     def run(*arrays: Any) -> tuple[Array, Array]:
         return _chunked(implementation, branches, *vary_together(*arrays))
