@@ -128,7 +128,7 @@ def test_against_a_loop(shape: tuple[int, ...], tile: int | None) -> None:
 
 @pytest.mark.parametrize(
     "window, softcap",
-    [(1, 0.0), (5, 2.0), *(pytest.param(*more, marks=pytest.mark.heavy) for more in ((150, 0.0), (500, 2.0)))],
+    few([(1, 0.0), (5, 2.0), (150, 0.0), (500, 2.0)], [(5, 2.0)], unpack=True),
 )
 def test_window_and_softcap(window: int, softcap: float) -> None:
     compare(drawn(3, 2, 2, 64, 160, 1000), 128, window=window, softcap=softcap)

@@ -100,7 +100,7 @@ def lowered(
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-@pytest.mark.parametrize("h", [64, 80, 128, 256])
+@pytest.mark.parametrize("h", few([64, 80, 128, 256], [80]))
 def test_lowers_for_cuda(h: int, dtype: Any) -> None:
     """Three kernels: the forward pass, dq, and dk with dv. Lengths that are no multiples of 128 are padded."""
     text = lowered((4, 2, h), dtype, "pallas", length=200 if h == 80 else 256, softcap=30.0, window=90)

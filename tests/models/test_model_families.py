@@ -106,12 +106,12 @@ def test_greedy_continuation_and_ratio_one(family: str, vectors: Any) -> None:
     """What the sampler draws, transformers continues with; and the trainer gives it the sampler's log-probability."""
     model = vectors(family)
     prompt, whole = (model.arrays[name][0].tolist() for name in ("greedy_prompt", "greedy"))
-    short = [*prompt[:2], prompt[5]]
-    settings: Any = {"max_new_tokens": 16, "stop_token_ids": []}
+    prompts = [prompt, [*prompt[:2], prompt[5]]]
+    settings: Any = {"max_new_tokens": 16, "stop_token_ids": [], "group_size": 2}  # of both, which have one prefill
     if family not in SWITCHES:
-        greedy = sample(model.policy, model.params, [prompt], jax.random.key(0), temperature=0.0, **settings)
+        greedy = sample(model.policy, model.params, prompts, jax.random.key(0), temperature=0.0, **settings)
         assert completion_ids(greedy)[0] == whole[len(prompt) :]
-    drawn = sample(model.policy, model.params, [prompt, short], jax.random.key(1), group_size=2, **settings)
+    drawn = sample(model.policy, model.params, prompts, jax.random.key(1), **settings)
     outputs = policy_outputs(model.policy, model.params, drawn)
     ratio = np.exp(np.asarray(outputs.logp) - np.asarray(drawn.behaviour_logp))[np.asarray(drawn.action_mask)]
     assert np.abs(ratio - 1).max() < (3e-4 if model.policy.config.recurrent else 3e-5)

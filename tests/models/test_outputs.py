@@ -72,6 +72,7 @@ def relative(found: Any, expected: Any) -> float:
     return max(jax.tree.leaves(jax.tree.map(of_leaf, found, expected)))
 
 
+@pytest.mark.parametrize("family", few(FAMILIES, TWO_FAMILIES))
 def test_plain_and_shared_prompts_equal_the_softmax(
     family: str, vectors: Any, probe: Any, share: Any, left_padded: Any
 ) -> None:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import FAMILIES
+from heavy import few
 
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models.io.huggingface import to_tensors
@@ -110,6 +111,7 @@ def test_loss_and_gradients(family: str, vectors: Any, probe: Any) -> None:
         assert difference < 1e-4 * np.abs(reference).max(), name
 
 
+@pytest.mark.parametrize("family", few(FAMILIES, ("qwen3_moe",)))
 def test_greedy_continuation(family: str, vectors: Any, rollouts: Any) -> None:
     arrays = vectors(family).arrays
     prompt, expected = arrays["greedy_prompt"][0], arrays["greedy"][0]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiling import all_optimisations
-from conftest import FAMILIES, FEW, quick_compiles
+from conftest import FAMILIES, quick_compiles
 from heavy import few
 from tpu_environment import tpu_environment
 
@@ -47,7 +47,7 @@ def differences(policy: Policy, params: Params, **how: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", few(["int8", "float8"], ["int8"]))
-@pytest.mark.parametrize("family", few(FAMILIES, FEW))
+@pytest.mark.parametrize("family", few(FAMILIES, ("qwen3_moe",)))
 def test_the_ratio_is_one_with_the_same_rounding_and_float32_activations(vectors: Any, family: str, kind: str) -> None:
     """In bfloat16: to 1e-3, and in fact to float32's rounding; with int8 in the sampler alone it is far from it."""
     model = vectors(family)
@@ -57,7 +57,7 @@ def test_the_ratio_is_one_with_the_same_rounding_and_float32_activations(vectors
     assert differences(policy, model.params, weight_dtype=kind).max() > 1e-2
 
 
-@pytest.mark.parametrize("family", few(FAMILIES, FEW))
+@pytest.mark.parametrize("family", few(FAMILIES, ("gemma2",)))
 def test_float32_activations_alone_in_bfloat16(vectors: Any, family: str) -> None:
     model = vectors(family)
     policy = dataclasses.replace(model.policy, dtype=BFLOAT16, activations=FLOAT32)

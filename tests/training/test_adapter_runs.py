@@ -27,13 +27,16 @@ from jaxrl_llm.utils.errors import InputError
 
 WEIGHTS = "adapter_model.safetensors"
 LEARNING = {"optimizer": OptimizerConfig(learning_rate=0.02), "minibatches": 1, "top_p": 1.0}
+PENALTY: Any = {"hyperparameters": {"kl_coefficient": 0.05}}
 
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with new adapters, and `adapter`, what jaxrl export --adapters wrote of it."""
     folder = tmp_path_factory.mktemp("first")
-    config = runs.small_config(folder, lora_rank=2, lora_alpha=4.0, lora_targets=("query", "down"), steps=2, **LEARNING)
+    config = runs.small_config(
+        folder, lora_rank=2, lora_alpha=4.0, lora_targets=("query", "down"), steps=2, **LEARNING | PENALTY
+    )
     runs.train(config)
     assert main(["export", config.output, str(folder / "adapter"), "--adapters"]) == 0
     shutil.move(config.output, folder / "run")
@@ -47,7 +50,7 @@ def config_of(folder: Path, adapter: Path, **changes: Any) -> TrainConfig:
 @pytest.fixture(scope="module")
 def second(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run that began with those adapters."""
-    config = config_of(tmp_path_factory.mktemp("second"), first / "adapter", hyperparameters={"kl_coefficient": 0.05})
+    config = config_of(tmp_path_factory.mktemp("second"), first / "adapter", **PENALTY)
     runs.train(config)
     return Path(config.output)
 
@@ -132,7 +135,7 @@ def test_a_run_goes_on_from_an_adapter(first: Path, second: Path) -> None:
 
 
 def test_only_adapters_learn_and_the_reference_shares_the_weights(first: Path, tmp_path: Path) -> None:
-    found, state, _ = set_up(config_of(tmp_path, first / "adapter", hyperparameters={"kl_coefficient": 0.05}))
+    found, state, _ = set_up(config_of(tmp_path, first / "adapter", **PENALTY))
     assert state.params["layers"].keys() == {f"{n}_lora_{end}" for n in ("query", "down") for end in ("in", "out")}
     assert found.frozen is not None
     assert found.reference["layers"]["query"] is found.frozen["layers"]["query"]
@@ -270,7 +273,7 @@ def test_plans_know_the_shapes_of_a_run_with_an_adapter(first: Path, tmp_path: P
     from jaxrl_llm.plan.shapes import state_shapes
     from jaxrl_llm.training.method import make_algorithm
 
-    config = config_of(tmp_path, first / "adapter", hyperparameters={"kl_coefficient": 0.05})
+    config = config_of(tmp_path, first / "adapter", **PENALTY)
     found, state, _ = set_up(config)
     planned = state_shapes(config, load_policy(runs.MODEL)[0].config, make_algorithm(config))
     for ours, theirs in (
