@@ -69,12 +69,14 @@ _MOVES = (
         "source evaluate state metrics rollout agents reference "
         "played=play swarm"
     ),
+    ("utils", "runs", "value_digest"),
+    ("utils", "training.folder", "value_digest"),
     ("training.config", "runs", "config_checks=checks config_json=json_text method_settings hyperparameters"),
     ("training.config", "training", "config_checks=checks config_json=json_text method_settings hyperparameters"),
     (
         "training.folder", "runs",
         "run run_folder=files checkpoints checksums lock mirror=remote_folder environment=provenance started_on "
-        "value_digest code_digest changes=resume_checks run_logs=logs run_report=report completion_lines "
+        "code_digest changes=resume_checks run_logs=logs run_report=report completion_lines "
         "group_lines load_run"
     ),
     (

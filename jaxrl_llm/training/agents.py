@@ -23,9 +23,9 @@ from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.agents.restarts import IMITATED, restarting
 from jaxrl_llm.rollouts.agents.self_play import self_play
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.folder.value_digest import value_digest
 from jaxrl_llm.utils.errors import InputError, error_line, shown, unknown
 from jaxrl_llm.utils.starting import limited, phase
+from jaxrl_llm.utils.value_digest import value_digest
 
 logger = logging.getLogger("jaxrl_llm.training")
 TURN_REWARDS = "turn_rewards"

@@ -21,9 +21,9 @@ from jaxrl_llm.core.signatures import of_function
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.hyperparameters import options_of
-from jaxrl_llm.training.folder.value_digest import value_digest
 from jaxrl_llm.training.method import make_algorithm, named, record_of
 from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.value_digest import value_digest
 
 FILE = '''
 """No annotation of this file is a string, and some are."""

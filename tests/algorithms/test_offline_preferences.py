@@ -148,7 +148,7 @@ def test_beta_of_0_is_refused() -> None:
         algorithms.get("dpo", loss="kto_pair")
 
 
-STEP = Path(__file__).parents[1] / "vectors" / "preferences" / "step"
+STEP = Path(__file__).parents[1] / "preference_vectors" / "step"
 
 
 @pytest.mark.heavy

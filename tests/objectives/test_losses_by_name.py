@@ -16,7 +16,7 @@ from jaxrl_llm.objectives.preference.by_name import PAIR_LOSSES, loss_named
 from jaxrl_llm.objectives.preference.losses import Pairs, sigmoid, weighted_losses
 from jaxrl_llm.utils.errors import InputError
 
-FOLDER = Path(__file__).parents[1] / "vectors" / "preferences"
+FOLDER = Path(__file__).parents[1] / "preference_vectors"
 
 
 def cases_of(name: str) -> list[tuple[dict[str, Any], dict[str, np.ndarray], dict[str, np.ndarray]]]:

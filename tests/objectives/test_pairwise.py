@@ -25,7 +25,7 @@ from jaxrl_llm.objectives import (
 from jaxrl_llm.objectives.preference.by_name import PAIR_LOSSES, loss_named
 from jaxrl_llm.objectives.preference.losses import aot, robust
 
-TOKENS = Path(__file__).parents[1] / "vectors" / "preferences" / "dpo_token.npz"
+TOKENS = Path(__file__).parents[1] / "preference_vectors" / "dpo_token.npz"
 
 
 def batch_of(mask: np.ndarray, reference: np.ndarray, reward: Any, group: Any, **info: Any) -> Trajectories:

@@ -6,7 +6,6 @@ computes over the whole batch each row's share of the loss, and the derivative o
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import jax
@@ -21,8 +20,8 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means
 from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.objectives.ratios import log_ratio_to
+from jaxrl_llm.utils.value_digest import value_digest
 
-_NUMBERS = itertools.count()
 RowScore = Callable[[PolicyOutputs, Trajectories], jax.Array]  # -> f32[N], finite
 
 
@@ -40,7 +39,8 @@ def coupled(
     shares f32[N] of it.
     """
 
-    own = f"{metric}/{next(_NUMBERS)}"  # entries of info: a sum may have two such terms
+    # Its entries of info: a sum may have two such terms, and a name is the same in every process.
+    own = f"{metric}/{value_digest((score, shares, report))[:12]}"
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
         def total(s: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -21,8 +21,8 @@ from jaxrl_llm.rewards.workers.loading import READ_ANSWERS
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.checks import GENERATED
 from jaxrl_llm.training.folder.files import RunFolder
-from jaxrl_llm.training.folder.value_digest import value_digest
 from jaxrl_llm.utils.errors import InputError, gather, shown, unknown
+from jaxrl_llm.utils.value_digest import value_digest
 
 Rows = list[dict[str, Any]]
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-PACKAGE = Path(__file__).parents[2]
+PACKAGE = Path(__file__).parents[1]
 LIBRARIES = tuple(
     {str(PACKAGE), *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))}
 )

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.training.folder.value_digest import value_digest
+from jaxrl_llm.utils.value_digest import value_digest
 
 PROGRAM = """
 import jax
 from jaxrl_llm import Algorithm, algorithms
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, sequence_mean, token_ratio
-from jaxrl_llm.training.folder.value_digest import value_digest
+from jaxrl_llm.utils.value_digest import value_digest
 
 WEIGHT = {weight}
 
