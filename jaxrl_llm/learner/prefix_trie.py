@@ -114,12 +114,10 @@ def places(trie: PrefixTrie, low: int, high: int, multiple: int = 1) -> int:
     multiple: see `number_tokens`.
     """
     tokens = int(trie.lengths[low:high].sum() - trie.shared[low + 1 : high].sum())
-    if multiple > 1:
-        _, starts = depth_first(trie, low, high)
-        ends = np.diff([*starts, tokens])
-        aligned = int((-(-ends[:-1] // multiple) * multiple).sum() + ends[-1])
-        return rounded_up(max(aligned, tokens + high - low), multiple)
-    return tokens + high - low
+    end = tokens
+    if multiple > 1 and tokens:
+        end = int(_aligned(depth_first(trie, low, high)[1], tokens, multiple)[-1]) + 1
+    return rounded_up(max(end, tokens + high - low), multiple)
 
 
 def depth_first(trie: PrefixTrie, low: int, high: int) -> tuple[list[Array], Array]:
@@ -179,8 +177,9 @@ def number_tokens(trie: PrefixTrie, width: int, columns: int, number: int, multi
         tokens = np.concatenate(sources), first + np.arange(size), leave, np.concatenate(positions)
         at = _aligned(starts, size, multiple)
         room = places(trie, low, high, multiple)
-        spread = (np.zeros(room, int) for _ in tokens)
-        placed = DepthFirst(*(_put(empty, at, values) for empty, values in zip(spread, tokens, strict=True)))
+        placed = DepthFirst(*(np.zeros(room, int) for _ in tokens))
+        for array, values in zip(placed, tokens, strict=True):
+            array[at] = values
         paths += [(len(parts), at[path]) for path in each]
         parts.append(placed)
         first += size
@@ -194,8 +193,3 @@ def _aligned(starts: Array, size: int, multiple: int) -> Array:
     lengths = np.diff([*starts, size])
     begins = np.cumsum([0, *(-(-lengths[:-1] // multiple) * multiple)])
     return np.arange(size) + np.repeat(begins - starts, lengths)
-
-
-def _put(empty: Array, at: Array, values: Array) -> Array:
-    empty[at] = values
-    return empty

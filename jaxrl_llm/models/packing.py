@@ -49,7 +49,8 @@ class Packing(flax.struct.PyTreeNode):
     column: Indices  # int32[M]
     state: Indices  # int32[M]: index into the states of all prefixes, then of all suffixes
     shards: int = flax.struct.field(pytree_node=False, default=1)  # parts of M, each with states of one device
-    # The most runs of a packed row (`paths`), for models that carry states; 0: not counted.
+    # The most runs of a packed row, each of which begins a chunk (`layers.paths`), for models that carry states; 0: not
+    # counted, and they begin anywhere.
     runs: int = flax.struct.field(pytree_node=False, default=0)
 
     @property

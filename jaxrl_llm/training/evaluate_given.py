@@ -19,7 +19,7 @@ from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.update import prepare
 from jaxrl_llm.models.outputs import DURING_UPDATE, wanted_of
 from jaxrl_llm.models.policy import Params
-from jaxrl_llm.reporting.statistics import clustered_interval
+from jaxrl_llm.reporting.statistics import wilson_interval
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
@@ -28,8 +28,6 @@ from jaxrl_llm.training.full_size import at_full_size
 from jaxrl_llm.training.reference import reference_now
 from jaxrl_llm.training.rollout import rollout_of
 from jaxrl_llm.training.setup import RunParts
-
-MEASURED = "measured"
 
 
 def evaluate_given(config: TrainConfig, parts: RunParts, params: Params) -> tuple[dict[str, Any], Scored]:
@@ -57,15 +55,14 @@ def evaluate_given(config: TrainConfig, parts: RunParts, params: Params) -> tupl
     reference = reference_now(parts.reference, None, parts.frozen)
     batch = provide(policy, algorithm.needs, params, reference, to_mesh(batch, parts.mesh), steps)
     _, batch = prepare(algorithm.transform, algorithm.transform.init(), batch)
-    if MEASURED in (batch.info or {}):  # no update takes these rows
-        batch = batch.replace(weights=batch.loss_weights * (batch.need(MEASURED) == 0)[:, None])
+    if "measured" in (batch.info or {}):  # no update takes these rows
+        batch = batch.replace(weights=batch.loss_weights * (batch.need("measured") == 0)[:, None])
     outputs = outputs_of(policy, params, batch, steps, wanted_of(algorithm.objective.needs, DURING_UPDATE))
     loss, found = _value(algorithm.objective, outputs, batch)
     metrics = {name: float(x) for name, x in found.items()}
     action, rows = np.asarray(scored.batch.action_mask), len(every)
     accuracy = metrics.get("rewards/accuracies", math.nan)
-    right = np.arange(rows) < round(accuracy * rows) if accuracy == accuracy else np.zeros(0)
-    low, high = clustered_interval(right.astype(float), 1.0) if right.size else (0.0, 1.0)
+    low, high = (0.0, 1.0) if math.isnan(accuracy) else wilson_interval(round(accuracy * rows), rows)
     figures = {
         "prompts": rows, "samples": 1, "accuracy": accuracy, "low": low, "high": high, "loss": float(loss),
         "unscored": 0, "length": float(action.sum(axis=1).mean()),

@@ -66,12 +66,7 @@ def load_policy(
     Raises InputError, in one line, for files that are missing, cut short, or hold settings of wrong types, for weights
     that are NaN or infinite, for an architecture that is not supported, and for arguments of other types.
     """
-    use_compile_cache()
-    expect_no_torch()
-    kept = dtype_of("dtype" if param_dtype is None else "param_dtype", dtype if param_dtype is None else param_dtype)
-    dtype = dtype_of("dtype", dtype)
-    if not isinstance(remat, bool) and not callable(remat):
-        raise InputError(f"remat is {shown(remat)}, but must be True, False or one of jax.checkpoint_policies")
+    dtype, kept = begin_loading(dtype, param_dtype, remat)
     path, name = path_of(path_or_name, "the model"), str(path_or_name)
     if name == DEMO_MODEL or name.endswith(".gguf"):
         return _load_gguf(name, dtype, kept, remat, shardings, adapter, keep)
@@ -178,7 +173,7 @@ def _as_floats(tensors: Tensors, raw: dict[str, Any], folder: Path, dtype: Any) 
 
 def load_tokenizer(path_or_name: str | Path) -> Any:
     """The tokenizer of a model alone, as `load_policy` gives it; InputError as there."""
-    expect_no_torch()
+    _expect_no_torch()
     path, name = path_of(path_or_name, "the model"), str(path_or_name)
     if name == DEMO_MODEL or name.endswith(".gguf"):
         from jaxrl_llm.models.io.gguf import read_gguf, smollm2_path
@@ -187,13 +182,23 @@ def load_tokenizer(path_or_name: str | Path) -> Any:
     return _tokenizer(path if os.path.isdir(path) else folder_of_hub(name))
 
 
-def expect_no_torch() -> None:
+def begin_loading(dtype: Any, param_dtype: Any, remat: Any) -> tuple[Any, Any]:
+    """The dtypes of the computation and of the weights; arguments, and the errors for others, of `load_policy`."""
+    use_compile_cache()
+    _expect_no_torch()
+    if not isinstance(remat, bool) and not callable(remat):
+        raise InputError(f"remat is {shown(remat)}, but must be True, False or one of jax.checkpoint_policies")
+    own = _dtype("dtype", dtype)
+    return own, own if param_dtype is None else _dtype("param_dtype", param_dtype)
+
+
+def _expect_no_torch() -> None:
     """Drop the warning of transformers that PyTorch is missing: it is not needed here."""
     about_torch = "PyTorch was not found"
     logging.getLogger("transformers").addFilter(lambda record: about_torch not in str(record.msg))
 
 
-def dtype_of(name: str, dtype: Any) -> Any:
+def _dtype(name: str, dtype: Any) -> Any:
     try:
         known = None if dtype is None else jnp.dtype(dtype)
     except Exception:  # numpy has several for what is no dtype

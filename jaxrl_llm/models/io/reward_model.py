@@ -15,8 +15,7 @@ from jaxrl_llm.models.families import score_head
 from jaxrl_llm.models.io.huggingface import SCORE, open_folder
 from jaxrl_llm.models.io.load import (
     Shardings,
-    dtype_of,
-    expect_no_torch,
+    begin_loading,
     folder_of_hub,
     logger,
     read_folder,
@@ -26,7 +25,6 @@ from jaxrl_llm.models.io.source import DEMO_MODEL
 from jaxrl_llm.models.kinds import path_of, shown
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError
-from jaxrl_llm.utils.process import use_compile_cache
 
 
 def load_reward_model(
@@ -47,12 +45,10 @@ def load_reward_model(
 
     Raises InputError as `load_policy`, and for a model without such scores.
     """
-    use_compile_cache()
-    expect_no_torch()
-    kept = dtype_of("dtype" if param_dtype is None else "param_dtype", dtype if param_dtype is None else param_dtype)
+    dtype, kept = begin_loading(dtype, param_dtype, remat)
     folder, raw, config = read_scoring(path_or_name)
     model, params, tokenizer = read_folder(
-        folder, raw, config, dtype_of("dtype", dtype), kept, remat, shardings, adapter, keep=None, context=context
+        folder, raw, config, dtype, kept, remat, shardings, adapter, keep=None, context=context
     )
     pad = config.score.pad_token_id if config.score else None
     if pad is None:

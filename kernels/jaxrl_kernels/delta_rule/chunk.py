@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 Array = jax.Array
-EXACT = jax.lax.Precision.HIGHEST  # of sums of logarithms and of inverses, which TPUs would round to bfloat16
+EXACT = jax.lax.Precision.HIGHEST  # of products with inverses, whose factors TPUs would round to bfloat16
 
 
 class Chunk(NamedTuple):
@@ -29,7 +29,7 @@ class Chunk(NamedTuple):
     """
 
     q: Array  # [..., K, C, k], scaled
-    k: Array  # [..., K, C, k], of length 1
+    k: Array  # [..., K, C, k], of length at most 1
     v: Array  # [..., H, C, v]
     g: Array  # [..., H, 1, C], at most 0
     beta: Array  # [..., H, 1, C]
