@@ -18,14 +18,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_llm.algorithms import CATALOGUE
 from jaxrl_llm.algorithms.parts import lacks_of
 from jaxrl_llm.cli.program import main
+from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.source import Source
-from jaxrl_llm.learner.optimizer import OptimizerConfig
+from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.runtime.replay_log import Answer, Pool
-from jaxrl_llm.training import begin, loop
+from jaxrl_llm.training import begin, loop, method, setup
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.json_text import to_dict
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
@@ -77,6 +79,27 @@ def needy(completions, solution):
 def from_answer(completions, answer):
     return [float(value) for value in answer]
 """
+
+
+def _share_values() -> None:
+    """Give runs of equal settings the same method and optimiser: update programs are kept by these.
+
+    Else each run traces and loads its update again, which is most of its time.
+    """
+    make, made = method.make_algorithm, dict[str, Algorithm]()
+
+    def make_algorithm(config: TrainConfig, given: Any = None) -> Algorithm:
+        algorithm = make(config, given)
+        if given is not None or config.algorithm not in CATALOGUE:
+            return algorithm
+        facts = config.algorithm, config.hyperparameters, config.model, config.max_new_tokens, config.steps
+        return made.setdefault(repr((*facts, config.overlong_tokens, config.optimizer, algorithm)), algorithm)
+
+    method.make_algorithm = make_algorithm
+    setup.make_optimizer = cache(make_optimizer)
+
+
+_share_values()
 
 
 def write_rewards(folder: Path) -> Path:
