@@ -1,4 +1,4 @@
-"""Rewards that episodes have: `environment`, from their environment, and `given`, from the data set."""
+"""Rewards that episodes have: `environment`, `given` with the data set, and `judge`, from the judge of a rollout."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 ENVIRONMENT = "environment"
 GIVEN = "given"
+JUDGE = "judge"
 
 
 def environment(completions: list[Any]) -> list[float]:
@@ -25,10 +26,21 @@ def given(completions: list[Any]) -> list[float]:
     raise ValueError("these completions were sampled, so that no reward was given with them: name a reward function")
 
 
-def is_among(rewards: Iterable[str]) -> bool:
-    """Whether one of the reward specs NAME[*WEIGHT] is `environment`; a function of that name in a file is not.
+def judge(completions: list[Any]) -> list[float]:
+    """Episodes have this reward from the judge of their rollout, so that it is never computed from completions.
+
+    Raises ValueError: the completions were not judged.
+    """
+    raise ValueError("no judge read these completions: take a rollout that asks one, such as --rollout judged_pairs")
+
+
+OWN = {ENVIRONMENT: environment, GIVEN: given, JUDGE: judge}
+
+
+def is_among(rewards: Iterable[str], name: str = ENVIRONMENT) -> bool:
+    """Whether one of the reward specs NAME[*WEIGHT] is `name`; a function of that name in a file is not.
 
     >>> is_among(["number_match", "environment*0.5"]), is_among(["my.py:environment"])
     (True, False)
     """
-    return any(text.partition("*")[0].strip() == ENVIRONMENT for text in rewards)
+    return any(text.partition("*")[0].strip() == name for text in rewards)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxrl_llm.core.by_value import ByValue, value_of
 from jaxrl_llm.rewards import values
-from jaxrl_llm.rewards.environment import ENVIRONMENT, GIVEN, environment, given
+from jaxrl_llm.rewards.environment import OWN
 from jaxrl_llm.rewards.workers.loading import ARGUMENTS, FACTORIES, FUNCTIONS, load_function
 from jaxrl_llm.rewards.workers.process import ProcessFunction
 from jaxrl_llm.rewards.workers.runner import Reward
@@ -71,8 +71,8 @@ def get_rewards(specs: Sequence[str], folder: str | os.PathLike[str] = ".") -> l
 def _begun(spec: str, folder: str | os.PathLike[str]) -> tuple[ProcessFunction | None, Callable[[], Reward]]:
     """The process of a reward, which has begun to load it, and what waits for it."""
     name, weight = _parse(spec, folder)
-    if name in (ENVIRONMENT, GIVEN):  # which episodes have; no process computes it
-        return None, lambda: Reward(environment if name == ENVIRONMENT else given, weight)
+    if name in OWN:  # which episodes have; no process computes it
+        return None, lambda: Reward(OWN[name], weight)
     if _is_model(name, folder):
         from jaxrl_llm.rewards.models import model_reward  # which needs JAX
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.rewards.entries import joined
-from jaxrl_llm.rewards.environment import environment
+from jaxrl_llm.rewards.environment import environment, judge
 from jaxrl_llm.rewards.scoring import State, score_texts
 from jaxrl_llm.rewards.seen import reply_starts
 from jaxrl_llm.rewards.workers.calling import Logged, all_logged
@@ -68,14 +68,15 @@ class StreamedScores:
 
         Reward functions see the sampled tokens as text, or `Episode.talk` where all episodes have one.
 
-        The component `environment` is what episodes have already, `Episode.rewards`: no function is called for it.
+        The components `environment` and `judge` are what episodes have already, `Episode.rewards`: no function is
+        called for them.
         """
         ids = [episode.own.token[episode.actions].tolist() for episode in episodes]
         texts = [self._tokenizer.decode(tokens, skip_special_tokens=True) for tokens in ids]
         had = {
             reward.name: np.asarray([episode.rewards[reward.name] for episode in episodes], np.float32)
             for reward in self._rewards
-            if reward.function is environment and all(reward.name in episode.rewards for episode in episodes)
+            if reward.function in (environment, judge) and all(reward.name in episode.rewards for episode in episodes)
         }
         called = [reward for reward in self._rewards if reward.name not in had]
         found = Scores({}, np.zeros(0), {}, {})

@@ -17,6 +17,7 @@ from jaxrl_llm.rollouts.guidance.demonstrated import demonstrated, demonstrated_
 from jaxrl_llm.rollouts.guidance.prefixes import hinted_by_failures, prefixed_groups, reset_to_data, two_policies
 from jaxrl_llm.rollouts.guidance.repair import hinted
 from jaxrl_llm.rollouts.hooked import top_nsigma
+from jaxrl_llm.rollouts.judges.judged import judged_anchor, judged_grades, judged_pairs, judged_rubric
 from jaxrl_llm.rollouts.lookahead import near_ties
 from jaxrl_llm.rollouts.programs import down_sampled, forked, group
 from jaxrl_llm.rollouts.recycled import recycled
@@ -31,6 +32,8 @@ NAMED: dict[str, Callable[..., Rollout]] = {
     "hinted_by_failures": hinted_by_failures, "two_policies": two_policies,
     "with_predictions": with_predictions, "recycled": recycled, "with_candidates": with_candidates,
     "top_nsigma": top_nsigma, "semi_online": semi_online, "similar_states": similar_states,
+    "judged_pairs": judged_pairs, "judged_anchor": judged_anchor, "judged_grades": judged_grades,
+    "judged_rubric": judged_rubric,
 }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from jaxrl_llm.reporting.html.run_data import CORRECT
 from jaxrl_llm.reporting.statistics import clustered_interval, pass_at_k
 from jaxrl_llm.rewards import Reward, require_columns
 from jaxrl_llm.rewards.entries import chosen
+from jaxrl_llm.rewards.environment import judge as judge_reward
 from jaxrl_llm.rewards.groups import concatenate_groups, rows_of_group
 from jaxrl_llm.rewards.of_batch import RewardLike, as_rows, columns_of, loaded
 from jaxrl_llm.rewards.scoring import Scored, score_batch
@@ -293,8 +294,9 @@ def evaluate_run(
             watch=watch,
             state=state,
         )
+    rewards = [one for one in parts.rewards if one.function is not judge_reward]  # which reads groups of training
     return evaluate_policy(
-        parts.policy, params, parts.held_out, parts.rewards, judge=config.eval_reward,
+        parts.policy, params, parts.held_out, rewards, judge=config.eval_reward,
         max_new_tokens=config.max_new_tokens, stop=config.stop,
         slots=-(-(config.slots or config.prompts_per_step * config.group_size) // parts.hosts.units),
         mesh=mesh, hosts=parts.hosts, watch=watch, state=state,

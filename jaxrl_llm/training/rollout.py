@@ -10,7 +10,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.rules import Partial
-from jaxrl_llm.rewards.environment import ENVIRONMENT, is_among
+from jaxrl_llm.rewards.environment import ENVIRONMENT, JUDGE, is_among
 from jaxrl_llm.rollouts.programs import with_greedy_baseline
 from jaxrl_llm.rollouts.registry import rollout_by_name
 from jaxrl_llm.training.agents import agent_of, is_agent
@@ -39,6 +39,31 @@ def check_rollout(config: TrainConfig, algorithm: Algorithm) -> None:
         raise InputError(
             "rewards has environment, but the run has no environment that gives it: give one, or another reward"
         )
+    check_judge(config, rollout)
+
+
+def check_judge(config: TrainConfig, rollout: Rollout) -> None:
+    """InputError unless the rollout has a judge where the rewards have its verdict, and the other way round."""
+    judges, counts = JUDGE in rollout.provides, is_among(config.rewards, JUDGE)
+    if counts and not judges:
+        raise InputError(
+            f"rewards has judge, but the rollout {rollout.name} asks none: give --rollout judged_pairs, judged_anchor, "
+            "judged_grades or judged_rubric, a method with a judge, or another reward"
+        )
+    if judges and not counts:
+        raise InputError(
+            f"the rollout {rollout.name} asks a judge whose verdict no reward counts: add judge to rewards"
+        )
+    if judges and config.eval_size and not others_than_judge(config.rewards):
+        raise InputError(
+            "rewards has judge alone, which reads groups of training and not held-out completions: give eval_size 0, "
+            "or a further reward, which with a weight of 0 is reported alone"
+        )
+
+
+def others_than_judge(rewards: Sequence[str]) -> list[str]:
+    """The reward specs but those of the judge."""
+    return [spec for spec in rewards if not is_among([spec], JUDGE)]
 
 
 def check_hook(config: TrainConfig, algorithm: Algorithm, rollout: Rollout) -> None:

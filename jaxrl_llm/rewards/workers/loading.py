@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.rewards import boxes, code, graded, screens, tagged_lists, verifiers
 from jaxrl_llm.rewards.entries import provided
-from jaxrl_llm.rewards.environment import environment, given
+from jaxrl_llm.rewards.environment import OWN
 from jaxrl_llm.rewards.parsing import answers
 from jaxrl_llm.utils.errors import InputError, error_line, missing_package, unknown
 from jaxrl_llm.utils.starting import phase
@@ -28,8 +28,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "box_format": boxes.box_format,
     "box_overlap": boxes.box_overlap,
     "class_match": boxes.class_match,
-    "environment": environment,
-    "given": given,
+    **OWN,
     "exact_match": answers.keyed(verifiers.exact_match, answers.whole_text),
     "gui_action": screens.gui_action,
     "gui_click": screens.gui_click,

@@ -16,6 +16,11 @@ from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.sampling.batch import BatchRow, assemble
 from jaxrl_llm.sampling.sampler import SamplingConfig
 
+MEASURED = (
+    "judge/",
+    "rollout/",
+)  # how names of info begin that measure a group; their means are metrics
+
 
 def parts_of(one: Group) -> list[int]:
     """The numbers of the groups that a program returned, ascending."""
@@ -89,6 +94,9 @@ def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
         out["rollout/unhinted"] = float(np.mean(unhinted))
     if any("part" in episode.info for one in groups for episode in one.episodes):
         out["rollout/parts"] = float(np.mean([len({episode.part for episode in one.episodes}) for one in groups]))
+    for name in sorted({name for one in groups for name in one.episodes[0].info if name.startswith(MEASURED)}):
+        values = [one.episodes[0].info[name] for one in groups if name in one.episodes[0].info]
+        out[name] = float(np.mean(values))
     turns = [int(episode.turns.max(initial=-1)) + 1 for one in groups for episode in one.episodes]
     if max(turns, default=0) > 1:
         out["rollout/turns"] = float(np.mean(turns))

@@ -1,0 +1,100 @@
+"""Answers of an OpenAI-compatible endpoint, /v1/chat/completions, kept by what was asked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxrl_llm.utils.errors import InputError, shown
+
+KEY = "OPENAI_API_KEY"
+KEPT = 2**16  # answers
+AGAIN = (408, 409, 429, 500, 502, 503, 504)  # statuses after which a request is made again
+
+
+@dataclass(frozen=True, eq=False)
+class Endpoint:
+    """A model behind a URL.
+
+    url: up to /v1, or of the method itself. key: environment variable of the key, which is read at each request and
+    kept nowhere; where it is not set, none is sent. attempts: of a request whose failure may pass, with pauses that
+    double from `pause` seconds. An answer is asked for once: it depends on the question, its number and the settings.
+    """
+
+    url: str
+    model: str
+    temperature: float = 0.0
+    tokens: int = 512
+    key: str = KEY
+    attempts: int = 4
+    pause: float = 0.5
+    time_limit: float = 60.0  # seconds of a request
+    at_once: int = 16  # requests
+    _kept: OrderedDict[str, str] = field(default_factory=OrderedDict, repr=False)
+    _lock: Any = field(default_factory=threading.Lock, repr=False)
+    _places: Any = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise InputError(f"an endpoint's URL begins with http:// or https://, unlike {shown(self.url)}")
+        object.__setattr__(self, "_places", threading.Semaphore(self.at_once))
+
+    def answer(self, question: str, number: int = 0) -> str:
+        """The model's answer to a question; number: of several answers, each of which is drawn anew.
+
+        Raises RuntimeError, which says what the endpoint said, after the last attempt.
+        """
+        asked = [self.url, self.model, self.temperature, self.tokens, question, number]
+        digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+        with self._lock:
+            if digest in self._kept:
+                self._kept.move_to_end(digest)
+                return self._kept[digest]
+        with self._places:
+            found = self._asked(question, number)
+        with self._lock:
+            self._kept[digest] = found
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+    def _asked(self, question: str, number: int) -> str:
+        body = {
+            "model": self.model, "messages": [{"role": "user", "content": question}], "temperature": self.temperature,
+            "max_tokens": self.tokens, "seed": number,
+        }  # fmt: skip
+        url = self.url.rstrip("/")
+        url = url if url.endswith("/chat/completions") else f"{url}/chat/completions"
+        headers = {"Content-Type": "application/json"}
+        if secret := os.environ.get(self.key):
+            headers["Authorization"] = f"Bearer {secret}"
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        why = "no attempt was made"
+        for attempt in range(self.attempts):
+            if attempt:
+                time.sleep(self.pause * 2 ** (attempt - 1))
+            try:
+                with urllib.request.urlopen(request, timeout=self.time_limit) as reply:
+                    return _content(json.loads(reply.read()))
+            except urllib.error.HTTPError as error:
+                why = f"status {error.code}"
+                if error.code not in AGAIN:
+                    break
+            except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+                why = f"{type(error).__name__}: {error}"
+        raise RuntimeError(f"{url} gave no answer: {why}")
+
+
+def _content(reply: Any) -> str:
+    content = reply["choices"][0]["message"]["content"]
+    if not isinstance(content, str):
+        raise ValueError(f"the message's content is {shown(content)}")
+    return content

@@ -1,0 +1,1 @@
+"""Rollouts whose samples are judged by a language model."""
