@@ -76,6 +76,21 @@ def given_responses(group_size: int) -> tuple[RunSetting, ...]:
     return room, *(_exactly(name, x, why) for name, (x, why) in taken.items())
 
 
+def judge_among_rewards() -> tuple[RunSetting, ...]:
+    """Of a method with a hyper-parameter `judge`: its verdict is the reward, and held-out prompts are not judged."""
+
+    def fits(config: Any, given: Given) -> bool:
+        return given.get("judge") is None or any(_name(spec) == "judge" for spec in config.rewards)
+
+    def evaluates(config: Any, given: Given) -> bool:
+        return given.get("judge") is None or not config.eval_size or config.rewards != ("judge",)
+
+    return (
+        RunSetting("rewards", lambda given: ("judge",), fits, "the verdicts of its judge"),
+        RunSetting("eval_size", lambda given: 0, evaluates, "a reward beside the judge for held-out prompts"),
+    )
+
+
 def _exactly(name: str, value: Any, why: str) -> RunSetting:
     return RunSetting(name, lambda given: value, lambda config, given: getattr(config, name) == value, why)
 

@@ -52,6 +52,9 @@ class Hook:
     other: ReferenceRule | None = None
     """How the second policy moves whose logits are `Context.other`; it begins as the initial one. None: there is no
     second policy."""
+    opponent: bool = False
+    """Whether it makes an opponent: draws from the reference (`tools.sample(reference=True)`) go through it, with the
+    logits of the policy, and those of the reference as `Context.other`. Other draws, and the update, do not."""
     truncates: bool = False
     """Whether it only forbids tokens, as filters do: then `untruncated_logp`, log-probabilities at another temperature,
     and those of the reference policy do not go through it."""
@@ -59,6 +62,8 @@ class Hook:
     def __post_init__(self) -> None:
         if self.remember is not None and self.factor is not None:
             raise InputError("a hook of temperatures remembers nothing: give either factor or remember")
+        if self.opponent and (self.other is None or self.other.update is not None or self.state or self.remember):
+            raise InputError("a hook of an opponent reads the reference, which stays: give other=ReferenceRule() alone")
 
     __repr__ = layout
 

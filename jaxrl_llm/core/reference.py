@@ -7,7 +7,7 @@ adapters alone. Without a rule the reference is the initial policy.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -44,6 +44,8 @@ class ReferenceRule:
     """The hyper-parameter that names `models`, which a run cannot do without."""
     averages: bool = False
     """Whether `update` mixes weights, so that it cannot be applied to adapters alone."""
+    initial_share: float = 0.0
+    """Share of the initial policy's log-probabilities in those of a reference that moves; see `with_initial`."""
 
     def __post_init__(self) -> None:
         if self.update is not None and self.models:
@@ -92,6 +94,18 @@ def periodic_reset(every: int = 1) -> ReferenceRule:
         return jax.tree.map(lambda old, new: jnp.where(updates % every == 0, new, old), reference, params)
 
     return ReferenceRule(update=update)
+
+
+@part
+def with_initial(rule: ReferenceRule, share: float) -> ReferenceRule:
+    """A reference that moves beside the initial policy, which stays: share log pi_0 + (1 - share) log pi_moved.
+
+    Raises InputError for a rule that does not move, and unless share is within [0, 1].
+    """
+    check_number("with_initial: share", share, least=0, most=1)
+    if rule.update is None:
+        raise InputError("with_initial mixes the initial policy with a reference that moves, but the rule's stays")
+    return replace(rule, initial_share=float(share))
 
 
 def model_names(models: Sequence[str]) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.checks import expect
 from jaxrl_llm.core.needs import of_previous, of_reference, value_of
 from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.shapes import in_words
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.core.transform import Metrics, RunFacts
@@ -192,7 +193,9 @@ def make_train(
                 for_update, batch, epochs=settings.epochs, minibatches=settings.minibatches,
                 group_size=settings.group_size, packing=packing,
             )  # fmt: skip
-            of = reference if moving is None else moving
+            of: Any = reference if moving is None else moving
+            if rule is not None and rule.initial_share:
+                of = Mixture((reference, moving), (rule.initial_share, 1 - rule.initial_share))
             batch = provide(policy, method.needs, state.params, of, batch, steps, previous, target=target)
             batch = batch.replace(feedback=feedback)
             memory, batch = method.transform.apply(memory, batch)

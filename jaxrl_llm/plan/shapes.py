@@ -182,7 +182,8 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
     optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
     state = jax.eval_shape(partial(init_state, optimizer=optimizer), learning)
     moving = jax.eval_shape(partial(first_policies, config, algorithm, hook_of(config, algorithm)), learning)
-    policies = {name: tree for name, tree in moving.items() if name != "reference"}
+    both = algorithm.reference is not None and algorithm.reference.initial_share  # one that stays and one that moves
+    policies = {name: tree for name, tree in moving.items() if both or name != "reference"}
     engines = 2 if rollout_of(config, algorithm).demands.reference else 1
     return StateShapes(
         made["policy"], state, frozen, reference, combine(frozen, learning), policies, engines, model_weights(config)

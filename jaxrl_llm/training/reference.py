@@ -66,14 +66,14 @@ def fixed_reference(
     config: TrainConfig, rule: ReferenceRule | None, policy: Policy, frozen: Params | None, params: Params,
     others: Sequence[Params],
 ) -> Any:  # fmt: skip
-    """The reference that stays, in buffers that no update donates; None where it moves.
+    """The reference that stays, in buffers that no update donates; None where all of it moves.
 
     frozen: the weights that do not learn, if only adapters do. others: the parameters of the rule's models.
     Raises InputError for models of other shapes.
     """
     own = without_critic(params)
     if rule is not None and rule.update is not None:
-        return None
+        return _kept(config, frozen, own) if rule.initial_share else None
     if rule is None:
         return _kept(config, frozen, own)
     initial = own if frozen is None else lora.merge(combine(frozen, own)) if config.adapter else frozen
@@ -101,9 +101,12 @@ def _kept(config: TrainConfig, frozen: Params | None, own: Any) -> Any:
     return Mixture(to_host(copy.policies), copy.shares) if isinstance(copy, Mixture) else to_host(copy)
 
 
-def reference_now(fixed: Any, moving: Any, frozen: Params | None) -> Any:
-    """The reference policy's parameters: those that stay, or those that move with the frozen weights."""
-    return fixed if moving is None else combine(frozen, moving)
+def reference_now(fixed: Any, moving: Any, frozen: Params | None, initial_share: float = 0.0) -> Any:
+    """The reference policy's parameters: those that stay, those that move with the frozen weights, or a `Mixture`."""
+    if moving is None:
+        return fixed
+    own = combine(frozen, moving)
+    return Mixture((fixed, own), (initial_share, 1 - initial_share)) if initial_share else own
 
 
 def first_policies(config: TrainConfig, algorithm: Algorithm, hook: Hook | None, params: Params) -> dict[str, Params]:

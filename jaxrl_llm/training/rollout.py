@@ -74,7 +74,7 @@ def check_hook(config: TrainConfig, algorithm: Algorithm, rollout: Rollout) -> N
             f"{config.algorithm} draws tokens through the hook {own.name}, but the rollout {rollout.name} does not: "
             "leave out rollout"
         )
-    if (hook := rollout.hook) is None:
+    if (hook := rollout.hook) is None or hook.opponent:
         return
     if hook.remember is not None and config.sampling.truncating:
         raise InputError(
@@ -95,9 +95,9 @@ def check_hook(config: TrainConfig, algorithm: Algorithm, rollout: Rollout) -> N
 
 
 def hook_of(config: TrainConfig, algorithm: Algorithm, own_source: bool = False) -> Hook | None:
-    """What the run draws tokens through. own_source: with a source of its own, what the method's rollout says."""
+    """What tokens are drawn through that are trained on. own_source: of a source of its own, what the method's says."""
     rollout = algorithm.rollout if own_source else rollout_of(config, algorithm)
-    return None if rollout is None else rollout.hook
+    return None if rollout is None or rollout.hook is None or rollout.hook.opponent else rollout.hook
 
 
 def fork_notes(config: TrainConfig, algorithm: Algorithm) -> list[str]:

@@ -48,7 +48,9 @@ def learn(
     """
     policy = dataclasses.replace(parts.policy, hook=parts.hook)
     frozen = with_second_policy(state.policies.get("other"), parts.frozen)
-    reference = reference_now(parts.reference, state.policies.get("reference"), parts.frozen)
+    rule = parts.algorithm.reference
+    share = 0.0 if rule is None else rule.initial_share
+    reference = reference_now(parts.reference, state.policies.get("reference"), parts.frozen, share)
     learner = Learner(
         policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs, config.minibatches,
         config.micro_batches, reference, frozen, state.policies, balance_of(config),

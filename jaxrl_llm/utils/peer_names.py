@@ -19,6 +19,7 @@ class Same(NamedTuple):
 METHODS = {
     "drgrpo": "dr_grpo", "reinforce++": "reinforce_plus_plus", "reinforce++_baseline": "reinforce_plus_plus_baseline",
     "gae": "ppo", "grpo_passk": "passk_grpo", "spo": "spo_single_stream", "sapo": "sapo_soft_adaptive",
+    "online_dpo": "dpo_online",
 }  # fmt: skip
 FILES = (".yaml", ".yml", ".toml")
 SCHEDULES = {"constant_with_warmup": "constant"}

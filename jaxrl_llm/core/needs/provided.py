@@ -124,6 +124,15 @@ PROVIDED = (
         provider="a replay of single rows: Algorithm.replay",
     ),
     Need(
+        "win_rate", "info['win_rate']", "[N]", "how often the row beats others of its prompt, 0 to 1",
+        StandIn("no row beats another more often than half of the time", uniform(0, 1, rows=True)),
+        provider=own_rollout("win_rate"),
+    ),
+    Need(
+        "opponent", "info['opponent']", "[N]", "1 where the row is an opponent's, against whom others play",
+        StandIn("no row is an opponent's", whole(2)), provider=own_rollout("opponent"),
+    ),
+    Need(
         "copy_weight", "info['copy_weight']", "[N]", "factor of the rows of a group that is there several times",
         StandIn("1", uniform(0.4, 1, rows=True)), provider="replay.into_groups.valued_groups: Algorithm.replay",
     ),

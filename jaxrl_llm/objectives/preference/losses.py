@@ -162,6 +162,17 @@ def orpo(pairs: Pairs, beta: Number = 0.1) -> jax.Array:
 
 
 @part
+def of_sums(loss: PairLoss) -> PairLoss:
+    """A loss of log-probabilities of whole responses, whatever their lengths: IPO as its paper prints it, say."""
+    require_function("a loss of pairs", loss)
+
+    def summed(pairs: Pairs, beta: Number = 0.1) -> jax.Array:
+        return loss(pairs._replace(chosen_length=1.0, rejected_length=1.0), beta)
+
+    return summed
+
+
+@part
 def weighted_losses(*losses: tuple[PairLoss, float]) -> PairLoss:
     """The weighted sum of losses, such as `weighted_losses((sigmoid, 0.8), (bco_pair, 0.2))` of MPO (2411.10442)."""
     for loss, weight in losses:

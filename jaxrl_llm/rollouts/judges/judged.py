@@ -28,6 +28,7 @@ from jaxrl_llm.utils.errors import InputError, shown
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
 Pair = tuple[str, str]
+OPPONENTS = "opponents"  # entry of info: of how many others in its group a verdict on the response is known
 
 
 class Judged(NamedTuple):
@@ -195,9 +196,10 @@ def by_win_rate(judge: PairJudge | None = None) -> Judging:
 
     async def of_group(tools: Tools, task: Task, episodes: Sequence[Episode]) -> Judged:
         matrix, compared = await matrix_of(own, tools, task, episodes)
-        return Judged(win_rates(matrix).tolist(), compared.metrics, example=compared.example)
+        info = {OPPONENTS: (~np.isnan(matrix)).sum(1) - 1.0}
+        return Judged(win_rates(matrix).tolist(), compared.metrics, info, compared.example)
 
-    return Judging(of_group, own.by.reference)
+    return Judging(of_group, own.by.reference, provides=frozenset({OPPONENTS}))
 
 
 @part

@@ -20,7 +20,7 @@ from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
 from jaxrl_llm.sampling.stats import Stats
-from jaxrl_llm.sampling.two_model_decode import alone
+from jaxrl_llm.sampling.two_model_decode import alone, beside
 from jaxrl_llm.sampling.weights import Weights, take_weights
 from jaxrl_llm.utils.errors import InputError
 
@@ -55,9 +55,13 @@ def engines_of(
         temperature, learns = draws.temperature, not draws.reference
         usual = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
         settings = settings_of(policy, key, *(usual if temperature is None else (temperature, 1.0, 0, 0.0)))
-        hook = setup.rollout.hook if temperature is None and learns else None
+        hook = setup.rollout.hook if temperature is None else None
+        if hook is not None and hook.opponent == learns:
+            hook = None
         drawing, taken = policy, alone(weights if others is None or learns else others)
-        if hook is not None:
+        if hook is not None and hook.opponent and others is not None:
+            drawing, taken = dataclasses.replace(policy, hook=hook), beside(weights, others)
+        elif hook is not None:
             settings = settings._replace(state=jax.tree.map(jnp.float32, first_state(hook, state.controls)))
             drawing, taken = dataclasses.replace(policy, hook=hook), weights
         own = turns or (temperature is None and learns)

@@ -1,0 +1,43 @@
+"""Online and iterated Direct Preference Optimization (OAIF)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.ranges import Count, NonNegative, Positive, Range
+from jaxrl_llm.core.reference import periodic_reset
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives.preference.by_name import loss_named
+from jaxrl_llm.objectives.preference.losses import PairLoss
+from jaxrl_llm.objectives.preference.pairwise import chosen_likelihood, pairwise
+from jaxrl_llm.rollouts.pairs import best_and_worst_of
+
+
+@method(paper="arXiv 2402.04792", year=2024, test="test_online_preferences.py::test_dpo_online_by_loop")
+def dpo_online(
+    loss: Annotated[str | PairLoss, PAPER] = "sigmoid",
+    beta: Annotated[Positive, CODE] = 0.1,
+    label_smoothing: Annotated[float | None, Range(least=0, below=0.5), CODE] = None,
+    likelihood: Annotated[NonNegative, OURS] = 0.0,
+    reset: Annotated[Count | None, OURS] = None,
+) -> Algorithm:
+    """Online and iterated Direct Preference Optimization (OAIF).
+
+    The policy samples the responses that it learns from: of each group the best and the worst by the run's rewards,
+    which may be a judge's (`--rollout judged_pairs --rewards judge`), are the chosen and the rejected one. With u the
+    log-ratio of a whole response to the reference
+
+        loss = mean over pairs of -log sigmoid(beta (u_chosen - u_rejected)) + likelihood nll
+
+    A group of equal rewards has no pair. loss, label_smoothing, nll: as in `dpo`. reset: the reference becomes the
+    policy after every so many updates, so that the run is rounds of DPO; None: it is the initial one, as in the paper.
+    The paper draws two responses (--group-size 2).
+    """
+    chosen = loss_named(loss, label_smoothing) if isinstance(loss, str) else loss
+    return Algorithm(
+        chain(), pairwise(chosen, beta) + likelihood * chosen_likelihood(), rollout=best_and_worst_of(),
+        reference=None if reset is None else periodic_reset(reset),
+    )  # fmt: skip

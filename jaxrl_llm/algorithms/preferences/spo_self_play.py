@@ -1,0 +1,57 @@
+"""Self-Play Preference Optimization (SPO, A Minimaximalist Approach)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import jax.numpy as jnp
+
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import OURS
+from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.transform import Transform, chain, stateless
+from jaxrl_llm.objectives.averaging.averages import token_mean
+from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.rollouts.pairs import higher, with_win_rates
+
+
+@method(
+    paper="arXiv 2401.04056", year=2024, test="test_online_preferences.py::test_spo_self_play_worked_example",
+    beside={"queue": ("the queue of past trajectories that control tasks compare with", "a replay")},
+)  # fmt: skip
+def spo_self_play(
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
+) -> Algorithm:
+    """Self-Play Preference Optimization (SPO, A Minimaximalist Approach).
+
+    The reward of a sample is how often it beats the other samples of its group, so that a policy plays against itself
+    and preferences need not be transitive:
+
+        r_i = 1/(G - 1) sum over j != i of P(y_i > y_j),   A_i = r_i - 1/2
+
+    The group's mean of r is 1/2. P is the verdict of a judge of pairs (--rollout judged_pairs --rewards judge), or 1,
+    1/2 and 0 for higher, equal and lower rewards of the run. Any policy gradient follows; here PPO's clip (clip_low,
+    clip_high) with token means, and kl_coefficient times k3 to the reference.
+    """
+    mean = token_mean()
+    clipped = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean)
+    objective = regularised(clipped, mean, kl_coefficient=kl_coefficient)
+    return Algorithm(chain(beyond_half()), objective, rollout=with_win_rates(oracle=higher))
+
+
+@part
+def beyond_half() -> Transform:
+    """Set advantages to info["win_rate"] - 1/2, and to 0 where none is known."""
+
+    def apply(batch: Trajectories) -> Trajectories:
+        A = jnp.nan_to_num(batch.need("win_rate") - 0.5)
+        return batch.replace(advantages=jnp.where(batch.action_mask, A[:, None], 0.0))
+
+    return stateless(apply, {"win_rate"})

@@ -1,0 +1,88 @@
+"""Exploratory Preference Optimization (XPO)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.run_settings import judge_among_rewards, run_settings
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, RUN
+from jaxrl_llm.core.ranges import NonNegative, Positive
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, weighted
+from jaxrl_llm.core.transform import Objective, chain
+from jaxrl_llm.objectives.preference.losses import PairLoss, ipo, of_sums, sigmoid
+from jaxrl_llm.objectives.preference.pairs import coupled
+from jaxrl_llm.objectives.preference.pairwise import ChoosePairs, RowPairs, pairwise
+from jaxrl_llm.rollouts.judges.judged import pair_judge
+from jaxrl_llm.rollouts.pairs import against_opponent
+from jaxrl_llm.utils.errors import require_choice
+
+LOSSES: dict[str, PairLoss] = {"sigmoid": sigmoid, "ipo": of_sums(ipo)}
+
+
+@method(paper="arXiv 2405.21046", year=2024, test="test_online_preferences.py::test_xpo_is_that_of_trl")
+@run_settings(*judge_among_rewards())
+def xpo(
+    beta: Annotated[Positive, CODE] = 0.1,
+    alpha: Annotated[NonNegative, CODE] = 1e-5,
+    loss: Annotated[Literal["sigmoid", "ipo"], CODE] = "sigmoid",
+    judge: Annotated[str | None, RUN] = None,
+) -> Algorithm:
+    """Exploratory Preference Optimization (XPO).
+
+    Each sample y of the policy is compared with one of the reference policy, y'. The better of the two is the chosen
+    one, y where they are equal, and with u the log-ratio of a whole response to the reference
+
+        loss = mean over pairs of -log sigmoid(beta (u_chosen - u_rejected)) + alpha log pi(y')
+
+    The second term lowers the likelihood of what the reference says: optimism about what it does not say. loss "ipo":
+    (u_chosen - u_rejected - 1 / (2 beta))^2 in place of the first. judge: who compares, "policy", "reference", a URL or
+    a model (docs/rewards.md), in both orders; None compares the run's rewards. alpha is TRL's; the paper's falls with
+    the number of steps.
+    """
+    require_choice("loss", loss, LOSSES)
+    return Algorithm(
+        chain(), pairwise(LOSSES[loss], beta, pairs=own_and_opponent()) + alpha * opponent_likelihood(),
+        rollout=against_opponent(None if judge is None else pair_judge(judge), trained=True),
+    )  # fmt: skip
+
+
+@part
+def own_and_opponent() -> ChoosePairs:
+    """Each row that is not an opponent's and the first of its group that is; chosen is whose win rate is higher; P = N.
+
+    Of equals the policy's own is chosen.
+    """
+
+    def choose(batch: Trajectories) -> RowPairs:
+        rate, theirs, rows = batch.need("win_rate"), batch.need("opponent") > 0, jnp.arange(batch.group.shape[0])
+        acts = jnp.any(batch.action_mask, axis=1)
+        mates = (batch.group[:, None] == batch.group) & (theirs & acts)
+        mate = jnp.argmax(mates, axis=1)
+        valid = jnp.any(mates, axis=1) & ~theirs & acts & ~jnp.isnan(rate)
+        wins = rate >= 0.5
+        return RowPairs(jnp.where(wins, rows, mate), jnp.where(wins, mate, rows), valid)
+
+    return choose
+
+
+@part
+def opponent_likelihood() -> Objective:
+    """The mean over pairs of the log-probability of the opponent's response. Metric: "opponent_logp"."""
+    choose = own_and_opponent()
+
+    def score(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+        return jnp.sum(weighted(jnp.where(batch.loss_weights != 0, outputs.logp, 0.0), batch), axis=1)
+
+    def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
+        pairs = choose(batch)
+        theirs = jnp.where(batch.need("opponent")[pairs.chosen] > 0, pairs.chosen, pairs.rejected)
+        times = jnp.zeros_like(s).at[theirs].add(pairs.valid.astype(s.dtype))
+        return s * times / jnp.maximum(jnp.sum(pairs.valid), 1)
+
+    return coupled(score, shares, "opponent_logp", frozenset({"win_rate", "opponent"}))
