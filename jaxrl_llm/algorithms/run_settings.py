@@ -83,7 +83,7 @@ def judge_among_rewards() -> tuple[RunSetting, ...]:
         return given.get("judge") is None or any(_name(spec) == "judge" for spec in config.rewards)
 
     def evaluates(config: Any, given: Given) -> bool:
-        return given.get("judge") is None or not config.eval_size or config.rewards != ("judge",)
+        return given.get("judge") is None or not config.eval_size or len(config.rewards) > 1
 
     return (
         RunSetting("rewards", lambda given: ("judge",), fits, "the verdicts of its judge"),

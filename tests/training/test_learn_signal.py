@@ -27,21 +27,24 @@ NOT_OF_THE_GROUP_ALONE = {
     "archer", "arpo_agentic", "baichuan_m2", "carl_multiplicative_reward", "daslam", "dcpo_distribution_centric",
     "dgrpo_vital", "drpo_dataset_reset", "eapo_iterresearch", "ettrl", "g_ra", "gigpo", "hbpo", "hgpo", "hiper",
     "icpo_in_context", "igpo_information_gain", "infopo", "ipa", "istar", "multi_turn_recipe", "nlpo", "open_rs",
-    "optimal_token_baseline", "otr", "pa_rl", "pav", "pf_ppo", "poad", "polychromic", "ppo", "ppo_max", "r3l",
-    "reinforce", "reinforce_plus_plus", "remax", "rlgf", "rloo", "safe_entropy_aware", "salsa", "spear", "spo_segment",
-    "srgpo", "subpo", "t_ppo", "trloo", "tscac", "ttrl", "ui_r1", "ui_s1", "vapo", "vc_ppo", "verpo",
-    "wmar_reservoir_replay",
+    "optimal_token_baseline", "otr", "pa_rl", "pairwise_rl", "pav", "pf_ppo", "poad", "polychromic", "ppo", "ppo_max",
+    "r3l", "reinforce", "reinforce_plus_plus", "remax", "rlgf", "rloo", "safe_entropy_aware", "salsa", "spear",
+    "spo_segment", "spo_self_play", "srgpo", "subpo", "t_ppo", "trloo", "tscac", "ttrl", "ui_r1", "ui_s1", "vapo",
+    "vc_ppo", "verpo", "wmar_reservoir_replay",
 }  # fmt: skip
 # They learn from a prompt with one sample, here also by rewards of single tokens.
 ONE_SAMPLE_A_PROMPT = {
     "archer", "brain", "carl_multiplicative_reward", "daslam", "dcpo_distribution_centric", "drpo_dataset_reset",
     "gigpo", "hgpo", "hiper", "igpo_information_gain", "ipa", "istar", "multi_turn_recipe", "nlpo",
-    "optimal_token_baseline", "otr", "p3o_pairwise", "pa_rl", "pav", "pf_ppo", "poad", "ppo", "ppo_max", "r3l",
-    "reinforce", "reinforce_plus_plus", "remax", "riskpo", "rlgf", "safe_entropy_aware", "salsa", "spear",
-    "spo_segment", "spo_single_stream", "srgpo", "subpo", "t_ppo", "trloo", "tscac", "vapo", "vc_ppo",
+    "optimal_token_baseline", "otr", "p3o_pairwise", "pa_rl", "pairwise_rl", "pav", "pf_ppo", "poad", "ppo", "ppo_max",
+    "r3l", "reinforce", "reinforce_plus_plus", "remax", "riskpo", "rlgf", "safe_entropy_aware", "salsa", "spear",
+    "spo_segment", "spo_self_play", "spo_single_stream", "srgpo", "subpo", "t_ppo", "trloo", "tscac", "vapo", "vc_ppo",
     "wmar_reservoir_replay",
 }  # fmt: skip
-NO_ADVANTAGES = {"drpo_decoupled_reward", "trpa"}
+NO_ADVANTAGES = {
+    "cpo", "dpo", "dpo_online", "drpo_decoupled_reward", "inpo", "ipo", "kto", "nash_md", "orpo", "simpo", "sppo",
+    "trpa", "xpo",
+}  # fmt: skip
 # brpo compares with a random member, which may be equal to all others; all sets of passk_grpo may have a right member.
 SEEDS = {"brpo": 13, "passk_grpo": 13}
 

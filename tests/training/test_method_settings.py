@@ -31,6 +31,10 @@ TAKEN: dict[str, dict[str, Any]] = {
     "ui_r1": {"rewards": ("answer_tags", "gui_kind", "gui_click")},
     **dict.fromkeys(("dpo", "ipo", "orpo", "cpo", "simpo"), PAIRS),
     "kto": {**PAIRS, "group_size": 1},
+    "brpo": {},
+    "nash_md": {},
+    "xpo": {},  # without a judge
+    "pairwise_rl": {"rewards": ("judge",), "eval_size": 0},
 }
 CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("spo_single_stream", {"group_size": 4}, "group_size is 4: give 1"),
@@ -41,6 +45,7 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("ui_s1", {"rewards": ("number_match",)}, "rewards is number_match: give environment"),
     ("trpa", {"rewards": ("number_match", "answer_tags")}, "is number_match answer_tags: give tagged_levels"),
     ("ui_r1", {"rewards": ("number_match",)}, "rewards is number_match: give answer_tags gui_kind gui_click"),
+    ("xpo", {"rewards": ("number_match",), "hyperparameters": {"judge": "policy"}}, "is number_match: give judge"),
 ]
 FITTING: list[tuple[str, dict[str, Any]]] = [
     ("pa_rl", {"group_size": 12}), ("pa_rl", {"group_size": 8, "hyperparameters": {"keep": 4}}),

@@ -2,33 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.run_settings import judge_among_rewards, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.hyperparameters import OURS, PAPER, RUN
+from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import counted
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
+from jaxrl_llm.rollouts.context import Tools
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.judges.judged import Judged, Judging, PairJudge, judged, pair_judge, texts_of
+from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 
+Verdicts = Callable[[jax.Array, Trajectories], tuple[jax.Array, jax.Array]]  # -> A f32[N], reference bool[N]
+
+
+def by_scores(step: jax.Array, batch: Trajectories) -> tuple[jax.Array, jax.Array]:
+    """Advantages against a random member of each group by scores, and which rows are those members."""
+    reference = random_member(batch.group, ~jnp.isnan(batch.scores), row_noise(batch, step))
+    return against_reference(batch.scores, batch.group, reference), reference
+
+
+def by_judge(step: jax.Array, batch: Trajectories) -> tuple[jax.Array, jax.Array]:
+    """The verdicts of `against_member`, and the rows that it chose, whose score is 0."""
+    return jnp.sign(jnp.nan_to_num(batch.scores)), batch.scores == 0
+
 
 @part
-def against_random_member(outlier: float, count_reference: bool) -> Callable[[jax.Array, Trajectories], Trajectories]:
+def against_random_member(
+    outlier: float, count_reference: bool, verdicts: Verdicts = by_scores
+) -> Callable[[jax.Array, Trajectories], Trajectories]:
     """A function `(step, batch) -> batch` with the advantages and weights of `brpo`."""
 
     def judged(step: jax.Array, batch: Trajectories) -> Trajectories:
         scored = ~jnp.isnan(batch.scores)
-        reference = random_member(batch.group, scored, row_noise(batch, step))
-        A = against_reference(batch.scores, batch.group, reference)
+        A, reference = verdicts(step, batch)
         total, size = bucket_sums(batch.group, A, scored.astype(jnp.float32))
         keep = jnp.abs(total) <= outlier * size * (1 + 1e-6)
         keep &= ~reference | count_reference
@@ -43,13 +64,16 @@ def against_random_member(outlier: float, count_reference: bool) -> Callable[[ja
     paper="arXiv 2506.00103",
     year=2025,
     test="test_selecting.py::test_brpo_against_a_loop",
-    lacks={"judge": ("verdicts of a pairwise judge in both orders; scores are compared instead", "a judge of pairs")},
+    beside={"training": ("the training of a judge that writes principles and critiques", "a run on its verdicts")},
 )
+@run_settings(*judge_among_rewards())
 def brpo(
     outlier: Annotated[NonNegative, PAPER] = 0.6,
     count_reference: Annotated[bool, OURS] = True,
     clip_low: Annotated[NonNegative, OURS] = 0.2,
     clip_high: Annotated[NonNegative, OURS] = 0.2,
+    judge: Annotated[str | None, RUN] = None,
+    votes: Annotated[Count, OURS] = 1,
 ) -> Algorithm:
     """Bootstrapped Relative Policy Optimization (Writing-Zero).
 
@@ -59,13 +83,50 @@ def brpo(
     clip_high), averaged over tokens; count_reference: whether the reference's tokens count in that average. The sources
     available to us give neither the average nor a KL term.
 
-    Here verdicts compare scores; a tie is not a win. A pairwise judge can be a reward that scores a whole group.
+    judge: who compares, "policy", "reference", a URL or a model (docs/rewards.md). A response wins if all its votes say
+    so, `votes` in each of the two orders; one tie or loss is a loss, and one that is missing leaves the response
+    without a score. None compares the run's rewards; a tie is not a win.
+    """
+    loss = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
+    if judge is None:
+        return Algorithm(counted(against_random_member(outlier, count_reference)), loss)
+    compared = judged(against_member(pair_judge(judge, samples=votes)))
+    return Algorithm(counted(against_random_member(outlier, count_reference, by_judge)), loss, rollout=compared)
+
+
+@part
+def against_member(judge: PairJudge) -> Judging:
+    """A random member of the group is the reference, with the score 0; others have 1 if all votes say so, else -1.
+
+    NaN where a vote is missing and no other is against the response.
     """
 
-    return Algorithm(
-        counted(against_random_member(outlier, count_reference)),
-        policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),
-    )
+    async def of_group(tools: Tools, task: Task, episodes: Sequence[Episode]) -> Judged:
+        reference = int(tools.random("brpo").integers(len(episodes)))
+        texts = texts_of(tools, episodes)
+        others = [place for place in range(len(texts)) if place != reference]
+        pairs = [(texts[place], texts[reference]) for place in others]
+        found = await judge.compare(tools, problem_text(tools, task), task, pairs)
+        scores = [0.0] * len(texts)
+        for number, place in enumerate(others):
+            first, second = found.each[number], found.each[len(others) + number]
+            for_it = [*first, *(None if vote is None else 1 - vote for vote in second)]
+            scores[place] = unanimous(for_it, 2 * judge.samples)
+        return Judged(scores, found.metrics, example=found.example)
+
+    return Judging(of_group, judge.by.reference)
+
+
+def unanimous(votes: Sequence[float | None], wanted: int) -> float:
+    """1 if as many votes as wanted are 1, -1 if one is below, else NaN.
+
+    >>> unanimous([1.0, 1.0], 2), unanimous([1.0, 0.5], 2), unanimous([1.0, None], 2), unanimous([None, 0.0], 2)
+    (1.0, -1.0, nan, -1.0)
+    """
+    known = [vote for vote in votes if vote is not None]
+    if any(vote < 1 for vote in known):
+        return -1.0
+    return 1.0 if len(known) == wanted else math.nan
 
 
 def random_member(group: jax.Array, valid: jax.Array, noise: jax.Array) -> jax.Array:

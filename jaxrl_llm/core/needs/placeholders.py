@@ -112,6 +112,11 @@ def all_action(batch: Trajectories, number: float | None) -> Array:
     return jnp.full(batch.tokens.shape, 5.0)
 
 
+def half_of_rows(batch: Trajectories, number: float | None) -> Array:
+    """1/2 for each row, f32[N]."""
+    return jnp.full(batch.tokens.shape[0], 0.5)
+
+
 def none_of_rows(batch: Trajectories, number: float | None) -> Array:
     """0 of each row, f32[N]."""
     return jnp.zeros(batch.tokens.shape[0])

@@ -11,6 +11,7 @@ from jaxrl_llm.core.needs.placeholders import (
     answers,
     episodes,
     first_turns,
+    half_of_rows,
     no_answers,
     no_blanks,
     no_state_values,
@@ -125,12 +126,12 @@ PROVIDED = (
     ),
     Need(
         "win_rate", "info['win_rate']", "[N]", "how often the row beats others of its prompt, 0 to 1",
-        StandIn("no row beats another more often than half of the time", uniform(0, 1, rows=True)),
+        StandIn("no row beats another more often than half of the time", uniform(0, 1, rows=True), half_of_rows),
         provider=own_rollout("win_rate"),
     ),
     Need(
         "opponent", "info['opponent']", "[N]", "1 where the row is an opponent's, against whom others play",
-        StandIn("no row is an opponent's", whole(2)), provider=own_rollout("opponent"),
+        StandIn("no row is an opponent's", whole(2), none_of_rows), provider=own_rollout("opponent"),
     ),
     Need(
         "copy_weight", "info['copy_weight']", "[N]", "factor of the rows of a group that is there several times",

@@ -1,0 +1,53 @@
+"""Pairwise Proximal Policy Optimization against anchor responses (Pairwise-RL)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from jaxrl_llm.algorithms.classic.ppo import ppo
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.run_settings import judge_among_rewards, run_settings
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import OURS
+from jaxrl_llm.core.ranges import Count, NonNegative, Positive
+from jaxrl_llm.rollouts.judges.judged import against_anchor, judged, pair_judge
+
+
+@method(
+    paper="arXiv 2504.04950", year=2025, test="test_judged_methods.py::test_pairwise_rl_worked_example",
+    beside={
+        "training": ("the training of the judge on both orders of human pairs", "supervised steps on its verdicts"),
+        "probability": ("the probability of the judge's yes token as its score", "the mean of several answers"),
+    },
+)  # fmt: skip
+@run_settings(*judge_among_rewards())
+def pairwise_rl(
+    column: Annotated[str, OURS] = "anchor",
+    judge: Annotated[str, OURS] = "reference",
+    samples: Annotated[Count, OURS] = 1,
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    value_clip: Annotated[Positive | None, OURS] = 0.2,
+    kl_coefficient: Annotated[NonNegative, OURS] = 0.05,
+    gamma: Annotated[float, OURS] = 1.0,
+    lam: Annotated[float, OURS] = 0.95,
+) -> Algorithm:
+    """Pairwise Proximal Policy Optimization against anchor responses (Pairwise-RL).
+
+    A judge always reads pairs, in training as in use: a response is compared with the anchor of its prompt, a response
+    in a column, and `ppo` raises the probability of beating it. With s(y, y') how often the judge prefers y when it is
+    shown first, the reward at the last token is
+
+        w = (s(y, anchor) + 1 - s(anchor, y)) / 2,   0 to 1
+
+    in which what the judge gives to a place cancels. The critic estimates the probability that a beginning will win.
+    judge: "policy", "reference", a URL or a model (docs/rewards.md); samples: its answers in each order, whose mean is
+    s. clip_low, clip_high, value_clip, kl_coefficient, gamma and lam as in `ppo`. The paper's equations were not
+    available to us.
+    """
+    base = ppo(
+        clip_low=clip_low, clip_high=clip_high, value_clip=value_clip, kl_coefficient=kl_coefficient, gamma=gamma,
+        lam=lam,
+    )  # fmt: skip
+    return replace(base, rollout=judged(against_anchor(column, pair_judge(judge, samples=samples))))
