@@ -79,7 +79,7 @@ def judged(judging: Judging, rollout: Rollout | None = None) -> Rollout:
     async def program(tools: Tools, task: Task) -> list[Episode]:
         episodes = list(await inner.program(tools, task))
         found = await judging.judge(tools, task, episodes)
-        if not said and np.isnan(found.scores).all():
+        if not said and found.metrics.get("judge/unparsed") == 1:
             said.append(found.example)
             logger.warning(
                 "the judge states no verdict on any response to prompt %d, which are not trained on, and neither are "
