@@ -27,8 +27,8 @@ from jaxrl_llm.utils.errors import InputError
 class Wanted(NamedTuple):
     """What `policy_outputs` shall find beside log-probabilities and entropies; static."""
 
-    # Of MEASURES, "values", "hidden", "internal_logp", "heated_logp", "top_tokens", "top_logp", "implicit_logp",
-    # "experts", "router_load".
+    # Of MEASURES, "values", "hidden", "greedy", "internal_logp", "heated_logp", "top_tokens", "top_logp",
+    # "implicit_logp", "experts", "router_load".
     names: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = ()  # "tempered_logp:T" for each, a multiple of the sampling temperature
     layer: int = 0  # of "internal_logp", counting from 1
@@ -87,10 +87,11 @@ def policy_outputs(
     entropy (`Hook.factor`): MEASURES and tempered log-probabilities of the untruncated
     distribution, under stop-gradient; "values" of the critic, f32[N, L] or [N, L, heads]; "internal_logp", the
     log-probability under the unembedded state after a layer (no last norm); "heated_logp", at another temperature and
-    without truncation, differentiable; "hidden" [N, L, D]. "top_tokens" [N, L, K] are the ids of the K = `top` most
-    probable tokens, and "top_logp" [N, L, K] their log-probabilities without truncation; where only these are wanted
-    they are of the ids in info["top_tokens"], and differentiable. "implicit_logp" is the log-probability under the
-    implicit reward model (a critic of the kind "likelihood"), differentiable with respect to its parameters.
+    without truncation, differentiable; "hidden" [N, L, D]; "greedy", 1 where the action is the most probable token.
+    "top_tokens" [N, L, K] are the ids of the K = `top` most probable tokens, and "top_logp" [N, L, K] their
+    log-probabilities without truncation; where only these are wanted they are of the ids in info["top_tokens"], and
+    differentiable. "implicit_logp" is the log-probability under the implicit reward model (a critic of the kind
+    "likelihood"), differentiable with respect to its parameters.
     "experts" int[N, L, layers, k] are of all tokens, not only of actions, and so is "router_load", the `moe.Load` of a
     mixture [layers, E], of which tokens that rows share count once with a packing; one of both at a time.
 
@@ -122,6 +123,8 @@ def policy_outputs(
     if "heated_logp" in wanted.names:
         heated = view._replace(temperature=wanted.heat * view.temperature, floor=None)
         found["heated_logp"] = logp_at(policy, params, heated)[0]
+    if "greedy" in wanted.names:
+        found["greedy"] = (most_probable(source, 1)[0][:, 0] == view.targets).astype(jnp.float32)
     if "top_tokens" in wanted.names:
         tokens, found["top_logp"] = most_probable(source, wanted.top)
         found["top_tokens"] = tokens.astype(jnp.float32)  # exact: vocabularies are far smaller than 2^24

@@ -25,7 +25,7 @@ from jaxrl_llm.training.health.activity import Activity
 from jaxrl_llm.training.health.goodput import Clock
 from jaxrl_llm.training.health.oom import explained
 from jaxrl_llm.training.health.watchdog import watched
-from jaxrl_llm.training.inputs import Inputs, read_inputs
+from jaxrl_llm.training.inputs import Inputs, of_length, read_inputs
 from jaxrl_llm.training.method import check_provided, named
 from jaxrl_llm.training.running import Running
 from jaxrl_llm.training.setup import RunParts, set_up
@@ -77,6 +77,7 @@ def begun(
         raise InputError("a source chooses its prompts itself: give either a source or a curriculum, not both")
     with ExitStack() as stack:
         inputs = stack.enter_context(read_inputs(config, resume=resume)) if inputs is None else inputs
+        config = of_length(config, inputs.prompts)
         limit_heap()
         use_compile_cache()
         count_compiles()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,11 +30,17 @@ from jaxrl_llm.training.reference import reference_now
 from jaxrl_llm.training.rollout import rollout_of
 from jaxrl_llm.training.setup import RunParts
 
+# Metrics that are shares, and of how many: of a number of rows of the data set, and a mask of actions.
+ACCURACIES: dict[str, Callable[[int, np.ndarray], int]] = {
+    "rewards/accuracies": lambda rows, action: rows,
+    "mean_token_accuracy": lambda rows, action: int(action.sum()),
+}
+
 
 def evaluate_given(config: TrainConfig, parts: RunParts, params: Params) -> tuple[dict[str, Any], Scored]:
     """Figures of the held-out rows under the method's objective, and these rows.
 
-    "accuracy" is the metric rewards/accuracies, with the interval "low" to "high"; "loss" and the other metrics of the
+    "accuracy" is the first metric of ACCURACIES, with the interval "low" to "high"; "loss" and the other metrics of the
     objective have their own names. Memory is that of a micro-batch of the run.
     """
     held_out, algorithm, policy = parts.held_out, parts.algorithm, parts.policy
@@ -61,8 +68,10 @@ def evaluate_given(config: TrainConfig, parts: RunParts, params: Params) -> tupl
     loss, found = _value(algorithm.objective, outputs, batch)
     metrics = {name: float(x) for name, x in found.items()}
     action, rows = np.asarray(scored.batch.action_mask), len(every)
-    accuracy = metrics.get("rewards/accuracies", math.nan)
-    low, high = (0.0, 1.0) if math.isnan(accuracy) else wilson_interval(round(accuracy * rows), rows)
+    accuracy, of = next(
+        ((metrics[name], count(rows, action)) for name, count in ACCURACIES.items() if name in metrics), (math.nan, 0)
+    )
+    low, high = (0.0, 1.0) if math.isnan(accuracy) else wilson_interval(round(accuracy * of), of)
     figures = {
         "prompts": rows, "samples": 1, "accuracy": accuracy, "low": low, "high": high, "loss": float(loss),
         "unscored": 0, "length": float(action.sum(axis=1).mean()),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +64,14 @@ def test_a_run_on_pairs_that_is_killed_and_resumed(tmp_path: Path, monkeypatch: 
         said = by_prompt[prompt]["chosen" if batch.reward[row] else "rejected"]
         whole = [*tokenizer.encode(said, add_special_tokens=False), tokenizer.eos_token_id]
         assert ids[action].tolist() == whole[: config.max_new_tokens]
-    resumed = runs.resumed_copy(tmp_path, [4])
+    assert untimed(runs.resumed_copy(tmp_path, [4])) == untimed(tmp_path / "run")
+
+
+def untimed(run: Path) -> list[dict[str, Any]]:
+    """The run's metrics without times."""
     timed = ("seconds", "tokens_per_second", "compiles", "goodput", *runs.TIMED)
-    for one, other in zip(lines, runs.lines_of(resumed / "metrics.jsonl"), strict=True):
-        assert {k: x for k, x in one.items() if not k.startswith(timed)} == {
-            k: x for k, x in other.items() if not k.startswith(timed)
-        }
+    lines = runs.lines_of(run / "metrics.jsonl")
+    return [{name: x for name, x in line.items() if not name.startswith(timed)} for line in lines]
 
 
 def test_a_run_on_verdicts_measures_mismatched_completions(tmp_path: Path) -> None:
@@ -94,3 +98,55 @@ def test_rows_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
         runs.train(config_of(tmp_path, same, eval_size=0))
     with pytest.raises(InputError, match="'rejected'"):
         runs.train(config_of(tmp_path, [{"prompt": "a b", "chosen": "x"}], eval_size=0))
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
+    "\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def talks(count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "messages": [
+                {"role": "user", "content": f"what is {i}?"},
+                {"role": "assistant", "content": f"{i}"},
+                {"role": "user", "content": "and then?"},
+                {"role": "assistant", "content": f"{i + 1}"},
+            ]
+        }
+        for i in range(count)
+    ]
+
+
+def test_a_supervised_run_on_conversations_ends_when_it_gets_no_better(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "eval_size": 4, "eval_every": 2, "eval_patience": 1, "epochs_of_data": 8.0, "checkpoint_every": 2,
+        "prompts_per_step": 2, "max_new_tokens": 40, "max_prompt_tokens": 60,
+    }  # fmt: skip
+    model = tmp_path / "model"
+    shutil.copytree(runs.MODEL, model)
+    written = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps({**written, "chat_template": TEMPLATE}))
+    rate = {
+        "model": str(model),
+        "optimizer": dataclasses.replace(runs.small_config(tmp_path).optimizer, learning_rate=0.1),
+    }
+    config = config_of(tmp_path, talks(8), "sft", hyperparameters={"turns": "all"}, **settings, **rate)
+    taken = list[runs.Taken]()
+    with runs.watched(taken):
+        summary = runs.train(config)
+    batch, tokenizer = taken[0].scored.batch, load_tokenizer(str(model))
+    for ids, action in zip(np.asarray(batch.tokens), np.asarray(batch.action_mask), strict=True):
+        cuts = np.split(ids, np.flatnonzero(np.diff(action)) + 1)
+        first, second = (tokenizer.decode(part).removesuffix(tokenizer.eos_token) for part in cuts[1:4:2])
+        assert first in tokenizer.decode(cuts[0]), "the first question names the number"
+        assert int(second) == int(first) + 1
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert all(line["signal"] == 1 and 0 <= line["mean_token_accuracy"] <= 1 for line in lines)
+    ended = summary["steps"]
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["steps"] == 16
+    assert 2 <= ended < 16, "a learning rate of 0.1 soon makes it worse"
+    assert summary["eval_best"]["step"] == ended - 2
+    assert untimed(runs.resumed_copy(tmp_path, [ended])) == untimed(tmp_path / "run")

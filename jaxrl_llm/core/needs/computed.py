@@ -137,6 +137,12 @@ COMPUTED = (
         behaviour(near(0.5)), _read("internal_logp"), "internal_logp", by_outputs="internal_logp",
     ),
     Need(
+        "greedy", "info['greedy']", "[N, L]",
+        "1 where the action is the most probable token (up to rounding one of them), else 0, of the old weights",
+        ones(lambda random, logp: random.integers(0, 2, logp.shape).astype(float)), _read("greedy"), "greedy",
+        by_outputs="greedy",
+    ),
+    Need(
         "top_tokens", "info['top_tokens']", "[N, L, K]",
         "ids of the K most probable tokens at each action, of the old weights",
         tokens_of_top, _read("top_tokens"), "top_tokens",

@@ -1,4 +1,4 @@
-"""Rollouts that take scored responses from the data set: pairs of a chosen and a rejected one, or single verdicts.
+"""Rollouts that take responses from the data set: pairs of a chosen and a rejected one, single verdicts, or texts.
 
 Nothing is sampled, so that no engine is built. Responses are texts or messages of the assistant, one or several turns;
 their tokens and the token that ends a turn are actions, and what others say between them is not. As they were not
@@ -16,7 +16,7 @@ from jaxrl_llm.rewards.environment import GIVEN
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.utils.errors import InputError, require_choice, shown
 
 
 @part
@@ -81,13 +81,33 @@ def judged_completions(mismatched: bool = False) -> Rollout:
     )  # fmt: skip
 
 
-def response(tools: Tools, task: Task, column: str) -> Episode:
+@part
+def written_completions(column: str | None = None, turns: str = "last") -> Rollout:
+    """The text or messages in a column of each row as an episode with the reward 1.
+
+    column: default completion, or answer in rows without one; of a conversation in one column they are what follows
+    the prompt. turns: last, or all of the assistant, also those in the prompt. Raises InputError for other turns.
+    """
+    require_choice("turns", turns, ("last", "all"))
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        own = ("answer" if task.row.get("completion") is None else "completion") if column is None else column
+        return [response(tools, task, own, earlier=turns == "all").scored(1.0, {GIVEN: 1.0})]
+
+    return Rollout(
+        program, "written_completions", columns=() if column is None else (column,),
+        demands=Demands(variable_size=True, max_episodes=lambda G: 1, given=True),
+    )  # fmt: skip
+
+
+def response(tools: Tools, task: Task, column: str, earlier: bool = False) -> Episode:
     """The response in a column as an episode, cut and `truncated` where it exceeds the task's limit.
 
-    Raises InputError for another value than a text or messages that end with the assistant, and where a chat template
-    does not keep what it wrote before a later turn.
+    earlier: what the assistant says in the prompt, after another, are actions too, and count towards the limit. Raises
+    InputError for another value than a text or messages that end with the assistant, and where a chat template does
+    not keep what it wrote before a later turn.
     """
-    said, end = task.row.get(column), tools.tokenizer.eos_token_id
+    said, end, prompt = task.row.get(column), getattr(tools.tokenizer, "eos_token_id", None), task.prompt
     stop = [] if end is None else [end]
     pieces: list[tuple[Sequence[int], bool]] = []
     if isinstance(said, str) and not _talks(tools, task):
@@ -96,7 +116,11 @@ def response(tools: Tools, task: Task, column: str) -> Episode:
         turns = [{"role": "assistant", "content": said}] if isinstance(said, str) else list(said or ())
         asked = task.row["prompt"]
         talk = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
-        now: list[int] = list(task.prompt)
+        speaks = [at for at, message in enumerate(talk) if at and message["role"] == "assistant"]
+        if earlier and speaks:
+            talk, turns = talk[: speaks[0]], [*talk[speaks[0] :], *turns]
+            prompt = tools.prompt(talk, task.row)
+        now: list[int] = list(prompt)
         for number, message in enumerate(turns):
             if message["role"] == "assistant":
                 if number:
@@ -117,7 +141,7 @@ def response(tools: Tools, task: Task, column: str) -> Episode:
         room -= len(segments[-1].tokens.token)
     whole = sum(len(ids) for ids, _ in pieces) <= task.limit
     kept = tuple(one for one in segments if len(one.tokens.token))
-    return Episode(task.prompt, task.prompt_id, segments=kept, ended=whole, truncated=not whole)
+    return Episode(prompt, task.prompt_id, segments=kept, ended=whole, truncated=not whole)
 
 
 def _talks(tools: Tools, task: Task) -> bool:

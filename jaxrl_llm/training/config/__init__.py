@@ -46,6 +46,8 @@ class TrainConfig:
     """Seed of prompt order and sampling, 0 to 2^32 - 1."""
     steps: int = 100
     """Iterations: sample, score, update."""
+    epochs_of_data: float = 0.0
+    """Passes over the training prompts, instead of `steps`; 0 is off."""
 
     prompts: str = ""
     """Training prompts: a .jsonl, .parquet or .array_record file (of JSON objects), a folder of such files or a
@@ -244,6 +246,9 @@ class TrainConfig:
     most a quarter of a small file."""
     eval_every: int = 0
     """Steps between evaluations; 0 evaluates only before and after training."""
+    eval_patience: int = 0
+    """Evaluations after the best one, by accuracy or, of given responses, by loss, after which the run ends; 0 is
+    never. To have the best weights then, keep as many checkpoints, with checkpoint_every as eval_every."""
     eval_reward: str | None = None
     """Name of the reward that marks an answer as correct (at 1); by default environment if there, else the first."""
 
