@@ -14,6 +14,7 @@ from jaxrl_llm.core.needs.placeholders import (
     behaviour,
     flat_rank,
     near,
+    no_scores,
     no_turns,
     no_values,
     of_top,
@@ -81,6 +82,12 @@ COMPUTED = (
         "log-probabilities under an implicit reward model, a copy of the policy that learns beside it, before the "
         "update",
         behaviour(near(0.2)), _read("implicit_logp"), "implicit_logp", by_outputs="implicit_logp",
+    ),
+    Need(
+        "scores", "info['scores']", "[N, L, S]",
+        "a reward model's scores of the token before each action, before the update",
+        StandIn("0", lambda random, logp: random.normal(size=(*logp.shape, 1)), no_scores),
+        _read("scores"), "scores", by_outputs="scores",
     ),
     Need(
         "target_values", "info['target_values']", "[N, L, H]",

@@ -7,7 +7,7 @@ sampled, their `behaviour_logp` is 0: methods read their log-probabilities as `o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
@@ -18,17 +18,21 @@ from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError, require_choice, shown
 
+ReadResponse = Callable[[Tools, Task, str], Episode]  # of a column
+
 
 @part
-def chosen_and_rejected() -> Rollout:
+def chosen_and_rejected(read: ReadResponse | None = None) -> Rollout:
     """The columns `chosen` and `rejected` of each row as two episodes of a group, with the rewards 1 and 0.
+
+    read: (tools, task, column) -> Episode; default `response`.
 
     The entry info["margin"] is the column `margin`, where there is one. The group has the reward NaN, which no method
     trains on, and info["equal"] 1, where both are the same after they were cut.
     """
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        chosen, rejected = (response(tools, task, column) for column in ("chosen", "rejected"))
+        chosen, rejected = ((read or response)(tools, task, column) for column in ("chosen", "rejected"))
         if (margin := task.row.get("margin")) is not None:
             if not isinstance(margin, int | float):
                 raise InputError(f"prompt {task.prompt_id} has the margin {shown(margin)}, but it must be a number")
