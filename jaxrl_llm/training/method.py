@@ -32,7 +32,7 @@ from jaxrl_llm.rewards.graded import MODES
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.method_settings import check_settings, hyperparameters_of
-from jaxrl_llm.training.reference import check_reference
+from jaxrl_llm.training.reference import check_kept, check_reference
 from jaxrl_llm.training.rollout import check_rollout, rollout_of
 from jaxrl_llm.utils.errors import InputError, gather, unknown
 from jaxrl_llm.utils.value_digest import value_digest
@@ -274,6 +274,7 @@ def check_method(
         lambda: check_critic(config, algorithm),
         lambda: check_settings(config),
         lambda: check_reference(config, algorithm),
+        lambda: check_kept(config, algorithm),
         check_experience,
     )
     return algorithm

@@ -17,6 +17,7 @@ from jaxrl_llm.algorithms import Given
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.needs import values_of
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import RunFacts
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import check_mesh, fully_sharded, mesh_of, sampling_mesh_of
@@ -74,6 +75,7 @@ class RunParts(NamedTuple):
     record: Mapping[str, Any] = {}  # what config.json says of a method outside of the catalogue
     policies: Mapping[str, Any] = {}  # those that move, at first, see `reference.first_policies`
     hook: Hook | None = None  # what tokens are drawn through
+    kept: Callable[[Trajectories], Trajectories] = lambda batch: batch  # fills in what is kept of a reference on disk
 
 
 def with_critic(config: TrainConfig, needs: Collection[str], policy: Policy, params: Params) -> tuple[Policy, Params]:
@@ -201,7 +203,7 @@ def reference_of(
 ) -> tuple[Any, dict[str, str]]:
     """(reference that stays or None, digests of further models); see `reference.fixed_reference`."""
     rule = algorithm.reference
-    if not wants_reference(config, algorithm):
+    if not wants_reference(config, algorithm) or config.reference_memory == "disk":
         return None, {}
     others, digests = [], {}
     for name in () if rule is None else rule.models:

@@ -160,6 +160,7 @@ TRL_OTHER: dict[str, str] = {
     "peft_config": "is --lora-rank here: --lora-rank 16",
     "per_device_eval_batch_size": "is --slots here, the completions that are decoded at the same time",
     "per_device_train_batch_size": BATCH,
+    "precompute_ref_log_probs": "is --reference-memory disk here",
     "processing_class": "has no counterpart here, since the model's tokenizer is used: leave it out",
     "push_to_hub": HUB,
     "ref_model": "has no counterpart here, since the reference is the initial model: leave it out",

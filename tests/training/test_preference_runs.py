@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,35 @@ def test_a_run_on_pairs_that_is_killed_and_resumed(tmp_path: Path, monkeypatch: 
         whole = [*tokenizer.encode(said, add_special_tokens=False), tokenizer.eos_token_id]
         assert ids[action].tolist() == whole[: config.max_new_tokens]
     assert untimed(runs.resumed_copy(tmp_path, [4])) == untimed(tmp_path / "run")
+
+
+def test_a_reference_on_disk_changes_nothing_and_is_computed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    settings: dict[str, Any] = {"eval_size": 3, "steps": 3, "checkpoint_every": 1}
+    usual = runs.train(config_of(tmp_path, pairs(), output=str(tmp_path / "usual"), **settings))
+    counts = list[str]()
+    for name in ("run", "again"):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "jaxrl_llm.training"):
+            config = config_of(tmp_path, pairs(), output=str(tmp_path / name), reference_memory="disk", **settings)
+            summary = runs.train(config)
+        counts += [text.split(": ")[1].split(",")[0] for text in caplog.messages if "the initial policy" in text]
+        for key in ("loss", "rewards/margins"):
+            assert summary["eval_after"][key] == pytest.approx(usual["eval_after"][key], abs=1e-6)
+        for one, other in zip(untimed(tmp_path / "usual"), untimed(tmp_path / name), strict=True):
+            for key in ("loss", "grad_norm", "rewards/margins"):
+                assert one[key] == pytest.approx(other[key], abs=1e-6)
+    assert counts == ["24 rows computed", "0 rows computed"]
+    assert untimed(runs.resumed_copy(tmp_path, [3])) == untimed(tmp_path / "run")
+    (file,) = (tmp_path / "cache" / "jaxrl_llm" / "reference").iterdir()
+    file.write_bytes(b"damaged")
+    runs.train(config_of(tmp_path, pairs(), output=str(tmp_path / "c"), reference_memory="disk", **settings))
+    assert "is written anew" in caplog.text
+    rows = [{"prompt": f"{i}:", "completion": f" {i}", "label": bool(i % 2)} for i in range(10)]
+    with pytest.raises(InputError, match="makes rows of other rows"):
+        runs.train(config_of(tmp_path, rows, "kto", reference_memory="disk", eval_size=0))
 
 
 def untimed(run: Path) -> list[dict[str, Any]]:

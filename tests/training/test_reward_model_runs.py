@@ -54,7 +54,7 @@ def test_a_run_that_is_killed_resumed_and_exported(tmp_path: Path, adapters: int
 
 def test_a_reward_model_learns_on_unless_it_has_other_labels(tmp_path: Path) -> None:
     runs.train(config_of(tmp_path, eval_size=0, steps=1, model=str(MODEL)))
-    with pytest.raises(InputError, match="a reward model of 3 labels .* trains one of 1 label "):
+    with pytest.raises(InputError, match=r"a reward model of 3 labels .* trains one of 1 label "):
         runs.train(
             config_of(tmp_path, eval_size=0, steps=1, model=str(MODEL.parent / "qwen3_3"), output=str(tmp_path / "b"))
         )

@@ -232,8 +232,10 @@ class TrainConfig:
     frozen_dtype: Literal["param_dtype", "int8", "float8", "nf4"] = "param_dtype"
     """With adapters, dtype in which the frozen projections of layers are kept, in updates and while sampling: nf4 is
     QLoRA's, in 4 bits with a scale for 64 inputs; int8 and float8 have a scale for each output."""
-    reference_memory: Literal["device", "host"] = "device"
-    """Where a reference policy is kept while it is not used: host saves device memory, and costs a transfer a step."""
+    reference_memory: Literal["device", "host", "disk"] = "device"
+    """Where a reference policy is kept while it is not used: host saves device memory, and costs a transfer a step.
+    disk: of given responses, whose log-probabilities under it are computed before the first step and kept in the cache
+    folder for later runs of the same model, no reference is kept at all."""
     remat: bool = True
     """Recompute activations in the backward pass instead of storing them."""
     keep_projections: bool = False
