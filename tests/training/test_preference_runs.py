@@ -94,7 +94,7 @@ def test_a_reference_on_disk_changes_nothing_and_is_computed_once(
     assert "is written anew" in caplog.text
     rows = [{"prompt": f"{i}:", "completion": f" {i}", "label": bool(i % 2)} for i in range(10)]
     with pytest.raises(InputError, match="makes rows of other rows"):
-        runs.train(config_of(tmp_path, rows, "kto", reference_memory="disk", eval_size=0))
+        runs.train(config_of(tmp_path, rows, "kto", output=str(tmp_path / "d"), reference_memory="disk", eval_size=0))
 
 
 def untimed(run: Path) -> list[dict[str, Any]]:
