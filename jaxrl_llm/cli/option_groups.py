@@ -46,7 +46,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "evaluation": (
         "Held-out prompts, on which accuracy is measured before and after training.",
-        ("eval_prompts", "eval_size", "eval_every", "eval_patience", "eval_reward"),
+        ("eval_prompts", "eval_size", "eval_every", "eval_patience", "eval_metric", "eval_reward"),
     ),
     "logging": (
         "What is written down, and how often.",

@@ -25,6 +25,7 @@ from jaxrl_llm.training.notes import accuracy_line
 from jaxrl_llm.training.reference import with_second_policy
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.training.state import LoopState, RunState, save, saved_when_preempted
+from jaxrl_llm.utils.errors import unknown
 from jaxrl_llm.utils.process import Preempted, stop_if, trim_heap
 
 BEST = "eval_best"  # entry of the summary: figures of the best evaluation, and after how many steps
@@ -127,7 +128,7 @@ def evaluate(run: Running, journal: Journal, name: str, title: str) -> None:
             params = combine(parts.frozen, run.state.train.params)
             result = evaluate_run(run.config, parts, params, run.activity.watch, step)
         summary[name] = result.figures
-        if BEST not in summary or is_better(result.figures, summary[BEST]):
+        if BEST not in summary or is_better(result.figures, summary[BEST], run.config.eval_metric):
             summary[BEST] = {**result.figures, "step": step}
         some = 8 if name == "eval_latest" else EVALUATED_SHOWN
         rows = parts.held_out.rows
@@ -137,11 +138,15 @@ def evaluate(run: Running, journal: Journal, name: str, title: str) -> None:
     journal.say(f"{title}: {accuracy_line(summary[name])}")
 
 
-def is_better(figures: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
-    """Whether an evaluation is better than the best until then: by loss where there is one, else by accuracy."""
-    if "loss" in figures:
-        return bool(figures["loss"] < best["loss"])
-    return bool(figures["accuracy"] > best["accuracy"])
+def is_better(figures: Mapping[str, Any], best: Mapping[str, Any], metric: str) -> bool:
+    """Whether an evaluation is better than the best until then; metric: see `TrainConfig.eval_metric`.
+
+    InputError, with the figures there are, for another metric.
+    """
+    name = metric or ("loss" if "loss" in figures else "accuracy")
+    if name not in figures:
+        raise unknown("figure of an evaluation (eval_metric)", name, figures)
+    return bool(figures[name] < best[name] if name == "loss" else figures[name] > best[name])
 
 
 def stalled(config: TrainConfig, summary: Mapping[str, Any], step: int) -> bool:

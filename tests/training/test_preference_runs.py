@@ -180,3 +180,28 @@ def test_a_supervised_run_on_conversations_ends_when_it_gets_no_better(tmp_path:
     assert 2 <= ended < 16, "a learning rate of 0.1 soon makes it worse"
     assert summary["eval_best"]["step"] == ended - 2
     assert untimed(runs.resumed_copy(tmp_path, [ended])) == untimed(tmp_path / "run")
+
+
+def test_lists_and_indicators_of_pairs(tmp_path: Path) -> None:
+    rows = [
+        {
+            "prompt": f"{i}:",
+            "completions": [f" {k}" for k in range(2 + i % 3)],
+            "labels": [0.1 * k for k in range(2 + i % 3)],
+        }
+        for i in range(10)
+    ]
+    config = config_of(tmp_path, rows, "lipo", steps=4, eval_size=0, output=str(tmp_path / "lists"))
+    runs.train(dataclasses.replace(config, group_size=4))
+    lines = runs.lines_of(tmp_path / "lists" / "metrics.jsonl")
+    assert lines[0]["signal"] == 1
+    assert lines[-1]["rewards/margins"] > lines[0]["rewards/margins"]
+    fast = dataclasses.replace(runs.small_config(tmp_path).optimizer, learning_rate=0.05)
+    settings: dict[str, Any] = {"steps": 12, "eval_every": 1, "eval_patience": 2, "eval_size": 3, "optimizer": fast}
+    summary = runs.train(
+        config_of(tmp_path, pairs(), "likelihood_overopt_indicators", hyperparameters={"top": 3}, **settings)
+    )
+    best = summary["eval_best"]
+    assert 0 < best["indicators/top_mass"] <= 1
+    assert best["indicators/top_entropy"] > summary["eval_after"]["indicators/top_entropy"]
+    assert summary["steps"] == best["step"] + 2

@@ -7,6 +7,7 @@ sampled, their `behaviour_logp` is 0: methods read their log-probabilities as `o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from jaxrl_llm.core.repr import part
@@ -101,6 +102,40 @@ def written_completions(column: str | None = None, turns: str = "last") -> Rollo
     return Rollout(
         program, "written_completions", columns=() if column is None else (column,),
         demands=Demands(variable_size=True, max_episodes=lambda G: 1, given=True),
+    )  # fmt: skip
+
+
+@part
+def listed_completions() -> Rollout:
+    """The column `completions` of each row as the episodes of a group, with the rewards of the column `labels`.
+
+    A row has as many as the run's group_size at most. A label that is null makes a completion unscored.
+    """
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        said, labels = task.row.get("completions"), task.row.get("labels")
+        if not isinstance(said, list | tuple) or not isinstance(labels, list | tuple) or len(said) != len(labels):
+            raise InputError(
+                f"prompt {task.prompt_id} has the completions {shown(said)} and the labels {shown(labels)}, but must "
+                "have two lists of one length"
+            )
+        if not 1 <= len(said) <= task.samples:
+            raise InputError(
+                f"prompt {task.prompt_id} has {len(said)} completions, but must have 1 to {task.samples}: set "
+                "group_size to the longest list"
+            )
+        if wrong := [x for x in labels if x is not None and not isinstance(x, bool | int | float)]:
+            raise InputError(f"prompt {task.prompt_id} has the label {shown(wrong[0])}, but it must be a number")
+        numbers = [float("nan") if x is None else float(x) for x in labels]
+        tasks = [dataclasses.replace(task, row={**task.row, "completion": one}) for one in said]
+        return [
+            dataclasses.replace(response(tools, one, "completion"), sample=at).scored(number, {GIVEN: number})
+            for at, (one, number) in enumerate(zip(tasks, numbers, strict=True))
+        ]
+
+    return Rollout(
+        program, "listed_completions", columns=("completions", "labels"),
+        demands=Demands(variable_size=True, max_episodes=lambda G: G, given=True),
     )  # fmt: skip
 
 

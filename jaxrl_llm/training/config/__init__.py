@@ -249,8 +249,11 @@ class TrainConfig:
     eval_every: int = 0
     """Steps between evaluations; 0 evaluates only before and after training."""
     eval_patience: int = 0
-    """Evaluations after the best one, by accuracy or, of given responses, by loss, after which the run ends; 0 is
-    never. To have the best weights then, keep as many checkpoints, with checkpoint_every as eval_every."""
+    """Evaluations after the best one after which the run ends; 0 is never. To have the best weights then, keep as many
+    checkpoints, with checkpoint_every as eval_every."""
+    eval_metric: str = ""
+    """Figure of evaluations by which one is the best, the largest, or of loss the smallest; by default accuracy, of
+    given responses loss."""
     eval_reward: str | None = None
     """Name of the reward that marks an answer as correct (at 1); by default environment if there, else the first."""
 
