@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -68,6 +69,18 @@ def test_the_worked_example() -> None:
     expected = {"lambda": 0.501909, "logistic": 1.846198, "list_mle": 1.565878, "softmax": 1.028390, "hinge": 2.4}
     for name, value in expected.items():
         assert float(LIST_LOSSES[name](example).sum()) == pytest.approx(value, abs=1e-5)
+
+
+def test_equal_scores_are_ranked_so_that_the_first_step_has_a_gradient() -> None:
+    psi, s = jnp.array([0.0, 1.0, 0.5]), jnp.zeros(3)
+    mates, above = jnp.ones((3, 3), bool), psi[:, None] > psi
+    slope = jax.grad(lambda s: LIST_LOSSES["lambda"](Lists(psi, s, mates, above)).sum())(s)
+    d = [1 / np.log(2), 1 / np.log(3), 1 / np.log(4)]
+    pairs = {(1, 0): 1 * (d[0] - d[1]), (2, 0): (2**0.5 - 1) * (d[0] - d[2]), (1, 2): (2 - 2**0.5) * (d[1] - d[2])}
+    loop = np.zeros(3)
+    for (i, j), weight in pairs.items():
+        loop[[i, j]] += np.array([-0.5, 0.5]) * weight
+    np.testing.assert_allclose(slope, loop, rtol=1e-5)
 
 
 def test_a_list_of_two_is_a_pair() -> None:

@@ -99,8 +99,13 @@ def _count(batch: Trajectories) -> jax.Array:
 
 
 def lambda_loss(lists: Lists) -> jax.Array:
-    """Pairs by how much their exchange would change the discounted cumulative gain (LambdaLoss)."""
-    rank = 1 + jnp.sum(lists.mates & (lists.score > lists.score[:, None]), axis=1)
+    """Pairs by how much their exchange would change the discounted cumulative gain (LambdaLoss).
+
+    Of equal scores, which all are before the first update, the first in the list has the higher rank.
+    """
+    score, place = lists.score, jnp.arange(len(lists.score))
+    before = (score > score[:, None]) | ((score == score[:, None]) & (place < place[:, None]))
+    rank = 1 + jnp.sum(lists.mates & before, axis=1)
     gain, discount = 2.0**lists.label, 1 / jnp.log1p(rank.astype(jnp.float32))
     weight = jnp.abs(gain[:, None] - gain) * jnp.abs(discount[:, None] - discount)
     return _over_pairs(lists, jax.lax.stop_gradient(weight) * jax.nn.softplus(_behind(lists)))
