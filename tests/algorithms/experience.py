@@ -21,7 +21,7 @@ LATER = {
     "previous_logp", "hint_tokens", "top_tokens", "top_logp", "teacher_logp", "teacher_entropy", "teacher_tokens",
     "turn_rewards", "state_key", "episode", "first_turn", "calls", "failed_calls", "answer_logp", "answer_tokens",
     "blanked", "blanked_logp", "implicit_logp", "target_values", "resampled", "fresh_prompts", "pivot", "refined",
-    "decomposition", "greedy", "scores",
+    "decomposition", "greedy", "scores", "degree",
 }  # fmt: skip
 
 # What changes other methods too: rewards are combined with the reward, and rows of one episode count once.

@@ -182,6 +182,21 @@ def test_a_supervised_run_on_conversations_ends_when_it_gets_no_better(tmp_path:
     assert untimed(runs.resumed_copy(tmp_path, [ended])) == untimed(tmp_path / "run")
 
 
+def test_degraded_responses_are_told_apart(tmp_path: Path) -> None:
+    said = "seven elephants crossed rivers before sunrise"
+    rows = [{"prompt": f"{i}:", "chosen": f"{said} {i}", "rejected": f"none {said}"} for i in range(8)]
+    taken = list[runs.Taken]()
+    with runs.watched(taken):
+        runs.train(config_of(tmp_path, rows, "spo_self_supervised", hyperparameters={"degrees": 3}, eval_size=0))
+    batch = taken[0].scored.batch
+    degree, length = np.asarray((batch.info or {})["degree"]), np.asarray(batch.action_mask).sum(1)
+    assert degree.tolist() == [0, 0, 1, 2, 1, 2] * 4
+    assert (length.reshape(-1, 6)[:, [2, 4]] > length.reshape(-1, 6)[:, [3, 5]]).all()
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert lines[0]["degree/loss"] == pytest.approx(np.log(3), abs=1e-5), "the head begins at 0"
+    assert lines[-1]["degree/loss"] < lines[0]["degree/loss"]
+
+
 def test_lists_and_indicators_of_pairs(tmp_path: Path) -> None:
     rows = [
         {
