@@ -11,6 +11,7 @@ from tokenize import TokenError
 from typing import Any
 
 import jax
+import optax
 
 from jaxrl_llm.algorithms import CATALOGUE, Given, build_of, with_facts
 from jaxrl_llm.algorithms.given import from_file, name_of
@@ -20,6 +21,7 @@ from jaxrl_llm.core.needs import value_of, values_of
 from jaxrl_llm.core.signatures import PYTHON, is_in_file
 from jaxrl_llm.core.transform import Transform, chain
 from jaxrl_llm.distributed import check_rows
+from jaxrl_llm.learner.optimizer import make_optimizer
 from jaxrl_llm.learner.router_balance import RouterBalance, check_balance
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import critic_of
@@ -170,6 +172,12 @@ def record_of(config: TrainConfig, algorithm: Algorithm, given: Given | None = N
 def _without(config: TrainConfig) -> tuple[str, ...]:
     """The parts and needs of its method that a run says it goes without."""
     return names_in(config.hyperparameters.get("without") or ())
+
+
+def optimizer_of(config: TrainConfig, algorithm: Algorithm) -> optax.GradientTransformation:
+    """The run's optimiser, in the method's outer loop where it has one."""
+    own = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
+    return own if algorithm.outer is None else algorithm.outer.around(own, config.epochs * config.minibatches)
 
 
 def check_provided(config: TrainConfig, algorithm: Algorithm, provided: Iterable[str]) -> None:

@@ -23,7 +23,7 @@ from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import check_mesh, fully_sharded, mesh_of, sampling_mesh_of
 from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
 from jaxrl_llm.distributed.on_hosts import in_units
-from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
+from jaxrl_llm.learner.optimizer import learning_rate
 from jaxrl_llm.learner.setup import shard, start
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models import load_policy, load_reward_model, lora
@@ -45,7 +45,15 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checksums import checksums, structure
 from jaxrl_llm.training.folder.code_digest import code_digest
 from jaxrl_llm.training.inputs import Inputs, make_rewards, prompt_sets, split_prompts
-from jaxrl_llm.training.method import check_components, check_method, method_digests, named, record_of, with_routing
+from jaxrl_llm.training.method import (
+    check_components,
+    check_method,
+    method_digests,
+    named,
+    optimizer_of,
+    record_of,
+    with_routing,
+)
 from jaxrl_llm.training.reference import first_policies, fixed_reference, wants_reference
 from jaxrl_llm.training.rollout import check_columns, hook_of
 from jaxrl_llm.utils.errors import InputError, several
@@ -260,7 +268,7 @@ def set_up(
     digests |= of_models
     hook = hook_of(config, algorithm, own_source)
     gradient_steps = config.steps * config.epochs * config.minibatches
-    optimizer = make_optimizer(config.optimizer, gradient_steps)
+    optimizer = optimizer_of(config, algorithm)
     facts = RunFacts(prompts=len(prompts.rows), steps=config.steps)
     state, memory = start(policy, algorithm, optimizer, params, facts, mesh)
     parts = RunParts(

@@ -50,8 +50,8 @@ def likelihood_overopt_indicators(
     Raising the likelihood of chosen responses past a point hurts; a falling entropy says that the policy is
     over-confident, a falling mass that it leaks into the tail. A run by this name evaluates every 10 steps and ends
     when 3 evaluations had no larger entropy than the best before (eval_every, eval_metric and eval_patience, where
-    they are not given). likelihood: the paper's remedy, nats a token of chosen responses. The number k is not in the
-    paper's abstract.
+    they are not given). likelihood: the paper's remedy, nats a token of chosen responses; a larger beta is another.
+    f_divergence: as of `dpo`. The number k is not in the paper's abstract.
     """
     base = dpo(loss, beta, f_divergence=f_divergence, likelihood=likelihood)
     return Algorithm(base.transform, base.objective + indicators(top), rollout=base.rollout)
