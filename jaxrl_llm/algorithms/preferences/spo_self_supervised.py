@@ -55,9 +55,9 @@ def spo_self_supervised(
     """Self-supervised Preference Optimization (SPO).
 
     Beside a loss of pairs (`dpo` with its beta), the policy's own states must tell how much key content a response has
-    lost. Of both responses of a pair there are versions c = 0 .. C - 1, C = degrees, in which a share c / (C - 1) of the
-    keywords is missing, words of five letters or more, chosen by a checksum of the text. With h the last hidden state
-    before the response ends and W a linear head, which is discarded in the end,
+    lost. Of both responses of a pair there are versions c = 0 .. C - 1, C = degrees, in which a share c / (C - 1) of
+    the keywords is missing, words of five letters or more, chosen by a checksum of the text. With h the last hidden
+    state before the response ends and W a linear head, which is discarded in the end,
 
         loss = L_pairs + weight mean over versions of -log softmax(W h(y^c))_c
 
