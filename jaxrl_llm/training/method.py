@@ -213,7 +213,8 @@ def check_groups(config: TrainConfig, algorithm: Algorithm) -> None:
                     f"{config.algorithm}: {name} is {value}, but must be at most group_size {config.group_size}"
                 )
         return
-    if compares_samples(algorithm):
+    given = algorithm.rollout is not None and algorithm.rollout.demands.given  # then a method says how many a row has
+    if not given and compares_samples(algorithm):
         raise InputError(
             f"{config.algorithm} compares the completions of a prompt with each other: group_size is 1, but must be at "
             "least 2"
