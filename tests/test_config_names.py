@@ -49,7 +49,7 @@ def test_a_file_of_trl_is_read(tmp_path: Path) -> None:
         ("optimizer: 3\noptimizer.beta1: 0.5\n", "optimizer must hold settings by name, found 3"),
         ("optimizer.beta3: 0.5\n", "unknown optimizer setting 'beta3': did you mean 'beta"),
         ("algorithm.clip_hihg: 0.5\n", "hyper-parameter of grpo 'clip_hihg': did you mean 'clip_high'"),
-        ("num_train_epochs: 3\nfp16: true\n", "TRL's num_train_epochs is --steps here.*TRL's fp16 has no counterpart"),
+        ("num_train_epochs: 3\nfp16: true\n", "TRL's fp16 has no counterpart"),
         ("algorithm: dapo\nbeta: 0.1\n", "TRL's beta is algorithm.kl_coefficient here, which this method does not"),
         ("sampling.temperature: 1\n", "unknown setting 'sampling.temperature'"),
     ],

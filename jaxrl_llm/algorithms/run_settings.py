@@ -62,13 +62,18 @@ def one_reward_of(*rewards: str, why: str) -> RunSetting:
     return RunSetting("rewards", lambda given: rewards[:1], fits, why)
 
 
-def given_responses(group_size: int) -> tuple[RunSetting, ...]:
-    """Responses and their rewards from the data set, `group_size` of a row, cut after 1,024 tokens as in TRL."""
+def given_responses(group_size: int | None) -> tuple[RunSetting, ...]:
+    """Responses and their rewards from the data set, cut after 1,024 tokens as in TRL.
+
+    group_size: how many a row has; None: up to the run's.
+    """
     taken: dict[str, tuple[Any, str]] = {
         "rewards": (("given",), "the verdicts of the data set"),
         "group_size": (group_size, "the responses of a row as a group"),
         "same_task": ("row", "all responses to a prompt"),
     }
+    if group_size is None:
+        taken.pop("group_size")
     longest = 1024
     room = RunSetting(
         "max_new_tokens", lambda given: longest, lambda config, given: config.max_new_tokens != 128, "whole responses"

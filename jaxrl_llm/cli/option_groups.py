@@ -15,7 +15,7 @@ from jaxrl_llm.core.hyperparameters import Hyperparameter
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "run": (
         "What is trained, where the results go, and for how long.",
-        ("model", "output", "steps", "seed", "algorithm"),
+        ("model", "output", "steps", "epochs_of_data", "seed", "algorithm"),
     ),
     "data": (
         "The prompts, and how the rows of the data become prompts.",
@@ -46,7 +46,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "evaluation": (
         "Held-out prompts, on which accuracy is measured before and after training.",
-        ("eval_prompts", "eval_size", "eval_every", "eval_reward"),
+        ("eval_prompts", "eval_size", "eval_every", "eval_patience", "eval_metric", "eval_reward"),
     ),
     "logging": (
         "What is written down, and how often.",

@@ -11,6 +11,7 @@ from jaxrl_llm.core.checks import check, expect
 from jaxrl_llm.core.choices import Routing
 from jaxrl_llm.core.counted_rows import WITHOUT_SCORE, counted_alone
 from jaxrl_llm.core.needs import of_target
+from jaxrl_llm.core.outer_loop import OuterLoop
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.reference import ReferenceRule
 from jaxrl_llm.core.repr import expression_of, layout, record
@@ -56,7 +57,7 @@ class Algorithm:
     mixture of experts replays: the "rollout"'s (R3), that which the weights before the update "recompute" (R2), or
     "none"'s; for other models it means nothing. `phases` make an update for each turn of the episodes (None: one for
     all). `target` says how the target critic, which starts as a copy of the critic, follows it after each update; the
-    methods that need "target_values" have one.
+    methods that need "target_values" have one. `outer` says where rounds of updates begin (None: where the last ended).
 
     Its repr is the code that composes it; a notebook shows its equations too. Raises InputError for a part of another
     type, such as a factory that was not called.
@@ -72,6 +73,7 @@ class Algorithm:
     routing: Routing = "none"
     phases: TurnPhases | None = None
     target: ReferenceRule | None = None
+    outer: OuterLoop | None = None
 
     def __post_init__(self) -> None:
         expect("an algorithm's transform", self.transform, Transform)
@@ -85,6 +87,7 @@ class Algorithm:
             ("reference", ReferenceRule),
             ("phases", TurnPhases),
             ("target", ReferenceRule),
+            ("outer", OuterLoop),
         ):
             if getattr(self, name) is not None:
                 expect(f"an algorithm's {name}", getattr(self, name), kind)

@@ -31,7 +31,8 @@ class Found(NamedTuple):
 
     prompt: Any
     answer: dict[str, Any]
-    """{"answer": value}, or {} where the row has none, or has it under that name; the responses after their prompt."""
+    """{"answer": value}, or {} where the row has none, or has it under that name; the responses after their prompt,
+    which is the last message of a conversation, "completion"."""
     said: str
     """Which columns they are, for a line; "" where they have the names that they need."""
 
@@ -43,7 +44,7 @@ def find(row: Mapping[str, Any], where: str, prompt_column: str | None, answer_c
 
     Where nobody named the prompt: the column `input` follows an `instruction`; choices follow their question, one a
     line with its letter, and the answer is the letter of the right one; of a conversation that ends with the assistant,
-    the last message is the answer. Conversations of ShareGPT's kind become messages.
+    the last message is the completion, and its text the answer. Conversations of ShareGPT's kind become messages.
 
     Raises InputError, which begins with `where`, for a row without such a column, and for speakers, choices and answers
     to them that cannot be read.
@@ -59,9 +60,11 @@ def find(row: Mapping[str, Any], where: str, prompt_column: str | None, answer_c
     if prompt_column is not None:
         return Found(prompt, found, _said(named, from_answer))
     if column in CONVERSATIONS:
-        prompt, written = before_the_answer(prompt, where)
-        if written is not None and answer is None:
-            found, from_answer = {"answer": written}, "the last message"
+        prompt, last = before_the_answer(prompt, where)
+        if last is not None and answer is None and isinstance(last.get("content"), str):
+            found, from_answer = {"answer": last["content"]}, "the last message"
+        if last is not None:
+            found = {"completion": [dict(last)], **found}
     elif column == "instruction" and isinstance(more := row.get("input"), str) and more.strip():
         prompt, named = f"{prompt}\n\n{more}", "instruction and input"
     choices = next((name for name in CHOICES if isinstance(row.get(name), list | tuple | Mapping) and row[name]), None)
@@ -143,8 +146,8 @@ def as_messages(prompt: Any, where: str) -> Any:
     return [{"role": _SPEAKERS[one["from"]], "content": one["value"]} for one in prompt]
 
 
-def before_the_answer(messages: Any, where: str) -> tuple[Any, str | None]:
-    """(the messages up to the last assistant's, which a policy is to write, and its text); other values unchanged.
+def before_the_answer(messages: Any, where: str) -> tuple[Any, Mapping[str, Any] | None]:
+    """(the messages up to the last assistant's, which a policy is to write, and that one); other values unchanged.
 
     Only a conversation that ends with the assistant is cut. InputError if nothing is left of it.
     """
@@ -153,8 +156,7 @@ def before_the_answer(messages: Any, where: str) -> tuple[Any, str | None]:
     asked = list(messages[:-1])
     if not asked:
         raise InputError(f"{where}: the conversation has only an assistant's message, found {preview(messages)}")
-    content = messages[-1].get("content")
-    return asked, content if isinstance(content, str) else None
+    return asked, messages[-1]
 
 
 def _lettered(choices: Any, where: str) -> dict[str, str]:

@@ -170,6 +170,8 @@ def make_train(
             raise InputError("the laboratory updates all turns at once, and this method one after the other: use a run")
         rate = given.get("learning_rate", settings.learning_rate)
         optimizer = make_optimizer(settings, rate)
+        if method.outer is not None:
+            optimizer = method.outer.around(optimizer, settings.epochs * settings.minibatches)
         for_params, for_steps = jax.random.split(key)
         reference = fresh_params(for_params, task, settings) if start is None else start
         policy, params = make_policy(task, settings), reference

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
 
-from jaxrl_llm.core.needs import need_of, value_of
+from jaxrl_llm.core.needs import need_of, of_reference, value_of
 from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.distributed.aot import compiled
@@ -178,7 +178,7 @@ def provide(
 
     params: the weights before the update. reference: those of the reference policy, and previous the weights
     before the last update; target: of the target critic, in place of params["critic"]. InputError where they are needed
-    and None. Other needs are the loop's, or the rollouts', to
+    and None, unless the batch has what is needed of the reference. Other needs are the loop's, or the rollouts', to
     provide. With the update's `steps` the batch goes through a policy as it does in the update, slice by slice.
     record_experts: of a mixture, also fill in the experts that the routers of `params` choose in that pass
     (`batch.experts`), for the update to replay; experts that the batch has are replaced.
@@ -189,6 +189,9 @@ def provide(
     check_rows(policy, batch)
     if isinstance(needs, str) or not all(isinstance(need, str) for need in needs):
         raise InputError(f"needs is {shown(needs)}, but must be a set of names, such as an algorithm's `needs`")
+    if reference is None:  # what a source kept of it is not computed again
+        kept = {text for text in needs if of_reference({text}) and need_of(text).of(batch) is not None}
+        needs -= kept
     check_alive("a parameter", params, "Go on from the state that the update gave back")
     check_params(policy, params)
     check_others(policy, needs, reference, previous, target)

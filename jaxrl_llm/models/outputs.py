@@ -19,6 +19,7 @@ from jaxrl_llm.models.layers.routing import check_experts, of_all_rows
 from jaxrl_llm.models.packed_states import EXPERTS, LOAD, View, logp_at, numbers_of, packed_states, view_of
 from jaxrl_llm.models.packing import Packing, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.scores import scores_of
 from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.models.vocabulary import Distribution, logp_of_tokens, most_probable, vocabulary_sum
 from jaxrl_llm.utils.errors import InputError
@@ -27,8 +28,8 @@ from jaxrl_llm.utils.errors import InputError
 class Wanted(NamedTuple):
     """What `policy_outputs` shall find beside log-probabilities and entropies; static."""
 
-    # Of MEASURES, "values", "hidden", "internal_logp", "heated_logp", "top_tokens", "top_logp", "implicit_logp",
-    # "experts", "router_load".
+    # Of MEASURES, "values", "hidden", "greedy", "internal_logp", "heated_logp", "top_tokens", "top_logp",
+    # "implicit_logp", "scores", "experts", "router_load".
     names: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = ()  # "tempered_logp:T" for each, a multiple of the sampling temperature
     layer: int = 0  # of "internal_logp", counting from 1
@@ -87,12 +88,16 @@ def policy_outputs(
     entropy (`Hook.factor`): MEASURES and tempered log-probabilities of the untruncated
     distribution, under stop-gradient; "values" of the critic, f32[N, L] or [N, L, heads]; "internal_logp", the
     log-probability under the unembedded state after a layer (no last norm); "heated_logp", at another temperature and
-    without truncation, differentiable; "hidden" [N, L, D]. "top_tokens" [N, L, K] are the ids of the K = `top` most
-    probable tokens, and "top_logp" [N, L, K] their log-probabilities without truncation; where only these are wanted
-    they are of the ids in info["top_tokens"], and differentiable. "implicit_logp" is the log-probability under the
-    implicit reward model (a critic of the kind "likelihood"), differentiable with respect to its parameters.
+    without truncation, differentiable; "hidden" [N, L, D]; "greedy", 1 where the action is the most probable token.
+    "top_tokens" [N, L, K] are the ids of the K = `top` most probable tokens, and "top_logp" [N, L, K] their
+    log-probabilities without truncation; where only these are wanted they are of the ids in info["top_tokens"], and
+    differentiable. "implicit_logp" is the log-probability under the implicit reward model (a critic of the kind
+    "likelihood"), differentiable with respect to its parameters.
     "experts" int[N, L, layers, k] are of all tokens, not only of actions, and so is "router_load", the `moe.Load` of a
     mixture [layers, E], of which tokens that rows share count once with a packing; one of both at a time.
+
+    Of a reward model log-probabilities and entropies are 0, and "scores" [N, L, labels] those of the token before each
+    action, differentiable; it has nothing else.
 
     Where the batch has `experts`, a mixture sees its tokens with these instead of its router's choice (routing replay).
 
@@ -103,6 +108,8 @@ def policy_outputs(
     check_experts(policy, batch)
     record = next((name for name in (EXPERTS, LOAD) if name in wanted.names), None)
     view = view_of(policy, params, batch, packing, record)
+    if policy.config.score:
+        return _scored(params, view, batch, wanted)
     logp, entropy = _drawn_from(policy, params, view, batch, packing)
     found = {"logp": logp, "entropy": entropy}
     whole = distribution_at(policy, params, view)
@@ -122,6 +129,8 @@ def policy_outputs(
     if "heated_logp" in wanted.names:
         heated = view._replace(temperature=wanted.heat * view.temperature, floor=None)
         found["heated_logp"] = logp_at(policy, params, heated)[0]
+    if "greedy" in wanted.names:
+        found["greedy"] = (most_probable(source, 1)[0][:, 0] == view.targets).astype(jnp.float32)
     if "top_tokens" in wanted.names:
         tokens, found["top_logp"] = most_probable(source, wanted.top)
         found["top_tokens"] = tokens.astype(jnp.float32)  # exact: vocabularies are far smaller than 2^24
@@ -138,6 +147,15 @@ def policy_outputs(
     if record is not None:
         placed[record] = of_all_rows(view.routing, batch) if record == EXPERTS else view.routing
     return PolicyOutputs(placed.pop("logp"), placed.pop("entropy"), placed or None)
+
+
+def _scored(params: Params, view: View, batch: Trajectories, wanted: Wanted) -> PolicyOutputs:
+    """The outputs of a reward model. InputError for what only a language model has."""
+    if other := {*wanted.names, *(["tempered_logp"] if wanted.temperatures else [])} - {"scores"}:
+        raise InputError(f"a reward model has no {', '.join(sorted(other))}: train a policy with this method")
+    nothing = jnp.zeros(batch.tokens.shape, accumulation_dtype(view.states.dtype))
+    scores = {"scores": scatter(scores_of(params, view.states), view, batch)} if "scores" in wanted.names else None
+    return PolicyOutputs(nothing, nothing, scores)
 
 
 def distribution_at(policy: Policy, params: Params, view: View) -> Distribution:

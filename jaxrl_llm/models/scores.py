@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models.checks import check_key, check_params, check_tokens
-from jaxrl_llm.models.config import ScoreHead
+from jaxrl_llm.models.config import ModelConfig, ScoreHead
 from jaxrl_llm.models.kinds import TEXT, list_of, require_kind
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.packed_states import packed_states
@@ -35,13 +36,18 @@ def init_reward_model(
     require_kind("labels", list(labels) if isinstance(labels, tuple) else labels, list_of(TEXT))
     if not labels:
         raise InputError("a reward model needs at least one label: give its name")
-    pad = getattr(policy.tokenizer, "pad_token_id", None)
-    ends = policy.config.eos_token_ids
-    head = ScoreHead(tuple(labels), ends[0] if pad is None and ends else pad)
+    head = ScoreHead(tuple(labels), padding_of(policy.tokenizer, policy.config))
     config = dataclasses.replace(policy.config, score=head)
     weight = SPREAD * jax.random.normal(key, (config.hidden_size, len(labels)))
     own = {name: x for name, x in without_critic(params).items() if name != "unembed"}
     return dataclasses.replace(policy, config=config, critic=None, hook=None), {**own, "score": weight}
+
+
+def padding_of(tokenizer: Any, config: ModelConfig) -> int | None:
+    """The id of padding of a new reward model: the tokenizer's, where it has none the end's, where there is none
+    None."""
+    pad = getattr(tokenizer, "pad_token_id", None)
+    return config.eos_token_ids[0] if pad is None and config.eos_token_ids else pad
 
 
 def sequence_scores(model: Policy, params: Params, tokens: jax.Array, mask: jax.Array | None = None) -> jax.Array:
@@ -79,10 +85,14 @@ def _scores(model: Policy, params: Params, tokens: jax.Array, mask: jax.Array, e
     tokens, real = jnp.take_along_axis(tokens, order, axis=1), jnp.take_along_axis(mask, order, axis=1)
     place = jnp.argsort(order, axis=1) if everywhere else score_place(model, tokens, real)[:, None]
     states, _ = packed_states(model, params, tokens, states_at(real, place))
-    weight = params["score"].astype(model.dtype)
-    found = jnp.matmul(states, weight, preferred_element_type=accumulation_dtype(model.dtype))
-    found = found.reshape(*place.shape, -1)
+    found = scores_of(params, states).reshape(*place.shape, -1)
     return jnp.where(mask[:, :, None], found, 0.0) if everywhere else found
+
+
+def scores_of(params: Params, states: jax.Array) -> jax.Array:
+    """Scores f32[..., labels] of last hidden states [..., D], in whose dtype the product is made."""
+    weight = params["score"].astype(states.dtype)
+    return jnp.matmul(states, weight, preferred_element_type=accumulation_dtype(states.dtype))
 
 
 def score_place(model: Policy, tokens: jax.Array, mask: jax.Array) -> jax.Array:

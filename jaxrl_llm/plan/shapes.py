@@ -21,7 +21,6 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed import ahead_of_time, check_mesh, mesh_of, sampling_mesh_of
 from jaxrl_llm.distributed.chips import Topology
 from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
-from jaxrl_llm.learner.optimizer import make_optimizer
 from jaxrl_llm.learner.setup import shard
 from jaxrl_llm.learner.step import Learner
 from jaxrl_llm.learner.update import TrainState, init_state
@@ -41,7 +40,7 @@ from jaxrl_llm.sampling.capacity import Size, for_conversations, lasting
 from jaxrl_llm.sampling.capacity import plan as slots_for
 from jaxrl_llm.sampling.requests import Tokens
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.method import balance_of, check_method, with_routing
+from jaxrl_llm.training.method import balance_of, check_method, optimizer_of, with_routing
 from jaxrl_llm.training.reference import first_policies, wants_reference
 from jaxrl_llm.training.rollout import hook_of, rollout_of, strategy_of
 from jaxrl_llm.training.setup import keep_of, remat_of, split_parameters, with_critic, with_precision
@@ -127,7 +126,7 @@ def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None
     found = state_shapes(config, model, algorithm)
     policy = found.policy
     policy = dataclasses.replace(policy, mesh=mesh) if mesh.size > 1 else policy
-    optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
+    optimizer = optimizer_of(config, algorithm)
     with ahead_of_time():
         frozen, reference, state, policies = (
             shard(tree, policy, mesh) for tree in (found.frozen, found.reference, found.state, found.policies)
@@ -179,7 +178,7 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
     if wants_reference(config, algorithm):
         own = {name: x for name, x in params.items() if name != "critic"}
         reference = own if frozen is None or config.adapter else frozen
-    optimizer = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
+    optimizer = optimizer_of(config, algorithm)
     state = jax.eval_shape(partial(init_state, optimizer=optimizer), learning)
     moving = jax.eval_shape(partial(first_policies, config, algorithm, hook_of(config, algorithm)), learning)
     both = algorithm.reference is not None and algorithm.reference.initial_share  # one that stays and one that moves

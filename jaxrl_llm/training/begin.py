@@ -25,7 +25,8 @@ from jaxrl_llm.training.health.activity import Activity
 from jaxrl_llm.training.health.goodput import Clock
 from jaxrl_llm.training.health.oom import explained
 from jaxrl_llm.training.health.watchdog import watched
-from jaxrl_llm.training.inputs import Inputs, read_inputs
+from jaxrl_llm.training.inputs import Inputs, of_length, read_inputs
+from jaxrl_llm.training.kept_reference import of_source, with_kept_reference
 from jaxrl_llm.training.method import check_provided, named
 from jaxrl_llm.training.running import Running
 from jaxrl_llm.training.setup import RunParts, set_up
@@ -77,6 +78,7 @@ def begun(
         raise InputError("a source chooses its prompts itself: give either a source or a curriculum, not both")
     with ExitStack() as stack:
         inputs = stack.enter_context(read_inputs(config, resume=resume)) if inputs is None else inputs
+        config = of_length(config, inputs.prompts)
         limit_heap()
         use_compile_cache()
         count_compiles()
@@ -87,10 +89,11 @@ def begun(
         with explained(config, clock, dict), clock("load"):
             given, (config, chosen) = config, with_mesh(with_date(config, resume), resume, algorithm)
             parts, train_state, memory = set_up(config, inputs, algorithm, own_source=source is not None)
+            parts = with_kept_reference(config, parts, train_state.params)
             of_rewards = [reward.note for reward in inputs.rewards if reward.note]
             parts = parts._replace(notes=(*inputs.prompts.notes, *of_rewards, *((chosen,) if chosen else ())))
             if source is None:
-                batches = source_of(config, parts, clock, curriculum, activity.watch)
+                batches = of_source(source_of(config, parts, clock, curriculum, activity.watch), parts)
             else:
                 batches = timed(source(parts), clock)
                 check_provided(config, parts.algorithm, batches.provides)

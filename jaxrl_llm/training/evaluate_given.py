@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core.source import Curriculum
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, with_totals
 from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.distributed.mesh import to_mesh
@@ -21,35 +21,30 @@ from jaxrl_llm.models.outputs import DURING_UPDATE, wanted_of
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.reporting.statistics import wilson_interval
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.runtime.source import experience
-from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.full_size import at_full_size
+from jaxrl_llm.training.given_rows import given_rows
 from jaxrl_llm.training.reference import reference_now
-from jaxrl_llm.training.rollout import rollout_of
 from jaxrl_llm.training.setup import RunParts
+
+# Metrics that are shares, and of how many: of a number of rows of the data set, and a mask of actions.
+ACCURACIES: dict[str, Callable[[int, np.ndarray], int]] = {
+    "rewards/accuracies": lambda rows, action: rows,
+    "mean_token_accuracy": lambda rows, action: int(action.sum()),
+}
 
 
 def evaluate_given(config: TrainConfig, parts: RunParts, params: Params) -> tuple[dict[str, Any], Scored]:
     """Figures of the held-out rows under the method's objective, and these rows.
 
-    "accuracy" is the metric rewards/accuracies, with the interval "low" to "high"; "loss" and the other metrics of the
+    "accuracy" is the first metric of ACCURACIES, with the interval "low" to "high"; "loss" and the other metrics of the
     objective have their own names. Memory is that of a micro-batch of the run.
     """
     held_out, algorithm, policy = parts.held_out, parts.algorithm, parts.policy
     assert held_out is not None
-    every = np.arange(len(held_out.ids), dtype=np.int32)
-    order = Curriculum(lambda: 0, lambda state, count: (every, state), lambda state, step: state)
-    source = experience(
-        Experience(
-            policy, held_out, parts.rewards, order, config.sampling, rollout_of(config, algorithm),
-            prompts_per_step=len(every), group_size=config.group_size, time_limit=config.rollout_time_limit,
-            mesh=parts.sampler, hosts=parts.hosts,
-        )
-    )  # fmt: skip
-    scored = source.next(source.init(), params, jax.random.key(config.seed), 0)[0].scored
+    scored = given_rows(config, parts, held_out, np.arange(len(held_out.ids)), params)
     usual = config.prompts_per_step * config.group_size
-    batch = at_full_size(scored.batch, usual, config.group_size)
+    batch = at_full_size(parts.kept(scored.batch), usual, config.group_size)
     slices = len(batch.tokens) // usual * config.minibatches * config.micro_batches
     steps = plan_steps(batch, micro_batches=slices, mesh=parts.mesh, runs=policy.config.recurrent)
     reference = reference_now(parts.reference, None, parts.frozen)
@@ -60,9 +55,11 @@ def evaluate_given(config: TrainConfig, parts: RunParts, params: Params) -> tupl
     outputs = outputs_of(policy, params, batch, steps, wanted_of(algorithm.objective.needs, DURING_UPDATE))
     loss, found = _value(algorithm.objective, outputs, batch)
     metrics = {name: float(x) for name, x in found.items()}
-    action, rows = np.asarray(scored.batch.action_mask), len(every)
-    accuracy = metrics.get("rewards/accuracies", math.nan)
-    low, high = (0.0, 1.0) if math.isnan(accuracy) else wilson_interval(round(accuracy * rows), rows)
+    action, rows = np.asarray(scored.batch.action_mask), len(held_out.ids)
+    accuracy, of = next(
+        ((metrics[name], count(rows, action)) for name, count in ACCURACIES.items() if name in metrics), (math.nan, 0)
+    )
+    low, high = (0.0, 1.0) if math.isnan(accuracy) else wilson_interval(round(accuracy * of), of)
     figures = {
         "prompts": rows, "samples": 1, "accuracy": accuracy, "low": low, "high": high, "loss": float(loss),
         "unscored": 0, "length": float(action.sum(axis=1).mean()),

@@ -88,7 +88,9 @@ def write_summary(run: Running, journal: Journal) -> None:
     loop, folder = run.loop, run.folder
     with run.clock("checkpoint"):
         run.checkpoints.wait()
-    loop.summary |= closing_summary(run.config, run.parts.prompts, loop.counts, run.clock.seconds, loop.undone)
+    loop.summary |= closing_summary(
+        run.config, loop.step, run.parts.prompts, loop.counts, run.clock.seconds, loop.undone
+    )
     loop.summary["warnings"] += trend_warnings(read_jsonl(folder.metrics)) if run.parts.hosts.first else []
     folder.write(folder.summary, loop.summary)
     for text in loop.summary["warnings"]:

@@ -11,6 +11,7 @@ from tokenize import TokenError
 from typing import Any
 
 import jax
+import optax
 
 from jaxrl_llm.algorithms import CATALOGUE, Given, build_of, with_facts
 from jaxrl_llm.algorithms.given import from_file, name_of
@@ -20,6 +21,7 @@ from jaxrl_llm.core.needs import value_of, values_of
 from jaxrl_llm.core.signatures import PYTHON, is_in_file
 from jaxrl_llm.core.transform import Transform, chain
 from jaxrl_llm.distributed import check_rows
+from jaxrl_llm.learner.optimizer import make_optimizer
 from jaxrl_llm.learner.router_balance import RouterBalance, check_balance
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import critic_of
@@ -32,7 +34,7 @@ from jaxrl_llm.rewards.graded import MODES
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.method_settings import check_settings, hyperparameters_of
-from jaxrl_llm.training.reference import check_reference
+from jaxrl_llm.training.reference import check_kept, check_reference
 from jaxrl_llm.training.rollout import check_rollout, rollout_of
 from jaxrl_llm.utils.errors import InputError, gather, unknown
 from jaxrl_llm.utils.value_digest import value_digest
@@ -172,6 +174,12 @@ def _without(config: TrainConfig) -> tuple[str, ...]:
     return names_in(config.hyperparameters.get("without") or ())
 
 
+def optimizer_of(config: TrainConfig, algorithm: Algorithm) -> optax.GradientTransformation:
+    """The run's optimiser, in the method's outer loop where it has one."""
+    own = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
+    return own if algorithm.outer is None else algorithm.outer.around(own, config.epochs * config.minibatches)
+
+
 def check_provided(config: TrainConfig, algorithm: Algorithm, provided: Iterable[str]) -> None:
     """InputError, naming what would provide it, where the method lacks a part or needs what the run does not provide.
 
@@ -205,7 +213,8 @@ def check_groups(config: TrainConfig, algorithm: Algorithm) -> None:
                     f"{config.algorithm}: {name} is {value}, but must be at most group_size {config.group_size}"
                 )
         return
-    if compares_samples(algorithm):
+    given = algorithm.rollout is not None and algorithm.rollout.demands.given  # then a method says how many a row has
+    if not given and compares_samples(algorithm):
         raise InputError(
             f"{config.algorithm} compares the completions of a prompt with each other: group_size is 1, but must be at "
             "least 2"
@@ -274,6 +283,7 @@ def check_method(
         lambda: check_critic(config, algorithm),
         lambda: check_settings(config),
         lambda: check_reference(config, algorithm),
+        lambda: check_kept(config, algorithm),
         check_experience,
     )
     return algorithm

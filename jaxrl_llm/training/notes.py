@@ -59,25 +59,26 @@ def opening_notes(config: TrainConfig, parts: RunParts, first: int, resumed: boo
 
 
 def closing_summary(
-    config: TrainConfig, prompts: PromptSet, counts: dict[str, int], seconds: dict[str, float], undone: float
-) -> dict[str, Any]:
-    """The final entries of summary.json. `had_signal`: whether any step had a learning signal.
+    config: TrainConfig, steps: int, prompts: PromptSet, counts: dict[str, int], seconds: dict[str, float],
+    undone: float,
+) -> dict[str, Any]:  # fmt: skip
+    """The final entries of summary.json after some steps. `had_signal`: whether any had a learning signal.
 
     undone: see `goodput.goodput`.
     """
     warnings, silent, single = [], counts.get("silent", 0), counts.get("single", 0)
-    if silent == config.steps:
+    if silent == steps:
         warnings.append("nothing was learned: no step had a learning signal (no token had an advantage)")
-    elif silent > config.steps // 2:
-        warnings.append(f"{silent} of {config.steps} steps had no learning signal")
-    if single > config.steps // 2:
-        warnings.append(f"{single} of {config.steps} steps had only completions of a single token: {SINGLE}")
-    warnings += fallback_warnings(counts, config.steps)
+    elif silent > steps // 2:
+        warnings.append(f"{silent} of {steps} steps had no learning signal")
+    if single > steps // 2:
+        warnings.append(f"{single} of {steps} steps had only completions of a single token: {SINGLE}")
+    warnings += fallback_warnings(counts, steps)
     return {
-        "steps": config.steps,
+        "steps": steps,
         "mesh": config.mesh,
         "steps_without_signal": silent,
-        "had_signal": silent < config.steps,
+        "had_signal": silent < steps,
         "warnings": warnings,
         "tokens": {"sampled": counts.get("tokens", 0), "trained": counts.get("trained", 0)},
         "seconds": {name: round(value, 3) for name, value in seconds.items()},
@@ -103,13 +104,14 @@ def trend_warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     tenth, out = max(len(rows) // 10, 1), []
     first, last = _mean_of(rows[:tenth], "entropy"), _mean_of(rows[-tenth:], "entropy")
-    if last < first / 3:
+    given = _mean_of(rows, "rollout/steps") == 0  # nothing is sampled
+    if last < first / 3 and not given:
         out.append(
             f"entropy fell from {first:.2g} to {last:.2g} nats a token: samples of a prompt become alike; see "
             "--algorithm.entropy-coefficient"
         )
     taught = "trained/uniform" if any("trained/uniform" in row for row in rows) else "groups/uniform"
-    if (uniform := _mean_of(rows[-tenth:], taught)) > 0.5:
+    if (uniform := _mean_of(rows[-tenth:], taught)) > 0.5 and not _mean_of(rows[-tenth:], "signal") > 0.5:
         out.append(
             f"in the end {uniform:.0%} of the groups had equal rewards and taught nothing: prompts are too easy or too "
             "hard; --algorithm dapo replaces such groups"

@@ -62,6 +62,27 @@ def check_reference(config: TrainConfig, algorithm: Algorithm) -> None:
     gather(complete, fixed, movable)
 
 
+def check_kept(config: TrainConfig, algorithm: Algorithm) -> None:
+    """InputError unless all that is read of the reference can be computed before the first step: log-probabilities of
+    responses that are given, under one that stays the initial policy."""
+    if config.reference_memory != "disk":
+        return
+    rollout = rollout_of(config, algorithm)
+    if not rollout.demands.given or rollout.demands.meets:
+        what = "makes rows of other rows of a step" if rollout.demands.given else "samples"
+        raise InputError(
+            f"reference_memory is disk, but the rollout {rollout.name} {what}, so that not all responses are known "
+            "before: leave it out"
+        )
+    if {need for need in algorithm.needs if of_reference({need})} - {
+        "reference_logp"
+    } or algorithm.reference is not None:
+        raise InputError(
+            f"reference_memory is disk, but {config.algorithm} reads more of a reference than log-probabilities under "
+            "the initial policy: leave it out"
+        )
+
+
 def fixed_reference(
     config: TrainConfig, rule: ReferenceRule | None, policy: Policy, frozen: Params | None, params: Params,
     others: Sequence[Params],

@@ -25,8 +25,10 @@ from jaxrl_llm.training.notes import accuracy_line
 from jaxrl_llm.training.reference import with_second_policy
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.training.state import LoopState, RunState, save, saved_when_preempted
+from jaxrl_llm.utils.errors import unknown
 from jaxrl_llm.utils.process import Preempted, stop_if, trim_heap
 
+BEST = "eval_best"  # entry of the summary: figures of the best evaluation, and after how many steps
 EVALUATED_SHOWN = 1024  # held-out prompts whose completions before and after training are logged
 
 
@@ -86,19 +88,26 @@ def next_batch(run: Running, step: int) -> Step:
 
 
 def steps(run: Running, journal: Journal) -> Iterator[int]:
-    """The steps that are left. Between them the run is evaluated and saved, and ends if it was told to.
+    """The steps that are left. Between them the run is evaluated and saved, and ends if it was told to, or no longer
+    gets better.
 
     Raises KeyboardInterrupt after Ctrl-C, and Preempted after SIGTERM.
     """
     config, loop = run.config, run.loop
     for step in range(loop.step, config.steps):
+        if stalled(config, loop.summary, loop.step):
+            journal.say(
+                f"the run ends after {loop.step} steps: the best evaluation was after {loop.summary[BEST]['step']}"
+            )
+            break
         run.clock.step = step
         journal.profile(step)
         yield step
         loop.step = step + 1
         if config.eval_every and loop.step % config.eval_every == 0 and loop.step < config.steps:
             evaluate(run, journal, "eval_latest", f"after step {loop.step}")
-        if loop.step == config.steps or (config.checkpoint_every and loop.step % config.checkpoint_every == 0):
+        last = loop.step == config.steps or stalled(config, loop.summary, loop.step)
+        if last or (config.checkpoint_every and loop.step % config.checkpoint_every == 0):
             save_now(run, journal)
             run.stop_if_told()
         if run.parts.hosts.any(run.terminated()):
@@ -119,12 +128,31 @@ def evaluate(run: Running, journal: Journal, name: str, title: str) -> None:
             params = combine(parts.frozen, run.state.train.params)
             result = evaluate_run(run.config, parts, params, run.activity.watch, step)
         summary[name] = result.figures
+        if BEST not in summary or is_better(result.figures, summary[BEST], run.config.eval_metric):
+            summary[BEST] = {**result.figures, "step": step}
         some = 8 if name == "eval_latest" else EVALUATED_SHOWN
         rows = parts.held_out.rows
         folder.log_completions(step, name, parts.tokenizer, result.scored, rows, some, journal.judge)
         folder.write(folder.summary, summary)
         run.stop_if_told()
     journal.say(f"{title}: {accuracy_line(summary[name])}")
+
+
+def is_better(figures: Mapping[str, Any], best: Mapping[str, Any], metric: str) -> bool:
+    """Whether an evaluation is better than the best until then; metric: see `TrainConfig.eval_metric`.
+
+    InputError, with the figures there are, for another metric.
+    """
+    name = metric or ("loss" if "loss" in figures else "accuracy")
+    if name not in figures:
+        raise unknown("figure of an evaluation (eval_metric)", name, figures)
+    return bool(figures[name] < best[name] if name == "loss" else figures[name] > best[name])
+
+
+def stalled(config: TrainConfig, summary: Mapping[str, Any], step: int) -> bool:
+    """Whether eval_patience evaluations passed since the best one."""
+    waited = step - summary.get(BEST, {}).get("step", 0)
+    return bool(config.eval_patience) and waited >= config.eval_patience * config.eval_every
 
 
 def save_now(run: Running, journal: Journal) -> None:

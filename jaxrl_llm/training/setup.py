@@ -17,12 +17,13 @@ from jaxrl_llm.algorithms import Given
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.needs import values_of
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import RunFacts
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import check_mesh, fully_sharded, mesh_of, sampling_mesh_of
 from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
 from jaxrl_llm.distributed.on_hosts import in_units
-from jaxrl_llm.learner.optimizer import learning_rate, make_optimizer
+from jaxrl_llm.learner.optimizer import learning_rate
 from jaxrl_llm.learner.setup import shard, start
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models import load_policy, load_reward_model, lora
@@ -30,10 +31,12 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import critic_of, init_critic, start_as_reward_model
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.io.digest import tokenizer_digest
-from jaxrl_llm.models.io.load import load_tokenizer
+from jaxrl_llm.models.io.load import Shardings, load_tokenizer
+from jaxrl_llm.models.io.reward_model import is_scoring
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import frozen_weight
+from jaxrl_llm.models.scores import init_reward_model, padding_of
 from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.models import on_devices
@@ -42,11 +45,21 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checksums import checksums, structure
 from jaxrl_llm.training.folder.code_digest import code_digest
 from jaxrl_llm.training.inputs import Inputs, make_rewards, prompt_sets, split_prompts
-from jaxrl_llm.training.method import check_components, check_method, method_digests, named, record_of, with_routing
+from jaxrl_llm.training.method import (
+    check_components,
+    check_method,
+    method_digests,
+    named,
+    optimizer_of,
+    record_of,
+    with_routing,
+)
 from jaxrl_llm.training.reference import first_policies, fixed_reference, wants_reference
 from jaxrl_llm.training.rollout import check_columns, hook_of
-from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.errors import InputError, several
 from jaxrl_llm.utils.starting import phase
+
+HEADS = ("critic", "score")  # of parameters, which are trained beside adapters
 
 
 class RunParts(NamedTuple):
@@ -70,6 +83,7 @@ class RunParts(NamedTuple):
     record: Mapping[str, Any] = {}  # what config.json says of a method outside of the catalogue
     policies: Mapping[str, Any] = {}  # those that move, at first, see `reference.first_policies`
     hook: Hook | None = None  # what tokens are drawn through
+    kept: Callable[[Trajectories], Trajectories] = lambda batch: batch  # fills in what is kept of a reference on disk
 
 
 def with_critic(config: TrainConfig, needs: Collection[str], policy: Policy, params: Params) -> tuple[Policy, Params]:
@@ -113,6 +127,8 @@ def load_model(
     tokens are sampled on them; InputError where either does not divide the model.
     """
     spread = None if mesh is None or mesh.size == 1 else partial(_sharded, mesh, sampler or mesh)
+    if values_of(needs, "scores"):
+        return load_scoring(config, int(values_of(needs, "scores")[-1]), spread)
     policy, params, tokenizer = load_policy(
         config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat_of(config), shardings=spread,
         adapter=config.adapter, context=config.context_tokens or None, keep=keep_of(config),
@@ -124,6 +140,31 @@ def load_model(
         )
         params = start_as_reward_model(policy, params, reward, weights)
     return policy, params, tokenizer
+
+
+def load_scoring(config: TrainConfig, labels: int, spread: Shardings | None) -> tuple[Policy, Params, Any]:
+    """The reward model that a run begins with: the configured one, or the language model with a new head.
+
+    InputError for a reward model of another number of labels, or whose padding is not the tokenizer's.
+    """
+    how: dict[str, Any] = {
+        "dtype": config.dtype, "param_dtype": config.param_dtype, "remat": remat_of(config), "shardings": spread,
+        "adapter": config.adapter, "context": config.context_tokens or None,
+    }  # fmt: skip
+    if not is_scoring(config.model):
+        policy, params, tokenizer = load_policy(config.model, keep=keep_of(config), **how)
+        names = tuple(f"LABEL_{number}" for number in range(labels))
+        model, params = init_reward_model(jax.random.key(config.seed), policy, params, names)
+        return with_precision(config, model), params, tokenizer
+    model, params, tokenizer = load_reward_model(config.model, **how)
+    head = model.config.score
+    if head is None or len(head.labels) != labels or head.pad_token_id != padding_of(tokenizer, model.config):
+        raise InputError(
+            f"{config.model} is a reward model of {several(len(head.labels) if head else 0, 'label')} with the padding "
+            f"{head and head.pad_token_id}, but {config.algorithm} trains one of {several(labels, 'label')} and the "
+            f"tokenizer pads with {padding_of(tokenizer, model.config)}: give one that fits, or a language model"
+        )
+    return with_precision(config, model), params, tokenizer
 
 
 def _sharded(mesh: jax.sharding.Mesh, sampler: jax.sharding.Mesh, model: ModelConfig, shapes: Any) -> Any:
@@ -144,13 +185,13 @@ def split_parameters(config: TrainConfig, policy: Policy, params: Params) -> tup
     """(frozen parameters or None, trained parameters); `parameters.combine` combines them into the policy's.
 
     Without LoRA all parameters are trained. With it the model's weights are frozen, and adapters, new ones or those
-    that the parameters have, are trained together with the critic, if there is one. Raises InputError if the model
-    cannot have the adapters, or there are none.
+    that the parameters have, are trained together with the critic or a reward model's head, if there is one. Raises
+    InputError if the model cannot have the adapters, or there are none.
     """
     if not config.adapts:
         return None, params
-    base = {name: x for name, x in params.items() if name != "critic"}
-    critic = {name: x for name, x in params.items() if name == "critic"}
+    base = {name: x for name, x in params.items() if name not in HEADS}
+    critic = {name: x for name, x in params.items() if name in HEADS}
     if config.adapter:
         base, adapters = lora.split(base)
         if not jax.tree.leaves(adapters):
@@ -170,7 +211,7 @@ def reference_of(
 ) -> tuple[Any, dict[str, str]]:
     """(reference that stays or None, digests of further models); see `reference.fixed_reference`."""
     rule = algorithm.reference
-    if not wants_reference(config, algorithm):
+    if not wants_reference(config, algorithm) or config.reference_memory == "disk":
         return None, {}
     others, digests = [], {}
     for name in () if rule is None else rule.models:
@@ -227,7 +268,7 @@ def set_up(
     digests |= of_models
     hook = hook_of(config, algorithm, own_source)
     gradient_steps = config.steps * config.epochs * config.minibatches
-    optimizer = make_optimizer(config.optimizer, gradient_steps)
+    optimizer = optimizer_of(config, algorithm)
     facts = RunFacts(prompts=len(prompts.rows), steps=config.steps)
     state, memory = start(policy, algorithm, optimizer, params, facts, mesh)
     parts = RunParts(

@@ -73,6 +73,7 @@ TRL_SAME: dict[str, Same] = {
     "model_name_or_path": Same("--model"),
     "num_generations": Same("--group-size"),
     "num_iterations": Same("--epochs"),
+    "num_train_epochs": Same("--epochs-of-data"),
     "output_dir": Same("--output"),
     "resume_from_checkpoint": Same("--resume"),
     "reward_fn": Same("--rewards"),
@@ -101,7 +102,7 @@ BATCH = (
 )
 MESH = "is --mesh here, such as --mesh fsdp=4,tensor=2; without it the mesh is chosen from the devices"
 ENGINE = "has no counterpart here, since the policy samples with its own engine: leave it out"
-LENGTH = "is --steps here: rows x passes / prompts_per_step (--epochs counts passes over one batch)"
+LENGTH = "is --epochs-of-data here, or --steps (--epochs counts passes over one batch)"
 CLIP = "is --algorithm.clip-low and --algorithm.clip-high here: give both"
 LOG = "has no counterpart here, since every step is logged: leave it out"
 AVERAGE = (
@@ -155,12 +156,12 @@ TRL_OTHER: dict[str, str] = {
     ),
     "max_length": "is --max-new-tokens, of a completion, and --max-prompt-tokens here",
     "num_processes": MESH,
-    "num_train_epochs": LENGTH,
     "optim": "is AdamW here; --optimizer.moments factored gives Adafactor's memory",
     "overwrite_output_dir": "has no counterpart here, since a run is never overwritten: choose another --output",
     "peft_config": "is --lora-rank here: --lora-rank 16",
     "per_device_eval_batch_size": "is --slots here, the completions that are decoded at the same time",
     "per_device_train_batch_size": BATCH,
+    "precompute_ref_log_probs": "is --reference-memory disk here",
     "processing_class": "has no counterpart here, since the model's tokenizer is used: leave it out",
     "push_to_hub": HUB,
     "ref_model": "has no counterpart here, since the reference is the initial model: leave it out",
@@ -207,7 +208,7 @@ COMMANDS: dict[str, str] = {
     "methods": "jaxrl algorithms",
     "resume": "jaxrl train --resume RUN",
     "run": "jaxrl train",
-    "sft": "not here as a command: supervised steps are rollouts.runtime.offline.demonstrations in Python",
+    "sft": "jaxrl train --algorithm sft",
     "test": "jaxrl eval RUN",
     "version": "jaxrl --version",
     "vllm-serve": "not needed: the policy samples with its own engine; see jaxrl sample",

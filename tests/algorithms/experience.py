@@ -21,7 +21,7 @@ LATER = {
     "previous_logp", "hint_tokens", "top_tokens", "top_logp", "teacher_logp", "teacher_entropy", "teacher_tokens",
     "turn_rewards", "state_key", "episode", "first_turn", "calls", "failed_calls", "answer_logp", "answer_tokens",
     "blanked", "blanked_logp", "implicit_logp", "target_values", "resampled", "fresh_prompts", "pivot", "refined",
-    "decomposition", "win_rate", "opponent",
+    "decomposition", "greedy", "scores", "degree", "win_rate", "opponent",
 }  # fmt: skip
 
 # What changes other methods too: rewards are combined with the reward, and rows of one episode count once.
@@ -76,6 +76,9 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
     logp, entropy = jnp.asarray(near(0.2), jnp.float32), jnp.asarray(random.gamma(2.0, 0.4, (N, L)), jnp.float32)
     extras["top_logp"] = jnp.asarray(NEEDS["top_logp"].stand_in.draw(random, behaviour), jnp.float32)
     extras["implicit_logp"] = jnp.asarray(np.minimum(behaviour + 0.3 * later.normal(size=(N, L)), 0), jnp.float32)
+    last = np.random.default_rng([seed, 2])
+    extras["greedy"] = jnp.asarray(NEEDS["greedy"].stand_in.draw(last, behaviour), jnp.float32)
+    extras["scores"] = jnp.asarray(NEEDS["scores"].stand_in.draw(last, behaviour), jnp.float32)
     return Case(batch.replace(turn=turn.astype(jnp.int32)), PolicyOutputs(logp, entropy, extras))
 
 

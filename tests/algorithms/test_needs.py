@@ -22,9 +22,10 @@ from jaxrl_llm.utils.errors import InputError
 SHAPES = {
     "[N, L]": (N, L), "[N]": (N,), "[N, 2]": (N, 2), "[N, 3]": (N, 3), "[N, 4]": (N, 4), "[N, U]": (N, 3),
     "[] each": (), "[N, L, K]": (N, L, TOP), "[N, T]": (N, L + 2), "[N, A]": (N, 3), "[N, K]": (N, -(-L // 4)),
-    "[N, L, H]": (N, L, 4),
+    "[N, L, H]": (N, L, 4), "[N, L, S]": (N, L, 1),
 }  # fmt: skip
 OF_TOP = ("top_tokens", "top_logp")
+OTHERS = ("values", "internal_logp", "heated_logp", "implicit_logp", "greedy", "scores", *OF_TOP)
 PROBABILITIES = ("squared_probability", "cubed_probability", "reference_affinity")
 
 
@@ -79,8 +80,7 @@ def test_a_need_is_computed_or_provided_and_not_both() -> None:
         assert (need.compute is None) == (need.name == "feedback" or need.provider is not None)
         if need.measure is not None:
             assert need.compute is not None
-            known = (*MEASURES, "values", "hidden", "tempered_logp", "internal_logp", "heated_logp", "implicit_logp")
-            assert need.measure in (*known, *OF_TOP)
+            assert need.measure in (*MEASURES, *OTHERS, "hidden", "tempered_logp")
         assert need.where in need.text
         assert (need.provider or "") in need.text
 
@@ -93,8 +93,7 @@ class Seen:
 
     def outputs(self, name: str, value: float) -> PolicyOutputs:
         self.passes.append(name)
-        names = (*MEASURES, "values", "internal_logp", "heated_logp", "tempered_logp:0.5", "implicit_logp", *OF_TOP)
-        extras = {key: jnp.full((N, L), value) for key in names}
+        extras = {key: jnp.full((N, L), value) for key in (*MEASURES, *OTHERS, "tempered_logp:0.5")}
         return PolicyOutputs(jnp.full((N, L), value), jnp.full((N, L), value), extras | {"hidden": jnp.ones((N, L, 4))})
 
     @property

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from batches import batch_of, gradient_of, loss_of, outputs_of, prepared, random_batch
 
+from jaxrl_llm.algorithms.classic.sft import sft
 from jaxrl_llm.algorithms.score_function.otr import otr
 from jaxrl_llm.algorithms.score_function.pa_rl import pa_rl
 from jaxrl_llm.core.algorithm import Algorithm
@@ -98,3 +99,19 @@ def test_pa_rl_worked_example_and_limits() -> None:
     same = prepared(pa_rl(keep=4), batch.replace(values=jnp.zeros((4, 1)))).advantages
     np.testing.assert_allclose(same, 1.0, rtol=1e-6)
     np.testing.assert_allclose(prepared(pa_rl(keep=1), batch).advantages[:, 0], [0, 4, 0, 0], rtol=1e-6)
+
+
+def test_sft_by_loop() -> None:
+    batch, logp = random_batch(3, (2, 2))
+    action, greedy = np.asarray(batch.action_mask), np.random.default_rng(0).integers(0, 2, logp.shape).astype(float)
+    loss = 0.0
+    for row in range(len(logp)):
+        for t in np.flatnonzero(action[row]):
+            loss -= logp[row, t] / action.sum()
+    found, metrics = sft().objective(outputs_of(logp).replace(extras={"greedy": greedy}), prepared(sft(), batch))
+    assert float(found) == pytest.approx(loss, rel=1e-6)
+    assert float(metrics["nll"]) == pytest.approx(loss, rel=1e-6)
+    assert float(metrics["mean_token_accuracy"]) == pytest.approx((greedy * action).sum() / action.sum(), rel=1e-6)
+    np.testing.assert_allclose(
+        gradient_of(sft(report_accuracy=False), batch, logp), -1.0 * action / action.sum(), atol=1e-7
+    )

@@ -36,7 +36,7 @@ OTHERS = {
 }  # fmt: skip
 SMALL = {
     "--steps": "1", "--prompts-per-step": "2", "--group-size": "4", "--max-new-tokens": "4", "--eval-size": "2",
-    "--samples": "2",
+    "--samples": "2", "--epochs-of-data": "0.1",
 }  # fmt: skip
 
 
@@ -58,14 +58,18 @@ def test_all_its_programs_run(page: Path, importable_folder: Path) -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("quickstart", ["train", "report", "eval", "sample", "export"]), ("agents", ["train", "report", "sample"])],
+    [
+        ("quickstart", ["train", "report", "eval", "sample", "export"]),
+        ("agents", ["train", "report", "sample"]),
+        ("preferences", ["train", "export", "train", "train", "export", "reward-eval"]),
+    ],
 )
 def test_the_commands_of_a_whole_task_run(name: str, expected: list[str], importable_folder: Path) -> None:
     """In their order, with a tiny model and few steps in place of those on the page."""
     page = DOCS / f"{name}.md"
     write_files(page, importable_folder)
     model = str(tiny_chat_model(importable_folder))
-    if name == "agents":
+    if name in ("agents", "preferences"):
         exec(compile(programs(page, heavy=False)[0].text, str(page), "exec"), {})  # writes its data
     ran = []
     for block in blocks(page):
@@ -75,8 +79,8 @@ def test_the_commands_of_a_whole_task_run(name: str, expected: list[str], import
             assert main(smaller) == 0, f"jaxrl {shlex.join(smaller)}"
             ran.append(words[0])
     assert ran == expected
-    (run,) = (importable_folder / "runs").iterdir()
-    assert (run / "report.html").exists()
+    for run in (importable_folder / "runs").iterdir():
+        assert (run / "report.html").exists()
     assert name != "quickstart" or (importable_folder / "model/config.json").exists()
 
 

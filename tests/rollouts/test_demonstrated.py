@@ -64,7 +64,7 @@ def test_a_row_without_a_text_fails_with_one_line(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         (one,) = Ran(begin([3], 4), Rule(), demonstrated("hint"), row=ROW).found.groups
     assert one.failed
-    assert "prompt 3 has no text in the column 'hint'" in caplog.text
+    assert "prompt 3 has no text or messages in the column 'hint'" in caplog.text
 
 
 def test_by_name() -> None:

@@ -17,6 +17,7 @@ from jaxrl_llm.training.method import check_method
 from jaxrl_llm.utils.errors import InputError
 
 PAIRS = {"max_new_tokens": 1024, "rewards": ("given",), "group_size": 2, "same_task": "row"}
+LISTS = {name: x for name, x in PAIRS.items() if name != "group_size"}
 TAKEN: dict[str, dict[str, Any]] = {
     "spo_single_stream": {"group_size": 1},
     "pa_rl": {"group_size": 16},
@@ -29,8 +30,16 @@ TAKEN: dict[str, dict[str, Any]] = {
     "ui_s1": {"rewards": ("environment",)},
     "trpa": {"rewards": ("tagged_levels",)},
     "ui_r1": {"rewards": ("answer_tags", "gui_kind", "gui_click")},
-    **dict.fromkeys(("dpo", "ipo", "orpo", "cpo", "simpo"), PAIRS),
-    "kto": {**PAIRS, "group_size": 1},
+    **dict.fromkeys(("dpo", "ipo", "orpo", "cpo", "simpo", "reward_model", "fspo_few_shot"), PAIRS),
+    **{name: {**PAIRS, "group_size": 1} for name in ("kto", "sft", "process_reward_model")},
+    "lipo": LISTS,
+    "spo_self_supervised": {**LISTS, "critic": "shared"},
+    "likelihood_overopt_indicators": {
+        **PAIRS,
+        "eval_every": 10,
+        "eval_metric": "indicators/top_entropy",
+        "eval_patience": 3,
+    },
     "brpo": {},
     "nash_md": {},
     "xpo": {},  # without a judge

@@ -14,6 +14,7 @@ from jaxrl_llm.core.needs.placeholders import (
     behaviour,
     flat_rank,
     near,
+    no_scores,
     no_turns,
     no_values,
     of_top,
@@ -83,6 +84,12 @@ COMPUTED = (
         behaviour(near(0.2)), _read("implicit_logp"), "implicit_logp", by_outputs="implicit_logp",
     ),
     Need(
+        "scores", "info['scores']", "[N, L, S]",
+        "a reward model's scores of the token before each action, before the update",
+        StandIn("0", lambda random, logp: random.normal(size=(*logp.shape, 1)), no_scores),
+        _read("scores"), "scores", by_outputs="scores",
+    ),
+    Need(
         "target_values", "info['target_values']", "[N, L, H]",
         "values of the target critic, whose weights follow the critic's; one for each head",
         StandIn("0", lambda random, logp: random.normal(size=(*logp.shape, 4)), no_values),
@@ -135,6 +142,12 @@ COMPUTED = (
         "internal_logp", "info['internal_logp']", "[N, L]",
         "log-probabilities of the policy that unembeds the hidden state after layer K, of the old weights",
         behaviour(near(0.5)), _read("internal_logp"), "internal_logp", by_outputs="internal_logp",
+    ),
+    Need(
+        "greedy", "info['greedy']", "[N, L]",
+        "1 where the action is the most probable token (up to rounding one of them), else 0, of the old weights",
+        ones(lambda random, logp: random.integers(0, 2, logp.shape).astype(float)), _read("greedy"), "greedy",
+        by_outputs="greedy",
     ),
     Need(
         "top_tokens", "info['top_tokens']", "[N, L, K]",

@@ -61,6 +61,11 @@ def no_values(batch: Trajectories, number: float | None) -> Array:
     return jnp.zeros((*batch.tokens.shape, heads) if heads > 1 else batch.tokens.shape)
 
 
+def no_scores(batch: Trajectories, number: float | None) -> Array:
+    """Scores of 0, f32[N, L, K]."""
+    return jnp.zeros((*batch.tokens.shape, int(number or 1)))
+
+
 def flat_rank(batch: Trajectories, number: float | None) -> Array:
     """The measures of states that are all the same, f32[N, 3]."""
     return jnp.tile(jnp.asarray([1.0, 0.0, 0.0]), (batch.tokens.shape[0], 1))

@@ -111,6 +111,10 @@ PROVIDED = (
         StandIn("all rows are trained on", whole(2)), provider="the method's own replay",
     ),
     Need(
+        "degree", "info['degree']", "[N]", "how degraded the response is, a whole number from 0; NaN where it has none",
+        StandIn("every response is whole", whole(2), none_of_rows), provider="the method's own rollout",
+    ),
+    Need(
         "replayed", "info['replayed']", "[N]", "1 where the row comes from a store, or is a copy of another",
         StandIn("no row is replayed", whole(2)), provider="a replay: Algorithm.replay",
     ),

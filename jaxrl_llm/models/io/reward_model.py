@@ -60,6 +60,11 @@ def load_reward_model(
     return model, params, tokenizer
 
 
+def is_scoring(path_or_name: str | Path) -> bool:
+    """Whether a local folder has the scores of a reward model."""
+    return os.path.isdir(path_or_name) and SCORE in open_folder(Path(path_or_name))
+
+
 def read_scoring(path_or_name: str | Path) -> tuple[Path, dict[str, Any], ModelConfig]:
     """A reward model's folder, the settings in it and the model that they describe, without its weights. InputError."""
     path, name = path_of(path_or_name, "the reward model"), str(path_or_name)

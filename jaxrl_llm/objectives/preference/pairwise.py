@@ -6,7 +6,7 @@ the rewards 1 and 0, or sampled ones. Rows may lie in different slices of the up
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, weighted
 from jaxrl_llm.core.transform import Metrics, Objective, Transform, stateless
 from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs, sigmoid
-from jaxrl_llm.objectives.preference.pairs import coupled
+from jaxrl_llm.objectives.preference.pairs import RowScore, coupled
 
 PAIR_WEIGHT, MARGIN = "pair_weight", "margin"  # entries of info, f32[N]
 
@@ -71,17 +71,20 @@ def pairwise(
     against: Source | None = "reference",
     pairs: ChoosePairs | None = None,
     per_token: bool = False,
+    scores: RowScore | None = None,
+    needs: Iterable[str] = (),
 ) -> Objective:
     """The mean over pairs of a loss of their log-probabilities, sums over each row's tokens by their loss weights.
 
     loss: of `losses`, or any function `(Pairs, beta) -> f[P]`. against: the policy of the log-ratios, None for
     log-probabilities alone. pairs: default `best_and_worst()`. per_token: means over tokens in place of sums, and
-    lengths of 1. Pairs have a margin of info["margin"] of their chosen row, and are weighted by the product of both
-    rows' info["pair_weight"], where the batch has them.
+    lengths of 1. scores: `(outputs, batch) -> f[N]` in place of log-probabilities, with against=None; needs: what they
+    need, such as those of a reward model. Pairs have a margin of info["margin"] of their chosen row, and are weighted
+    by the product of both rows' info["pair_weight"], where the batch has them.
 
     Metrics, of which those of rewards are means over pairs of beta times the log-ratios: "pairwise", the loss;
     "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies" (the share of pairs whose chosen
-    row has the larger one), and "logps/chosen", "logps/rejected".
+    row has the larger one), and, without scores, "logps/chosen", "logps/rejected".
     """
     require_function("a loss of pairs", loss)
     check_number("beta", beta, above=0)
@@ -123,15 +126,17 @@ def pairwise(
         w, l = (beta * u for u in found.log_ratios)
         values = {
             "rewards/chosen": w, "rewards/rejected": l, "rewards/margins": w - l,
-            "rewards/accuracies": (w > l).astype(jnp.float32), "logps/chosen": found.chosen_logp,
-            "logps/rejected": found.rejected_logp,
+            "rewards/accuracies": (w > l).astype(jnp.float32),
         }  # fmt: skip
+        if scores is None:
+            values |= {"logps/chosen": found.chosen_logp, "logps/rejected": found.rejected_logp}
         return {name: by_row(x, rows, len(s)) for name, x in values.items()}
 
     def score(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
         return of_rows(outputs.logp, batch)
 
-    return coupled(score, shares, "pairwise", frozenset() if against is None else needed(against), report)
+    more = frozenset(needs) if against is None else needed(against) | frozenset(needs)
+    return coupled(scores or score, shares, "pairwise", more, report)
 
 
 @part

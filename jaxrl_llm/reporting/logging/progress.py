@@ -23,6 +23,8 @@ _SHOWN = (
     ("uniform", "groups/uniform", ".0%"),
     ("tokens/s", "tokens_per_second", ",.0f"),
 )
+# The same of methods that learn from given responses, which report one of these accuracies.
+_ACCURACIES = ("mean_token_accuracy", "rewards/accuracies")
 QUIET, LONGEST = 10.0, 60.0  # seconds without a line in a log, after which it says what the run is doing
 
 
@@ -134,7 +136,10 @@ class Progress:
         self._quiet = longer
 
     def _numbers(self) -> str:
-        return "  ".join(f"{label} {_format(self._metrics.get(key), how)}" for label, key, how in _SHOWN)
+        shown: tuple[tuple[str, str, str], ...] = _SHOWN
+        if accuracy := next((name for name in _ACCURACIES if name in self._metrics), None):
+            shown = (("loss", "loss", ".4g"), ("accuracy", accuracy, ".1%"), *_SHOWN[2:4], _SHOWN[5])
+        return "  ".join(f"{label} {_format(self._metrics.get(key), how)}" for label, key, how in shown)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._began

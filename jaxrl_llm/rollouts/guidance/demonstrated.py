@@ -1,7 +1,8 @@
 """Rollouts that take completions from a column of the data set: supervised steps, alone, before or beside samples.
 
-A demonstration is an episode whose actions are the column's text and the end-of-sequence token. It was not sampled, so
-its `behaviour_logp` is 0: methods read its log-probabilities as `old_logp`, or not at all.
+A demonstration is an episode whose actions are the column's text, or the assistant's messages, and the token that ends
+a turn. It was not sampled, so that its `behaviour_logp` is 0: methods read its log-probabilities as `old_logp`, or not
+at all.
 """
 
 from __future__ import annotations
@@ -10,28 +11,17 @@ from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, given
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.guidance.responses import response
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.utils.errors import InputError, shown
 
 NEED = "demonstrated"
 
 
 def demonstration(tools: Tools, task: Task, column: str) -> Episode:
-    """The row's text as an episode, cut and `truncated` where it exceeds the task's limit.
-
-    Raises InputError where the row has no text in the column.
-    """
-    text = task.row.get(column)
-    if not isinstance(text, str) or not text:
-        raise InputError(f"prompt {task.prompt_id} has no text in the column {column!r}: found {shown(text)}")
-    end = getattr(tools.tokenizer, "eos_token_id", None)
-    ids = [*tools.encode(text), *([] if end is None else [end])]
-    actions = given(ids[: task.limit], tools.step)._replace(sampled=True)
-    whole = len(ids) <= task.limit
-    episode = Episode(task.prompt, task.prompt_id, segments=(actions,), ended=whole, truncated=not whole)
-    return episode.with_info(demonstrated=1.0)
+    """The row's `response` in a column as an episode with info["demonstrated"] 1."""
+    return response(tools, task, column).with_info(demonstrated=1.0)
 
 
 @part

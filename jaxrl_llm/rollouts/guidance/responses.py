@@ -1,4 +1,4 @@
-"""Rollouts that take scored responses from the data set: pairs of a chosen and a rejected one, or single verdicts.
+"""Rollouts that take responses from the data set: pairs of a chosen and a rejected one, single verdicts, or texts.
 
 Nothing is sampled, so that no engine is built. Responses are texts or messages of the assistant, one or several turns;
 their tokens and the token that ends a turn are actions, and what others say between them is not. As they were not
@@ -7,7 +7,8 @@ sampled, their `behaviour_logp` is 0: methods read their log-probabilities as `o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
@@ -16,19 +17,23 @@ from jaxrl_llm.rewards.environment import GIVEN
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.utils.errors import InputError, require_choice, shown
+
+ReadResponse = Callable[[Tools, Task, str], Episode]  # of a column
 
 
 @part
-def chosen_and_rejected() -> Rollout:
+def chosen_and_rejected(read: ReadResponse | None = None) -> Rollout:
     """The columns `chosen` and `rejected` of each row as two episodes of a group, with the rewards 1 and 0.
+
+    read: (tools, task, column) -> Episode; default `response`.
 
     The entry info["margin"] is the column `margin`, where there is one. The group has the reward NaN, which no method
     trains on, and info["equal"] 1, where both are the same after they were cut.
     """
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        chosen, rejected = (response(tools, task, column) for column in ("chosen", "rejected"))
+        chosen, rejected = ((read or response)(tools, task, column) for column in ("chosen", "rejected"))
         if (margin := task.row.get("margin")) is not None:
             if not isinstance(margin, int | float):
                 raise InputError(f"prompt {task.prompt_id} has the margin {shown(margin)}, but it must be a number")
@@ -81,13 +86,67 @@ def judged_completions(mismatched: bool = False) -> Rollout:
     )  # fmt: skip
 
 
-def response(tools: Tools, task: Task, column: str) -> Episode:
+@part
+def written_completions(column: str | None = None, turns: str = "last") -> Rollout:
+    """The text or messages in a column of each row as an episode with the reward 1.
+
+    column: default completion, or answer in rows without one; of a conversation in one column they are what follows
+    the prompt. turns: last, or all of the assistant, also those in the prompt. Raises InputError for other turns.
+    """
+    require_choice("turns", turns, ("last", "all"))
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        own = ("answer" if task.row.get("completion") is None else "completion") if column is None else column
+        return [response(tools, task, own, earlier=turns == "all").scored(1.0, {GIVEN: 1.0})]
+
+    return Rollout(
+        program, "written_completions", columns=() if column is None else (column,),
+        demands=Demands(variable_size=True, max_episodes=lambda G: 1, given=True),
+    )  # fmt: skip
+
+
+@part
+def listed_completions() -> Rollout:
+    """The column `completions` of each row as the episodes of a group, with the rewards of the column `labels`.
+
+    A row has as many as the run's group_size at most. A label that is null makes a completion unscored.
+    """
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        said, labels = task.row.get("completions"), task.row.get("labels")
+        if not isinstance(said, list | tuple) or not isinstance(labels, list | tuple) or len(said) != len(labels):
+            raise InputError(
+                f"prompt {task.prompt_id} has the completions {shown(said)} and the labels {shown(labels)}, but must "
+                "have two lists of one length"
+            )
+        if not 1 <= len(said) <= task.samples:
+            raise InputError(
+                f"prompt {task.prompt_id} has {len(said)} completions, but must have 1 to {task.samples}: set "
+                "group_size to the longest list"
+            )
+        if wrong := [x for x in labels if x is not None and not isinstance(x, bool | int | float)]:
+            raise InputError(f"prompt {task.prompt_id} has the label {shown(wrong[0])}, but it must be a number")
+        numbers = [float("nan") if x is None else float(x) for x in labels]
+        tasks = [dataclasses.replace(task, row={**task.row, "completion": one}) for one in said]
+        return [
+            dataclasses.replace(response(tools, one, "completion"), sample=at).scored(number, {GIVEN: number})
+            for at, (one, number) in enumerate(zip(tasks, numbers, strict=True))
+        ]
+
+    return Rollout(
+        program, "listed_completions", columns=("completions", "labels"),
+        demands=Demands(variable_size=True, max_episodes=lambda G: G, given=True),
+    )  # fmt: skip
+
+
+def response(tools: Tools, task: Task, column: str, earlier: bool = False) -> Episode:
     """The response in a column as an episode, cut and `truncated` where it exceeds the task's limit.
 
-    Raises InputError for another value than a text or messages that end with the assistant, and where a chat template
-    does not keep what it wrote before a later turn.
+    earlier: what the assistant says in the prompt, after another, are actions too, and count towards the limit. Raises
+    InputError for another value than a text or messages that end with the assistant, and where a chat template does
+    not keep what it wrote before a later turn.
     """
-    said, end = task.row.get(column), tools.tokenizer.eos_token_id
+    said, end, prompt = task.row.get(column), getattr(tools.tokenizer, "eos_token_id", None), task.prompt
     stop = [] if end is None else [end]
     pieces: list[tuple[Sequence[int], bool]] = []
     if isinstance(said, str) and not _talks(tools, task):
@@ -96,7 +155,11 @@ def response(tools: Tools, task: Task, column: str) -> Episode:
         turns = [{"role": "assistant", "content": said}] if isinstance(said, str) else list(said or ())
         asked = task.row["prompt"]
         talk = [{"role": "user", "content": asked}] if isinstance(asked, str) else list(asked)
-        now: list[int] = list(task.prompt)
+        speaks = [at for at, message in enumerate(talk) if at and message["role"] == "assistant"]
+        if earlier and speaks:
+            talk, turns = talk[: speaks[0]], [*talk[speaks[0] :], *turns]
+            prompt = tools.prompt(talk, task.row)
+        now: list[int] = list(prompt)
         for number, message in enumerate(turns):
             if message["role"] == "assistant":
                 if number:
@@ -117,7 +180,7 @@ def response(tools: Tools, task: Task, column: str) -> Episode:
         room -= len(segments[-1].tokens.token)
     whole = sum(len(ids) for ids, _ in pieces) <= task.limit
     kept = tuple(one for one in segments if len(one.tokens.token))
-    return Episode(task.prompt, task.prompt_id, segments=kept, ended=whole, truncated=not whole)
+    return Episode(prompt, task.prompt_id, segments=kept, ended=whole, truncated=not whole)
 
 
 def _talks(tools: Tools, task: Task) -> bool:

@@ -46,6 +46,8 @@ class TrainConfig:
     """Seed of prompt order and sampling, 0 to 2^32 - 1."""
     steps: int = 100
     """Iterations: sample, score, update."""
+    epochs_of_data: float = 0.0
+    """Passes over the training prompts, instead of `steps`; 0 is off."""
 
     prompts: str = ""
     """Training prompts: a .jsonl, .parquet or .array_record file (of JSON objects), a folder of such files or a
@@ -230,8 +232,10 @@ class TrainConfig:
     frozen_dtype: Literal["param_dtype", "int8", "float8", "nf4"] = "param_dtype"
     """With adapters, dtype in which the frozen projections of layers are kept, in updates and while sampling: nf4 is
     QLoRA's, in 4 bits with a scale for 64 inputs; int8 and float8 have a scale for each output."""
-    reference_memory: Literal["device", "host"] = "device"
-    """Where a reference policy is kept while it is not used: host saves device memory, and costs a transfer a step."""
+    reference_memory: Literal["device", "host", "disk"] = "device"
+    """Where a reference policy is kept while it is not used: host saves device memory, and costs a transfer a step.
+    disk: of given responses, whose log-probabilities under it are computed before the first step and kept in the cache
+    folder for later runs of the same model, no reference is kept at all."""
     remat: bool = True
     """Recompute activations in the backward pass instead of storing them."""
     keep_projections: bool = False
@@ -244,6 +248,12 @@ class TrainConfig:
     most a quarter of a small file."""
     eval_every: int = 0
     """Steps between evaluations; 0 evaluates only before and after training."""
+    eval_patience: int = 0
+    """Evaluations after the best one after which the run ends; 0 is never. To have the best weights then, keep as many
+    checkpoints, with checkpoint_every as eval_every."""
+    eval_metric: str = ""
+    """Figure of evaluations by which one is the best, the largest, or of loss the smallest; by default accuracy, of
+    given responses loss."""
     eval_reward: str | None = None
     """Name of the reward that marks an answer as correct (at 1); by default environment if there, else the first."""
 

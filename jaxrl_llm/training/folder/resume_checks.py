@@ -11,7 +11,8 @@ from jaxrl_llm.utils.errors import InputError, shown
 
 # Settings that may differ on resume: they do not affect parameters, or only those of later steps.
 MAY_DIFFER = {
-    "output", "steps", "slots", "micro_batches", "mesh", "sampling_mesh", "reference_memory", "eval_every",
+    "output", "steps", "epochs_of_data", "eval_patience", "eval_metric", "slots", "micro_batches",
+    "mesh", "sampling_mesh", "reference_memory", "eval_every",
     "checkpoint_every", "keep_checkpoints", "replay_megabytes", "log_completions_every", "tensorboard", "wandb",
     "reward_time_limit", "strict_reruns",
     "hang_seconds", "hang_factor", "hang_exit", "spike_factor", "spike_metrics", "spike_window", "spike_rollbacks",

@@ -1,0 +1,44 @@
+"""Accelerated Preference Optimization (APO)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import OURS, RECALLED
+from jaxrl_llm.core.outer_loop import extrapolated
+from jaxrl_llm.core.ranges import Fraction, Positive
+from jaxrl_llm.core.reference import periodic_reset
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives.preference.by_name import loss_named
+from jaxrl_llm.objectives.preference.losses import PairLoss
+from jaxrl_llm.objectives.preference.pairwise import pairwise
+
+
+@method(paper="arXiv 2410.06293", year=2024, test="test_outer_loops.py::test_apo_accelerated_by_loop")
+def apo_accelerated(
+    momentum: Annotated[Fraction, RECALLED] = 0.3,
+    round_updates: Annotated[int, OURS] = 16,
+    beta: Annotated[Positive, RECALLED] = 0.1,
+    loss: Annotated[str | PairLoss, RECALLED] = "sigmoid",
+) -> Algorithm:
+    """Accelerated Preference Optimization (APO).
+
+    Rounds of preference optimisation on the policy's own samples, of which the best and the worst of a group by their
+    reward are a pair, with the policy at the beginning of the round as the reference (iterative DPO with its beta; loss
+    "sppo_hard" is SPPO's). With theta_hat where a round of `round_updates` updates ends, the next one begins at
+
+        theta = theta_hat_t+1 + momentum (theta_hat_t+1 - theta_hat_t)
+
+    which for log-linear policies is pi_hat_t+1 (pi_hat_t+1 / pi_hat_t)^momentum, and is in use for others too; the
+    references are these. theta_hat_0 is the first policy. momentum 0 is iterative DPO. The update's formula and the
+    defaults are from memory of the paper, which has three rounds.
+    """
+    chosen = loss_named(loss) if isinstance(loss, str) else loss
+    return Algorithm(
+        chain(),
+        pairwise(chosen, beta),
+        reference=periodic_reset(round_updates),
+        outer=extrapolated(momentum, round_updates),
+    )

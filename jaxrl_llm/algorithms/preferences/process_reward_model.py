@@ -1,0 +1,118 @@
+"""Process reward model (PRM)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.transform import Metrics, Objective, stateless
+from jaxrl_llm.data.step_labels import NO_LABEL, encode_steps
+from jaxrl_llm.objectives.averaging.averages import averaged, token_mean
+from jaxrl_llm.objectives.preference.reward_models import class_loss
+from jaxrl_llm.rewards.environment import GIVEN
+from jaxrl_llm.rollouts.context import Tools
+from jaxrl_llm.rollouts.episode import Episode, given
+from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.utils.errors import InputError, shown
+
+
+@method(paper="arXiv 2305.20050", year=2023, test="test_process_rewards.py::test_process_reward_model_by_loop")
+@run_settings(*given_responses(1))
+def process_reward_model(
+    separator: Annotated[str, CODE] = "\n",
+    only_last: Annotated[bool, CODE] = False,
+) -> Algorithm:
+    """Process reward model (PRM).
+
+    The model is the decoder with a new head of two scores, wrong and right, in place of the unembedding. The columns
+    completions and labels of a row are the steps of a solution and whether each is right. With z_k the scores at the
+    last token of the separator after step k,
+
+        loss = mean over all steps of -log softmax(z_k)_label
+
+    only_last: the last step's label alone counts, an outcome reward. Prompt and steps are texts, tokenised one by one
+    as TRL's.
+    """
+    return Algorithm(
+        stateless(marked_steps, {"turn_rewards"}), step_classes(), rollout=labelled_steps(separator, only_last)
+    )
+
+
+def marked_steps(batch: Trajectories) -> Trajectories:
+    """The batch with the advantage 1 where an action follows a step with a label, and without the weight of others."""
+    known = (_labels(batch) != NO_LABEL).astype(jnp.float32)
+    return batch.replace(advantages=known, weights=batch.loss_weights * known)
+
+
+def _labels(batch: Trajectories) -> jax.Array:
+    """int32[N, L]: the label of the step before each action, which is the reward of its turn; NO_LABEL elsewhere.
+
+    Without rewards of turns the last action alone has one, whether the score is above 1/2.
+    """
+    rewards, turn = batch.turn_rewards, batch.turn
+    if rewards is None:
+        last = batch.action_mask & (jnp.cumsum(batch.action_mask[:, ::-1], axis=1)[:, ::-1] == 1)
+        return jnp.where(last, batch.scores[:, None] > 0.5, NO_LABEL).astype(jnp.int32)
+    found = jnp.take_along_axis(rewards, jnp.clip(turn, 0, rewards.shape[1] - 1), axis=1)
+    return jnp.where(batch.action_mask & ~jnp.isnan(found), jnp.nan_to_num(found), NO_LABEL).astype(jnp.int32)
+
+
+@part
+def step_classes() -> Objective:
+    """The mean over labelled steps of -log softmax of their scores. Metric: "mean_token_accuracy", of these labels."""
+    mean = token_mean()
+
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        scores = (outputs.extras or {}).get("scores")
+        if scores is None:
+            raise InputError("the loss of steps needs outputs.extras['scores']: train a model with a head of scores")
+        labels = jnp.where(batch.loss_weights != 0, _labels(batch), NO_LABEL)
+        right = (jnp.argmax(scores, axis=-1) == labels).astype(jnp.float32)
+        return mean(class_loss(scores, labels), batch), {"mean_token_accuracy": mean(right, batch)}
+
+    return averaged(objective, mean, frozenset({"scores:2", "turn_rewards"}))
+
+
+@part
+def labelled_steps(separator: str = "\n", only_last: bool = False) -> Rollout:
+    """The columns prompt, completions and labels of each row as an episode, whose actions are the tokens that follow a
+    step, and whose turns' rewards are the labels, NaN for none. Cut where it is longer than the task's limit."""
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        prompt, steps, labels = (task.row.get(name) for name in ("prompt", "completions", "labels"))
+        tokenizer = tools.tokenizer
+        if not (isinstance(prompt, str) and isinstance(steps, list | tuple) and isinstance(labels, list | tuple)):
+            raise InputError(
+                f"prompt {task.prompt_id} has the prompt {shown(prompt)}, the steps {shown(steps)} and the labels "
+                f"{shown(labels)}, but must have a text and two lists"
+            )
+        if not all(isinstance(one, str) and one for one in steps) or not all(x in (0, 1) for x in labels):
+            raise InputError(f"prompt {task.prompt_id}: steps must be texts, and labels true or false")
+        found = encode_steps(tokenizer, prompt, steps, labels, separator=separator, only_last=only_last)
+        most = len(task.prompt) + task.limit
+        ids, marks = [*found.tokens[:most], tokenizer.eos_token_id or 0], found.labels[:most]
+        ends = [at + 1 for at, mark in enumerate(marks) if mark != NO_LABEL]
+        if not ends:
+            raise InputError(f"prompt {task.prompt_id} is cut before its first label: raise max_new_tokens")
+        cuts = sorted({*ends, *(at + 1 for at in ends), len(ids)} - {ends[0]})
+        pieces = zip([ends[0], *cuts], cuts, strict=False)
+        segments = [given(ids[a:b], tools.step)._replace(sampled=a in ends) for a, b in pieces if b <= ends[-1] + 1]
+        episode = Episode(
+            tuple(ids[: ends[0]]), task.prompt_id, segments=tuple(segments), ended=len(found.tokens) <= most,
+            truncated=len(found.tokens) > most, turn_rewards=tuple(float(marks[at - 1]) for at in ends),
+        )  # fmt: skip
+        return [episode.scored(1.0, {GIVEN: 1.0})]
+
+    return Rollout(
+        program, "labelled_steps", frozenset({"turn_rewards"}), ("completions", "labels"),
+        Demands(variable_size=True, max_episodes=lambda G: 1, given=True),
+    )  # fmt: skip

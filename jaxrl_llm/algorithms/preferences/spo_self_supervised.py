@@ -1,0 +1,143 @@
+"""Self-supervised Preference Optimization (SPO)."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.preferences.dpo import dpo
+from jaxrl_llm.algorithms.run_settings import RunSetting, given_responses, run_settings
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import OURS
+from jaxrl_llm.core.ranges import NonNegative, Positive, check_number
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.transform import Metrics, Objective
+from jaxrl_llm.objectives.preference.losses import PairLoss
+from jaxrl_llm.objectives.preference.reward_models import class_loss
+from jaxrl_llm.rewards.environment import GIVEN
+from jaxrl_llm.rollouts.context import Tools
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected, response
+from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.utils.errors import InputError
+
+KEYWORD = 5  # fewest letters of a word that counts as content
+BETWEEN = 0.5  # reward of a degraded response: of a group, the best and the worst are the given pair
+
+
+@method(paper="arXiv 2409.17791", year=2024, test="test_degraded.py::test_spo_self_supervised_by_loop")
+@run_settings(
+    *given_responses(None),
+    RunSetting(
+        "group_size",
+        lambda given: 2 * given["degrees"],
+        lambda config, given: config.group_size == 2 * given["degrees"],
+        "both responses in every degree as a group",
+    ),
+    RunSetting(
+        "critic", lambda given: "shared", lambda config, given: config.critic == "shared", "a head on the policy"
+    ),
+)
+def spo_self_supervised(
+    degrees: Annotated[int, OURS] = 4,
+    weight: Annotated[NonNegative, OURS] = 0.1,
+    beta: Annotated[Positive, OURS] = 0.1,
+    loss: Annotated[str | PairLoss, OURS] = "sigmoid",
+) -> Algorithm:
+    """Self-supervised Preference Optimization (SPO).
+
+    Beside a loss of pairs (`dpo` with its beta), the policy's own states must tell how much key content a response has
+    lost. Of both responses of a pair there are versions c = 0 .. C - 1, C = degrees, in which a share c / (C - 1) of
+    the keywords is missing, words of five letters or more, chosen by a checksum of the text. With h the last hidden
+    state before the response ends and W a linear head, which is discarded in the end,
+
+        loss = L_pairs + weight mean over versions of -log softmax(W h(y^c))_c
+
+    The sources that we read give neither the degrees, nor the head, nor the weight: this is the smallest reading of
+    them, with keywords by length.
+    """
+    base = dpo(loss, beta)
+    objective = base.objective + weight * degree_loss(degrees)
+    return Algorithm(base.transform, objective, rollout=in_degrees(degrees))
+
+
+@part
+def degree_loss(degrees: int) -> Objective:
+    """-log softmax of the head's value for a row's degree info["degree"] at its last action, a mean over the rows that
+    have one (NaN: none). Metrics: "degree/loss" and "degree/accuracy"."""
+    check_number("degrees", degrees, least=2, whole=True)
+
+    def marked(batch: Trajectories) -> tuple[jax.Array, jax.Array]:
+        """int32[N]: degrees, negative for none; bool[N, L]: the last actions."""
+        action = batch.action_mask
+        last = action & (jnp.cumsum(action[:, ::-1], axis=1)[:, ::-1] == 1)
+        degree = jnp.nan_to_num(batch.need("degree"), nan=-1.0)
+        return jnp.where(jnp.any(action, axis=1), degree, -1.0).astype(jnp.int32), last
+
+    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        count = jnp.maximum(jnp.sum(marked(batch)[0] >= 0), 1)
+        return batch.with_info(degree_share=jnp.full(batch.lengths.shape, 1.0 / count))
+
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        values = (outputs.extras or {}).get("values")
+        if values is None:
+            raise InputError("the loss of degrees needs outputs.extras['values']: give the policy a critic")
+        degree, last = marked(batch)
+        logits = jnp.sum(jnp.where(last[..., None], values, 0.0), axis=1)
+        share = batch.need("degree_share")
+        right = (jnp.argmax(logits, axis=1) == degree).astype(jnp.float32)
+        value = jnp.sum(share * class_loss(logits, degree))
+        return value, {"degree/loss": value, "degree/accuracy": jnp.sum(share * right)}
+
+    return Objective(objective, frozenset({f"values:{degrees}", "degree"}), refresh)
+
+
+@part
+def in_degrees(degrees: int) -> Rollout:
+    """The columns `chosen` and `rejected` of each row, and both without a part of their keywords: 2 * degrees episodes.
+
+    They have info["degree"], 0 to degrees - 1. InputError for a response without a text at its end.
+    """
+    pair = chosen_and_rejected()
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        whole = [one.with_info(degree=0.0) for one in await pair.program(tools, task)]
+        rewards = {GIVEN: BETWEEN if whole[0].reward == whole[0].reward else float("nan")}  # NaN of equal ones
+        less = []
+        for column in ("chosen", "rejected"):
+            for degree in range(1, degrees):
+                said = without_keywords(task.row[column], degree / (degrees - 1))
+                own = dataclasses.replace(task, row={**task.row, column: said})
+                episode = response(tools, own, column).with_info(degree=float(degree), equal=whole[0].info["equal"])
+                less.append(episode.scored(rewards[GIVEN], rewards))
+        return [*whole, *less]
+
+    return Rollout(
+        program, f"in_degrees({degrees})", frozenset({"degree"}), pair.columns,
+        Demands(variable_size=True, max_episodes=lambda G: 2 * degrees, given=True),
+    )  # fmt: skip
+
+
+def without_keywords(said: object, share: float) -> object:
+    """A text, or messages that end with one, without a share (0 to 1) of its keywords, up to rounding.
+
+    >>> without_keywords("The quick brown fox jumps over the lazy dog", 1.0)
+    'The fox over the lazy dog'
+    """
+    if isinstance(said, list | tuple) and said and isinstance(said[-1].get("content"), str):
+        return [*said[:-1], {**said[-1], "content": without_keywords(said[-1]["content"], share)}]
+    if not isinstance(said, str):
+        raise InputError("a response has no text, of which keywords could be left out: give texts or messages of text")
+    words = said.split(" ")
+    places = [at for at, word in enumerate(words) if sum(map(str.isalpha, word)) >= KEYWORD]
+    order = np.random.default_rng(zlib.crc32(said.encode())).permutation(len(places))
+    gone = {places[at] for at in order[: round(share * len(places))]}
+    return " ".join(word for at, word in enumerate(words) if at not in gone)
