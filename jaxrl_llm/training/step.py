@@ -52,6 +52,7 @@ def learn(
     learner = Learner(
         policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs, config.minibatches,
         config.micro_batches, reference, frozen, state.policies, balance_of(config),
+        parts.teacher,
     )  # fmt: skip
     later = frozenset[str]() if learner.algorithm.phases is None else learner.algorithm.phases.provides
     check_provided(batch, learner.algorithm.needs - later)
