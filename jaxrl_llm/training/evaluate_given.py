@@ -27,6 +27,7 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.full_size import at_full_size
 from jaxrl_llm.training.given_rows import given_rows
 from jaxrl_llm.training.reference import reference_now
+from jaxrl_llm.training.server_teacher import ServerTeacher
 from jaxrl_llm.training.setup import RunParts
 
 # Metrics that are shares, and of how many: of a number of rows of the data set, and a mask of actions.
@@ -50,13 +51,14 @@ def evaluate_given(config: TrainConfig, parts: RunParts, params: Params) -> tupl
     slices = len(batch.tokens) // usual * config.minibatches * config.micro_batches
     steps = plan_steps(batch, micro_batches=slices, mesh=parts.mesh, runs=policy.config.recurrent)
     reference = reference_now(parts.reference, None, parts.frozen)
-    batch = provide(
-        policy, algorithm.needs, params, reference, to_mesh(batch, parts.mesh), steps, teacher=parts.teacher
-    )
+    teacher = parts.teacher
+    if isinstance(teacher, ServerTeacher):
+        batch, teacher = teacher.fill_in(batch, algorithm.needs), None
+    batch = provide(policy, algorithm.needs, params, reference, to_mesh(batch, parts.mesh), steps, teacher=teacher)
     _, batch = prepare(algorithm.transform, algorithm.transform.init(), batch)
     if "measured" in (batch.info or {}):  # no update takes these rows
         batch = batch.replace(weights=batch.loss_weights * (batch.need("measured") == 0)[:, None])
-    policy, head = with_head(policy, algorithm.objective.needs, None, parts.teacher, reference)
+    policy, head = with_head(policy, algorithm.objective.needs, None, teacher, reference)
     wanted = wanted_of(algorithm.objective.needs, DURING_UPDATE)
     outputs = outputs_of(policy, combine(head, params), batch, steps, wanted)
     loss, found = _value(algorithm.objective, outputs, batch)

@@ -57,6 +57,7 @@ from jaxrl_llm.training.method import (
 )
 from jaxrl_llm.training.reference import first_policies, fixed_reference, wants_reference
 from jaxrl_llm.training.rollout import check_columns, hook_of
+from jaxrl_llm.training.server_teacher import ServerTeacher
 from jaxrl_llm.training.teacher import load_teacher
 from jaxrl_llm.utils.errors import InputError, several
 from jaxrl_llm.utils.starting import phase
@@ -86,7 +87,7 @@ class RunParts(NamedTuple):
     policies: Mapping[str, Any] = {}  # those that move, at first, see `reference.first_policies`
     hook: Hook | None = None  # what tokens are drawn through
     kept: Callable[[Trajectories], Trajectories] = lambda batch: batch  # fills in what is kept of a reference on disk
-    teacher: FrozenPolicy | None = None  # another model than the reference
+    teacher: FrozenPolicy | ServerTeacher | None = None  # another model than the reference
 
 
 def with_critic(config: TrainConfig, needs: Collection[str], policy: Policy, params: Params) -> tuple[Policy, Params]:
@@ -274,7 +275,7 @@ def set_up(
     digests |= of_models
     with phase("load the teacher"):
         teacher = load_teacher(config, policy, tokenizer, mesh)
-    if teacher is not None:
+    if isinstance(teacher, FrozenPolicy):
         digests[f"the weights of the teacher {config.teacher}"] = model_digests(teacher.params, tokenizer)[WEIGHTS]
     hook = hook_of(config, algorithm, own_source)
     gradient_steps = config.steps * config.epochs * config.minibatches

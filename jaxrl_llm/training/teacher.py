@@ -18,7 +18,10 @@ from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.server_teacher import ServerTeacher, check_offered
 from jaxrl_llm.utils.errors import InputError, shown
+
+URLS = ("http://", "https://")
 
 
 def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:
@@ -31,15 +34,23 @@ def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:
         )
     if config.teacher is None and wanted and algorithm.reference is None:
         raise InputError(f"{config.algorithm} learns from a teacher: give one, --teacher PATH")
+    if config.teacher is not None and config.teacher.startswith(URLS):
+        ServerTeacher(config.teacher)  # raises InputError for one that names no model
+        check_offered(config.teacher, algorithm.needs, config.temperature)
 
 
-def load_teacher(config: TrainConfig, policy: Policy, tokenizer: Any, mesh: jax.sharding.Mesh) -> FrozenPolicy | None:
-    """The run's teacher, sharded over the mesh as the policy is; None where it is the method's own reference.
+def load_teacher(
+    config: TrainConfig, policy: Policy, tokenizer: Any, mesh: jax.sharding.Mesh
+) -> FrozenPolicy | ServerTeacher | None:
+    """The run's teacher, sharded over the mesh as the policy is, or a server's; None where it is the method's own
+    reference.
 
     InputError for a model with other tokens than the policy's.
     """
     if config.teacher is None:
         return None
+    if config.teacher.startswith(URLS):
+        return ServerTeacher(config.teacher)
     spread = None if mesh.size == 1 else partial(_sharded, mesh)
     own, params, other = load_policy(
         config.teacher, dtype=config.dtype, shardings=spread, context=config.context_tokens or None
