@@ -141,7 +141,7 @@ _INTO_METHODS = (
     "advantages.token_rewards=guidance.drpo_dataset_reset advantages.utterances=turn_credit.archer "
     "advantages.within=guidance.clpo entropy_levels=credit.hapo_heterogeneous "
     "objectives.adaptive_clip=policy_loss.bapo_adaptive_clip objectives.curvature=policy_loss.capo_curvature "
-    "objectives.distillation=guidance.srpo_sample_routing objectives.entropy_history=regularisation.epo "
+    "objectives.entropy_history=regularisation.epo "
     "objectives.episodes=agents.flow_grpo objectives.hint_tokens=guidance.adhint "
     "objectives.implicit=turn_credit.istar rollouts.curricula_arms=prompts.gdro "
     "rollouts.curricula_targets=prompts.dots_rr rollouts.curricula_trackers=score_function.spo_single_stream "

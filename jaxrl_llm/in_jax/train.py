@@ -37,6 +37,7 @@ from jaxrl_llm.in_jax.steps import draw_steps
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.in_jax.tasks.environment import replayed
 from jaxrl_llm.learner.inputs import provide
+from jaxrl_llm.learner.teacher import with_head
 from jaxrl_llm.learner.update import TrainState, init_state, update
 from jaxrl_llm.models.checks import check_key, check_params
 from jaxrl_llm.models.critic import critic_of, init_critic
@@ -202,7 +203,8 @@ def make_train(
             batch = batch.replace(feedback=feedback)
             memory, batch = method.transform.apply(memory, batch)
             previous = without_critic(state.params) if of_previous(method.needs) else None
-            state, metrics = update(policy, method.objective, optimizer, state, batch, steps)
+            learning, head = with_head(policy, method.objective.needs, None, None, of)
+            state, metrics = update(learning, method.objective, optimizer, state, batch, steps, frozen=head)
             if feedback is not None:
                 feedback = {**metrics, "updates": feedback["updates"] + 1}
             if rule is not None and rule.update is not None:

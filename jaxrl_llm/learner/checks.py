@@ -137,16 +137,19 @@ def check_others(
     reference: Params | Mixture | None,
     previous: Params | None,
     target: Params | None,
+    teacher: Any = None,
 ) -> None:
     """InputError where a policy that is needed beside the one that learns is missing, donated, or of another model."""
     if reference is not None:
         for one in reference.policies if isinstance(reference, Mixture) else (reference,):
             check_alive("a parameter of the reference policy", one, "Keep a copy that no update takes")
             check_params(policy, one, needs_other=False)
+    if teacher is not None:
+        check_params(teacher.policy, teacher.params, needs_other=False)
     if previous is not None:
         check_alive("a parameter of the previous policy", previous, "Keep a copy that no update takes")
         check_params(policy, previous, needs_other=False)
-    if of_reference(needs) and reference is None:
+    if of_reference(needs, teacher is not None) and reference is None:
         raise InputError("this method needs a reference policy, but none is loaded")
     if of_previous(needs) and previous is None:
         raise InputError("this method needs the weights before the last update: give a copy of them, previous=...")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
 
-from jaxrl_llm.core.needs import need_of, of_reference, value_of
+from jaxrl_llm.core.needs import OF_TEACHER, need_of, of_reference, value_of
 from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.distributed.aot import compiled
@@ -19,11 +19,11 @@ from jaxrl_llm.learner.affinity import affinity_by_slices
 from jaxrl_llm.learner.checks import check_alive, check_others, check_rows
 from jaxrl_llm.learner.microbatches import Steps, by_slices, check_steps
 from jaxrl_llm.learner.rescoring import answer_logp, blanked_logp
-from jaxrl_llm.learner.teacher import from_teacher, under_teacher
+from jaxrl_llm.learner.teacher import FrozenPolicy, from_teacher, teacher_of, under_teacher
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.hooked import of_a_reference
 from jaxrl_llm.models.mesh_axes import row_shards
-from jaxrl_llm.models.outputs import NOTHING, Wanted, policy_outputs, wanted_of
+from jaxrl_llm.models.outputs import NOTHING, Wanted, policy_outputs, wanted_of, wanted_of_teacher
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError, shown
@@ -87,9 +87,11 @@ class _Models:
     of_reference: Params | Mixture | None
     of_previous: Params | None
     of_target: Params | None
+    of_teacher: FrozenPolicy | None
     batch: Trajectories
     steps: Steps | None
     wanted: Wanted
+    wanted_of_teacher: Wanted
 
     @cached_property
     def old(self) -> PolicyOutputs:
@@ -119,15 +121,16 @@ class _Models:
 
     @cached_property
     def teacher(self) -> PolicyOutputs:
-        tokens, reference = (self.batch.info or {}).get("teacher_tokens"), self._reference
+        tokens, wanted = (self.batch.info or {}).get("teacher_tokens"), self.wanted_of_teacher
+        ids = (self.old.extras or {})["top_tokens"] if "top_logp" in wanted.names else None
+        own, params = teacher_of(self.policy, self.of_teacher, self.of_reference)
         if tokens is None:
-            return self.old
-        if isinstance(reference, Mixture):
-            raise InputError("a teacher is one reference policy, but this one is a mixture of several")
-        ids = (self.old.extras or {})["top_tokens"]
-        policy, taught = of_a_reference(self.policy, _under_teacher(self.batch, tokens, ids))
+            rows = self.batch.replace(experts=None)
+            policy, rows = of_a_reference(own, rows if ids is None else rows.with_info(top_tokens=ids))
+            return outputs_of(policy, params, rows, self.steps, wanted)
+        policy, rows = of_a_reference(own, _under_teacher(self.batch, tokens, ids))
         unpacked = None if self.steps is None else self.steps.replace(packing=None)
-        found = outputs_of(policy, reference, taught, unpacked, Wanted(("top_logp",), top=ids.shape[-1]))
+        found = outputs_of(policy, params, rows, unpacked, wanted)
         return _from_teacher(self.batch, tokens, found)
 
     @cached_property
@@ -173,13 +176,15 @@ def provide(
     previous: Params | None = None,
     record_experts: bool = False,
     target: Params | None = None,
+    teacher: FrozenPolicy | None = None,
 ) -> Trajectories:
     """Fill in the needs that have a `compute`: one forward pass for each policy, whatever is read of it.
 
     params: the weights before the update. reference: those of the reference policy, and previous the weights
     before the last update; target: of the target critic, in place of params["critic"]. InputError where they are needed
-    and None, unless the batch has what is needed of the reference. Other needs are the loop's, or the rollouts', to
-    provide. With the update's `steps` the batch goes through a policy as it does in the update, slice by slice.
+    and None, unless the batch has what is needed of the reference. teacher: None for the reference policy; what the
+    batch has of it already is kept. Other needs are the loop's, or the rollouts', to provide. With the update's `steps`
+    the batch goes through a policy as it does in the update, slice by slice.
     record_experts: of a mixture, also fill in the experts that the routers of `params` choose in that pass
     (`batch.experts`), for the update to replay; experts that the batch has are replaced.
 
@@ -189,18 +194,20 @@ def provide(
     check_rows(policy, batch)
     if isinstance(needs, str) or not all(isinstance(need, str) for need in needs):
         raise InputError(f"needs is {shown(needs)}, but must be a set of names, such as an algorithm's `needs`")
-    if reference is None:  # what a source kept of it is not computed again
-        kept = {text for text in needs if of_reference({text}) and need_of(text).of(batch) is not None}
-        needs -= kept
+    # What a source kept of a reference, or a server said of a teacher, is not computed again.
+    others = {text for text in needs if value_of(text)[0] in OF_TEACHER or (reference is None and of_reference({text}))}
+    needs = frozenset(needs) - {text for text in others if need_of(text).of(batch) is not None}
     check_alive("a parameter", params, "Go on from the state that the update gave back")
     check_params(policy, params)
-    check_others(policy, needs, reference, previous, target)
+    check_others(policy, needs, reference, previous, target, teacher)
     if steps is not None:
         check_steps(steps, batch)
     wanted = wanted_of(needs)
     if record_experts:
         wanted, batch = wanted._replace(names=(*wanted.names, "experts")), batch.replace(experts=None)
-    models = _Models(policy, params, reference, previous, target, batch, steps, wanted)
+    models = _Models(
+        policy, params, reference, previous, target, teacher, batch, steps, wanted, wanted_of_teacher(needs)
+    )
     for text in sorted(needs):
         (_, number), need = value_of(text), need_of(text)
         if need.compute is not None:

@@ -23,6 +23,7 @@ from jaxrl_llm.distributed.mesh import to_mesh
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import Steps, plan_steps
 from jaxrl_llm.learner.router_balance import RouterBalance
+from jaxrl_llm.learner.teacher import FrozenPolicy, with_head
 from jaxrl_llm.learner.turnwise_updates import alone_at, by_turns, factor_after, phase_count, without_factor
 from jaxrl_llm.learner.update import TrainState, prepare, update
 from jaxrl_llm.models.layers.routing import routing_of
@@ -44,6 +45,7 @@ class Learner(NamedTuple):
     frozen: Params | None = None  # the parameters that never learn, where some do not
     policies: Mapping[str, Params] = {}  # others that move, by name: "previous", before the last update, "target" ...
     balance: RouterBalance | None = None  # how the experts of a mixture are kept busy
+    teacher: FrozenPolicy | None = None  # instead of the reference
 
 
 class LearnedBatch(NamedTuple):
@@ -116,7 +118,7 @@ def _learn(
     previous = combine(learner.frozen, policies["previous"]) if "previous" in policies else None
     batch = provide(
         policy, algorithm.needs, params, learner.reference, batch.replace(feedback=None), phase.every,
-        previous, phase.record_experts, policies.get("target"),
+        previous, phase.record_experts, policies.get("target"), learner.teacher,
     )  # fmt: skip
     if "previous" in policies:
         policies["previous"] = replaced(policies["previous"], state.params)
@@ -128,10 +130,10 @@ def _learn(
     if phase.turn is not None:  # only now, since advantages are those of all turns
         batch = alone_at(batch, np.int32(phase.turn))
     objective = algorithm.objective if phase.objective is None else phase.objective
+    policy, frozen = with_head(policy, objective.needs, learner.frozen, learner.teacher, learner.reference)
     state, metrics = update(
-        policy, objective, learner.optimizer, state, batch, steps, only=only, frozen=learner.frozen,
-        balance=learner.balance,
-    )  # fmt: skip
+        policy, objective, learner.optimizer, state, batch, steps, only=only, frozen=frozen, balance=learner.balance
+    )
     return LearnedBatch(state, memory, batch, steps, metrics, policies)
 
 

@@ -1,21 +1,62 @@
-"""The same actions after another prompt, which a teacher reads: rows of a batch, and back."""
+"""Teachers: frozen policies beside the one that learns, and how they read its actions, also after another prompt."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.distributed.aot import compiled
+from jaxrl_llm.distributed.mesh import to_device
+from jaxrl_llm.models.policy import Head, Params, Policy
+from jaxrl_llm.utils.errors import InputError
 
 
-def under_teacher(batch: Trajectories, tokens: jax.Array, top: jax.Array) -> Trajectories:
+class FrozenPolicy(NamedTuple):
+    """A policy that does not learn, which may be of another architecture with the same tokens."""
+
+    policy: Policy
+    params: Params
+
+
+def teacher_of(policy: Policy, teacher: FrozenPolicy | None, reference: Params | Mixture | None) -> FrozenPolicy:
+    """The teacher of a policy: another one, or else its reference. InputError for a mixture of several."""
+    if teacher is not None:
+        return teacher
+    if isinstance(reference, Mixture):
+        raise InputError("a teacher is one reference policy, but this one is a mixture of several")
+    assert reference is not None  # `provide` checks it
+    return FrozenPolicy(policy, reference)
+
+
+def with_head(
+    policy: Policy, needs: Iterable[str], frozen: Params | None, teacher: FrozenPolicy | None,
+    reference: Params | Mixture | None,
+) -> tuple[Policy, Params | None]:  # fmt: skip
+    """The policy, and the parameters that do not learn, with the teacher's unembedding where an objective needs it."""
+    if "teacher_states" not in needs:
+        return policy, frozen
+    of = teacher_of(policy, teacher, reference)
+    head = Head(of.policy.config.logit_softcap, of.policy.config.unpadded)
+    return replace(policy, teacher=head), {**(frozen or {}), "teacher": {"unembedding": _unembedding(*of)}}
+
+
+@compiled(static_argnames=("policy",))
+def _unembedding(policy: Policy, params: Params) -> jax.Array:
+    return policy.unembedding(to_device(params))
+
+
+def under_teacher(batch: Trajectories, tokens: jax.Array, top: jax.Array | None = None) -> Trajectories:
     """The batch whose rows are `tokens` f32[N, T]: another prompt, then the row's tokens from its first action on.
 
     T positions; -1 after the tokens, and everywhere in rows without another prompt, which have no actions. top:
-    f32[N, L, K], info["top_tokens"] at the actions, which moves with them. Nothing else of info is kept, and no support
-    of top-k or top-p, which is not known under this prompt.
+    f32[N, L, K], info["top_tokens"] at the actions, if that is there, which moves with them. Nothing else of info is
+    kept, and no support of top-k or top-p, which is not known under this prompt.
     """
     ids = tokens.astype(jnp.int32)
     known = ids >= 0
@@ -30,7 +71,7 @@ def under_teacher(batch: Trajectories, tokens: jax.Array, top: jax.Array) -> Tra
         tokens=jnp.maximum(ids, 0), token_mask=known, action_mask=moved(batch.action_mask, False),
         behaviour_logp=zeros, policy_step=zeros.astype(jnp.int32), turn=moved(batch.turn, -1), group=batch.group,
         prompt_id=batch.prompt_id, truncated=batch.truncated, temperature=batch.temperature,
-        info={"top_tokens": moved(top, 0.0)},
+        info=None if top is None else {"top_tokens": moved(top, 0.0)},
     )  # fmt: skip
 
 

@@ -201,7 +201,7 @@ def update(
     check_moments(optimizer, state.optimizer, state.params)
     balance = None if only is not None else balance
     if balance is not None:
-        check_balance(balance, policy.config, frozen=frozen is not None)
+        check_balance(balance, policy.config, frozen=bool({*(frozen or ())} - {"other", "teacher"}))
 
     def step(state: TrainState, slices: Slices | None) -> tuple[TrainState, Metrics]:
         grads, metrics = gradient(policy, objective, state.params, batch, slices, frozen, balance)

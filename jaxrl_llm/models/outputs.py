@@ -13,6 +13,7 @@ from jaxrl_llm.core.shapes import check_batch
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.critic import implicit_logp, values_at
+from jaxrl_llm.models.divergence import divergence
 from jaxrl_llm.models.hooked import Places, hooked_logp
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.layers.routing import check_experts, of_all_rows
@@ -29,12 +30,14 @@ class Wanted(NamedTuple):
     """What `policy_outputs` shall find beside log-probabilities and entropies; static."""
 
     # Of MEASURES, "values", "hidden", "greedy", "internal_logp", "heated_logp", "top_tokens", "top_logp",
-    # "implicit_logp", "scores", "experts", "router_load".
+    # "implicit_logp", "scores", "experts", "router_load", "head_states", "most_probable", "teacher_top_logp",
+    # "teacher_divergence".
     names: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = ()  # "tempered_logp:T" for each, a multiple of the sampling temperature
     layer: int = 0  # of "internal_logp", counting from 1
     heat: float = 0.0  # of "heated_logp", a multiple of the sampling temperature
-    top: int = 0  # of "top_tokens" and "top_logp"
+    top: int = 0  # of "top_tokens" and "top_logp"; of "most_probable"
+    beta: float = 0.0  # of "teacher_divergence"
 
 
 # Sums over the vocabulary of what is made of its log-probabilities.
@@ -49,22 +52,37 @@ DURING_UPDATE = tuple(need.name for need in NEEDS.values() if need.by_outputs is
 
 
 def wanted_of(needs: Iterable[str], names: Iterable[str] | None = None) -> Wanted:
-    """What `policy_outputs` must find for some needs (of those in `names`)."""
+    """What `policy_outputs` must find for some needs; with `names`, those whose outputs.extras objectives read."""
     needs = [need for need in needs if names is None or value_of(need)[0] in set(names)]
+    betas = values_of(needs, "teacher_divergence")
+    if len(betas) > 1:
+        raise InputError(f"divergences from the teacher are needed with beta {betas}, but only one is supported")
     layers = values_of(needs, "internal_logp")
     if len(layers) > 1:
         raise InputError(f"internal_logp is needed of the layers {layers}, but only one layer is supported")
     heats = values_of(needs, "heated_logp")
     if len(heats) > 1:
         raise InputError(f"heated_logp is needed at the temperatures {heats}, but only one is supported")
-    measures = {measure for need in needs if (measure := need_of(need).measure) is not None}
+    known = map(need_of, needs)
+    measures = {found for need in known if (found := need.measure if names is None else need.by_outputs) is not None}
     return Wanted(
         names=tuple(sorted(measures - {"tempered_logp"})),
         temperatures=tuple(values_of(needs, "tempered_logp")),
         layer=int(layers[0]) if layers else 0,
         heat=heats[0] if heats else 0.0,
         top=int(max([*values_of(needs, "top_tokens"), *values_of(needs, "top_logp")], default=0)),
+        beta=betas[0] if betas else 0.0,
     )
+
+
+OF_TEACHER = {"teacher_logp": "top_logp", "teacher_top": "most_probable", "teacher_states": "head_states"}
+
+
+def wanted_of_teacher(needs: Iterable[str]) -> Wanted:
+    """What `policy_outputs` must find of a teacher for some needs."""
+    needs = list(needs)
+    names = {OF_TEACHER[name] for need in needs if (name := value_of(need)[0]) in OF_TEACHER}
+    return Wanted(tuple(sorted(names)), top=int(max(values_of(needs, "teacher_top"), default=0)))
 
 
 def policy_outputs(
@@ -93,6 +111,10 @@ def policy_outputs(
     log-probabilities without truncation; where only these are wanted they are of the ids in info["top_tokens"], and
     differentiable. "implicit_logp" is the log-probability under the implicit reward model (a critic of the kind
     "likelihood"), differentiable with respect to its parameters.
+    Of a teacher: "head_states" [N, L, D], the states that its unembedding multiplies, and "most_probable" [N, L, 2, K],
+    ids and log-probabilities of its K = `top` most probable tokens. With info["teacher_top"] of them "teacher_top_logp"
+    [N, L, K] are the policy's log-probabilities of these ids, and with info["teacher_states"] "teacher_divergence"
+    f32[N, L] is the generalised Jensen-Shannon divergence from it, with `beta`; both differentiable.
     "experts" int[N, L, layers, k] are of all tokens, not only of actions, and so is "router_load", the `moe.Load` of a
     mixture [layers, E], of which tokens that rows share count once with a packing; one of both at a time.
 
@@ -135,8 +157,17 @@ def policy_outputs(
         tokens, found["top_logp"] = most_probable(source, wanted.top)
         found["top_tokens"] = tokens.astype(jnp.float32)  # exact: vocabularies are far smaller than 2^24
     elif "top_logp" in wanted.names:
-        tokens = batch.need("top_tokens").at[view.row, view.column].get(mode="clip").astype(jnp.int32)
-        found["top_logp"] = logp_of_tokens(whole, tokens)
+        found["top_logp"] = logp_of_tokens(whole, _at(batch, "top_tokens", view).astype(jnp.int32))
+    if "most_probable" in wanted.names:
+        ids, logs = most_probable(source, wanted.top)
+        found["most_probable"] = jnp.stack([ids.astype(logs.dtype), logs], axis=1)
+    if "head_states" in wanted.names:
+        found["head_states"] = source.hidden
+    if "teacher_top_logp" in wanted.names:
+        found["teacher_top_logp"] = logp_of_tokens(whole, _at(batch, "teacher_top", view)[:, 0].astype(jnp.int32))
+    if "teacher_divergence" in wanted.names:
+        teacher = _of_teacher(policy, params, _at(batch, "teacher_states", view), view)
+        found["teacher_divergence"] = divergence(whole, teacher, wanted.beta)
     if "hidden" in wanted.names:
         found["hidden"] = jax.lax.stop_gradient(view.states)
     if "values" in wanted.names:
@@ -162,6 +193,19 @@ def distribution_at(policy: Policy, params: Params, view: View) -> Distribution:
     """The distributions that a view's tokens were drawn from, without truncation."""
     states, head, config = policy.head_states(params, view.states), policy.unembedding(params), policy.config
     return Distribution(states, head, view.temperature, config.logit_softcap, config.known_tokens)
+
+
+def _at(batch: Trajectories, name: str, view: View) -> jax.Array:
+    """What the batch has at the chosen tokens, [M, ...]."""
+    return batch.need(name).at[view.row, view.column].get(mode="clip")
+
+
+def _of_teacher(policy: Policy, params: Params, states: jax.Array, view: View) -> Distribution:
+    """The teacher's distributions at the same temperatures. InputError where its unembedding is not at hand."""
+    if policy.teacher is None or "teacher" not in params:
+        raise InputError("a divergence from the whole distribution of a teacher needs its unembedding: train by a run")
+    head = params["teacher"]["unembedding"]
+    return Distribution(states.astype(head.dtype), head, view.temperature, *policy.teacher)
 
 
 def _drawn_from(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,13 @@ from jaxrl_llm.utils.errors import InputError
 Params = decoder.Params
 
 
+class Head(NamedTuple):
+    """What is static of how a model makes logits of states and its unembedding."""
+
+    softcap: float = 0.0
+    tokens: int | None = None  # those that its tokenizer has; None: all
+
+
 @dataclass(frozen=True, repr=False)
 class Policy:
     """A language model as functions: `forward` to hidden states, and the unembedding that turns them into logits.
@@ -40,6 +47,7 @@ class Policy:
     activations: Any = None  # dtype of states, if it is not that of weights
     rounding: str | None = None  # "int8" or "float8": compute with projections rounded to it (models.quantised)
     hook: Hook | None = None  # what tokens are drawn through; with `other`, the second policy is params["other"]
+    teacher: Head | None = None  # whose unembedding params["teacher"] has, of a divergence from it
     tokenizer: Any = field(default=None, compare=False, repr=False)  # for prompts given as text
 
     def __repr__(self) -> str:

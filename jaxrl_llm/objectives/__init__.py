@@ -15,6 +15,7 @@ from jaxrl_llm.objectives.averaging.averages import (
 from jaxrl_llm.objectives.averaging.row_averages import by_rows
 from jaxrl_llm.objectives.averaging.token_groups import token_groups
 from jaxrl_llm.objectives.clips.token_clip import gradient_preserving_clip, token_clip
+from jaxrl_llm.objectives.distillation.teachers import distillation, towards_teacher
 from jaxrl_llm.objectives.off_policy import divergence_rejection, importance_correction
 from jaxrl_llm.objectives.penalties import (
     entropy,
@@ -56,6 +57,7 @@ __all__ = [
     "clipped",
     "constant",
     "discriminative",
+    "distillation",
     "divergence_rejection",
     "entropy",
     "entropy_corridor",
@@ -88,6 +90,7 @@ __all__ = [
     "token_groups",
     "token_mean",
     "token_ratio",
+    "towards_teacher",
     "unclipped",
     "value_loss",
     "verdicts",

@@ -5,6 +5,12 @@ Nothing here makes a part; what does is in `jaxrl_llm.objectives`. The code is i
 
 from jaxrl_llm.core.log_ratios import k1, k2, k3
 from jaxrl_llm.objectives.clips.token_clip import gradient_preserving_value
+from jaxrl_llm.objectives.distillation.divergences import generalised_jsd, top_k_divergence
+from jaxrl_llm.objectives.distillation.sampled_tokens import (
+    iw_opd_advantage,
+    minillm_advantage,
+    sparse_top_1_divergence,
+)
 from jaxrl_llm.objectives.off_policy import divergence_weight, importance_weight
 from jaxrl_llm.objectives.penalties import exact_kl
 from jaxrl_llm.objectives.preference.by_name import pair_loss
@@ -26,14 +32,19 @@ __all__ = [
     "divergence_weight",
     "exact_kl",
     "gamma_weight",
+    "generalised_jsd",
     "gradient_preserving_value",
     "importance_weight",
+    "iw_opd_advantage",
     "k1",
     "k2",
     "k3",
     "kto_loss",
+    "minillm_advantage",
     "multilabel_loss",
     "pair_loss",
     "regression_loss",
     "soft_gated_value",
+    "sparse_top_1_divergence",
+    "top_k_divergence",
 ]

@@ -112,6 +112,11 @@ def checked(
             f"jaxrl plan knows runs of one policy, but {config.algorithm} runs a second one beside it: plan ppo, and "
             "add its weights, its caches and its forward passes once more"
         )
+    if config.teacher is not None:
+        raise InputError(
+            f"jaxrl plan knows runs without a teacher: plan grpo, and add the weights of {config.teacher} and "
+            "a forward pass of it"
+        )
     model = model or config_of(config.model)
     algorithm = with_routing(config, algorithm, model)
     check_mesh(model, mesh)

@@ -16,8 +16,10 @@ from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.distributed.mesh import to_mesh
 from jaxrl_llm.learner.inputs import outputs_of, provide
 from jaxrl_llm.learner.microbatches import plan_steps
+from jaxrl_llm.learner.teacher import with_head
 from jaxrl_llm.learner.update import prepare
 from jaxrl_llm.models.outputs import DURING_UPDATE, wanted_of
+from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.reporting.statistics import wilson_interval
 from jaxrl_llm.rewards.scoring import Scored
@@ -25,6 +27,7 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.full_size import at_full_size
 from jaxrl_llm.training.given_rows import given_rows
 from jaxrl_llm.training.reference import reference_now
+from jaxrl_llm.training.server_teacher import ServerTeacher
 from jaxrl_llm.training.setup import RunParts
 
 # Metrics that are shares, and of how many: of a number of rows of the data set, and a mask of actions.
@@ -48,11 +51,16 @@ def evaluate_given(config: TrainConfig, parts: RunParts, params: Params) -> tupl
     slices = len(batch.tokens) // usual * config.minibatches * config.micro_batches
     steps = plan_steps(batch, micro_batches=slices, mesh=parts.mesh, runs=policy.config.recurrent)
     reference = reference_now(parts.reference, None, parts.frozen)
-    batch = provide(policy, algorithm.needs, params, reference, to_mesh(batch, parts.mesh), steps)
+    teacher = parts.teacher
+    if isinstance(teacher, ServerTeacher):
+        batch, teacher = teacher.fill_in(batch, algorithm.needs), None
+    batch = provide(policy, algorithm.needs, params, reference, to_mesh(batch, parts.mesh), steps, teacher=teacher)
     _, batch = prepare(algorithm.transform, algorithm.transform.init(), batch)
     if "measured" in (batch.info or {}):  # no update takes these rows
         batch = batch.replace(weights=batch.loss_weights * (batch.need("measured") == 0)[:, None])
-    outputs = outputs_of(policy, params, batch, steps, wanted_of(algorithm.objective.needs, DURING_UPDATE))
+    policy, head = with_head(policy, algorithm.objective.needs, None, teacher, reference)
+    wanted = wanted_of(algorithm.objective.needs, DURING_UPDATE)
+    outputs = outputs_of(policy, combine(head, params), batch, steps, wanted)
     loss, found = _value(algorithm.objective, outputs, batch)
     metrics = {name: float(x) for name, x in found.items()}
     action, rows = np.asarray(scored.batch.action_mask), len(held_out.ids)

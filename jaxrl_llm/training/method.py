@@ -36,6 +36,7 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.method_settings import check_settings, hyperparameters_of
 from jaxrl_llm.training.reference import check_kept, check_reference
 from jaxrl_llm.training.rollout import check_rollout, rollout_of
+from jaxrl_llm.training.teacher import check_teacher
 from jaxrl_llm.utils.errors import InputError, gather, unknown
 from jaxrl_llm.utils.value_digest import value_digest
 
@@ -284,6 +285,7 @@ def check_method(
         lambda: check_settings(config),
         lambda: check_reference(config, algorithm),
         lambda: check_kept(config, algorithm),
+        lambda: check_teacher(config, algorithm),
         check_experience,
     )
     return algorithm

@@ -25,7 +25,7 @@ from jaxrl_llm.utils.errors import InputError, gather
 
 def wants_reference(config: TrainConfig, algorithm: Algorithm) -> bool:
     """Whether the run has a reference policy: the method needs it, or the rollout draws from it."""
-    return of_reference(algorithm.needs) or rollout_of(config, algorithm).demands.reference
+    return of_reference(algorithm.needs, config.teacher is not None) or rollout_of(config, algorithm).demands.reference
 
 
 def check_reference(config: TrainConfig, algorithm: Algorithm) -> None:

@@ -25,6 +25,7 @@ from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
 from jaxrl_llm.distributed.on_hosts import in_units
 from jaxrl_llm.learner.optimizer import learning_rate
 from jaxrl_llm.learner.setup import shard, start
+from jaxrl_llm.learner.teacher import FrozenPolicy
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models import load_policy, load_reward_model, lora
 from jaxrl_llm.models.config import ModelConfig
@@ -56,6 +57,8 @@ from jaxrl_llm.training.method import (
 )
 from jaxrl_llm.training.reference import first_policies, fixed_reference, wants_reference
 from jaxrl_llm.training.rollout import check_columns, hook_of
+from jaxrl_llm.training.server_teacher import ServerTeacher
+from jaxrl_llm.training.teacher import load_teacher
 from jaxrl_llm.utils.errors import InputError, several
 from jaxrl_llm.utils.starting import phase
 
@@ -84,6 +87,7 @@ class RunParts(NamedTuple):
     policies: Mapping[str, Any] = {}  # those that move, at first, see `reference.first_policies`
     hook: Hook | None = None  # what tokens are drawn through
     kept: Callable[[Trajectories], Trajectories] = lambda batch: batch  # fills in what is kept of a reference on disk
+    teacher: FrozenPolicy | ServerTeacher | None = None  # another model than the reference
 
 
 def with_critic(config: TrainConfig, needs: Collection[str], policy: Policy, params: Params) -> tuple[Policy, Params]:
@@ -173,12 +177,15 @@ def _sharded(mesh: jax.sharding.Mesh, sampler: jax.sharding.Mesh, model: ModelCo
     return fully_sharded(shapes, model, mesh)
 
 
+WEIGHTS = "the model's weights"
+
+
 def model_digests(params: Params, tokenizer: Any) -> dict[str, str]:
     """Digests of the model's weights (without a critic), the same on any mesh, and of its tokenizer."""
     weights = {name: x for name, x in params.items() if name != "critic"}
     found = json.dumps([checksums(weights), structure(weights)], sort_keys=True)
     digest = hashlib.sha256(found.encode()).hexdigest()
-    return {"the model's weights": digest, "the tokenizer": tokenizer_digest(tokenizer)}
+    return {WEIGHTS: digest, "the tokenizer": tokenizer_digest(tokenizer)}
 
 
 def split_parameters(config: TrainConfig, policy: Policy, params: Params) -> tuple[Params | None, Params]:
@@ -220,7 +227,7 @@ def reference_of(
             name, dtype=config.dtype, param_dtype=config.param_dtype, shardings=spread,
             context=config.context_tokens or None, keep=keep_of(config),
         )  # fmt: skip
-        digests[f"the weights of {name}"] = model_digests(other, tokenizer)["the model's weights"]
+        digests[f"the weights of {name}"] = model_digests(other, tokenizer)[WEIGHTS]
         if frozen is not None and not config.adapter:
             other = lora.scaled_like(other, frozen)
         others.append(other if policy.mesh is None else shard(other, policy, policy.mesh))
@@ -266,6 +273,10 @@ def set_up(
     frozen, params = shard(split_parameters(config, policy, params), policy, mesh)
     reference, of_models = reference_of(config, algorithm, policy, frozen, params)
     digests |= of_models
+    with phase("load the teacher"):
+        teacher = load_teacher(config, policy, tokenizer, mesh)
+    if isinstance(teacher, FrozenPolicy):
+        digests[f"the weights of the teacher {config.teacher}"] = model_digests(teacher.params, tokenizer)[WEIGHTS]
     hook = hook_of(config, algorithm, own_source)
     gradient_steps = config.steps * config.epochs * config.minibatches
     optimizer = optimizer_of(config, algorithm)
@@ -275,5 +286,6 @@ def set_up(
         algorithm, policy, tokenizer, prompts, held_out, rewards, optimizer,
         learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, sampler, frozen, hosts,
         record=record_of(config, algorithm, given), policies=first_policies(config, algorithm, hook, params), hook=hook,
+        teacher=teacher,
     )  # fmt: skip
     return parts, state, memory

@@ -24,6 +24,9 @@ LATER = {
     "decomposition", "greedy", "scores", "degree", "win_rate", "opponent",
 }  # fmt: skip
 
+# As the others later, so that those stay as they are.
+LATEST = {"teacher_token_logp", "teacher_top", "teacher_top_logp", "teacher_states", "teacher_divergence"}
+
 # What changes other methods too: rewards are combined with the reward, and rows of one episode count once.
 STRUCTURE = {"sound", "turn_rewards", "episode", "first_turn"}
 
@@ -55,11 +58,12 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
         "prompt_id": GROUP + 10,
         "truncated": random.random(N) < 0.2,
     }
-    later = np.random.default_rng([seed, 1])
+    later, latest = (np.random.default_rng([seed, number]) for number in (1, 2))
     for need in NEEDS.values():
         if need.name in ("values", "feedback", "turns"):  # drawn elsewhere
             continue
-        value = need.stand_in.draw(later if need.name in LATER else random, behaviour)
+        drawn = latest if need.name in LATEST else later if need.name in LATER else random
+        value = need.stand_in.draw(drawn, behaviour)
         if need.name not in STRUCTURE or need.name in algorithm.needs:
             for number in values_of(algorithm.needs, need.name) or [None]:
                 put(fields, need, value, number)
@@ -79,6 +83,8 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
     last = np.random.default_rng([seed, 2])
     extras["greedy"] = jnp.asarray(NEEDS["greedy"].stand_in.draw(last, behaviour), jnp.float32)
     extras["scores"] = jnp.asarray(NEEDS["scores"].stand_in.draw(last, behaviour), jnp.float32)
+    for name in ("teacher_top_logp", "teacher_divergence"):
+        extras[name] = jnp.asarray(NEEDS[name].stand_in.draw(latest, behaviour), jnp.float32)
     return Case(batch.replace(turn=turn.astype(jnp.int32)), PolicyOutputs(logp, entropy, extras))
 
 

@@ -22,10 +22,20 @@ from jaxrl_llm.utils.errors import InputError
 SHAPES = {
     "[N, L]": (N, L), "[N]": (N,), "[N, 2]": (N, 2), "[N, 3]": (N, 3), "[N, 4]": (N, 4), "[N, U]": (N, 3),
     "[] each": (), "[N, L, K]": (N, L, TOP), "[N, T]": (N, L + 2), "[N, A]": (N, 3), "[N, K]": (N, -(-L // 4)),
-    "[N, L, H]": (N, L, 4), "[N, L, S]": (N, L, 1),
+    "[N, L, H]": (N, L, 4), "[N, L, S]": (N, L, 1), "[N, L, D]": (N, L, 2), "[N, L, 2, K]": (N, L, 2, TOP),
 }  # fmt: skip
 OF_TOP = ("top_tokens", "top_logp")
-OTHERS = ("values", "internal_logp", "heated_logp", "implicit_logp", "greedy", "scores", *OF_TOP)
+OTHERS = (
+    "values",
+    "internal_logp",
+    "heated_logp",
+    "implicit_logp",
+    "greedy",
+    "scores",
+    "most_probable",
+    "head_states",
+    *OF_TOP,
+)
 PROBABILITIES = ("squared_probability", "cubed_probability", "reference_affinity")
 
 
@@ -77,7 +87,8 @@ def test_what_is_put_into_a_batch_is_found_in_it_and_nothing_else(name: str) -> 
 def test_a_need_is_computed_or_provided_and_not_both() -> None:
     for need in NEEDS.values():
         assert (need.compute is None) or (need.provider is None)
-        assert (need.compute is None) == (need.name == "feedback" or need.provider is not None)
+        of_update = need.name in ("feedback", "teacher_top_logp", "teacher_divergence")
+        assert (need.compute is None) == (of_update or need.provider is not None)
         if need.measure is not None:
             assert need.compute is not None
             assert need.measure in (*MEASURES, *OTHERS, "hidden", "tempered_logp")
@@ -145,6 +156,8 @@ def test_each_is_computed_from_the_policy_that_it_is_of() -> None:
             "reference_logp": ("reference", -2.0), "reference_affinity": ("affinity", 0.5),
             "previous_logp": ("previous", -3.0), "teacher_logp": ("teacher", -4.0),
             "teacher_entropy": ("teacher", -4.0), "target_values": ("target", -5.0),
+            "teacher_token_logp": ("teacher", -4.0), "teacher_top": ("teacher", -4.0),
+            "teacher_states": ("teacher", -4.0),
         }  # fmt: skip
         of, value = expected.get(name, ("old", -1.0))
         assert set(models.passes) == {of}

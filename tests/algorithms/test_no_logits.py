@@ -12,10 +12,11 @@ import pytest
 from heavy import few
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.core.needs import fill_in
+from jaxrl_llm.core.needs import OF_TEACHER, fill_in, value_of
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import plan_steps
+from jaxrl_llm.learner.teacher import with_head
 from jaxrl_llm.learner.update import gradient
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.critic import critic_of, init_critic
@@ -73,7 +74,8 @@ def test_a_whole_iteration_makes_no_array_of_all_logits(name: str) -> None:
     if (critic := critic_of(algorithm.needs, "shared")) is not None:
         policy = dataclasses.replace(policy, critic=critic)
         params = init_critic(jax.random.key(1), policy, params, critic)
-    batch, _, _ = fill_in(batch_of_groups(), algorithm.needs)
+    of_teacher = {need for need in algorithm.needs if value_of(need)[0] in OF_TEACHER}  # which is the reference
+    batch, _, _ = fill_in(batch_of_groups(), algorithm.needs - of_teacher)
     steps = plan_steps(batch, micro_batches=2)
 
     def iteration(params: Any, batch: Trajectories) -> Any:
@@ -81,7 +83,8 @@ def test_a_whole_iteration_makes_no_array_of_all_logits(name: str) -> None:
             policy, algorithm.needs, params, params, batch, steps=steps, previous=params, target=params.get("critic")
         )
         _, ready = algorithm.transform.apply(algorithm.transform.init(), batch)
-        return gradient(policy, algorithm.objective, params, ready, steps.slices)
+        learning, frozen = with_head(policy, algorithm.objective.needs, None, None, params)
+        return gradient(learning, algorithm.objective, params, ready, steps.slices, frozen)
 
     assert V * D < ALL_LOGITS / 8
     assert largest(jax.make_jaxpr(iteration)(params, batch).jaxpr) < ALL_LOGITS / 2

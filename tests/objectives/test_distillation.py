@@ -16,11 +16,10 @@ from batches import batch_of, finite_differences
 
 from jaxrl_llm.algorithms.guidance.srpo_sample_routing import (
     confidence_weights,
-    jensen_shannon,
     route_failures,
     self_distillation,
-    with_rest,
 )
+from jaxrl_llm.objectives.distillation.divergences import generalised_jsd, with_rest
 from jaxrl_llm.utils.errors import InputError
 
 P = np.log(np.random.default_rng(0).dirichlet(np.ones(4), (3, 2)))
@@ -40,10 +39,10 @@ def divergence(p: np.ndarray, q: np.ndarray, a: float) -> np.ndarray:
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 1.0])
 def test_the_divergence_is_its_sum_and_so_is_its_gradient(share: float) -> None:
     np.testing.assert_allclose(
-        jensen_shannon(jnp.asarray(P), jnp.asarray(Q), share), divergence(P, Q, share), atol=1e-6
+        generalised_jsd(jnp.asarray(P), jnp.asarray(Q), share), divergence(P, Q, share), atol=1e-6
     )
-    assert np.abs(np.asarray(jensen_shannon(jnp.asarray(P), jnp.asarray(P), share))).max() < 1e-6
-    found = jax.grad(lambda p: jensen_shannon(p, jnp.asarray(Q), share).sum())(jnp.asarray(P, jnp.float32))
+    assert np.abs(np.asarray(generalised_jsd(jnp.asarray(P), jnp.asarray(P), share))).max() < 1e-6
+    found = jax.grad(lambda p: generalised_jsd(p, jnp.asarray(Q), share).sum())(jnp.asarray(P, jnp.float32))
     expected = finite_differences(lambda p: float(divergence(p, Q, share).sum()), P)
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
@@ -51,7 +50,7 @@ def test_the_divergence_is_its_sum_and_so_is_its_gradient(share: float) -> None:
 def test_its_limits_are_the_two_divergences() -> None:
     for edge, near in ((0.0, 1e-5), (1.0, 1 - 1e-5)):
         scaled = divergence(P, Q, near) / (near * (1 - near))
-        np.testing.assert_allclose(jensen_shannon(jnp.asarray(P), jnp.asarray(Q), edge), scaled, rtol=2e-3)
+        np.testing.assert_allclose(generalised_jsd(jnp.asarray(P), jnp.asarray(Q), edge), scaled, rtol=2e-3)
 
 
 def test_the_rest_is_one_more_token() -> None:
@@ -60,7 +59,7 @@ def test_the_rest_is_one_more_token() -> None:
     nothing = with_rest(jnp.asarray(P))  # all tokens are there
     assert np.isfinite(nothing).all()
     assert float(jnp.exp(nothing)[..., -1].max()) < 1e-5
-    assert np.isfinite(jax.grad(lambda p: jensen_shannon(with_rest(p), nothing).sum())(jnp.asarray(Q))).all()
+    assert np.isfinite(jax.grad(lambda p: generalised_jsd(with_rest(p), nothing).sum())(jnp.asarray(Q))).all()
 
 
 def test_weights_of_the_worked_example() -> None:

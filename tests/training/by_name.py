@@ -121,6 +121,7 @@ METHODS: dict[str, Case] = {
     "salsa": Case({"other": MODEL}, metrics=("value/loss",)),
     "sapo_swarm": Case(logged=("swarm/reward_1", "replay/share")),
     "scaf_grpo": Case({"hints_from": 0}, logged=HINTS),
+    "sdft": Case({"column": "response", "top_k": 8, "beta": 0.5}, metrics=("distillation",), info=("teacher_tokens",)),
     "sgpo": Case(settings={"num_prompts": 4, "group_size": 8}),
     "spark_co_evolving": Case({"share": 1.0}, metrics=("rollout/parts",), more=True),
     "spear": Case({"replay_rows": 2, "surplus": 1.0}, logged=("replay/share",)),

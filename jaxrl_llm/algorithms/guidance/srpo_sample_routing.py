@@ -21,6 +21,7 @@ from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Objective, Transform, chain, stateless
 from jaxrl_llm.objectives import clip, policy_gradient
 from jaxrl_llm.objectives.averaging.averages import averaged, token_mean
+from jaxrl_llm.objectives.distillation.divergences import on_support
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.rollouts.context import Tools
@@ -70,36 +71,6 @@ def srpo_sample_routing(
     )
 
 
-SMALLEST = 1e-7  # probability of the rest
-
-
-def with_rest(logp: jax.Array) -> jax.Array:
-    """Log-probabilities of K tokens and of all others together, f32[..., K + 1].
-
-    >>> [round(float(p), 4) for p in jnp.exp(with_rest(jnp.log(jnp.asarray([0.5, 0.3]))))]
-    [0.5, 0.3, 0.2]
-    """
-    rest = jnp.maximum(1 - jnp.sum(jnp.exp(logp), axis=-1, keepdims=True), SMALLEST)
-    return jnp.concatenate([logp, jnp.log(rest)], axis=-1)
-
-
-def jensen_shannon(p: jax.Array, q: jax.Array, share: float = 0.5) -> jax.Array:
-    """(1 - a) KL(p || m) + a KL(q || m) with m = (1 - a) p + a q and a = `share`, f32[...], of logs [..., K].
-
-    For a = 0 it is KL(q || p), and for a = 1 KL(p || q): the limits of this divergence over a (1 - a).
-
-    >>> p, q = jnp.log(jnp.asarray([0.5, 0.5])), jnp.log(jnp.asarray([0.9, 0.1]))
-    >>> print(jensen_shannon(p, q).round(4), jensen_shannon(p, q, 1.0).round(4))
-    0.1017 0.5108
-    """
-    if share in (0, 1):
-        first, second = (q, p) if share == 0 else (p, q)
-        return jnp.sum(jnp.exp(first) * (first - second), axis=-1)
-    mixed = jnp.logaddexp(p + jnp.log1p(-share), q + jnp.log(share))
-    terms = (1 - share) * jnp.exp(p) * (p - mixed) + share * jnp.exp(q) * (q - mixed)
-    return jnp.sum(terms, axis=-1)
-
-
 def confidence_weights(entropy: jax.Array, mask: jax.Array, strength: float | jax.Array = 1.0) -> jax.Array:
     """exp(-strength H), divided by its mean over the mask bool[...]; f32[...], 0 outside of it (2604.02288).
 
@@ -145,11 +116,11 @@ def unless_distilled(sampled: Surrogate) -> Surrogate:
 
 @part
 def self_distillation(top: int = 100, share: float = 0.5, cap: Positive = 2.0) -> Objective:
-    """Token mean, over all tokens, of w sg(min(rho, cap)) `jensen_shannon`(p, q) on the rows that were chosen.
+    """Token mean, over all tokens, of w sg(min(rho, cap)) D(p, q) on the rows that were chosen.
 
-    p: the policy, q: the teacher, each of the `top` most probable tokens of the policy before the update and of the
-    rest. w: of `route_failures`. rho: `token_ratio`. Metric "distil/divergence": the mean divergence of those tokens,
-    without w and rho, times their share.
+    D: `generalised_jsd` with beta = share. p: the policy, q: the teacher, each of the `top` most probable tokens of the
+    policy before the update and of the rest. w: of `route_failures`. rho: `token_ratio`. Metric "distil/divergence":
+    the mean divergence of those tokens, without w and rho, times their share.
     """
     check_number("top", top, least=1, whole=True)
     check_number("share", share, least=0, most=1)
@@ -159,8 +130,8 @@ def self_distillation(top: int = 100, share: float = 0.5, cap: Positive = 2.0) -
         p, q = (outputs.extras or {})["top_logp"], jax.lax.stop_gradient(batch.need("teacher_logp"))
         there = (batch.need("distilled")[:, None] > 0) & (batch.loss_weights != 0)
         even = -jnp.log(1.0 + p.shape[-1])
-        p, q = (with_rest(jnp.where(there[..., None], x, even)) for x in (p, q))
-        divergence = jnp.where(there, jensen_shannon(p, q, share), 0.0)
+        p, q = (jnp.where(there[..., None], x, even) for x in (p, q))
+        divergence = jnp.where(there, on_support(p, q, share), 0.0)
         trust = jax.lax.stop_gradient(jnp.minimum(ratio(outputs, batch), cap))
         value = mean(divergence * trust * batch.need("distil_weight"), batch)
         return value, {"distil/divergence": mean(divergence, batch), "distil/loss": value}

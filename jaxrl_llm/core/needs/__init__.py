@@ -17,7 +17,8 @@ from jaxrl_llm.core.needs.types import Need
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.utils.errors import InputError, unknown
 
-OF_REFERENCE = ("reference_logp", "reference_affinity", "teacher_logp", "teacher_entropy")
+OF_REFERENCE = ("reference_logp", "reference_affinity")
+OF_TEACHER = ("teacher_logp", "teacher_entropy", "teacher_token_logp", "teacher_top", "teacher_states")
 NEEDS = {need.name: need for need in (*COMPUTED, *PROVIDED)}
 
 
@@ -64,9 +65,14 @@ def values_of(needs: Iterable[str], name: str) -> list[float]:
     return sorted(number for known, number in found if known == name and number is not None)
 
 
-def of_reference(needs: Iterable[str]) -> bool:
-    """Whether some of them are computed from the reference policy."""
-    return any(value_of(need)[0] in OF_REFERENCE for need in needs)
+def of_reference(needs: Iterable[str], teacher: bool = False) -> bool:
+    """Whether some of them are computed from the reference policy. teacher: whether the teacher is another policy."""
+    return any(value_of(need)[0] in OF_REFERENCE for need in needs) or (of_teacher(needs) and not teacher)
+
+
+def of_teacher(needs: Iterable[str]) -> bool:
+    """Whether some of them are computed from a teacher, which is the reference policy unless there is another one."""
+    return any(value_of(need)[0] in OF_TEACHER for need in needs)
 
 
 def of_previous(needs: Iterable[str]) -> bool:

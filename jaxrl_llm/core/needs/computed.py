@@ -21,7 +21,9 @@ from jaxrl_llm.core.needs.placeholders import (
     of_turns,
     ones,
     power,
+    teacher_states,
     tokens_of_top,
+    top_of_teacher,
     uniform,
 )
 from jaxrl_llm.core.needs.policy_drift import drift_of
@@ -36,6 +38,11 @@ def _read(name: str) -> Compute:
         return (models.old.extras or {})[name if number is None or name != "tempered_logp" else f"{name}:{number:g}"]
 
     return compute
+
+
+def _of_teacher(name: str) -> Compute:
+    """What the forward pass of the teacher found."""
+    return lambda models, batch, number: (models.teacher.extras or {})[name]
 
 
 def _reduced(function: Callable[[Array, Array], Array]) -> Compute:
@@ -161,12 +168,12 @@ COMPUTED = (
     ),
     Need(
         "teacher_logp", "info['teacher_logp']", "[N, L, K]",
-        "log-probabilities of info['top_tokens'] under the reference policy after info['teacher_tokens']",
-        of_top, lambda models, batch, number: (models.teacher.extras or {})["top_logp"],
+        "log-probabilities of info['top_tokens'] under the teacher",
+        of_top, _of_teacher("top_logp"),
     ),
     Need(
         "teacher_entropy", "info['teacher_entropy']", "[N, L]",
-        "entropy of the reference policy after info['teacher_tokens'], nats",
+        "entropy of the teacher, nats",
         StandIn("1", uniform(0, 2), lambda batch, number: jnp.ones(batch.tokens.shape)),
         lambda models, batch, number: models.teacher.entropy,
     ),
@@ -187,5 +194,28 @@ COMPUTED = (
         "a row with info['measured']; NaN without one",
         StandIn("trackers forget at their fastest", uniform(0, 0.1, rows=True)),
         lambda models, batch, number: models.of_logp(drift_of),
+    ),
+    Need(
+        "teacher_token_logp", "info['teacher_token_logp']", "[N, L]", "log-probabilities under the teacher",
+        behaviour(near(0.3)), lambda models, batch, number: models.teacher.logp,
+    ),
+    Need(
+        "teacher_top", "info['teacher_top']", "[N, L, 2, K]",
+        "ids of the K most probable tokens of the teacher at each action, and their log-probabilities under it",
+        top_of_teacher, _of_teacher("most_probable"),
+    ),
+    Need(
+        "teacher_top_logp", "info['teacher_top_logp']", "[N, L, K]", "log-probabilities of the tokens of teacher_top",
+        of_top, by_outputs="teacher_top_logp",
+    ),
+    Need(
+        "teacher_states", "info['teacher_states']", "[N, L, D]", "states that the teacher's unembedding multiplies",
+        teacher_states, _of_teacher("head_states"),
+    ),
+    Need(
+        "teacher_divergence", "info['teacher_divergence']", "[N, L]",
+        "generalised Jensen-Shannon divergence (beta after a colon) from the teacher of teacher_states",
+        StandIn("0", uniform(0, 1), lambda batch, number: jnp.zeros(batch.tokens.shape)),
+        by_outputs="teacher_divergence",
     ),
 )  # fmt: skip

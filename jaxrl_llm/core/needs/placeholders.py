@@ -149,6 +149,22 @@ tokens_of_top = StandIn(
 )
 
 
+def _states(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
+    return random.normal(size=(*logp.shape, 2))
+
+
+def _tokens_and_logs(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
+    ids = np.broadcast_to(np.arange(TOP), (*logp.shape, TOP))
+    return np.stack([ids, _shares(random, logp)], axis=2)
+
+
+teacher_states = StandIn("0", _states, lambda batch, number: jnp.zeros((*batch.tokens.shape, 2)))
+top_of_teacher = StandIn(
+    "the first tokens, equally probable", _tokens_and_logs,
+    lambda batch, number: jnp.stack([_first(batch, number), _even(batch, number)], axis=2),
+)  # fmt: skip
+
+
 def teachers(random: np.random.Generator, logp: np.ndarray) -> np.ndarray:
     """Rows [N, L + 2] of two tokens of a prompt and as many as the row has; none in every second row."""
     N, L = logp.shape

@@ -30,9 +30,10 @@ class Models(Protocol):
 
     @property
     def teacher(self) -> PolicyOutputs:
-        """Of the reference policy after the prompts of info["teacher_tokens"]; `extras` has "top_logp".
+        """Of the teacher, after the prompts of info["teacher_tokens"] where the batch has some.
 
-        Of the weights before the update where the batch has no such prompts.
+        It is the reference policy unless there is another one. `extras` has "top_logp", "most_probable" and
+        "head_states" as they are needed.
         """
 
     @property

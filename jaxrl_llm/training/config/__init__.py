@@ -208,6 +208,9 @@ class TrainConfig:
     critic_model: str | None = None
     """Reward model (a folder, or a name on the hub) of the model's own size and vocabulary from which a critic that is
     a tower starts, value head included. Default: the model, and values of 0."""
+    teacher: str | None = None
+    """Teacher of methods that have one: a folder, a name on the hub, or the URL of an OpenAI-compatible server, such as
+    http://HOST:8000/v1#MODEL. A model of any architecture with the same tokens; it is kept in `dtype`."""
     critic_steps: int = 0
     """Number of first steps in which only the critic is trained."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -108,7 +108,16 @@ def _in_range(name: str, value: float, least: float, most: float | None) -> None
 def check_texts(config: TrainConfig) -> None:
     """InputError for settings that are empty texts."""
     names = ("model", "output", "algorithm", "rollout")
-    optional = ("adapter", "eval_prompts", "prompt_column", "answer_column", "wandb", "environment", "compact")
+    optional = (
+        "adapter",
+        "teacher",
+        "eval_prompts",
+        "prompt_column",
+        "answer_column",
+        "wandb",
+        "environment",
+        "compact",
+    )
     for name in (*names, *optional):
         text = getattr(config, name)
         if text is not None and (not text.strip() or "\0" in text):

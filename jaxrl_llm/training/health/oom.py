@@ -63,6 +63,7 @@ def arrays_of(parts: RunParts, state: RunState) -> dict[str, Any]:
     return {
         "params": state.train.params, "optimizer": state.train.optimizer, "memory": state.memory,
         "frozen": parts.frozen, "reference": parts.reference, **state.policies,
+        "teacher": parts.teacher,
     }  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Losses from a teacher's distributions, of tokens that the policy sampled."""

@@ -1,0 +1,64 @@
+"""Generalised knowledge distillation on the student's own samples (GKD)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.choices import AverageName
+from jaxrl_llm.core.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.ranges import Fraction
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives.averaging.averages import average_by_name
+from jaxrl_llm.objectives.distillation.divergences import SupportOf
+from jaxrl_llm.objectives.distillation.teachers import distillation
+from jaxrl_llm.rollouts.context import Tools
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.guidance.demonstrated import NEED, demonstration
+from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import group
+
+
+@method(paper="arXiv 2306.13649", year=2023, test="test_distilled.py::test_gkd_is_its_loop")
+def gkd(
+    beta: Annotated[Fraction, PAPER] = 0.5,
+    student_share: Annotated[Fraction, OURS] = 1.0,
+    column: Annotated[str, OURS] = "completion",
+    top_k: Annotated[int, OURS] = 0,
+    support: Annotated[SupportOf | None, OURS] = None,
+    tail: Annotated[bool, OURS] = True,
+    average: Annotated[AverageName, PAPER] = "token",
+) -> Algorithm:
+    """Generalised knowledge distillation on the student's own samples (GKD).
+
+    The run's teacher t reads what the student s sampled, at the student's temperature. Over all tokens v, without a
+    gradient of t,
+
+        loss = mean over tokens of D,  D = beta KL(t || m) + (1 - beta) KL(s || m),  m = beta t + (1 - beta) s
+
+    At beta 0 D is KL(t || s), and at 1 KL(s || t), as which on-policy distillation is known: there the loss is larger
+    by orders of magnitude than next to the ends. student_share: of the prompts, those whose responses the student
+    samples (the paper's lambda, 0.5); the others have the text of a column of the data set. top_k: 0 for the whole
+    distribution; else the most probable tokens and, with tail, all others as one. support: whose tokens these are; None
+    is the teacher's at beta 0, the student's at 1, and both between. average: of tokens. Rewards are reported only.
+    """
+    objective = distillation(beta, top_k, support=support, tail=tail, average=average_by_name(average))
+    return Algorithm(chain(), objective, rollout=None if student_share == 1 else partly_given(student_share, column))
+
+
+@part
+def partly_given(student_share: float, column: str = "completion") -> Rollout:
+    """Samples of the prompt with a probability of `student_share`, else the text of a column alone.
+
+    Provides info["demonstrated"], 1 for episodes of a text.
+    """
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        if tools.random("given").random() >= student_share:
+            return [demonstration(tools, task, column)]
+        return [one.with_info(demonstrated=0.0) for one in await group().program(tools, task)]
+
+    return Rollout(program, "partly_given", frozenset({NEED}), (column,), Demands(variable_size=True))

@@ -1,0 +1,60 @@
+"""MiniLLM: the policy gradient of the reverse divergence from a teacher."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import jax
+
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.ranges import Fraction, NonNegative
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives import clip, token_ratio
+from jaxrl_llm.objectives.distillation.sampled_tokens import minillm_advantage
+from jaxrl_llm.objectives.distillation.teachers import Gain, distillation, towards_teacher
+
+
+@method(
+    paper="arXiv 2306.08543",
+    year=2023,
+    test="test_distilled.py::test_minillm_is_its_loop",
+    beside={
+        "teacher_mixed_sampling": (
+            "samples of a mixture of teacher and student, with importance weights", "the student's own samples",
+        ),
+        "pretraining_loss": ("a language-modelling loss on pre-training texts", "an objective added to this one"),
+    },
+)  # fmt: skip
+def minillm(
+    gamma: Annotated[Fraction, PAPER] = 1.0,
+    length_normalised: Annotated[bool, PAPER] = True,
+    single_step: Annotated[NonNegative, PAPER] = 1.0,
+    clip_low: Annotated[NonNegative, CODE] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    top_k: Annotated[int, OURS] = 0,
+) -> Algorithm:
+    """MiniLLM: the policy gradient of the reverse divergence from a teacher.
+
+    With R_t = log t - log s of the sampled tokens, by the student s that sampled them and the run's teacher t,
+
+        A_t = sum_(i >= t) gamma^(i - t) R_i,  divided by sum_(i >= t) gamma^(i - t) if length_normalised
+        loss = -mean over tokens of min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + single_step KL(s || t)
+
+    where rho is the ratio to the policy that sampled, and the last term is of whole distributions (top_k: of the
+    student's most probable tokens and of all others as one). Rewards are reported only.
+    """
+    gradient = towards_teacher(gains_to_go(gamma, length_normalised), token_ratio(), clip(clip_low, clip_high))
+    return Algorithm(chain(), gradient + single_step * distillation(1.0, top_k))
+
+
+@part
+def gains_to_go(gamma: float = 1.0, length_normalised: bool = True) -> Gain:
+    """A function (student, teacher, mask) -> `minillm_advantage`."""
+
+    def gain(student: jax.Array, teacher: jax.Array, mask: jax.Array) -> jax.Array:
+        return minillm_advantage(student, teacher, mask, gamma, length_normalised=length_normalised)
+
+    return gain

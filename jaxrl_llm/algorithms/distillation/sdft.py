@@ -1,0 +1,65 @@
+"""Self-distillation fine-tuning (SDFT): the policy learns from itself after a prompt with a demonstration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.ranges import Fraction
+from jaxrl_llm.core.reference import exponential_average, periodic_reset
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.objectives.distillation.teachers import distillation
+from jaxrl_llm.rollouts.context import Tools
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.guidance.hints import texts_of
+from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import samples
+
+SHOWN = "\n\nThis is an example of a response:\n\n{}\n\nNow answer with a response of your own."
+
+
+@method(paper="arXiv 2601.19897", year=2026, test="test_distilled.py::test_sdft_is_its_loop")
+def sdft(
+    beta: Annotated[Fraction, PAPER] = 1.0,
+    top_k: Annotated[int, OURS] = 0,
+    decay: Annotated[Fraction, OURS] = 0.99,
+    column: Annotated[str, OURS] = "completion",
+) -> Algorithm:
+    """Self-distillation fine-tuning (SDFT): the policy learns from itself after a prompt with a demonstration.
+
+    The student s samples responses to the prompt. The teacher t reads them after the prompt and the demonstration in a
+    column of the data set. Its weights are a moving average of the student's, decay theta_t + (1 - decay) theta after
+    each update (0: the student's own, also with adapters), or those of the run's teacher. The loss is the mean over
+    tokens of KL(s || t), and with beta < 1 of the divergence of `gkd`:
+
+        D = beta KL(t || m) + (1 - beta) KL(s || m),  m = beta t + (1 - beta) s
+
+    top_k: 0 for the whole distribution, else the student's most probable tokens (at beta 0 the teacher's, between both)
+    and all others as one. A sample that does not fit into the context after the longer prompt has no divergence.
+    Rewards are reported only.
+    """
+    reference = periodic_reset(1) if decay == 0 else exponential_average(decay)
+    return Algorithm(chain(), distillation(beta, top_k), rollout=shown_to_teacher(column), reference=reference)
+
+
+@part
+def shown_to_teacher(column: str = "completion", text: str = SHOWN) -> Rollout:
+    """A group of samples whose teacher reads them after the prompt and a text of a column, the first where a row has
+    several. text: how it is written. Provides teacher_tokens (`batch.teacher_tokens`).
+
+    A row without one, and a sample that does not fit into the model's context behind it, have no teacher's prompt.
+    """
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        known = texts_of(task.row.get(column), column)
+        longer = tools.prompt_with(text.format(known[0])) if known else ()
+        found = await samples(tools, task.prompt, range(task.samples))
+        fitting = (longer if tools.fits((*longer, *one.own.token.tolist())) else () for one in found)
+        return [replace(one, teacher_prompt=prompt) for one, prompt in zip(found, fitting, strict=True)]
+
+    return Rollout(program, "shown_to_teacher", frozenset({"teacher_tokens"}), (column,), Demands(at_once=True))

@@ -1,0 +1,1 @@
+"""Losses that bring a student to its teacher."""
