@@ -41,9 +41,13 @@ def test_loss_weights_are_the_selection_on_actions() -> None:
 
 def test_totals_by_hand() -> None:
     batch = batch_of([[0, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 1]])
-    assert {k: float(v) for k, v in totals_of(batch).items()} == {"tokens": 6, "sequences": 3, "rows": 3}
+    found = {"tokens": 6, "sequences": 3, "rows": 3, "contrasts": 1}
+    assert {k: float(v) for k, v in totals_of(batch).items()} == found
     half = batch.replace(weights=jnp.array([0.5, 0.0, 1.0, 1.0])[:, None] * jnp.ones((4, 3)))
-    assert {k: float(v) for k, v in totals_of(half).items()} == {"tokens": 4, "sequences": 2, "rows": 3}
+    assert {k: float(v) for k, v in totals_of(half).items()} == found | {"tokens": 4, "sequences": 2}
+    rewards = batch_of(np.ones((7, 1)), group=jnp.array([0, 0, 1, 1, 2, 2, 0]))
+    rewards = rewards.replace(reward=jnp.array([1.0, 1.0, 0.5, 0.2, jnp.nan, 0.0, 0.0]))
+    assert float(totals_of(rewards)["contrasts"]) == 2, "groups 0 and 1; one row of group 2 has no score"
 
 
 def test_totals_of_nothing_can_be_divided_by() -> None:

@@ -80,12 +80,14 @@ class Objective:
 
     Quantities that depend on the whole batch at the current parameters (a quantile, a covariance, the other members of
     a group) are computed by `refresh`: it gets all rows at once, without gradients, and writes its results into the
-    batch before `function` sees a slice of it. Calling the objective does both, in this order.
+    batch before `function` sees a slice of it. Calling the objective does both, in this order. by_groups: a slice that
+    holds whole groups can be refreshed by itself, so that no pass over the whole batch comes before.
     """
 
     function: Callable[[PolicyOutputs, Trajectories], tuple[jax.Array, Metrics]]
     needs: frozenset[str] = frozenset()  # names of what the loop must provide, e.g. "reference_logp"
     refresh: Refresh | None = None
+    by_groups: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs", names_of(self.needs))
@@ -138,7 +140,12 @@ class Objective:
             loss_b, metrics_b = other.function(outputs, batch)
             return loss_a + loss_b, merge_metrics(metrics_a, metrics_b)
 
-        return Objective(total, self.needs | other.needs, in_turn(self.refresh, other.refresh))
+        refresh = in_turn(self.refresh, other.refresh)
+        return Objective(total, self.needs | other.needs, refresh, self._by_groups and other._by_groups)
+
+    @property
+    def _by_groups(self) -> bool:
+        return self.refresh is None or self.by_groups
 
     def _times(self, scale: Scale) -> Objective:
         weight = coefficient(scale)
@@ -149,7 +156,8 @@ class Objective:
             loss, metrics = self.function(outputs, batch)
             return weight(batch) * loss, metrics
 
-        return Objective(scaled, self.needs | weight.needs, in_turn(self.refresh, weight.refresh))
+        by_groups = self._by_groups and weight.refresh is None
+        return Objective(scaled, self.needs | weight.needs, in_turn(self.refresh, weight.refresh), by_groups)
 
 
 def _nothing(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:

@@ -147,8 +147,8 @@ SHARED = ("totals", "controls", "feedback")  # fields without a row axis
 
 
 def totals_of(batch: Trajectories) -> dict[str, Array]:
-    """Denominators of averages, f32[]: "tokens" (summed weights), "sequences" (rows with any weight), and "rows" (rows
-    with any action).
+    """Denominators of averages, f32[]: "tokens" (summed weights), "sequences" (rows with any weight), "rows" (rows with
+    any action), and "contrasts" (groups of which two rows differ in their reward).
 
     A micro-batch carries the totals of the whole batch, so that `sum(values) / total` summed over micro-batches is the
     value for the whole batch, however it is split.
@@ -161,7 +161,21 @@ def totals_of(batch: Trajectories) -> dict[str, Array]:
         return jnp.maximum(jnp.sum(jnp.any(mask, axis=1)), 1).astype(jnp.float32)
 
     tokens = jnp.maximum(jnp.sum(weights), 1e-9)
-    return {"tokens": tokens, "sequences": rows(weights > 0), "rows": rows(batch.action_mask)}
+    found = {"tokens": tokens, "sequences": rows(weights > 0), "rows": rows(batch.action_mask)}
+    return found | {"contrasts": _contrasts(batch)}
+
+
+def _contrasts(batch: Trajectories) -> Array:
+    """f32[]: the number of groups with different rewards, at least 1."""
+    if batch.reward is None:
+        return jnp.float32(1)
+    N = batch.tokens.shape[0]
+    _, index = jnp.unique(jnp.asarray(batch.group), return_inverse=True, size=N)
+    reward = jnp.asarray(batch.reward)
+    known = ~jnp.isnan(reward)
+    high = jax.ops.segment_max(jnp.where(known, reward, -jnp.inf), index, num_segments=N)
+    low = jax.ops.segment_min(jnp.where(known, reward, jnp.inf), index, num_segments=N)
+    return jnp.maximum(jnp.sum(high > low), 1).astype(jnp.float32)
 
 
 def with_totals(batch: Trajectories) -> Trajectories:

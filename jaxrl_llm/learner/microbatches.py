@@ -6,7 +6,7 @@ E epochs, B minibatches (gradient steps) in each, m micro-batches in each of tho
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.struct
 import jax
@@ -26,11 +26,12 @@ from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.utils.errors import InputError, shown
 
 
-class Slices(NamedTuple):
+class Slices(flax.struct.PyTreeNode):
     """Some rows of a batch, cut into S micro-batches of n rows."""
 
     rows: jax.Array  # int32[S, n]
     packing: Packing | None = None  # of each slice, arrays [S, ...]; None: every row as it is
+    together: bool = flax.struct.field(pytree_node=False, default=False)  # whether no group is in two slices
 
 
 class Steps(flax.struct.PyTreeNode):
@@ -40,16 +41,17 @@ class Steps(flax.struct.PyTreeNode):
     packing: Packing | None = None  # of each slice, arrays [E, B, m, ...]; None: every row as it is
     mark: jax.Array | None = None  # uint32[]: checksum of the batch's tokens, to refuse steps of another batch
     whole: bool = flax.struct.field(pytree_node=False, default=True)  # whether they take all rows of the batch
+    together: bool = flax.struct.field(pytree_node=False, default=False)  # whether no group is in two slices
 
     @property
     def in_order(self) -> Slices:
         """The slices of each gradient step: rows int32[E * B, m, n], packings [E * B, m, ...]."""
-        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), Slices(self.rows, self.packing))
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), Slices(self.rows, self.packing, self.together))
 
     @property
     def slices(self) -> Slices:
         """Those of the first epoch, which hold every row once."""
-        return jax.tree.map(lambda x: x[0].reshape(-1, *x.shape[3:]), Slices(self.rows, self.packing))
+        return jax.tree.map(lambda x: x[0].reshape(-1, *x.shape[3:]), Slices(self.rows, self.packing, self.together))
 
 
 def plan_steps(
@@ -116,7 +118,8 @@ def plan_steps(
         return np.broadcast_to(x, (epochs, *x.shape[1:]))
 
     mark: Any = np.uint32(mark_of(here.tokens, here.token_mask))
-    steps = Steps(arranged(taken), jax.tree.map(arranged, packing), mark, rows is None)
+    whole_groups = bool(size.max() == 1 or together > 1)
+    steps = Steps(arranged(taken), jax.tree.map(arranged, packing), mark, rows is None, whole_groups)
     if mesh is None:
         return jax.tree.map(jnp.asarray, steps)
     whole = NamedSharding(mesh, PartitionSpec())
@@ -127,7 +130,7 @@ def plan_steps(
     spread = jax.tree.map(lambda x: of_rows if x.ndim == 5 else of_actions, steps.packing)
     if spread.parent is not None:
         spread = spread.replace(parent=whole)
-    shardings: Any = (whole, spread, whole, steps.whole)
+    shardings: Any = (whole, spread, whole, steps.whole, steps.together)
     return place(steps, Steps(*shardings))
 
 

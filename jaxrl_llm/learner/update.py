@@ -87,8 +87,10 @@ def gradient(
     merges both), where these are a part; not differentiated. balance: of a mixture of experts, whose auxiliary loss is
     added and part of "loss"; the metrics then have the `moe.Load` of the minibatch, "router_load", beside numbers.
 
-    The result does not depend on the slices: each carries the totals of all. Sums are kept in float32, whatever the
-    dtype of the parameters. Raises InputError for arguments that do not fit each other.
+    The result does not depend on the slices: each carries the totals of all. Where an objective's refresh needs all
+    rows of a minibatch, and slices do not hold the groups that it is about (`Objective.by_groups`), another forward
+    pass comes before. Sums are kept in float32, whatever the dtype of the parameters. Raises InputError for arguments
+    that do not fit each other.
     """
     check_rows(policy, batch)
     expect("the objective", objective, Objective)
@@ -98,6 +100,7 @@ def gradient(
     count = 1 if slices is None else slices.rows.shape[0]
     batch = with_totals(batch if slices is None else take(batch, slices.rows.reshape(-1)))
     wanted = wanted_of(objective.needs, DURING_UPDATE)
+    alone = count == 1 or (slices is not None and slices.together and objective.by_groups)
     if balance is not None:
         check_balance(balance, policy.config)
         wanted = wanted._replace(names=(*wanted.names, LOAD))
@@ -110,7 +113,7 @@ def gradient(
     ) -> tuple[jax.Array, Metrics]:
         outputs, load = outputs_of(params, part, packing)
         with jax.named_scope("objective"):
-            value, metrics = (objective if count == 1 else objective.function)(outputs, part)
+            value, metrics = (objective if alone else objective.function)(outputs, part)
         if balance is not None and load is not None:
             value, metrics = balanced(balance, (value, metrics), load, whole, policy.config)
         return value, {**diagnostics(outputs, part), **metrics, "loss": value}
@@ -125,10 +128,11 @@ def gradient(
         return map_rows(lambda x: x.reshape(count, -1, *x.shape[1:]), batch).replace(**dict.fromkeys(SHARED))
 
     whole: Load | None = None
-    if objective.refresh is not None or (balance is not None and balance.coefficient):
+    if (objective.refresh is not None and not alone) or (balance is not None and balance.coefficient):
         # What needs the whole batch at the current parameters costs one more forward pass, also in slices.
         outputs, loads = jax.lax.map(lambda each: outputs_of(params, *each), (sliced(batch), packings))
-        batch = objective.refreshed(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs), batch)
+        if not alone:
+            batch = objective.refreshed(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outputs), batch)
         whole = jax.tree.map(lambda x: jnp.sum(x, axis=0), loads)
     shared = {name: getattr(batch, name) for name in SHARED}
     parts = sliced(batch)

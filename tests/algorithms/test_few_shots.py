@@ -9,8 +9,9 @@ from batches import random_batch
 from method_step import arrays, assert_matches_loop, learn
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.preferences.fspo_few_shot import few_shot_rows, summed_squares
-from jaxrl_llm.objectives.preference.losses import Pairs
+from jaxrl_llm.algorithms.preferences.fspo_few_shot import few_shot_rows
+from jaxrl_llm.objectives.preference.by_name import loss_named
+from jaxrl_llm.objectives.preference.losses import Pairs, of_sums
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -28,7 +29,7 @@ def test_fspo_few_shot_by_loop() -> None:
 
 def test_the_worked_example() -> None:
     zero = jnp.zeros(1)
-    found = summed_squares(Pairs(zero + 1.5, zero, zero, zero, zero + 3, zero + 2, 0.0, zero == 0), 0.01)
+    found = of_sums(loss_named("ipo"))(Pairs(zero + 1.5, zero, zero, zero, zero + 3, zero + 2, 0.0, zero == 0), 0.01)
     assert float(found[0]) == pytest.approx(2352.25)
 
 

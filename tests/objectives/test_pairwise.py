@@ -11,8 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm import load_policy
 from jaxrl_llm.core.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
 from jaxrl_llm.core.transform import Objective, chain
+from jaxrl_llm.learner.microbatches import plan_steps
+from jaxrl_llm.learner.update import gradient
 from jaxrl_llm.objectives import (
     all_pairs,
     best_and_worst,
@@ -23,7 +26,7 @@ from jaxrl_llm.objectives import (
     weighted_losses,
 )
 from jaxrl_llm.objectives.preference.by_name import PAIR_LOSSES, loss_named
-from jaxrl_llm.objectives.preference.losses import aot, robust
+from jaxrl_llm.objectives.preference.losses import aot, robust, sigmoid
 
 TOKENS = Path(__file__).parents[1] / "preference_vectors" / "dpo_token.npz"
 
@@ -155,3 +158,31 @@ def test_margins_mixtures_and_own_functions() -> None:
     both = weighted_losses((robust, 1.0), (aot, 2.0))
     parts = float(loss_of(pairwise(robust), batch, logp)) + 2 * float(loss_of(pairwise(aot), batch, logp))
     assert float(loss_of(pairwise(both), batch, logp)) == pytest.approx(parts, rel=1e-5)
+
+
+def test_slices_of_whole_groups_need_no_pass_over_the_batch_before() -> None:
+    """The gradient in micro-batches is that of the whole batch, and the policy sees each row forward but once."""
+    policy, params, _ = load_policy(Path(__file__).parents[1] / "vectors" / "llama_tied")
+    random, mask = np.random.default_rng(0), np.tile(np.arange(9) >= 4, (8, 1))
+    batch = batch_of(mask, -random.gamma(2.0, 1.0, (8, 9)) * mask, [1, 0] * 4, np.repeat(range(4), 2))
+    tokens = random.integers(5, 60, (8, 9))
+    tokens[1::2, :4] = tokens[::2, :4]
+    batch = batch.replace(tokens=jnp.asarray(tokens, jnp.int32), token_mask=jnp.ones((8, 9), bool), info=None)
+    seen: dict[tuple[str, int], int] = {}
+    found = {}
+    for name, loss in (("alone", sigmoid), ("across", aot)):
+        objective = pairwise(loss, 0.1)
+        assert objective.by_groups == (name == "alone")
+        for parts in (1, 4):
+            steps = plan_steps(batch, micro_batches=parts)
+            assert steps.together
+            slices = jax.tree.map(lambda x: x[0], steps.in_order)
+            program = jax.jit(gradient, static_argnums=(0, 1)).lower(policy, objective, params, batch, slices).compile()
+            seen[name, parts] = sum(" while(" in line for line in program.as_text().splitlines())
+            found[name, parts] = program(params, batch, slices)
+        for one, other in zip(*map(jax.tree.leaves, (found[name, 1], found[name, 4])), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-6)
+    assert seen["across", 4] > seen["alone", 4], "another loop over the slices"
+    mixed = pairwise(sigmoid, 0.1) + 0.5 * pairwise(aot, 0.1)
+    assert not mixed.by_groups
+    assert (pairwise(sigmoid, 0.1) + 0.5 * pairwise(sigmoid, 0.2)).by_groups

@@ -6,18 +6,17 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-import jax
 import numpy as np
 
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.hyperparameters import CODE
 from jaxrl_llm.core.ranges import Positive, check_number
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.data.preference_rows import CHOSEN, REJECTED
-from jaxrl_llm.objectives.preference.losses import Pairs
+from jaxrl_llm.objectives.preference.by_name import loss_named
+from jaxrl_llm.objectives.preference.losses import of_sums
 from jaxrl_llm.objectives.preference.pairwise import pairwise
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 from jaxrl_llm.utils.errors import InputError, several, shown
@@ -36,13 +35,7 @@ def fspo_few_shot(beta: Annotated[Positive, CODE] = 0.01) -> Algorithm:
 
     The supervised stage before it is a run of `sft` with the preferred responses, on whose model this one begins.
     """
-    return Algorithm(chain(), pairwise(summed_squares, beta), rollout=chosen_and_rejected())
-
-
-def summed_squares(pairs: Pairs, beta: Number) -> jax.Array:
-    """(u_w - u_l - 1 / (2 beta))^2 of log-ratios u of whole responses, f[P]: IPO's loss as its paper prints it."""
-    w, l = pairs.log_ratios
-    return (w - l - 0.5 / beta) ** 2
+    return Algorithm(chain(), pairwise(of_sums(loss_named("ipo")), beta), rollout=chosen_and_rejected())
 
 
 def few_shot_rows(

@@ -16,7 +16,7 @@ from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs
+from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs, of_each_pair
 from jaxrl_llm.objectives.preference.pairwise import pairwise
 from jaxrl_llm.objectives.preference.reward_models import bradley_terry_loss
 from jaxrl_llm.rewards.models import encoded
@@ -51,7 +51,7 @@ def bradley_terry(centring: Number = 0.0) -> PairLoss:
     def loss(pairs: Pairs, beta: Number) -> jax.Array:
         return bradley_terry_loss(pairs.chosen_logp, pairs.rejected_logp, pairs.margin, centring)
 
-    return loss
+    return of_each_pair(loss)
 
 
 def last_scores(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:

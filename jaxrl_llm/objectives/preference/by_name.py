@@ -24,7 +24,9 @@ from jaxrl_llm.objectives.preference.losses import (
     exo_pair,
     hinge,
     ipo,
+    is_of_each_pair,
     nca_pair,
+    of_each_pair,
     orpo,
     robust,
     sigmoid,
@@ -88,7 +90,7 @@ def loss_named(
     def named(pairs: Pairs, beta: Number) -> jax.Array:
         return loss(pairs, beta, **given)
 
-    return named
+    return of_each_pair(named) if is_of_each_pair(loss) else named
 
 
 def pair_loss(

@@ -9,7 +9,7 @@ ls = log sigmoid, e = label_smoothing, the probability that a label is wrong.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +40,21 @@ class Pairs(NamedTuple):
 
 
 PairLoss = Callable[..., jax.Array]  # (pairs, beta, ...) -> f[P]
+Loss = TypeVar("Loss", bound=PairLoss)
 
 
+def of_each_pair(loss: Loss) -> Loss:
+    """Mark a loss of pairs, `PairLoss`, whose number of a pair depends on that pair alone."""
+    loss.__dict__["of_each_pair"] = True
+    return loss
+
+
+def is_of_each_pair(loss: PairLoss) -> bool:
+    """Whether a loss is known to be so; False for a function of which nobody said it."""
+    return bool(getattr(loss, "of_each_pair", False))
+
+
+@of_each_pair
 def sigmoid(
     pairs: Pairs, beta: Number = 0.1, label_smoothing: Number = 0.0, divergence: Divergence = reverse_kl
 ) -> jax.Array:
@@ -50,6 +63,7 @@ def sigmoid(
     return _smoothed(z, label_smoothing)
 
 
+@of_each_pair
 def sigmoid_norm(
     pairs: Pairs, beta: Number = 0.1, label_smoothing: Number = 0.0, divergence: Divergence = reverse_kl
 ) -> jax.Array:
@@ -57,6 +71,7 @@ def sigmoid_norm(
     return _smoothed(_logits(pairs, beta, divergence, per_token=True), label_smoothing)
 
 
+@of_each_pair
 def robust(
     pairs: Pairs, beta: Number = 0.1, label_smoothing: Number = 0.0, divergence: Divergence = reverse_kl
 ) -> jax.Array:
@@ -66,16 +81,19 @@ def robust(
     return ((1 - e) * jax.nn.softplus(-z) - e * jax.nn.softplus(z)) / (1 - 2 * e)
 
 
+@of_each_pair
 def hinge(pairs: Pairs, beta: Number = 0.1, divergence: Divergence = reverse_kl) -> jax.Array:
     """SLiC (2305.10425) and RSO (2309.06657): max(0, 1 - z)."""
     return jax.nn.relu(1 - _logits(pairs, beta, divergence))
 
 
+@of_each_pair
 def ipo(pairs: Pairs, beta: Number = 0.1, divergence: Divergence = reverse_kl) -> jax.Array:
     """IPO (2310.12036): (s_w/|w| - s_l/|l| - 1/(2 beta))^2. As its paper prints it, without lengths."""
     return ((_logits(pairs, beta, divergence, per_token=True) - 0.5) / beta) ** 2
 
 
+@of_each_pair
 def exo_pair(
     pairs: Pairs, beta: Number = 0.1, label_smoothing: Number = 1e-3, divergence: Divergence = reverse_kl
 ) -> jax.Array:
@@ -88,18 +106,21 @@ def exo_pair(
     )
 
 
+@of_each_pair
 def nca_pair(pairs: Pairs, beta: Number = 0.1) -> jax.Array:
     """NCA (2402.05369): -ls(beta u_w) - ls(-beta u_w)/2 - ls(-beta u_l)/2."""
     w, l = _rewards(pairs, beta)
     return jax.nn.softplus(-w) + 0.5 * jax.nn.softplus(w) + 0.5 * jax.nn.softplus(l)
 
 
+@of_each_pair
 def bco_pair(pairs: Pairs, beta: Number = 0.1, shift: Number = 0.0) -> jax.Array:
     """BCO (2404.04656): -ls(beta u_w - shift) - ls(shift - beta u_l); the paper's shift is the mean reward so far."""
     w, l = _rewards(pairs, beta)
     return jax.nn.softplus(shift - w) + jax.nn.softplus(l - shift)
 
 
+@of_each_pair
 def sppo_hard(pairs: Pairs, beta: Number = 0.1) -> jax.Array:
     """SPPO with certain labels (2405.00675): (u_w - 1/(2 beta))^2 + (u_l + 1/(2 beta))^2."""
     (w, l), half = pairs.log_ratios, 0.5 / _positive(beta)
@@ -118,18 +139,21 @@ def aot_unpaired(pairs: Pairs, beta: Number = 0.1, label_smoothing: Number = 0.0
     return _of_quantiles(pairs, *pairs.log_ratios, beta, label_smoothing)
 
 
+@of_each_pair
 def apo_zero(pairs: Pairs, beta: Number = 0.1) -> jax.Array:
     """APO (2408.06266) of responses better than the policy's: 1 - sigmoid(beta u_w) + sigmoid(beta u_l)."""
     w, l = _rewards(pairs, beta)
     return jax.nn.sigmoid(-w) + jax.nn.sigmoid(l)
 
 
+@of_each_pair
 def apo_down(pairs: Pairs, beta: Number = 0.1) -> jax.Array:
     """APO (2408.06266) of responses worse than the policy's: sigmoid(beta u_w) + 1 - sigmoid(beta (u_w - u_l))."""
     w, l = _rewards(pairs, beta)
     return jax.nn.sigmoid(w) + jax.nn.sigmoid(l - w)
 
 
+@of_each_pair
 def discopop(pairs: Pairs, beta: Number = 0.05, tau: Number = 0.05, divergence: Divergence = reverse_kl) -> jax.Array:
     """DiscoPOP (2406.08414): -(1 - g) ls(z) + g exp(-z), g = sigmoid(z/tau)."""
     check_number("tau", tau, above=0)
@@ -140,6 +164,7 @@ def discopop(pairs: Pairs, beta: Number = 0.05, tau: Number = 0.05, divergence: 
     return jax.nn.sigmoid(-z / tau) * jax.nn.softplus(-z) + damped
 
 
+@of_each_pair
 def simpo(
     pairs: Pairs, beta: Number = 2.5, label_smoothing: Number = 0.0, gamma: Number = 1.375, alpha: Number = 0.0
 ) -> jax.Array:
@@ -152,6 +177,7 @@ def simpo(
     return _smoothed(z, label_smoothing)
 
 
+@of_each_pair
 def orpo(pairs: Pairs, beta: Number = 0.1) -> jax.Array:
     """The odds-ratio term of ORPO (2403.07691): -beta ls(log odds(w) - log odds(l)), odds = p / (1 - p).
 
@@ -169,7 +195,7 @@ def of_sums(loss: PairLoss) -> PairLoss:
     def summed(pairs: Pairs, beta: Number = 0.1) -> jax.Array:
         return loss(pairs._replace(chosen_length=1.0, rejected_length=1.0), beta)
 
-    return summed
+    return of_each_pair(summed) if is_of_each_pair(loss) else summed
 
 
 @part
@@ -182,7 +208,7 @@ def weighted_losses(*losses: tuple[PairLoss, float]) -> PairLoss:
     def mixed(pairs: Pairs, beta: Number = 0.1) -> jax.Array:
         return jnp.sum(jnp.stack([weight * loss(pairs, beta) for loss, weight in losses]), axis=0)
 
-    return mixed
+    return of_each_pair(mixed) if all(is_of_each_pair(loss) for loss, _ in losses) else mixed
 
 
 def _positive(beta: Number) -> Number:

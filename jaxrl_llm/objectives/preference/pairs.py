@@ -31,12 +31,13 @@ def coupled(
     metric: str = "coupled",
     needs: frozenset[str] = frozenset(),
     report: Callable[[jax.Array, Trajectories], Metrics] | None = None,
+    by_groups: bool = False,
 ) -> Objective:
     """The loss sum_i c_i, c = shares(s, batch) f32[N], s the scores of all rows; exact for any split into slices.
 
     `refresh` computes c and g = d (sum c) / d s at the current scores s0; each row of a slice then contributes
     c_i + g_i (s_i - s0_i), which has the exact value and gradient at s = s0. report: further metrics, each as the rows'
-    shares f32[N] of it.
+    shares f32[N] of it. by_groups: whether the shares of some groups' rows are the same without the other groups.
     """
 
     # Its entries of info: a sum may have two such terms, and a name is the same in every process.
@@ -60,7 +61,7 @@ def coupled(
         further = {name[len(prefix) :]: jnp.sum(x) for name, x in (batch.info or {}).items() if name.startswith(prefix)}
         return value, {metric: value, **further}
 
-    return Objective(objective, needs, refresh)
+    return Objective(objective, needs, refresh, by_groups)
 
 
 def mean_logp(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:

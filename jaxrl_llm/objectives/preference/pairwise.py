@@ -17,9 +17,9 @@ from jaxrl_llm.core.choices import FractionNumber, PositiveNumber, Source
 from jaxrl_llm.core.log_ratios import needed, source
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, weighted
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted
 from jaxrl_llm.core.transform import Metrics, Objective, Transform, stateless
-from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs, sigmoid
+from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs, is_of_each_pair, sigmoid
 from jaxrl_llm.objectives.preference.pairs import RowScore, coupled
 
 PAIR_WEIGHT, MARGIN = "pair_weight", "margin"  # entries of info, f32[N]
@@ -82,6 +82,9 @@ def pairwise(
     need, such as those of a reward model. Pairs have a margin of info["margin"] of their chosen row, and are weighted
     by the product of both rows' info["pair_weight"], where the batch has them.
 
+    Where the loss of a pair is known to depend on it alone (`losses.of_each_pair`) and the pairs are the default ones,
+    micro-batches of whole groups need no pass over all rows before.
+
     Metrics, of which those of rewards are means over pairs of beta times the log-ratios: "pairwise", the loss;
     "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies" (the share of pairs whose chosen
     row has the larger one), and, without scores, "logps/chosen", "logps/rejected".
@@ -89,6 +92,7 @@ def pairwise(
     require_function("a loss of pairs", loss)
     check_number("beta", beta, above=0)
     choose = best_and_worst() if pairs is None else pairs
+    by_groups = pairs is None and is_of_each_pair(loss)
 
     def of_rows(logp: jax.Array, batch: Trajectories) -> jax.Array:
         logp = jnp.where(batch.loss_weights != 0, logp, 0.0)
@@ -109,17 +113,18 @@ def pairwise(
             of(jnp.nan_to_num(info[MARGIN]), rows.chosen) if MARGIN in info else 0.0, rows.valid,
         )  # fmt: skip
 
-    def by_row(values: jax.Array, rows: RowPairs, N: int) -> jax.Array:
+    def by_row(values: jax.Array, rows: RowPairs, batch: Trajectories) -> jax.Array:
         """Each row's share f32[N] of the mean over pairs of values f32[P]: those of pairs in which it is chosen."""
-        share = jnp.where(rows.valid, values, 0.0) / jnp.maximum(jnp.sum(rows.valid), 1)
-        return jnp.zeros(N, share.dtype).at[rows.chosen].add(share)
+        count = totals_of(batch)["contrasts"] if pairs is None else jnp.maximum(jnp.sum(rows.valid), 1)
+        share = jnp.where(rows.valid, values, 0.0) / count
+        return jnp.zeros(len(batch.group), share.dtype).at[rows.chosen].add(share)
 
     def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
         rows, found = paired(s, batch)
         values = loss(found, beta)
         if (weight := (batch.info or {}).get(PAIR_WEIGHT)) is not None:
             values = values * weight[rows.chosen] * weight[rows.rejected]
-        return by_row(values, rows, len(s))
+        return by_row(values, rows, batch)
 
     def report(s: jax.Array, batch: Trajectories) -> Metrics:
         rows, found = paired(s, batch)
@@ -130,13 +135,13 @@ def pairwise(
         }  # fmt: skip
         if scores is None:
             values |= {"logps/chosen": found.chosen_logp, "logps/rejected": found.rejected_logp}
-        return {name: by_row(x, rows, len(s)) for name, x in values.items()}
+        return {name: by_row(x, rows, batch) for name, x in values.items()}
 
     def score(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
         return of_rows(outputs.logp, batch)
 
     more = frozenset(needs) if against is None else needed(against) | frozenset(needs)
-    return coupled(scores or score, shares, "pairwise", more, report)
+    return coupled(scores or score, shares, "pairwise", more, report, by_groups)
 
 
 @part
