@@ -61,7 +61,7 @@ def test_all_its_programs_run(page: Path, importable_folder: Path) -> None:
     [
         ("quickstart", ["train", "report", "eval", "sample", "export"]),
         ("agents", ["train", "report", "sample"]),
-        ("preferences", ["train", "export", "train", "train", "export", "reward-eval"]),
+        ("preferences", ["train", "export", "train", "train", "export", "reward-eval", "train", "train"]),
     ],
 )
 def test_the_commands_of_a_whole_task_run(name: str, expected: list[str], importable_folder: Path) -> None:

@@ -31,7 +31,8 @@ BATCH = batch_of(np.ones((N, L)), np.zeros(N), np.zeros((N, L))).replace(old_log
 
 IN_OTHER_CONTEXTS = {"answer_logp", "blanked_logp"}  # and test_other_contexts.py these
 OF_TARGET = {"target_values"}  # test_target_critic.py has this
-OF_TEACHER = {"top_tokens", "top_logp", "teacher_logp", "teacher_entropy"}  # test_teacher.py has these
+# test_teacher.py and test_distilled.py have these.
+OF_TEACHER = {"top_tokens", "top_logp", *(name for name in NEEDS if name.startswith("teacher_"))}
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_all_that_is_read_of_a_policy_takes_one_forward_pass(passes: list[tuple[
     asked = asked - {"tempered_logp", "internal_logp", "heated_logp", *OF_TEACHER, *IN_OTHER_CONTEXTS, *OF_TARGET}
     asked |= {"tempered_logp:0.5", "tempered_logp:2", "internal_logp:3", "heated_logp:1.5"}
     found = provide(POLICY, frozenset(asked), NOW, INITIAL, BATCH, previous=BEFORE)
-    names = {*MEASURES, "values", "hidden", "internal_logp", "heated_logp", "implicit_logp"}
+    names = {*MEASURES, "values", "hidden", "internal_logp", "heated_logp", "implicit_logp", "greedy", "scores"}
     assert len(passes) == 3
     assert (INITIAL, NOTHING) in passes
     assert (BEFORE, NOTHING) in passes
@@ -69,7 +70,7 @@ def test_all_that_is_read_of_a_policy_takes_one_forward_pass(passes: list[tuple[
     assert float(found.previous_logp[0, 0]) == -3
     assert found.values.shape == (N, L, 2)
     assert set(found.info) == {*MEASURES, "hidden_square", "effective_rank", "tempered_logp:0.5", "tempered_logp:2",
-                               "internal_logp", "heated_logp", "implicit_logp", "drift"}  # fmt: skip
+                               "internal_logp", "heated_logp", "implicit_logp", "drift", "greedy", "scores"}  # fmt: skip
     assert found.info["hidden_square"].tolist() == [[4.0] * L] * N
 
 
@@ -79,6 +80,14 @@ def test_a_policy_that_nothing_is_read_of_is_not_run(passes: list[tuple[Any, Wan
     found = provide(POLICY, frozenset({"reference_logp"}), NOW, INITIAL, BATCH)
     assert passes == [(INITIAL, NOTHING)]
     assert found.old_logp is None
+
+
+def test_what_a_source_kept_of_the_reference_is_not_computed_again(passes: list[tuple[Any, Wanted]]) -> None:
+    kept = BATCH.replace(reference_logp=jnp.full((N, L), -7.0))
+    found = provide(POLICY, frozenset({"reference_logp", "old_logp"}), NOW, None, kept)
+    assert passes == [(NOW, NOTHING)]
+    assert float(found.reference_logp[0, 0]) == -7
+    assert float(provide(POLICY, frozenset({"reference_logp"}), NOW, INITIAL, kept).reference_logp[0, 0]) == -2
 
 
 def test_what_is_needed_must_be_there_to_compute_it_from(passes: list[tuple[Any, Wanted]]) -> None:
@@ -94,7 +103,8 @@ def test_what_is_needed_must_be_there_to_compute_it_from(passes: list[tuple[Any,
 
 def test_objectives_find_what_is_differentiated_and_no_more() -> None:
     assert set(DURING_UPDATE) == {
-        "values", "mean_logp", "internal_logp", "heated_logp", "top_logp", "implicit_logp"
+        "values", "mean_logp", "internal_logp", "heated_logp", "top_logp", "implicit_logp", "greedy", "scores",
+        "teacher_top_logp", "teacher_divergence",
     }  # fmt: skip
     needs = {"values:2", "internal_logp:6", "squared_probability", "tempered_logp:0.5", "hidden_square", "guided"}
     assert wanted_of(needs, DURING_UPDATE) == Wanted(("internal_logp", "values"), (), 6)

@@ -1,1 +1,1 @@
-"""Losses from a teacher's distributions, of tokens that the policy sampled."""
+"""Loss: a teacher's distributions of what the policy samples."""

@@ -1,1 +1,1 @@
-"""Loss: preferences between samples of a prompt."""
+"""Loss: preferences between samples of a prompt, or between given responses."""
