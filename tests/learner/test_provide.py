@@ -70,7 +70,8 @@ def test_all_that_is_read_of_a_policy_takes_one_forward_pass(passes: list[tuple[
     assert float(found.previous_logp[0, 0]) == -3
     assert found.values.shape == (N, L, 2)
     assert set(found.info) == {*MEASURES, "hidden_square", "effective_rank", "tempered_logp:0.5", "tempered_logp:2",
-                               "internal_logp", "heated_logp", "implicit_logp", "drift", "greedy", "scores"}  # fmt: skip
+                               "internal_logp", "heated_logp", "implicit_logp", "drift", "greedy",
+                               "scores"}  # fmt: skip
     assert found.info["hidden_square"].tolist() == [[4.0] * L] * N
 
 
