@@ -30,7 +30,10 @@ from jaxrl_llm.utils.errors import InputError
 FACTS = ("max_length", "total_steps", "learning_rate")  # that the run fills in where they are None
 BEYOND = {"least": -0.5, "most": 0.5, "above": 0.0}
 # Strings that name what only a run knows.
-OPEN = ("agentic", "column", "component", "embedding", "judge", "opening", "order", "placeholder", "profile", "weights")
+OPEN = (
+    "agentic", "column", "component", "embedding", "judge", "opening", "order", "placeholder", "profile", "separator",
+    "weights",
+)  # fmt: skip
 every = pytest.mark.parametrize("name", algorithms.names())
 
 
