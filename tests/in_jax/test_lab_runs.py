@@ -128,8 +128,8 @@ def test_what_a_method_refuses_is_its_outcome() -> None:
 
 
 def test_a_method_says_what_it_goes_without() -> None:
-    (found,) = outcomes("brpo", clip_low=(2.0,))
-    assert found.note == "without judge"
+    (found,) = outcomes("capo_curvature", learning_rate=(-1.0,))
+    assert found.note == "without adam"
     assert found.error
 
 
