@@ -54,7 +54,7 @@ COMMANDS = (
     First(f"{TRAIN} --loss_type dr_grpo", says="--algorithm.average here .* dr_grpo"),
     First(f"{TRAIN} --per_device_train_batch_size 8", says="--prompts-per-step here"),
     First(f"{TRAIN} --gradient_accumulation_steps 4", says="--prompts-per-step here.*--micro-batches"),
-    First(f"{TRAIN} --num_train_epochs 3", says="--steps here"),
+    First(f"{TRAIN} --num_train_epochs 3", here=f"{TRAIN} --epochs-of-data 3"),
     First(
         f"{TRAIN} --max_steps 500 --warmup_steps 10 --lr_scheduler_type constant_with_warmup",
         here=f"{TRAIN} --steps 500 --optimizer.warmup-steps 10 --optimizer.schedule constant",
@@ -77,7 +77,7 @@ COMMANDS = (
     First(f"{TRAIN} --rewards accuracy_reward", says="TRL's accuracy_reward is math_verify here"),
     First(f"{TRAIN} --fp16", says="use --dtype bfloat16"),
     First(f"{TRAIN} --logging_steps 10", says="every step is logged: leave it out"),
-    First("sft --dataset_name trl-lib/Capybara", says="jaxrl sft is not here"),
+    First("sft --dataset_name trl-lib/Capybara", says="jaxrl sft is jaxrl train --algorithm sft here"),
     First("vllm-serve --model Qwen/Qwen3-0.6B", says="jaxrl vllm-serve is not needed"),
     First("env", prints="jax .*devices|devices"),
     # verl: its quickstart and its configuration page.
@@ -87,7 +87,7 @@ COMMANDS = (
         "data.max_response_length=512 actor_rollout_ref.model.path=Qwen/Qwen3-0.6B "
         "actor_rollout_ref.actor.optim.lr=1e-6 trainer.total_epochs=15",
         says="--algorithm grpo --prompts data.jsonl --prompts-per-step 64 --max-new-tokens 512 --model Qwen/Qwen3-0.6B "
-        "--optimizer.learning-rate 1e-6; trainer.total_epochs is --steps here",
+        "--optimizer.learning-rate 1e-6; trainer.total_epochs is --epochs-of-data here",
     ),
     First("train actor_rollout_ref.actor.kl_loss_coef=0.001", says="is --algorithm.kl-coefficient 0.001 here"),
     First("train actor_rollout_ref.actor.ppo_mini_batch_size=256", says="is --minibatches here"),

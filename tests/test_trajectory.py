@@ -48,6 +48,8 @@ def test_totals_by_hand() -> None:
     rewards = batch_of(np.ones((7, 1)), group=jnp.array([0, 0, 1, 1, 2, 2, 0]))
     rewards = rewards.replace(reward=jnp.array([1.0, 1.0, 0.5, 0.2, jnp.nan, 0.0, 0.0]))
     assert float(totals_of(rewards)["contrasts"]) == 2, "groups 0 and 1; one row of group 2 has no score"
+    silent = rewards.replace(action_mask=rewards.action_mask.at[2].set(False))
+    assert float(totals_of(silent)["contrasts"]) == 1, "a row without actions is no partner"
 
 
 def test_totals_of_nothing_can_be_divided_by() -> None:

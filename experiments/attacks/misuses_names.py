@@ -95,7 +95,6 @@ OTHER_NAMES: dict[str, str] = {
     "make_train(addition(), 'grpo')(key, {'beta': 0.04})": "beta is kl_coefficient here",
     "rewards.get_reward('accuracy_reward')": "accuracy_reward is math_verify here",
     # Suggestions: none rather than one that is something else.
-    "algorithms.get('sft')": "sft is not here.*demonstrations",
     "algorithms.get('dpo', loss='kto_pair')": "unknown loss of pairs 'kto_pair'",
     "rewards.get_reward('accuracy')": "math_verify",
     "TrainConfig(tools=['a.py'], rollout='x') and TrainConfig(lr=1)": r"OptimizerConfig\(learning_rate=",

@@ -125,9 +125,9 @@ def serve() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(nothing, descriptor)
-    from jaxrl_llm.training import loop, method, setup
+    from jaxrl_llm.training import loop, method
 
-    for module, name in ((method, "make_algorithm"), (setup, "make_optimizer")):
+    for module, name in ((method, "make_algorithm"), (method, "make_optimizer")):
         setattr(module, name, remembered(getattr(module, name)))
     setattr(loop, "write_report", str)  # noqa: B010 (for mypy): its charts take longer than such a run
     for line in requests:

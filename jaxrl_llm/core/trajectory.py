@@ -171,7 +171,7 @@ def _contrasts(batch: Trajectories) -> Array:
         return jnp.float32(1)
     N = batch.tokens.shape[0]
     _, index = jnp.unique(jnp.asarray(batch.group), return_inverse=True, size=N)
-    reward = jnp.asarray(batch.reward)
+    reward = jnp.asarray(batch.scores)  # NaN of rows that do not count
     known = ~jnp.isnan(reward)
     high = jax.ops.segment_max(jnp.where(known, reward, -jnp.inf), index, num_segments=N)
     low = jax.ops.segment_min(jnp.where(known, reward, jnp.inf), index, num_segments=N)

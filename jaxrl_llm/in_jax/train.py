@@ -24,7 +24,7 @@ from jaxrl_llm.algorithms import CATALOGUE, Given, build_of, with_facts
 from jaxrl_llm.algorithms.parts import check_needs, check_whole, going_without, names_in
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.checks import expect
-from jaxrl_llm.core.needs import of_previous, of_reference, value_of
+from jaxrl_llm.core.needs import of_previous, of_reference, value_of, values_of
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.shapes import in_words
@@ -167,6 +167,8 @@ def make_train(
         if rule is not None and rule.update is None:
             raise InputError("the laboratory has one model: this method's reference has others, as runs do")
         method = going_without(method, names_in(without))
+        if values_of(method.needs, "scores"):
+            raise InputError("the laboratory has language models, and this method trains a reward model: use a run")
         if method.phases is not None:
             raise InputError("the laboratory updates all turns at once, and this method one after the other: use a run")
         rate = given.get("learning_rate", settings.learning_rate)

@@ -82,7 +82,8 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
     extras["implicit_logp"] = jnp.asarray(np.minimum(behaviour + 0.3 * later.normal(size=(N, L)), 0), jnp.float32)
     last = np.random.default_rng([seed, 2])
     extras["greedy"] = jnp.asarray(NEEDS["greedy"].stand_in.draw(last, behaviour), jnp.float32)
-    extras["scores"] = jnp.asarray(NEEDS["scores"].stand_in.draw(last, behaviour), jnp.float32)
+    labels = int(max(values_of(algorithm.needs, "scores"), default=1))
+    extras["scores"] = jnp.asarray(last.normal(size=(N, L, labels)), jnp.float32)
     for name in ("teacher_top_logp", "teacher_divergence"):
         extras[name] = jnp.asarray(NEEDS[name].stand_in.draw(latest, behaviour), jnp.float32)
     return Case(batch.replace(turn=turn.astype(jnp.int32)), PolicyOutputs(logp, entropy, extras))

@@ -8,6 +8,7 @@ import pytest
 from heavy import few
 
 from jaxrl_llm import algorithms
+from jaxrl_llm.core.needs import values_of
 from jaxrl_llm.in_jax.lab.runs import lacking
 from jaxrl_llm.in_jax.tasks import sequence_lock
 from jaxrl_llm.in_jax.train import LABORATORY, LabSettings, fresh_params, make_train, provided
@@ -15,10 +16,15 @@ from jaxrl_llm.models.policy import Params
 
 TINY = LabSettings(iterations=2, prompts=2, group_size=4, hidden=16, layers=1, exact=False)
 TASK = sequence_lock(1, 2)
-# Others have references of several models, of which the laboratory has one.
-OF_ONE_MODEL = [
-    name for name in algorithms.names() if (rule := algorithms.get(name).reference) is None or rule.update is not None
-]
+
+
+def in_the_laboratory(method: algorithms.Algorithm) -> bool:
+    """Others have references of several models, of which the laboratory has one, or train reward models."""
+    moves = method.reference is None or method.reference.update is not None
+    return moves and not values_of(method.needs, "scores")
+
+
+OF_ONE_MODEL = [name for name in algorithms.names() if in_the_laboratory(algorithms.get(name))]
 UNOPTIMISED = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 

@@ -27,6 +27,7 @@ from jaxrl_llm.objectives import (
 )
 from jaxrl_llm.objectives.preference.by_name import PAIR_LOSSES, loss_named
 from jaxrl_llm.objectives.preference.losses import aot, robust, sigmoid
+from jaxrl_llm.selection.noise import row_noise
 
 TOKENS = Path(__file__).parents[1] / "preference_vectors" / "dpo_token.npz"
 
@@ -85,13 +86,14 @@ def test_pairs_by_loop_however_they_are_split(pairs: Any) -> None:
     batch, logp = random_batch()
     mask, group, reward = (np.asarray(x) for x in (batch.action_mask, batch.group, batch.reward))
     u = ((logp - np.asarray(batch.reference_logp)) * mask).sum(1)
-    found = []
+    found, noise = [], np.asarray(row_noise(batch, 0))
     for number in np.unique(group):
         rows = [i for i in np.flatnonzero(group == number) if not np.isnan(reward[i])]
         if pairs is all_pairs:
             found += [(i, j) for i in rows for j in rows if reward[i] > reward[j]]
         elif reward[rows].max() > reward[rows].min():
-            found.append((rows[int(np.argmax(reward[rows]))], rows[int(np.argmin(reward[rows]))]))
+            ends = (max(rows, key=lambda i, sign=sign: (sign * reward[i], noise[i])) for sign in (1, -1))
+            found.append(tuple(ends))
     expected = np.mean([np.log1p(np.exp(-0.3 * (u[i] - u[j]))) for i, j in found])
     objective = pairwise(beta=0.3, pairs=pairs())
     value, metrics = objective(PolicyOutputs(jnp.asarray(logp, jnp.float32), jnp.zeros(mask.shape)), batch)

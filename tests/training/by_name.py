@@ -62,11 +62,12 @@ class Case:
 def experience_methods() -> list[str]:
     """Methods that name a rollout, a curriculum, a replay or a reference, and methods of rewards; only whole ones.
 
-    Those of responses that the data set gives have runs of their own, in test_preference_runs.py.
+    Those of responses that the data set gives have runs of their own, in test_preference_runs.py, and those that ask a
+    judge in test_judged_runs.py.
     """
 
     def of_experience(one: algorithms.Algorithm) -> bool:
-        if one.rollout is not None and one.rollout.demands.given:
+        if one.rollout is not None and (one.rollout.demands.given or "judged" in one.rollout.name):
             return False
         return any(part is not None for part in (one.rollout, one.prompts, one.replay, one.reference))
 

@@ -279,7 +279,7 @@ def test_a_critic_learns_beside_the_adapters(tmp_path: Path) -> None:
         ({"lora_rank": 4, "lora_targets": ("quer",)}, "unknown entry of lora_targets 'quer': did you mean 'query'"),
         ({"lora_targets": ("query",)}, "lora_targets are given, but lora_rank is 0"),
         ({"lora_rank": 4, "reference_memory": "host"}, "the reference policy is the frozen model"),
-        ({"reference_memory": "disk"}, "unknown reference_memory 'disk'"),
+        ({"reference_memory": "tape"}, "unknown reference_memory 'tape'"),
         ({"optimizer": OptimizerConfig(moments="int8")}, "unknown optimizer.moments 'int8'"),  # type: ignore[arg-type]
     ],
 )

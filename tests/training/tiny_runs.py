@@ -27,7 +27,7 @@ from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.runtime.replay_log import Answer, Pool
-from jaxrl_llm.training import begin, loop, method, setup
+from jaxrl_llm.training import begin, loop, method
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.json_text import to_dict
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
@@ -96,7 +96,7 @@ def _share_values() -> None:
         return made.setdefault(repr((*facts, config.overlong_tokens, config.optimizer, algorithm)), algorithm)
 
     method.make_algorithm = make_algorithm
-    setup.make_optimizer = cache(make_optimizer)
+    method.make_optimizer = cache(make_optimizer)
 
 
 _share_values()

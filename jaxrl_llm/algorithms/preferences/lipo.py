@@ -23,6 +23,8 @@ from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.rollouts.guidance.responses import listed_completions
 from jaxrl_llm.utils.errors import unknown
 
+LARGEST = 60.0  # label whose gain, and what is made of it, is finite
+
 
 class Lists(NamedTuple):
     """N rows of lists: their labels, scores and which are of one list."""
@@ -101,12 +103,13 @@ def _count(batch: Trajectories) -> jax.Array:
 def lambda_loss(lists: Lists) -> jax.Array:
     """Pairs by how much their exchange would change the discounted cumulative gain (LambdaLoss).
 
-    Of equal scores, which all are before the first update, the first in the list has the higher rank.
+    Labels above LARGEST count as that. Of equal scores, which all are before the first update, the first in the list
+    has the higher rank.
     """
     score, place = lists.score, jnp.arange(len(lists.score))
     before = (score > score[:, None]) | ((score == score[:, None]) & (place < place[:, None]))
     rank = 1 + jnp.sum(lists.mates & before, axis=1)
-    gain, discount = 2.0**lists.label, 1 / jnp.log1p(rank.astype(jnp.float32))
+    gain, discount = jnp.exp2(jnp.minimum(lists.label, LARGEST)), 1 / jnp.log1p(rank.astype(jnp.float32))
     weight = jnp.abs(gain[:, None] - gain) * jnp.abs(discount[:, None] - discount)
     return _over_pairs(lists, jax.lax.stop_gradient(weight) * jax.nn.softplus(_behind(lists)))
 

@@ -20,6 +20,7 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, weighted
 from jaxrl_llm.core.transform import Objective, chain
 from jaxrl_llm.objectives.preference.pairs import coupled
+from jaxrl_llm.objectives.preference.win_rates import higher_of, win_rates
 from jaxrl_llm.rollouts.judges.judged import pair_judge
 from jaxrl_llm.rollouts.pairs import against_opponent
 
@@ -68,11 +69,11 @@ def nash(beta: NonNegativeNumber = 0.1, whole: bool = False) -> Objective:
         logp = jnp.where(batch.loss_weights != 0, outputs.logp, 0.0)
         drift = jax.lax.stop_gradient(weighted(logp - source(batch, "reference"), batch))
         drift = jnp.sum(drift, axis=1, keepdims=True) if whole else drift
-        lead = jnp.nan_to_num(batch.need("win_rate") - 0.5)[:, None]
+        lead = jnp.nan_to_num(win_rates(batch, higher_of) - 0.5)[:, None]
         return jnp.sum(weighted((lead - beta * drift) * logp, batch), axis=1)
 
     def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
-        known = ~jnp.isnan(batch.need("win_rate")) & jnp.any(batch.action_mask, axis=1)
+        known = ~jnp.isnan(win_rates(batch, higher_of)) & jnp.any(batch.action_mask, axis=1)
         return -jnp.where(known, s, 0.0) / jnp.maximum(jnp.sum(known), 1)
 
     return coupled(score, shares, "nash", frozenset({"reference_logp", "win_rate"}))

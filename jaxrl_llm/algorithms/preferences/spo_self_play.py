@@ -15,6 +15,7 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.objectives.averaging.averages import token_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
+from jaxrl_llm.objectives.preference.win_rates import higher_of, win_rates
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
 from jaxrl_llm.rollouts.pairs import higher, with_win_rates
@@ -48,10 +49,10 @@ def spo_self_play(
 
 @part
 def beyond_half() -> Transform:
-    """Set advantages to info["win_rate"] - 1/2, and to 0 where none is known."""
+    """Set advantages to `win_rates` - 1/2, of higher and lower rewards unless they are given; 0 where none is known."""
 
     def apply(batch: Trajectories) -> Trajectories:
-        A = jnp.nan_to_num(batch.need("win_rate") - 0.5)
+        A = jnp.nan_to_num(win_rates(batch, higher_of) - 0.5)
         return batch.replace(advantages=jnp.where(batch.action_mask, A[:, None], 0.0))
 
     return stateless(apply, {"win_rate"})

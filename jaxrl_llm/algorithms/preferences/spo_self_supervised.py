@@ -79,7 +79,7 @@ def degree_loss(degrees: int) -> Objective:
         """int32[N]: degrees, negative for none; bool[N, L]: the last actions."""
         action = batch.action_mask
         last = action & (jnp.cumsum(action[:, ::-1], axis=1)[:, ::-1] == 1)
-        degree = jnp.nan_to_num(batch.need("degree"), nan=-1.0)
+        degree = jnp.nan_to_num((batch.info or {}).get("degree", jnp.full(action.shape[:1], jnp.nan)), nan=-1.0)
         return jnp.where(jnp.any(action, axis=1), degree, -1.0).astype(jnp.int32), last
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:

@@ -20,6 +20,7 @@ from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, weighted
 from jaxrl_llm.core.transform import Objective, chain
 from jaxrl_llm.objectives.preference.pairs import coupled
+from jaxrl_llm.objectives.preference.win_rates import win_rates
 from jaxrl_llm.rollouts.pairs import best_and_worst_of, with_win_rates
 
 
@@ -51,7 +52,9 @@ def ends_by_win_rate(rollout: Rollout | None = None) -> Rollout:
 
 @part
 def win_rate_regression(eta: PositiveNumber = 1000.0) -> Objective:
-    """The mean over rows with a win rate of (d - eta (info["win_rate"] - 1/2))^2, d the log-ratio to the reference.
+    """The mean over rows with a win rate of (d - eta (win rate - 1/2))^2, d the log-ratio to the reference.
+
+    Unless info["win_rate"] is given, it is that of log-odds of the rewards, itself included (`win_rates`).
 
     Metric: "win_rate_regression".
     """
@@ -60,7 +63,7 @@ def win_rate_regression(eta: PositiveNumber = 1000.0) -> Objective:
         return jnp.sum(weighted(outputs.logp - source(batch, "reference"), batch), axis=1)
 
     def shares(d: jax.Array, batch: Trajectories) -> jax.Array:
-        rate = batch.need("win_rate")
+        rate = win_rates(batch, jax.nn.sigmoid, itself=True)
         known = ~jnp.isnan(rate) & jnp.any(batch.action_mask, axis=1)
         error = jnp.where(known, d - eta * (jnp.nan_to_num(rate) - 0.5), 0.0)
         return error**2 / jnp.maximum(jnp.sum(known), 1)

@@ -18,8 +18,10 @@ from jaxrl_llm.core.transform import Objective, chain
 from jaxrl_llm.objectives.preference.losses import PairLoss, ipo, of_sums, sigmoid
 from jaxrl_llm.objectives.preference.pairs import coupled
 from jaxrl_llm.objectives.preference.pairwise import ChoosePairs, RowPairs, pairwise
+from jaxrl_llm.objectives.preference.win_rates import higher_of, opponents, win_rates
 from jaxrl_llm.rollouts.judges.judged import pair_judge
 from jaxrl_llm.rollouts.pairs import against_opponent
+from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.utils.errors import require_choice
 
 LOSSES: dict[str, PairLoss] = {"sigmoid": sigmoid, "ipo": of_sums(ipo)}
@@ -54,16 +56,16 @@ def xpo(
 
 @part
 def own_and_opponent() -> ChoosePairs:
-    """Each row that is not an opponent's and the first of its group that is; chosen is whose win rate is higher; P = N.
+    """Each row that is not an opponent's and one of its group that is; chosen is whose win rate is higher; P = N.
 
     Of equals the policy's own is chosen.
     """
 
     def choose(batch: Trajectories) -> RowPairs:
-        rate, theirs, rows = batch.need("win_rate"), batch.need("opponent") > 0, jnp.arange(batch.group.shape[0])
+        rate, theirs, rows = win_rates(batch, higher_of), opponents(batch) > 0, jnp.arange(batch.group.shape[0])
         acts = jnp.any(batch.action_mask, axis=1)
         mates = (batch.group[:, None] == batch.group) & (theirs & acts)
-        mate = jnp.argmax(mates, axis=1)
+        mate = jnp.argmax(jnp.where(mates, row_noise(batch, 0), -1.0), axis=1)
         valid = jnp.any(mates, axis=1) & ~theirs & acts & ~jnp.isnan(rate)
         wins = rate >= 0.5
         return RowPairs(jnp.where(wins, rows, mate), jnp.where(wins, mate, rows), valid)
@@ -81,7 +83,7 @@ def opponent_likelihood() -> Objective:
 
     def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
         pairs = choose(batch)
-        theirs = jnp.where(batch.need("opponent")[pairs.chosen] > 0, pairs.chosen, pairs.rejected)
+        theirs = jnp.where(opponents(batch)[pairs.chosen] > 0, pairs.chosen, pairs.rejected)
         times = jnp.zeros_like(s).at[theirs].add(pairs.valid.astype(s.dtype))
         return s * times / jnp.maximum(jnp.sum(pairs.valid), 1)
 

@@ -21,6 +21,7 @@ from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, to
 from jaxrl_llm.core.transform import Metrics, Objective, Transform, stateless
 from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs, is_of_each_pair, sigmoid
 from jaxrl_llm.objectives.preference.pairs import RowScore, coupled
+from jaxrl_llm.selection.noise import row_noise
 
 PAIR_WEIGHT, MARGIN = "pair_weight", "margin"  # entries of info, f32[N]
 
@@ -38,14 +39,19 @@ ChoosePairs = Callable[[Trajectories], RowPairs]
 
 @part
 def best_and_worst() -> ChoosePairs:
-    """The best and the worst row of each group, the first of equals, where they differ in reward; P = N."""
+    """The best and the worst row of each group where they differ in reward, of equals one by their content; P = N."""
 
     def choose(batch: Trajectories) -> RowPairs:
         reward, rows = batch.scores, jnp.arange(batch.tokens.shape[0])
-        known = ~jnp.isnan(reward)
+        known, noise = ~jnp.isnan(reward), row_noise(batch, 0)
         mates = (batch.group[:, None] == batch.group) & known[:, None] & known
-        best = jnp.argmax(jnp.where(mates, reward, -jnp.inf), axis=1)
-        worst = jnp.argmin(jnp.where(mates, reward, jnp.inf), axis=1)
+
+        def extreme(value: jax.Array) -> jax.Array:
+            """int32[N]: of each row's mates one with the largest value."""
+            largest = jnp.max(jnp.where(mates, value, -jnp.inf), axis=1, keepdims=True)
+            return jnp.argmax(jnp.where(mates & (value == largest), noise, -1.0), axis=1)
+
+        best, worst = extreme(reward), extreme(-reward)
         return RowPairs(rows, worst, (best == rows) & (reward > reward[worst]))
 
     return choose
