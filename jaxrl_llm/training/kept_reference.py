@@ -44,8 +44,7 @@ def with_kept_reference(config: TrainConfig, parts: RunParts, params: Params) ->
     if config.reference_memory != "disk" or NEED not in parts.algorithm.needs:
         return parts
     how = [parts.digests["the model's weights"], config.dtype, config.activations, str(config.context_tokens)]
-    if config.adapter is None and parts.frozen is not None:
-        how.append(config.frozen_dtype)
+    how += [config.param_dtype, config.frozen_dtype, config.weight_dtype if config.same_rounding else ""]
     name = hashlib.sha256("\n".join(how).encode()).hexdigest()[:32]
     file = default_cache_folder().parent / "reference" / f"{name}.npz"
     table = parts.hosts.gather(_read(file) if parts.hosts.first else {})[0]

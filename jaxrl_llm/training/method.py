@@ -284,7 +284,7 @@ def check_method(
         lambda: check_critic(config, algorithm),
         lambda: check_settings(config),
         lambda: check_reference(config, algorithm),
-        lambda: check_kept(config, algorithm),
+        lambda: check_kept(config, algorithm, own_source),
         lambda: check_teacher(config, algorithm),
         check_experience,
     )

@@ -62,11 +62,13 @@ def check_reference(config: TrainConfig, algorithm: Algorithm) -> None:
     gather(complete, fixed, movable)
 
 
-def check_kept(config: TrainConfig, algorithm: Algorithm) -> None:
+def check_kept(config: TrainConfig, algorithm: Algorithm, own_source: bool = False) -> None:
     """InputError unless all that is read of the reference can be computed before the first step: log-probabilities of
     responses that are given, under one that stays the initial policy."""
     if config.reference_memory != "disk":
         return
+    if own_source:
+        raise InputError("reference_memory is disk, but a source gives rows that are not known before: leave it out")
     rollout = rollout_of(config, algorithm)
     if not rollout.demands.given or rollout.demands.meets:
         what = "makes rows of other rows of a step" if rollout.demands.given else "samples"

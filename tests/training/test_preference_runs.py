@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import tiny_runs as runs
 
+from jaxrl_llm import algorithms
 from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.rollouts.runtime import engines
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.reference import check_kept
 from jaxrl_llm.utils.errors import InputError
 
 pytestmark = pytest.mark.heavy
@@ -93,6 +95,8 @@ def test_a_reference_on_disk_changes_nothing_and_is_computed_once(
     runs.train(config_of(tmp_path, pairs(), output=str(tmp_path / "c"), reference_memory="disk", **settings))
     assert "is written anew" in caplog.text
     rows = [{"prompt": f"{i}:", "completion": f" {i}", "label": bool(i % 2)} for i in range(10)]
+    with pytest.raises(InputError, match="a source gives rows that are not known before"):
+        check_kept(config, algorithms.get("dpo"), own_source=True)
     with pytest.raises(InputError, match="makes rows of other rows"):
         runs.train(config_of(tmp_path, rows, "kto", output=str(tmp_path / "d"), reference_memory="disk", eval_size=0))
 

@@ -110,14 +110,14 @@ def in_degrees(degrees: int) -> Rollout:
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         whole = [one.with_info(degree=0.0) for one in await pair.program(tools, task)]
-        rewards = {GIVEN: BETWEEN if whole[0].reward == whole[0].reward else float("nan")}  # NaN of equal ones
+        reward = float("nan") if whole[0].info["equal"] else BETWEEN
         less = []
         for column in ("chosen", "rejected"):
             for degree in range(1, degrees):
                 said = without_keywords(task.row[column], degree / (degrees - 1))
                 own = dataclasses.replace(task, row={**task.row, column: said})
                 episode = response(tools, own, column).with_info(degree=float(degree), equal=whole[0].info["equal"])
-                less.append(episode.scored(rewards[GIVEN], rewards))
+                less.append(episode.scored(reward, {GIVEN: reward}))
         return [*whole, *less]
 
     return Rollout(
