@@ -22,13 +22,14 @@ from jaxrl_llm.training.signal import signal
 
 # Their credit depends on more than the rewards of the group: a value or greedy baseline, the whole batch's mean, a
 # divergence within the reward, a vote of the answers or their diversity, a budget of tokens, guided rows, rewards of
-# single tokens.
+# single tokens, responses that were given.
 NOT_OF_THE_GROUP_ALONE = {
     "archer", "arpo_agentic", "baichuan_m2", "carl_multiplicative_reward", "daslam", "dcpo_distribution_centric",
     "dgrpo_vital", "drpo_dataset_reset", "eapo_iterresearch", "ettrl", "g_ra", "gigpo", "hbpo", "hgpo", "hiper",
     "icpo_in_context", "igpo_information_gain", "infopo", "ipa", "istar", "multi_turn_recipe", "nlpo", "open_rs",
     "optimal_token_baseline", "otr", "pa_rl", "pairwise_rl", "pav", "pf_ppo", "poad", "polychromic", "ppo", "ppo_max",
-    "r3l", "reinforce", "reinforce_plus_plus", "remax", "rlgf", "rloo", "safe_entropy_aware", "salsa", "spear",
+    "ppo_outer_scale", "process_reward_model",
+    "r3l", "reinforce", "reinforce_plus_plus", "remax", "rlgf", "rloo", "safe_entropy_aware", "salsa", "sft", "spear",
     "spo_segment", "spo_self_play", "srgpo", "subpo", "t_ppo", "trloo", "tscac", "ttrl", "ui_r1", "ui_s1", "vapo",
     "vc_ppo", "verpo", "wmar_reservoir_replay",
 }  # fmt: skip
@@ -37,20 +38,18 @@ ONE_SAMPLE_A_PROMPT = {
     "archer", "brain", "carl_multiplicative_reward", "daslam", "dcpo_distribution_centric", "drpo_dataset_reset",
     "gigpo", "hgpo", "hiper", "igpo_information_gain", "ipa", "istar", "multi_turn_recipe", "nlpo",
     "optimal_token_baseline", "otr", "p3o_pairwise", "pa_rl", "pairwise_rl", "pav", "pf_ppo", "poad", "ppo", "ppo_max",
-    "r3l", "reinforce", "reinforce_plus_plus", "remax", "riskpo", "rlgf", "safe_entropy_aware", "salsa", "spear",
+    "ppo_outer_scale", "process_reward_model",
+    "r3l", "reinforce", "reinforce_plus_plus", "remax", "riskpo", "rlgf", "safe_entropy_aware", "salsa", "sft", "spear",
     "spo_segment", "spo_self_play", "spo_single_stream", "srgpo", "subpo", "t_ppo", "trloo", "tscac", "vapo", "vc_ppo",
     "wmar_reservoir_replay",
-}  # fmt: skip
-NO_ADVANTAGES = {
-    "cpo", "dpo", "dpo_online", "drpo_decoupled_reward", "inpo", "ipo", "kto", "nash_md", "orpo", "simpo", "sppo",
-    "trpa", "xpo",
 }  # fmt: skip
 # brpo compares with a random member, which may be equal to all others; all sets of passk_grpo may have a right member.
 SEEDS = {"brpo": 13, "passk_grpo": 13}
 
 
 @cache
-def signal_of(name: str, reward: Any = None, lone: bool = False) -> float:
+def signal_of(name: str, reward: Any = None, lone: bool = False) -> tuple[float, bool]:
+    """The signal of a made batch, and whether the method's transform gives advantages."""
     algorithm = algorithms.get(name)
     changes = (
         {} if reward is None else {"reward": np.full(N, reward), "rewards": dict.fromkeys("ab", np.full(N, reward))}
@@ -59,15 +58,16 @@ def signal_of(name: str, reward: Any = None, lone: bool = False) -> float:
     if lone:
         batch = batch.replace(group=jnp.arange(N, dtype=jnp.int32))
     _, ready = algorithm.transform.apply(algorithm.transform.init(), batch)
-    return signal(ready)
+    return signal(ready), ready.advantages is not None
 
 
 @every_method
 def test_every_method_s_own_advantages_say(name: str) -> None:
-    assert 0 <= signal_of(name) <= 1
-    assert signal_of(name) > 0
-    assert (signal_of(name, 1.0) > 0) == (name in NOT_OF_THE_GROUP_ALONE)
-    assert (signal_of(name, lone=True) > 0) == (name in ONE_SAMPLE_A_PROMPT | NO_ADVANTAGES)
+    some, has_advantages = signal_of(name)
+    assert 0 < some <= 1
+    assert (signal_of(name, 1.0)[0] > 0) == (name in NOT_OF_THE_GROUP_ALONE)
+    # Without advantages the rewards of a batch of single samples are compared with each other.
+    assert (signal_of(name, lone=True)[0] > 0) == (name in ONE_SAMPLE_A_PROMPT or not has_advantages)
 
 
 def bare(reward: list[float], group: list[int], **fields: Any) -> Trajectories:
