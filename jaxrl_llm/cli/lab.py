@@ -15,7 +15,7 @@ from jaxrl_llm.utils.errors import InputError, gather, require, unknown
 # The names of `in_jax.tasks.TASKS`, whose import takes seconds.
 TASK_NAMES = (
     "addition", "sequence_lock", "sorting", "noisy_copying", "brackets", "maze", "correct_and_short", "long_tail",
-    "noisy_verifier", "text_maze", "tool_first", "search",
+    "noisy_verifier", "preferences", "text_maze", "tool_first", "search",
 )  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def lab_command(arguments: list[str]) -> int:
         """Methods of jaxrl algorithms, or all."""
         tasks: tuple[str, ...] = ("addition",)
         """addition, sequence_lock, sorting, noisy_copying, brackets, maze, correct_and_short, long_tail,
-        noisy_verifier, text_maze, tool_first, search, or all."""
+        noisy_verifier, preferences, text_maze, tool_first, search, or all."""
         seeds: int = 8
         """Runs of each method."""
         first_seed: int = 0

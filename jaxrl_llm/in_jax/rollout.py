@@ -17,6 +17,7 @@ from jaxrl_llm.in_jax.tasks.task import Task, observed
 from jaxrl_llm.in_jax.turns import converse, greedy_return, sample_episodes
 from jaxrl_llm.models.forward import empty_cache
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.rewards.environment import GIVEN
 
 
 def roll_out(
@@ -111,6 +112,35 @@ def sample_batch(
         info=info,
     )
     return batch, shown
+
+
+def given_pairs(task: Task, key: Array, step: Array | int, prompts: int) -> Trajectories:
+    """The chosen and the rejected response of a task to each of `prompts` fresh prompts, as adjacent rows with the
+    rewards 1 and 0, or NaN where both are equal. They were not sampled: their `behaviour_logp` is 0."""
+    assert task.pairs is not None
+    for_prompts, for_pairs = jax.random.split(key)
+    shown = jax.vmap(task.sample)(jax.random.split(for_prompts, prompts))
+    chosen, rejected = jax.vmap(task.pairs)(jax.random.split(for_pairs, prompts), shown)
+    same = jnp.all(chosen == rejected, axis=1, keepdims=True)
+    said = jnp.stack([chosen, rejected], axis=1).reshape(2 * prompts, -1)
+    reward = jnp.where(same, jnp.nan, jnp.array([1.0, 0.0])).reshape(-1)
+    asked, P = jnp.repeat(shown, 2, axis=0), task.prompt_length
+    before_end = jnp.cumsum(said == task.end, axis=1) - (said == task.end) == 0
+    actions = jnp.pad(before_end, ((0, 0), (P, 0)))
+    return Trajectories(
+        tokens=jnp.concatenate([asked[:, :P], said], axis=1),
+        token_mask=actions | (jnp.arange(actions.shape[1]) < P),
+        action_mask=actions,
+        behaviour_logp=jnp.zeros(actions.shape),
+        policy_step=jnp.full(actions.shape, step, jnp.int32),
+        turn=jnp.where(actions, 0, -1).astype(jnp.int32),
+        group=jnp.repeat(jnp.arange(prompts, dtype=jnp.int32), 2),
+        prompt_id=jax.vmap(task.number)(asked).astype(jnp.int32),
+        truncated=jnp.zeros(2 * prompts, bool),
+        temperature=jnp.ones(2 * prompts),
+        rewards={GIVEN: reward},
+        reward=reward,
+    )
 
 
 def true_reward(batch: Trajectories) -> Array:

@@ -31,7 +31,7 @@ from jaxrl_llm.core.shapes import in_words
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.core.transform import Metrics, RunFacts
 from jaxrl_llm.in_jax.checks import check_lone, check_losses
-from jaxrl_llm.in_jax.rollout import greedy_reward, sample_batch, true_reward
+from jaxrl_llm.in_jax.rollout import given_pairs, greedy_reward, sample_batch, true_reward
 from jaxrl_llm.in_jax.settings import DEFAULTS, LabSettings, check_settings, fresh_params, make_optimizer, make_policy
 from jaxrl_llm.in_jax.steps import draw_steps
 from jaxrl_llm.in_jax.tasks import Task
@@ -78,6 +78,7 @@ class Carry(NamedTuple):
 
 
 EXPERIENCE = frozenset({"rollout", "curriculum", "replay"})  # what comes before the batch
+PAIRS = frozenset({"chosen", "rejected"})  # columns of a data set that `Task.pairs` stands for
 
 
 def provided(task: Task) -> frozenset[str]:
@@ -99,9 +100,16 @@ def by_turn(method: Algorithm) -> bool:
     )
 
 
-def experience_of(method: Algorithm) -> set[str]:
-    """Which of rollout, curriculum and replay a method names."""
-    found = {"rollout": method.rollout, "curriculum": method.prompts, "replay": method.replay}
+def trains_on_pairs(method: Algorithm, task: Task) -> bool:
+    """Whether a method learns from a chosen and a rejected response, which the task has."""
+    rollout = method.rollout
+    return task.pairs is not None and rollout is not None and rollout.demands.given and {*rollout.columns} == PAIRS
+
+
+def experience_of(method: Algorithm, task: Task) -> set[str]:
+    """Which of rollout, curriculum and replay a method names, that the task does not have."""
+    rollout = None if trains_on_pairs(method, task) else method.rollout
+    found = {"rollout": rollout, "curriculum": method.prompts, "replay": method.replay}
     return {name for name, value in found.items() if value is not None}
 
 
@@ -133,7 +141,7 @@ def make_train(
     start from, also the reference policy; fresh ones without. Groups without a learning signal are kept: there is no
     resampling (`Algorithm.curriculum`) here.
     without: parts and needs, as for `--algorithm.without`, that a method lacks here and may go without; also "rollout",
-    "curriculum" and "replay", of which the laboratory has only groups of the task's prompts.
+    "curriculum" and "replay", of which the laboratory has only groups of the task's prompts and pairs (`Task.pairs`).
     Raises InputError for another task, method or setting, and `train` for another key, number or start, or where a
     method lacks a part or needs what the laboratory does not provide.
     """
@@ -148,8 +156,7 @@ def make_train(
         check = partial(check_needs, provided={*provided(task), *names_in(without)})
     # Minibatches are whole groups, which share their prompts; without, that costs more to compile than it saves.
     packing = None if settings.minibatches == 1 else partial(
-        shared_prompts, group_size=settings.group_size, prompt_length=task.prompt_length,
-        completion_length=task.completion_length,
+        shared_prompts, prompt_length=task.prompt_length, completion_length=task.completion_length,
     )  # fmt: skip
     one_step = settings.epochs == settings.minibatches == 1
     facts = RunFacts(prompts=task.prompts if task.prompts <= LARGEST_TABLE else None, steps=settings.iterations)
@@ -158,7 +165,7 @@ def make_train(
         given = {**fixed, **traced}
         method = build(make, settings, task, given)
         check(method.needs)
-        if own := sorted(experience_of(method) - experience):
+        if own := sorted(experience_of(method, task) - experience):
             raise InputError(
                 f"this method has a {own[0]} of its own, and the laboratory only groups of the task's prompts: train "
                 f"it with a run, or without={','.join([*without, *own])!r}"
@@ -178,6 +185,8 @@ def make_train(
         for_params, for_steps = jax.random.split(key)
         reference = fresh_params(for_params, task, settings) if start is None else start
         policy, params = make_policy(task, settings), reference
+        paired = trains_on_pairs(method, task) and "rollout" not in experience
+        rows = 2 if paired else settings.group_size
         if (critic := critic_of(method.needs, "shared")) is not None:
             policy = dataclasses.replace(policy, critic=critic)
             params = init_critic(for_params, policy, params, critic)
@@ -188,15 +197,17 @@ def make_train(
             state, memory, feedback, moving, previous, target = carry
             size = settings.prompts, settings.group_size
             batch, prompts = sample_batch(policy, state.params, task, for_batch, step, *size, by_turn(method))
-            if asks(method, "greedy_reward"):
-                value = greedy_reward(policy, state.params, task, prompts, jax.random.fold_in(for_batch, 3))
-                batch = batch.with_info(greedy_reward=jnp.repeat(value, settings.group_size))
             # As the task gave them: a method's transform may make other rewards of them.
             seen = {"reward": jnp.mean(true_reward(batch)), "length": jnp.mean(batch.lengths)}
             seen |= {f"reward/{name}": jnp.mean(value) for name, value in (batch.rewards or {}).items()}
+            if paired:
+                batch = given_pairs(task, jax.random.fold_in(for_batch, 4), step, settings.prompts)
+            if asks(method, "greedy_reward"):
+                value = greedy_reward(policy, state.params, task, prompts, jax.random.fold_in(for_batch, 3))
+                batch = batch.with_info(greedy_reward=jnp.repeat(value, settings.group_size))
             steps = None if one_step else draw_steps(
                 for_update, batch, epochs=settings.epochs, minibatches=settings.minibatches,
-                group_size=settings.group_size, packing=packing,
+                group_size=rows, packing=packing and partial(packing, group_size=rows),
             )  # fmt: skip
             of: Any = reference if moving is None else moving
             if rule is not None and rule.initial_share:

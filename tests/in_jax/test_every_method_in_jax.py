@@ -37,7 +37,7 @@ def start() -> Params:
 @pytest.mark.usefixtures("own_programs")
 @pytest.mark.parametrize("name", few(OF_ONE_MODEL, ("ppo",)))
 def test_two_iterations_are_finite(name: str, start: Params) -> None:
-    without = [part for part in lacking(name) if part not in provided(TASK)]
+    without = [part for part in lacking(name, TASK) if part not in provided(TASK)]
     train = make_train(TASK, name, TINY, without=without)
     compiled = jax.jit(lambda key, start: train(key, LABORATORY.get(name), start), compiler_options=UNOPTIMISED)
     run = compiled(jax.random.key(0), start)

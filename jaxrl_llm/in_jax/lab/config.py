@@ -23,6 +23,7 @@ WARM_STEPS = {
     "correct_and_short": 40,
     "long_tail": 20,
     "noisy_verifier": 20,
+    "preferences": 100,
     "text_maze": 15,
     "tool_first": 25,
     "search": 120,

@@ -48,11 +48,11 @@ class Ran(NamedTuple):
     seconds: dict[str, float]  # "compile" and "run"
 
 
-def lacking(name: str) -> list[str]:
+def lacking(name: str, task: Task) -> list[str]:
     """What a method lacks in the laboratory: parts, needs that only some runs provide, what precedes the batch."""
     method = get(name)
     needs = {need_of(need).name for need in method.needs if need_of(need).provider}
-    return [*missing(name), *sorted(needs - set(missing(name))), *sorted(experience_of(method))]
+    return [*missing(name), *sorted(needs - set(missing(name))), *sorted(experience_of(method, task))]
 
 
 def check_points(name: str, settings: LabSettings, task: Task, grid: Grid) -> None:
@@ -79,7 +79,7 @@ def run_method(
     method refuses its hyper-parameters, the outcome says so (`Outcome.error`).
     """
     task, make = how.task, constructor(name)
-    without = tuple(need for need in lacking(name) if need not in provided(task))
+    without = tuple(need for need in lacking(name, task) if need not in provided(task))
     note = f"without {', '.join(without)}" if without else ""
     known = inspect.signature(make).parameters
     at = points(grid, hyperparameters_of(name))

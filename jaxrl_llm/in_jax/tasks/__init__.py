@@ -12,6 +12,7 @@ from typing import Any
 from jaxrl_llm.in_jax.tasks.environment import environment_task
 from jaxrl_llm.in_jax.tasks.maze import maze
 from jaxrl_llm.in_jax.tasks.open_ended import brackets, correct_and_short
+from jaxrl_llm.in_jax.tasks.preferences import preferences
 from jaxrl_llm.in_jax.tasks.sequences import addition, long_tail, noisy_copying, noisy_verifier, sequence_lock, sorting
 from jaxrl_llm.in_jax.tasks.task import Environment, Task
 from jaxrl_llm.in_jax.tasks.text_maze import text_maze
@@ -28,6 +29,7 @@ TASKS: dict[str, Callable[..., Task]] = {
     "correct_and_short": correct_and_short,
     "long_tail": long_tail,
     "noisy_verifier": noisy_verifier,
+    "preferences": preferences,
     "text_maze": text_maze,
     "tool_first": tool_first,
     "search": search,
@@ -46,6 +48,7 @@ __all__ = [
     "maze",
     "noisy_copying",
     "noisy_verifier",
+    "preferences",
     "search",
     "sequence_lock",
     "sorting",

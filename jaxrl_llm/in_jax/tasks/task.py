@@ -64,6 +64,9 @@ class Task(NamedTuple):
     there, or -1 where the policy chooses. None: the policy chooses all."""
     example: Callable[[Array, Array], Array] | None = None
     """(key, prompt) -> a completion int32[T] for a policy to imitate before reinforcement learning; None: `answer`."""
+    pairs: Callable[[Array, Array], tuple[Array, Array]] | None = None
+    """(key, prompt) -> a chosen and a rejected completion int32[T], as a data set of preferences has them. None: there
+    are no given responses."""
     observe: Callable[[Array, Scores, Array], tuple[Scores, Array]] | None = None
     """(key, components, reward) -> what training is told of them, of the final reward with an environment. None: the
     truth."""
