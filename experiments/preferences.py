@@ -117,7 +117,7 @@ def dpo(folder: Path) -> None:
     print("before: " + win_rate(folder, MODEL), flush=True)
     seconds = train(
         folder, "dpo", "dpo", "--prompts", str(folder / "pairs.jsonl"), "--prompts-per-step", "8", "--steps", "24",
-        "--optimizer.learning-rate", "1e-5", "--reference-memory", "disk",
+        "--optimizer.learning-rate", "2e-5", "--reference-memory", "disk",
     )  # fmt: skip
     print(f"dpo: {seconds:.0f} s, {win_rate(folder, str(folder / 'dpo-model'))}", flush=True)
 
