@@ -17,6 +17,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "3_own_data_and_reward": {"STEPS": 1, "PROMPTS": 4, "SAMPLES": 4, "TOKENS": 16, "HELD_OUT": 2, "PASS_AT": 2},
     "4_the_catalogue": {"METHOD": "dr_grpo", "TASK": "addition", "ITERATIONS": 10, "SEEDS": 2},
     "5_from_notebook_to_pod": {"STEPS": 2, "MESH": "fsdp=2,tensor=4"},
+    "6_preferences": {"STEPS": 1, "PAIRS": 2, "ASKED": 16, "HELD_OUT": 8},
 }
 MOST_MEMORY = 10 * 2**30  # bytes on the host, less than the free runtimes of Colab have
 

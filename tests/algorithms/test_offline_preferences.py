@@ -151,10 +151,10 @@ def test_beta_of_0_is_refused() -> None:
 STEP = Path(__file__).parents[1] / "preference_vectors" / "step"
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("name", ["dpo/sigmoid", "dpo/ipo", "dpo/robust", "simpo"])
-def test_a_whole_step_of_trl(name: str) -> None:
-    """Loss and gradients of all parameters, with chosen and rejected rows behind their prompt once."""
+def gradient_of_step(method: Algorithm, model: str, other: str, rows: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    """The gradients of all parameters by their names in a Hugging Face folder, and the loss, of a step on given rows.
+
+    rows: tokens, token_mask, action_mask, group and reward, and what else a batch has."""
     from jaxrl_llm import load_policy
     from jaxrl_llm.core.trajectory import Trajectories
     from jaxrl_llm.learner.inputs import provide
@@ -162,31 +162,76 @@ def test_a_whole_step_of_trl(name: str) -> None:
     from jaxrl_llm.learner.update import gradient, prepare
     from jaxrl_llm.models.io.huggingface import to_tensors
 
-    policy, params, _ = load_policy(STEP / "policy")
-    _, reference, _ = load_policy(STEP / "ref")
+    policy, params, _ = load_policy(STEP / model)
+    _, reference, _ = load_policy(STEP / other)
+    answer = rows["action_mask"]
+    zeros = np.zeros(answer.shape, np.float32)
+    batch: Any = Trajectories(
+        behaviour_logp=zeros, policy_step=zeros.astype(np.int32), turn=np.where(answer, 0, -1).astype(np.int32),
+        prompt_id=rows["group"], truncated=np.zeros(len(answer), bool), **rows,
+    )  # fmt: skip
+    measured = (batch.info or {}).get("measured", np.zeros(len(answer)))
+    every, steps = plan_steps(batch), plan_steps(batch, rows=np.flatnonzero(measured == 0))
+    batch = provide(policy, method.needs, params, reference, jax.tree.map(jnp.asarray, batch), every)
+    _, batch = prepare(method.transform, method.transform.init(), batch)
+    grads, metrics = gradient(policy, method.objective, params, batch, jax.tree.map(lambda x: x[0], steps.in_order))
+    return to_tensors(grads, policy.config), float(metrics["loss"])
+
+
+def assert_gradients(found: dict[str, Any], expected: dict[str, np.ndarray]) -> None:
+    assert set(found) == set(expected)
+    scale = max(np.abs(x).max() for x in expected.values())
+    for key, x in expected.items():
+        np.testing.assert_allclose(np.asarray(found[key]), x, rtol=2e-3, atol=2e-5 * scale, err_msg=key)
+
+
+# TRL's ORPO is not among them: its likelihood is that of prompt and response, and the paper's that of the response.
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["dpo/sigmoid", "dpo/ipo", "dpo/robust", "simpo", "cpo", "cpo_simpo"])
+def test_a_whole_step_of_trl(name: str) -> None:
+    """Loss and gradients of all parameters, with chosen and rejected rows behind their prompt once."""
     with np.load(STEP / "vectors.npz") as file:
         ids, real, answer = (file[f"dpo/{key}"] for key in ("input_ids", "attention_mask", "completion_mask"))
         expected = {key.split("/grad/")[1]: file[key] for key in file.files if key.startswith(f"{name}/grad/")}
         loss = float(file[f"{name}/loss"])
     order = np.arange(8).reshape(2, 4).T.reshape(-1)
-    ids, real, answer = ids[order], real[order] > 0, answer[order] > 0
-    zeros = np.zeros(ids.shape, np.float32)
-    batch: Any = Trajectories(
-        tokens=ids.astype(np.int32), token_mask=real, action_mask=answer, behaviour_logp=zeros,
-        policy_step=zeros.astype(np.int32), turn=np.where(answer, 0, -1).astype(np.int32),
-        group=np.repeat(np.arange(4), 2).astype(np.int32), prompt_id=np.repeat(np.arange(4), 2).astype(np.int32),
-        truncated=np.zeros(8, bool), reward=np.tile([1.0, 0.0], 4).astype(np.float32),
-    )  # fmt: skip
     kind, _, variant = name.partition("/")
-    given = {"loss": variant, "label_smoothing": 0.1 if variant == "robust" else None} if kind == "dpo" else {}
-    method = algorithms.get(kind, **given)
-    steps = plan_steps(batch)
-    batch = provide(policy, method.needs, params, reference, jax.tree.map(jnp.asarray, batch), steps)
-    _, batch = prepare(method.transform, method.transform.init(), batch)
-    grads, metrics = gradient(policy, method.objective, params, batch, jax.tree.map(lambda x: x[0], steps.in_order))
-    assert float(metrics["loss"]) == pytest.approx(loss, rel=2e-5)
-    found = to_tensors(grads, policy.config)
-    assert set(found) == set(expected)
-    scale = max(np.abs(x).max() for x in expected.values())
-    for key, x in expected.items():
-        np.testing.assert_allclose(np.asarray(found[key]), x, rtol=2e-3, atol=2e-5 * scale, err_msg=key)
+    given: dict[str, Any] = {
+        "dpo": {"loss": variant, "label_smoothing": 0.1 if variant == "robust" else None},
+        "cpo": {"beta": 0.1, "label_smoothing": 0.1, "likelihood": 1.0},
+        "cpo_simpo": {"beta": 2.5, "gamma": 0.5, "likelihood": 1.0},
+    }.get(kind, {})  # fmt: skip
+    method = algorithms.get("simpo" if kind == "cpo_simpo" else kind, **given)
+    rows = {
+        "tokens": ids[order].astype(np.int32), "token_mask": real[order] > 0, "action_mask": answer[order] > 0,
+        "group": np.repeat(np.arange(4), 2).astype(np.int32), "reward": np.tile([1.0, 0.0], 4).astype(np.float32),
+    }  # fmt: skip
+    found, value = gradient_of_step(method, "policy", "ref", rows)
+    assert value == pytest.approx(loss, rel=2e-5)
+    if expected:
+        assert_gradients(found, expected)
+
+
+@pytest.mark.heavy
+def test_a_whole_step_of_kto_in_trl() -> None:
+    """With completions of other prompts, which estimate a KL above 0."""
+    with np.load(STEP / "vectors.npz") as file:
+        x = {key.removeprefix("kto_swapped/"): file[key] for key in file.files if key.startswith("kto_swapped/")}
+    expected = {key.split("/grad/")[1]: value for key, value in x.items() if "/grad/" in key}
+    width = max(x["input_ids"].shape[1], x["KL_input_ids"].shape[1])
+
+    def both(name: str, of: Callable[[np.ndarray], np.ndarray] = lambda a: a > 0) -> np.ndarray:
+        """[12, width]: each row, and the one that estimates the KL after it."""
+        parts = [np.pad(x[before + name], ((0, 0), (0, width - x[before + name].shape[1]))) for before in ("", "KL_")]
+        return of(np.stack(parts, axis=1).reshape(12, width))
+
+    reward = np.stack([x["label"].astype(np.float32), np.full(6, np.nan, np.float32)], axis=1).reshape(-1)
+    rows = {
+        "tokens": both("input_ids", lambda a: a.astype(np.int32)), "token_mask": both("attention_mask"),
+        "action_mask": both("completion_mask"), "group": np.repeat(np.arange(6), 2).astype(np.int32), "reward": reward,
+        "info": {"measured": np.isnan(reward).astype(np.float32)},
+    }  # fmt: skip
+    method = kto(beta=0.1, desirable_weight=1.0, undesirable_weight=1.5)
+    found, value = gradient_of_step(method, "ref", "policy", rows)
+    assert value == pytest.approx(float(x["kto_w1.0_1.5/loss"]), rel=2e-5)
+    assert_gradients(found, expected)
