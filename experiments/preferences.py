@@ -2,12 +2,12 @@
 
     python -m experiments.preferences dpo reward_model grpo --output /tmp/preferences
 
-The data are the model's own samples, four answers to each of --prompts questions. The one with the fewest commas and
-the one with the most are a pair, where they differ by two at least. Then
+The data are the model's own samples, eight answers to each of --prompts questions, in the order of their commas: the
+first and the last are a pair, the second and the last but one, and so on, where they differ by three at least. Then
 
-dpo           trains on these pairs. Its win rate is how often its sampled answer to a held-out question has fewer
+dpo           trains on the first pair of each question. Its win rate is how often its sampled answer to a held-out question has fewer
               commas than one of the first model, ties counting half; its KL is the mean log-ratio of its own answers.
-reward_model  trains on the same pairs, and is evaluated on held-out ones.
+reward_model  trains on all pairs, and is evaluated on those of held-out questions.
 grpo          samples with the reward model's score as the only reward; the true reward is the number of commas.
 """
 
@@ -41,7 +41,7 @@ ASKED = (
     "What do people do in a {}?", "Describe a {}.", "Why would one go to a {}?", "Who works in a {}?",
     "What can you hear in a {}?", "Tell me about an old {}.", "What is dangerous in a {}?", "Draw a {} in words.",
 )  # fmt: skip
-NEW, HELD_OUT, EACH = 48, 48, 4
+NEW, HELD_OUT, EACH, APART = 48, 48, 8, 3
 
 
 def commas(text: str) -> int:
@@ -69,24 +69,28 @@ def write_pairs(folder: Path, prompts: int) -> None:
     """pairs.jsonl and held_out.jsonl."""
     asked = questions()[: HELD_OUT + prompts]
     texts, *_ = answers(MODEL, asked, EACH, 1)
-    rows = []
-    for number, text in enumerate(asked):
-        chosen, *_, rejected = sorted(texts[EACH * number : EACH * (number + 1)], key=commas)
-        rows.append({"prompt": text, "chosen": chosen, "rejected": rejected})
-    rows = [row for row in rows if commas(row["rejected"]) - commas(row["chosen"]) >= 2]
     held_out = set(asked[:HELD_OUT])
-    for name, some in (("held_out", True), ("pairs", False)):
-        lines = [json.dumps(row) + "\n" for row in rows if (row["prompt"] in held_out) == some]
+    files: dict[str, list[str]] = {"pairs": [], "held_out": [], "all_pairs": [], "all_held_out": []}
+    for number, text in enumerate(asked):
+        order = sorted(texts[EACH * number : EACH * (number + 1)], key=commas)
+        name = "held_out" if text in held_out else "pairs"
+        for place in range(EACH // 2):
+            chosen, rejected = order[place], order[-1 - place]
+            if commas(rejected) - commas(chosen) >= APART:
+                line = json.dumps({"prompt": text, "chosen": chosen, "rejected": rejected}) + "\n"
+                files[f"all_{name}"].append(line)
+                files[name] += [line] * (place == 0)
+    for name, lines in files.items():
         (folder / f"{name}.jsonl").write_text("".join(lines))
         print(f"{name}: {len(lines)} pairs", flush=True)
 
 
-def train(folder: Path, name: str, algorithm: str, *more: str) -> float:
-    """Run a method on the pairs, export it; seconds."""
+def train(folder: Path, name: str, algorithm: str, held_out: str, *more: str) -> float:
+    """Run a method, export it; seconds."""
     begin = time.perf_counter()
     arguments = [
         "train", "--algorithm", algorithm, "--model", MODEL, "--output", str(folder / name), "--eval-prompts",
-        str(folder / "held_out.jsonl"), "--max-prompt-tokens", "64", "--max-new-tokens", str(NEW), "--no-tensorboard",
+        str(folder / f"{held_out}.jsonl"), "--max-prompt-tokens", "64", "--max-new-tokens", str(NEW), "--no-tensorboard",
         "--checkpoint-every", "0", *more,
     ]  # fmt: skip
     if command(arguments) or command(["export", str(folder / name), str(folder / f"{name}-model")]):
@@ -116,7 +120,7 @@ def win_rate(folder: Path, model: str) -> str:
 def dpo(folder: Path) -> None:
     print("before: " + win_rate(folder, MODEL), flush=True)
     seconds = train(
-        folder, "dpo", "dpo", "--prompts", str(folder / "pairs.jsonl"), "--prompts-per-step", "8", "--steps", "24",
+        folder, "dpo", "dpo", "held_out", "--prompts", str(folder / "pairs.jsonl"), "--prompts-per-step", "8", "--steps", "24",
         "--optimizer.learning-rate", "2e-5", "--reference-memory", "disk",
     )  # fmt: skip
     print(f"dpo: {seconds:.0f} s, {win_rate(folder, str(folder / 'dpo-model'))}", flush=True)
@@ -124,8 +128,8 @@ def dpo(folder: Path) -> None:
 
 def reward_model(folder: Path) -> None:
     seconds = train(
-        folder, "judge", "reward_model", "--prompts", str(folder / "pairs.jsonl"), "--prompts-per-step", "8", "--steps",
-        "36", "--optimizer.learning-rate", "3e-5",
+        folder, "judge", "reward_model", "all_held_out", "--prompts", str(folder / "all_pairs.jsonl"),
+        "--prompts-per-step", "8", "--steps", "60", "--optimizer.learning-rate", "3e-5", "--eval-size", "64",
     )  # fmt: skip
     found = json.loads((folder / "judge" / "summary.json").read_text())["eval_after"]
     print(f"reward model: {seconds:.0f} s, accuracy {found['accuracy']:.1%} on {found['prompts']} pairs", flush=True)
@@ -133,7 +137,7 @@ def reward_model(folder: Path) -> None:
 
 def grpo(folder: Path) -> None:
     seconds = train(
-        folder, "grpo", "grpo", "--prompts", str(folder / "pairs.jsonl"), "--rewards", f"model:{folder}/judge-model",
+        folder, "grpo", "grpo", "held_out", "--prompts", str(folder / "pairs.jsonl"), "--rewards", f"model:{folder}/judge-model",
         "--prompts-per-step", "4", "--group-size", "8", "--steps", "16", "--optimizer.learning-rate", "1e-5",
         "--eval-size", "0",
     )  # fmt: skip

@@ -10,6 +10,7 @@ import numpy as np
 from jaxrl_llm.advantages.group import TOLERANCE
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories, map_rows
+from jaxrl_llm.rewards.environment import GIVEN
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rewards.workers.calling import Logged
 from jaxrl_llm.training.config import TrainConfig
@@ -152,7 +153,7 @@ def count_step(
     notes = {
         "silent": (metrics["signal"] == 0.0, f"no learning signal: {_why_silent(metrics)}"),
         "single": (
-            metrics["completion/longest"] <= 1 < config.max_new_tokens,
+            GIVEN not in config.rewards and metrics["completion/longest"] <= 1 < config.max_new_tokens,
             f"every completion is a single token: {SINGLE}",
         ),
     }

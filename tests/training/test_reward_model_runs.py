@@ -41,6 +41,7 @@ def test_a_run_that_is_killed_resumed_and_exported(tmp_path: Path, adapters: int
     lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
     assert lines[-1]["rewards/margins"] > lines[0]["rewards/margins"]
     assert summary["eval_after"]["loss"] < summary["eval_before"]["loss"]
+    assert not any("single token" in text for text in summary["warnings"])  # each response is one action
     resumed = runs.resumed_copy(tmp_path, [4])
     for one, other in zip(lines, runs.lines_of(resumed / "metrics.jsonl"), strict=True):
         for name in ("loss", "grad_norm", "rewards/chosen", "rewards/margins"):
