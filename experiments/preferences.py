@@ -5,8 +5,9 @@
 The data are the model's own samples, eight answers to each of --prompts questions, in the order of their commas: the
 first and the last are a pair, the second and the last but one, and so on, where they differ by three at least. Then
 
-dpo           trains on the first pair of each question. Its win rate is how often its sampled answer to a held-out question has fewer
-              commas than one of the first model, ties counting half; its KL is the mean log-ratio of its own answers.
+dpo           trains on the first pair of each question. Its win rate is how often its sampled answer to a held-out
+              question has fewer commas than one of the first model, ties counting half; its KL is the mean log-ratio of
+              its own answers.
 reward_model  trains on all pairs, and is evaluated on those of held-out questions.
 grpo          samples with the reward model's score as the only reward; the true reward is the number of commas.
 """
@@ -85,12 +86,13 @@ def write_pairs(folder: Path, prompts: int) -> None:
         print(f"{name}: {len(lines)} pairs", flush=True)
 
 
-def train(folder: Path, name: str, algorithm: str, held_out: str, *more: str) -> float:
-    """Run a method, export it; seconds."""
+def train(folder: Path, name: str, algorithm: str, every: bool, *more: str) -> float:
+    """Run a method on the first or on all pairs, export it; seconds."""
     begin = time.perf_counter()
+    pairs, held_out = (str(folder / f"{'all_' * every}{kind}.jsonl") for kind in ("pairs", "held_out"))
     arguments = [
-        "train", "--algorithm", algorithm, "--model", MODEL, "--output", str(folder / name), "--eval-prompts",
-        str(folder / f"{held_out}.jsonl"), "--max-prompt-tokens", "64", "--max-new-tokens", str(NEW), "--no-tensorboard",
+        "train", "--algorithm", algorithm, "--model", MODEL, "--output", str(folder / name), "--prompts", pairs,
+        "--eval-prompts", held_out, "--max-prompt-tokens", "64", "--max-new-tokens", str(NEW), "--no-tensorboard",
         "--checkpoint-every", "0", *more,
     ]  # fmt: skip
     if command(arguments) or command(["export", str(folder / name), str(folder / f"{name}-model")]):
@@ -120,16 +122,16 @@ def win_rate(folder: Path, model: str) -> str:
 def dpo(folder: Path) -> None:
     print("before: " + win_rate(folder, MODEL), flush=True)
     seconds = train(
-        folder, "dpo", "dpo", "held_out", "--prompts", str(folder / "pairs.jsonl"), "--prompts-per-step", "8", "--steps", "24",
-        "--optimizer.learning-rate", "2e-5", "--reference-memory", "disk",
+        folder, "dpo", "dpo", False, "--prompts-per-step", "8", "--steps", "24", "--optimizer.learning-rate", "2e-5",
+        "--reference-memory", "disk",
     )  # fmt: skip
     print(f"dpo: {seconds:.0f} s, {win_rate(folder, str(folder / 'dpo-model'))}", flush=True)
 
 
 def reward_model(folder: Path) -> None:
     seconds = train(
-        folder, "judge", "reward_model", "all_held_out", "--prompts", str(folder / "all_pairs.jsonl"),
-        "--prompts-per-step", "8", "--steps", "60", "--optimizer.learning-rate", "3e-5", "--eval-size", "64",
+        folder, "judge", "reward_model", True, "--prompts-per-step", "8", "--steps", "60", "--optimizer.learning-rate",
+        "3e-5", "--eval-size", "64",
     )  # fmt: skip
     found = json.loads((folder / "judge" / "summary.json").read_text())["eval_after"]
     print(f"reward model: {seconds:.0f} s, accuracy {found['accuracy']:.1%} on {found['prompts']} pairs", flush=True)
@@ -137,8 +139,8 @@ def reward_model(folder: Path) -> None:
 
 def grpo(folder: Path) -> None:
     seconds = train(
-        folder, "grpo", "grpo", "held_out", "--prompts", str(folder / "pairs.jsonl"), "--rewards", f"model:{folder}/judge-model",
-        "--prompts-per-step", "4", "--group-size", "8", "--steps", "16", "--optimizer.learning-rate", "1e-5",
+        folder, "grpo", "grpo", False, "--rewards", f"model:{folder}/judge-model", "--prompts-per-step", "4",
+        "--group-size", "8", "--steps", "16", "--optimizer.learning-rate", "1e-5",
         "--eval-size", "0",
     )  # fmt: skip
     lines = [json.loads(line) for line in (folder / "grpo" / "metrics.jsonl").read_text().splitlines()]
