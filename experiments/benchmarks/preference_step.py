@@ -3,8 +3,9 @@
     python experiments/benchmarks/preference_step.py --model FOLDER --trl-python PYTHON
 
 Pairs of random tokens, a chosen and a rejected response of --new tokens after a prompt of --prompt; the reference's
-log-probabilities are given on both sides. Ours computes a pair's prompt once. TRL's trainer has its usual float32 and
-may compute activations again (checkpointing). Loss, backward pass, clipping and AdamW count; peak memory is that of the
+log-probabilities are given on both sides. Ours computes a pair's prompt once; it takes all pairs at once, or one after
+the other with the products of layers kept (--micro-batches, --keep-projections of a run). TRL's trainer has its usual
+float32 and may compute activations again (checkpointing). Loss, backward pass, clipping and AdamW count; peak memory is that of the
 process, by the operating system. A round is one process of each, one at a time; a process makes --repeats steps
 after one that compiles.
 """
@@ -32,7 +33,7 @@ def responses(pairs: int, prompt: int, new: int, vocabulary: int) -> tuple[list[
     return random_prompts(pairs, prompt, vocabulary), random_prompts(2 * pairs, new, vocabulary, seed=1)
 
 
-def ours(model: str, pairs: int, prompt: int, new: int, count: int) -> Answer:
+def ours(model: str, pairs: int, prompt: int, new: int, count: int, one_by_one: bool = False) -> Answer:
     """`count` steps of this library."""
     import jax
     import numpy as np
@@ -42,10 +43,12 @@ def ours(model: str, pairs: int, prompt: int, new: int, count: int) -> Answer:
     from jaxrl_llm.learner.microbatches import plan_steps
     from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
     from jaxrl_llm.learner.update import init_state, prepare, update
+    from jaxrl_llm.training.config import TrainConfig
+    from jaxrl_llm.training.setup import remat_of
     from jaxrl_llm.utils.process import limit_heap
 
     limit_heap()
-    policy, params, _ = load_policy(model)
+    policy, params, _ = load_policy(model, remat=remat_of(TrainConfig(keep_projections=one_by_one)))
     asked, said = responses(pairs, prompt, new, policy.config.vocab_size)
     N, L = 2 * pairs, prompt + new
     action = np.broadcast_to(np.arange(L) >= prompt, (N, L))
@@ -63,7 +66,7 @@ def ours(model: str, pairs: int, prompt: int, new: int, count: int) -> Answer:
     del params
     for _ in range(count):
         begin = time.perf_counter()
-        steps = plan_steps(batch)
+        steps = plan_steps(batch, micro_batches=pairs if one_by_one else 1)
         _, ready = prepare(method.transform, method.transform.init(), jax.tree.map(jax.numpy.asarray, batch))
         state, metrics = update(policy, method.objective, optimizer, state, ready, steps=steps)
         losses.append(float(metrics["loss"]))
@@ -132,15 +135,16 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     case = {"pairs": options.pairs, "prompt": options.prompt, "new": options.new, "count": options.repeats + 1}
     script = [str(HERE / "preference_step.py"), "--model", options.model, "--worker"]
-    lines = [(OURS, [sys.executable, *script, "ours"], {})]
+    own = [sys.executable, *script, "ours"]
+    lines = [(OURS, own, {}), (f"{OURS}, one pair after the other", own, {"one_by_one": True})]
     for kind, checkpointing in KINDS.items() if options.trl_python else ():
         command = [options.trl_python, *script, "trl"]
         lines.append((f"TRL, {kind}", command, {"checkpointing": checkpointing}))
     found: dict[str, list[Answer]] = {name: [] for name, _, _ in lines}
     for _ in range(options.rounds):
-        for name, command, own in lines:
+        for name, command, how in lines:
             with Column(name, command) as column:
-                found[name].append(column.ask("steps", **case, **own))
+                found[name].append(column.ask("steps", **case, **how))
     print(machine())
     print(f"\n{options.pairs} pairs of {options.prompt} + {options.new} tokens, {options.rounds} rounds\n")
     print("| | seconds a step, median | to ours | peak memory | to ours | first loss |\n|---|---|---|---|---|---|")
