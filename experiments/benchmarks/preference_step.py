@@ -5,9 +5,9 @@
 Pairs of random tokens, a chosen and a rejected response of --new tokens after a prompt of --prompt; the reference's
 log-probabilities are given on both sides. Ours computes a pair's prompt once; it takes all pairs at once, or one after
 the other with the products of layers kept (--micro-batches, --keep-projections of a run). TRL's trainer has its usual
-float32 and may compute activations again (checkpointing). Loss, backward pass, clipping and AdamW count; peak memory is that of the
-process, by the operating system. A round is one process of each, one at a time; a process makes --repeats steps
-after one that compiles.
+float32 and may compute activations again (checkpointing). Loss, backward pass, clipping and AdamW count; peak memory is
+that of the process, by the operating system. A round is one process of each, one at a time; a process makes --repeats
+steps after one that compiles.
 """
 
 from __future__ import annotations
