@@ -23,6 +23,7 @@ from jaxrl_llm.cli.options import before, described, flag, only, parse, parse_co
 from jaxrl_llm.cli.peer_options import method_name, translated
 from jaxrl_llm.cli.plan import plan_command
 from jaxrl_llm.cli.reward_eval import reward_eval_command
+from jaxrl_llm.cli.serve import serve_command
 from jaxrl_llm.core.signatures import has_settings, hyperparameters
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.json_text import located
@@ -270,6 +271,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "eval": eval_command,
     "sample": sample_command,
     "reward-eval": reward_eval_command,
+    "serve": serve_command,
     "algorithms": algorithms_command,
     "report": report_command,
     "export": export_command,

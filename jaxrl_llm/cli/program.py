@@ -1,4 +1,4 @@
-"""The command line: jaxrl demo | agent-demo | train | eval | sample | reward-eval | algorithms | ..."""
+"""The command line: jaxrl demo | agent-demo | train | eval | sample | reward-eval | serve | algorithms | ..."""
 
 from __future__ import annotations
 

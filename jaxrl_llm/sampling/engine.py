@@ -276,10 +276,20 @@ class Engine:
         if not self.schedule.placed:
             self.tail = None
 
-    def running(self) -> Iterator[tuple[int, np.ndarray]]:
+    def running(self) -> Iterator[tuple[int, Tokens]]:
         """The number and tokens of each request that is decoding."""
         for row, tokens in self._drawn(list(self.schedule.placed)).items():
-            yield self.schedule.placed[row].request, tokens.token
+            yield self.schedule.placed[row].request, tokens
+
+    def cancel(self, number: int) -> None:
+        """Give up a request, whether it is decoding or waits; nothing for one that is completed."""
+        if self.requests.pop(number, None) is None:
+            return
+        row = next((row for row, place in self.schedule.placed.items() if place.request == number), None)
+        if row is None:
+            self.schedule.drop(number)
+        else:
+            self._free(row)
 
     def _drawn(self, rows: list[int]) -> dict[int, Tokens]:
         """The tokens of rows so far, including those that they began with. InputError where logits are not finite."""

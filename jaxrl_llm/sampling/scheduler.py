@@ -49,6 +49,15 @@ class Schedule:
         else:
             queue.append(request)
 
+    def drop(self, request: int) -> None:
+        """Take a request out of the queue."""
+        prompt = self.prompt_of.pop(request)
+        self.waiting[prompt].remove(request)
+        if not self.waiting[prompt]:
+            del self.waiting[prompt]
+            for slot in [*self.slots_of.get(prompt, ())]:
+                self._leave(prompt, slot)
+
     @property
     def queue(self) -> int:
         """Number of waiting requests."""
@@ -106,11 +115,16 @@ class Schedule:
         """Free a row. Its prompt slot becomes free when no row is in it, and none waits or the prompt has another."""
         request, _, prefix_slot = self.placed.pop(row)
         prompt = self.prompt_of.pop(request)
-        slot, own = prefix_slot // self.shape.slots_per_prompt, self.slots_of[prompt]
+        slot = prefix_slot // self.shape.slots_per_prompt
         self.free_rows = sorted([*self.free_rows, row])
         self.free_prefix_slots[slot] = sorted(
             [*self.free_prefix_slots[slot], prefix_slot % self.shape.slots_per_prompt]
         )
+        self._leave(prompt, slot)
+
+    def _leave(self, prompt: Hashable, slot: int) -> None:
+        """Free a prompt's slot where no row is in it, and none waits or the prompt has another."""
+        own = self.slots_of[prompt]
         empty = len(self.free_prefix_slots[slot]) == self.shape.slots_per_prompt
         if empty and (prompt not in self.waiting or len(own) > 1):
             own.remove(slot)

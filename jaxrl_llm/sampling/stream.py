@@ -125,8 +125,8 @@ def _stream(
         while not stopping and engine.busy:
             engine.advance(chunk)
             if watch is not None:
-                for number, tokens in engine.running():
-                    watch(number, tokens)
+                for number, drawn in engine.running():
+                    watch(number, drawn.token)
             for completion in engine.completed():
                 stopping |= enough is not None and enough(completion)
                 yield completion

@@ -1,0 +1,83 @@
+"""jaxrl serve: an OpenAI-compatible endpoint for a model or a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import os
+import socket
+from pathlib import Path
+
+from jaxrl_llm.cli.options import flag, parse, positional
+from jaxrl_llm.training.folder.resume_checks import ACCEPT
+from jaxrl_llm.utils.errors import InputError, gather, require
+
+KEY = "JAXRL_API_KEY"
+
+
+def serve_command(arguments: list[str]) -> int:
+    """Serve a model over the OpenAI protocol: /v1/models, /v1/chat/completions and /v1/completions, also as streams.
+
+    Clients must give the key in the variable JAXRL_API_KEY, without which only clients of this machine are served.
+    """
+
+    @dataclasses.dataclass(frozen=True)
+    class Arguments:
+        model: positional("MODEL")  # type: ignore[valid-type]
+        """A run's folder, or a model as for jaxrl train."""
+        adapter: str | None = None
+        """Folder of LoRA adapters for the model, as PEFT writes them."""
+        name: str | None = None
+        """Name of the model for clients. Default: the last part of MODEL."""
+        host: str = "127.0.0.1"
+        """Address to listen on."""
+        port: int = 8000
+        """Port to listen on; 0: one that is free."""
+        slots: int = 16
+        """Completions that are decoded at a time; others wait."""
+        seed: int = 0
+        """Seed of the sampling, with which that of a request is combined."""
+
+    accept, arguments = flag(arguments, ACCEPT)
+    args = parse(Arguments, arguments, "jaxrl serve", serve_command.__doc__)
+    gather(
+        lambda: require("--port", args.port, least=0, most=2**16 - 1),
+        lambda: require("--slots", args.slots, least=1, most=2**12),
+        lambda: require("--seed", args.seed, least=0, most=2**32 - 1),
+        lambda: check_key(args.host, os.environ.get(KEY)),
+    )
+    try:
+        listening = socket.create_server((args.host, args.port))
+    except OSError as error:
+        raise InputError(f"{args.host}:{args.port} cannot be listened on: {error.strerror}") from None
+    try:
+        from aiohttp import web
+    except ImportError:
+        raise InputError("jaxrl serve needs the package aiohttp: pip install 'jaxrl_llm[serve]'") from None
+    from jaxrl_llm.server.app import Endpoint, application
+    from jaxrl_llm.server.engines import Engines
+    from jaxrl_llm.training.folder.load_run import load_run
+
+    config, policy, params, _ = load_run(args.model, accept_changed_inputs=accept, adapter=args.adapter)
+    name = args.name or Path(args.model).name
+    engines = Engines(policy, params, args.slots, args.seed)
+    app = application(Endpoint(engines, name, config.format, os.environ.get(KEY)))
+
+    async def say(app: web.Application) -> None:
+        print(f"{name} is served at http://{args.host}:{listening.getsockname()[1]}/v1; Ctrl-C ends it", flush=True)
+
+    app.on_startup.append(say)
+    web.run_app(app, sock=listening, print=None, handler_cancellation=True)
+    return 0
+
+
+def check_key(host: str, key: str | None) -> None:
+    """InputError for an address that others reach, without a key."""
+    try:
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local and not key:
+        raise InputError(
+            f"--host {host} can be reached by others: set {KEY} to a key that clients must give, or listen on 127.0.0.1"
+        )

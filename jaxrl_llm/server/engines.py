@@ -1,0 +1,179 @@
+"""Engines that a server samples with, in a thread of their own: requests come and go while others are decoding."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxrl_llm.core.shapes import bucket
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.sampling.capacity import Size, lasting
+from jaxrl_llm.sampling.engine import Engine
+from jaxrl_llm.sampling.requests import Request, Tokens
+from jaxrl_llm.sampling.sampler import cut_at, settings_of
+from jaxrl_llm.sampling.weights import take_weights
+from jaxrl_llm.utils.threads import named
+
+CHUNK = 8  # decode steps between two looks at what arrived; a stream has a piece of text after as many
+MOST_ENGINES = 4  # of different settings, whose caches are kept
+ROOM = 64  # tokens of a prompt and of a completion for which a new engine has room at least
+
+
+class How(NamedTuple):
+    """How tokens are drawn. Requests that agree on it decode together."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+
+class Asked(NamedTuple):
+    """A completion that is asked for."""
+
+    request: Request
+    how: How
+    stop: tuple[str, ...] = ()
+
+
+class Progress(NamedTuple):
+    """What there is of a completion."""
+
+    tokens: Tokens  # all so far
+    finish: str | None = None  # "stop", "length", or None while it goes on
+
+
+Tell = Callable[[Progress | BaseException], None]
+
+
+class _Job(NamedTuple):
+    asked: Asked
+    tell: Tell
+    cut: Any  # of its stop strings, see `engine.Cut`; None: there are none
+
+
+class Engines:
+    """Samples for any number of clients of one policy. `start` begins its thread, and `close` ends it.
+
+    slots: completions of equal settings that decode at a time; others wait. seed: of all noise, with the prompt id and
+    the sample number of a request. Engines of settings that were not asked for longest make room for new ones.
+    """
+
+    def __init__(self, policy: Policy, params: Params, slots: int = 16, seed: int = 0) -> None:
+        self.policy, self.weights = policy, take_weights(policy, params)
+        self.slots, self.key = slots, jax.random.key(seed)
+        self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._engines: OrderedDict[How, Engine] = OrderedDict()
+        self._jobs: dict[tuple[How, int], _Job] = {}
+        self._thread = threading.Thread(target=self._run, daemon=True, name="server engines")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; what is not complete is given up."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    async def sample(self, asked: Asked) -> AsyncIterator[Progress]:
+        """The completion as it grows; the last item has a `finish`. Whoever stops iterating gives it up.
+
+        Raises what the engine raised, such as InputError for logits that are not finite.
+        """
+        loop, told = asyncio.get_running_loop(), asyncio.Queue[Progress | BaseException]()
+        place: list[tuple[How, int]] = []
+
+        def tell(what: Progress | BaseException) -> None:
+            loop.call_soon_threadsafe(told.put_nowait, what)
+
+        self._inbox.put(lambda: self._submit(_Job(asked, tell, self._cut(asked.stop)), place))
+        finished = False
+        try:
+            while not finished:
+                found = await told.get()
+                if isinstance(found, BaseException):
+                    finished = True
+                    raise found
+                finished = found.finish is not None
+                yield found
+        finally:
+            if not finished:
+                self._inbox.put(lambda: self._give_up(place))
+
+    def _cut(self, stop: tuple[str, ...]) -> Any:
+        return cut_at(self.policy.tokenizer, stop) if stop else None
+
+    def _run(self) -> None:
+        while True:
+            try:
+                while True:
+                    wanted = self._inbox.get(block=not self._jobs)
+                    if wanted is None:
+                        return
+                    wanted()
+            except Empty:
+                pass
+            for how, engine in list(self._engines.items()):
+                if engine.busy:
+                    try:
+                        self._advance(how, engine)
+                    except BaseException as error:  # of this engine alone
+                        self._fail(how, error)
+
+    def _advance(self, how: How, engine: Engine) -> None:
+        engine.advance(CHUNK)
+        for number, tokens in list(engine.running()):
+            job = self._jobs[how, number]
+            if job.cut is not None and (end := job.cut(tokens.token)) is not None:
+                engine.cancel(number)
+                self._end(how, number, tokens.first(end), "stop")
+            elif tokens.size:
+                job.tell(Progress(tokens))
+        for done in engine.completed():
+            job = self._jobs[how, done.index]
+            end = None if job.cut is None else job.cut(done.tokens.token)
+            tokens = done.tokens if end is None else done.tokens.first(end)
+            self._end(how, done.index, tokens, "stop" if done.ended or end is not None else "length")
+
+    def _end(self, how: How, number: int, tokens: Tokens, finish: str) -> None:
+        self._jobs.pop((how, number)).tell(Progress(tokens, finish))
+
+    def _submit(self, job: _Job, place: list[tuple[How, int]]) -> None:
+        how, request = job.asked.how, job.asked.request
+        try:
+            number = self._engine(how, request).submit(request)
+        except BaseException as error:
+            job.tell(error)
+            return
+        self._jobs[how, number] = job
+        place.append((how, number))
+
+    def _give_up(self, place: list[tuple[How, int]]) -> None:
+        for how, number in place:
+            if self._jobs.pop((how, number), None) is not None:
+                self._engines[how].cancel(number)
+
+    def _fail(self, how: How, error: BaseException) -> None:
+        del self._engines[how]
+        for of, number in list(self._jobs):
+            if of == how:
+                self._jobs.pop((of, number)).tell(error if isinstance(error, Exception) else RuntimeError(named(error)))
+
+    def _engine(self, how: How, request: Request) -> Engine:
+        if how not in self._engines:
+            idle = [other for other, engine in self._engines.items() if not engine.busy]
+            while idle and len(self._engines) >= MOST_ENGINES:
+                del self._engines[idle.pop(0)]
+            size = Size(
+                lasting(self.slots, self.slots, self.slots), bucket(max(len(request.prompt), ROOM)),
+                bucket(max(request.limit, ROOM)),
+            )  # fmt: skip
+            self._engines[how] = Engine(self.policy, self.weights, settings_of(self.policy, self.key, *how), size)
+        self._engines.move_to_end(how)
+        return self._engines[how]
