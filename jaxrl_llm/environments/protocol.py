@@ -33,6 +33,9 @@ class Observation:
     """Numbers of the turn, such as an invalid action, which are summed over the episode."""
     player: int = 0
     """Who is to reply, in a game of several players: numbers from 0."""
+    whole: bool = False
+    """Whether the messages are the whole conversation, its prompt included, and not what it gets. It goes on where they
+    begin with what was said, and else in a new row."""
 
     def as_json(self) -> dict[str, Any]:
         """For the log of a program, from which `Observation(**value)` restores it."""

@@ -44,6 +44,10 @@ class Reply(NamedTuple):
     """Calls that could not be read, beside others that could."""
     lenient: int = 0
     """How many of the calls are not quite in their format."""
+    tokens: int = 0
+    """Tokens of the reply, where they are known."""
+    prompt_tokens: int = 0
+    """Tokens of the row before it, where they are known."""
 
 
 @dataclass(frozen=True, eq=False)

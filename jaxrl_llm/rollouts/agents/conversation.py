@@ -19,7 +19,7 @@ from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rewards.environment import ENVIRONMENT
 from jaxrl_llm.rewards.seen import Talk
 from jaxrl_llm.rollouts.agents.compaction import Compact, Summary
-from jaxrl_llm.rollouts.agents.messages import conversation_of, guided, merged
+from jaxrl_llm.rollouts.agents.messages import after, conversation_of, guided, merged
 from jaxrl_llm.rollouts.agents.metrics import COUNTS
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, checksum, given
@@ -120,7 +120,8 @@ class Conversation:
     def take(self, chat: ChatTurns, row: Episode, begin: Sequence[int] = ()) -> Reply:
         """Go on with the last row as it is with a reply. begin: the given tokens that it begins with."""
         self.rows[-1] = row
-        reply = chat.reading((*begin, *row.last))
+        ids = (*begin, *row.last)
+        reply = chat.reading(ids)._replace(tokens=len(ids), prompt_tokens=len(row.tokens) - len(ids))
         self.messages.append(reply.message)
         self.said.append(reply.message)
         self.replies += 1
@@ -133,18 +134,24 @@ class Conversation:
             self.info[name] = self.info.get(name, 0.0) + float(value)
 
     async def go_on(
-        self, tools: Tools, chat: ChatTurns, seen: Sequence[Message], task: Task, limits: Limits, greedy: bool = False
-    ) -> bool:
+        self, tools: Tools, chat: ChatTurns, seen: Sequence[Message], task: Task, limits: Limits, greedy: bool = False,
+        whole: bool = False,
+    ) -> bool:  # fmt: skip
         """Append an observation to the last row, or begin a new row. Returns whether there is room for a reply.
 
         A new row begins where the template does not append, and where the budget of the context is near, so that the
         next reply may not fit: then with what `Limits.compact` leaves of the conversation. It stays as it is where that
-        is not shorter.
+        is not shorter. whole: the messages are the conversation, see `Observation.whole`.
         """
         if not seen:
             raise InputError("the environment says nothing, though the episode is not over: give messages, or be done")
-        everything = merged(seen) if limits.fresh else [*self.messages, *seen]
-        longer = self._longer(chat, seen, everything, limits.fresh)
+        fresh = limits.fresh
+        if whole:
+            rest = after(self.messages, merged(seen))
+            fresh, seen = rest is None, seen if rest is None else rest
+            self.said += seen
+        everything = merged(seen) if fresh else [*self.messages, *seen]
+        longer = self._longer(chat, seen, everything, fresh)
         moved = len(longer) > len(self.rows) and not limits.fresh
         if self._is_near(longer[-1], task, limits):
             shorter = await self._compacted(tools, chat, seen, everything, len(longer[-1].tokens), task, limits, greedy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,36 @@ def merged(messages: Sequence[Message]) -> list[Message]:
         else:
             out.append(dict(message))
     return out
+
+
+def after(said: Sequence[Message], whole: Sequence[Message]) -> list[Message] | None:
+    """What a whole conversation has after what was said; None where it does not begin so, or has nothing after it.
+
+    Ids of calls and thoughts do not count, nor blanks around a text.
+
+    >>> after([{"role": "user", "content": "a"}], [{"role": "user", "content": " a"}, {"role": "tool", "content": "b"}])
+    [{'role': 'tool', 'content': 'b'}]
+    """
+    begins = len(whole) > len(said) and all(map(_alike, said, whole))
+    return list(whole[len(said) :]) if begins else None
+
+
+def _alike(one: Message, other: Message) -> bool:
+    return _essence(one) == _essence(other)
+
+
+def _essence(message: Message) -> tuple[str, str, list[tuple[str, Any]]]:
+    calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
+    read = [(str(call.get("name")), _read(call.get("arguments"))) for call in calls]
+    return str(message["role"]), text_of(message.get("content")).strip(), read
+
+
+def _read(arguments: Any) -> Any:
+    """The arguments of a call, which may be JSON."""
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
 
 
 def guided(messages: Sequence[Message], text: str) -> list[Message]:

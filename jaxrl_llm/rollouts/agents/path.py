@@ -121,7 +121,8 @@ class Path:
             self.over = seen.done or seen.truncated or self.one.rows[-1].truncated
             if not self.over:
                 self.player = player_of(seen, len(self.seats))
-            if self.one.asked:  # else the messages begin the conversation of the player
+            # Messages that begin the conversation of the player, or are all of it, are not what it got.
+            if self.one.asked and not seen.whole:
                 self.one.said += seen.messages
             if not self.over:
                 self.over = not await self._goes_on()
@@ -139,13 +140,14 @@ class Path:
             self.begin()
             return True
         return one.replies < limits.turns and await one.go_on(
-            self.tools, self.chat, self.seen.messages, self.task, limits, self.settings.greedy
+            self.tools, self.chat, self.seen.messages, self.task, limits, self.settings.greedy, self.seen.whole
         )
 
     def begin(self) -> None:
         """Begin the conversation of the player who is to reply. InputError where there is nothing to reply to."""
         assert self.chat is not None
-        asked = [*messages_of(self.task.row, self.settings.system), *self.seen.messages]
+        before = [] if self.seen.whole else messages_of(self.task.row, self.settings.system)
+        asked = [*before, *self.seen.messages]
         self.one.begin(self.tools, self.chat, asked, self.task, self.settings.limits)
 
     async def close(self) -> None:
