@@ -61,6 +61,7 @@ def test_all_its_programs_run(page: Path, importable_folder: Path) -> None:
     [
         ("quickstart", ["train", "report", "eval", "sample", "export"]),
         ("agents", ["train", "report", "sample"]),
+        ("serving", ["train"]),
         ("preferences", ["train", "export", "train", "train", "export", "reward-eval", "train", "train"]),
     ],
 )
@@ -69,7 +70,7 @@ def test_the_commands_of_a_whole_task_run(name: str, expected: list[str], import
     page = DOCS / f"{name}.md"
     write_files(page, importable_folder)
     model = str(tiny_chat_model(importable_folder))
-    if name in ("agents", "preferences"):
+    if name in ("agents", "preferences", "serving"):
         exec(compile(programs(page, heavy=False)[0].text, str(page), "exec"), {})  # writes its data
     ran = []
     for block in blocks(page):
