@@ -148,7 +148,7 @@ class Conversation:
         fresh = limits.fresh
         if whole:
             rest = after(self.messages, merged(seen))
-            fresh, seen = rest is None, seen if rest is None else rest
+            fresh, seen = fresh or rest is None, seen if fresh or rest is None else rest
             self.said += seen
         everything = merged(seen) if fresh else [*self.messages, *seen]
         longer = self._longer(chat, seen, everything, fresh)
