@@ -19,8 +19,9 @@ from fake_engine import Ran, begin
 from test_judged import PAIRS, QUALITY, Speaker, biased, scripted
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.algorithms.preferences.brpo import against_member, brpo, unanimous
-from jaxrl_llm.algorithms.preferences.pairwise_rl import pairwise_rl
+from jaxrl_llm.algorithms.judged.brpo import against_member, brpo, unanimous
+from jaxrl_llm.algorithms.judged.pairwise_rl import pairwise_rl
+from jaxrl_llm.algorithms.judged.urpo import player_and_referee, rank_agreement, urpo
 from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
@@ -87,3 +88,44 @@ def test_pairwise_rl_worked_example() -> None:
     assert own.rollout.columns == ("best",)
     assert own.objective is not None
     assert own.needs == get("ppo").needs
+
+
+def test_urpo_ranks_and_referees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The card's example; rankings in both orders of a pair; a referee's scores in the places of the samples."""
+    assert rank_agreement([9, 7, 3, 5], [4, 3, 2, 1]) == pytest.approx(0.666667, abs=1e-6)
+    assert [rank_agreement(s, [1, 0]) for s in ([7, 5], [6, 6], [5, 7])] == [1, 0, -1]
+    says = ["so [[7, 5]]", "[[5, 7]]", "[[6, 6]]", "no idea"]
+
+    class Ranker(Speaker):
+        def decode(self, ids: Any, skip_special_tokens: bool = True) -> str:
+            return says[int(ids[0]) % 1000 // 100]
+
+    monkeypatch.setattr(fake_engine, "Words", Ranker)
+    first = set()
+    for prompt in range(8):
+        found = rewards_of(player_and_referee(), prompt, chosen="good", rejected="bad")
+        first.add(found[0])
+        assert found == [found[0], -found[0], 0.0, -1.0]
+    assert first == {1.0, -1.0}, "where the better one is says nothing"
+    listed: dict[str, Any] = {"completions": ["a", "b", "c"], "labels": [1, 2, 3]}
+    assert rewards_of(player_and_referee(), **listed) == [-1.0] * 4, "two scores for three responses"
+
+    monkeypatch.setattr(fake_engine, "Words", Speaker)
+    asked = list[str]()
+
+    async def quality(tools: Tools, task: Task, questions: Sequence[str], count: int, first: int) -> list[list[str]]:
+        """Scores of what is shown, in its order; the second answer lacks one."""
+        asked.extend(questions)
+        shown = [[line.split()[0] for line in text.splitlines() if " by " in line] for text in questions]
+        return [
+            [f"[[{', '.join(str(float(q) + 1 + number) for q in one[: 3 if number == 1 else 4])}]]"]
+            for number, one in enumerate(shown)
+        ]
+
+    found = rewards_of(player_and_referee(3, by=Answerer(quality, "quality")))
+    assert found == pytest.approx([quality + 1 + (0 + 2) / 2 for quality in QUALITY])
+    assert len(set(asked)) > 1, "orders differ"
+    nothing = rewards_of(player_and_referee(2, by=scripted(lambda text: "none")))
+    assert all(map(math.isnan, nothing))
+    assert all(map(math.isnan, rewards_of(player_and_referee(open_from=1)))), "not yet"
+    assert urpo().objective.needs == get("grpo").objective.needs
