@@ -11,7 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from batches import batch_of, prepared
+from batches import batch_of, prepared, random_batch
+from method_step import arrays, assert_matches_loop, learn
 
 sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 import fake_engine
@@ -20,6 +21,7 @@ from test_judged import PAIRS, QUALITY, Speaker, biased, scripted
 
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.algorithms.judged.brpo import against_member, brpo, unanimous
+from jaxrl_llm.algorithms.judged.cgpo_judges import TaskSetting, against_baseline, cgpo_judges, settings_of
 from jaxrl_llm.algorithms.judged.pairwise_rl import pairwise_rl
 from jaxrl_llm.algorithms.judged.urpo import player_and_referee, rank_agreement, urpo
 from jaxrl_llm.rewards.environment import JUDGE
@@ -29,6 +31,7 @@ from jaxrl_llm.rollouts.judges.answerers import Answerer
 from jaxrl_llm.rollouts.judges.judged import against_anchor, judged, pair_judge
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.admission import Rule
+from jaxrl_llm.utils.errors import InputError
 
 
 @pytest.fixture(autouse=True)
@@ -129,3 +132,91 @@ def test_urpo_ranks_and_referees(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(map(math.isnan, nothing))
     assert all(map(math.isnan, rewards_of(player_and_referee(open_from=1)))), "not yet"
     assert urpo().objective.needs == get("grpo").objective.needs
+
+
+TABLE = """{
+    "chat": {"optimiser": "crpg", "kl_max": 3.0, "weight": 0.5},
+    "safe": {"optimiser": "codpo"}, "math": {"optimiser": "crraft", "kl_max": 0.5}
+}"""
+
+
+def test_cgpo_by_loop_and_worked_example() -> None:
+    """The card's rows, then the sum over three tasks with an optimiser each, of four rows and two."""
+    card = batch_of(np.ones((3, 1)), [1.2, 0.3, -0.5], np.zeros((3, 1)), reference_logp=np.zeros((3, 1)))
+    card = card.with_info(
+        task=jnp.zeros(3), feasible=jnp.asarray([1.0, 0, 1]), baseline_reward=jnp.full(3, 0.2)
+    )  # fmt: skip
+    found = learn(cgpo_judges(), card, np.zeros((3, 1)))
+    weights = np.array([0.376768, -0.354290, -0.022478])
+    np.testing.assert_allclose(found.gradient[:, 0], -weights / 3, atol=1e-6)
+    assert found.metrics["constraints/met"] == pytest.approx(2 / 3)
+
+    batch, logp = random_batch(5, (4, 4, 4, 4, 2))
+    x, random = arrays(batch), np.random.default_rng(1)
+    task = np.repeat([0, 1, 1, 2, 2], [4, 4, 4, 4, 2])
+    feasible = np.array([1, 0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0, 1, 1, 1, 0, 0], float)
+    reward, base = random.normal(size=18), np.repeat(random.normal(size=5), [4, 4, 4, 4, 2])
+    batch = batch.replace(reward=jnp.asarray(reward, jnp.float32)).with_info(
+        **{
+            k: jnp.asarray(v, jnp.float32)
+            for k, v in (("task", task), ("feasible", feasible), ("baseline_reward", base))
+        }
+    )
+    calibrated, first = 1 / (1 + np.exp(base - reward)), ((logp - x.reference) * x.mask).sum(1)
+
+    def loss(now: np.ndarray) -> float:
+        s, size = (now * x.mask).sum(1), x.mask.sum(1)
+        l = s - (x.reference * x.mask).sum(1)
+        w = [calibrated[i] * feasible[i] * max(1 - first[i] / 3, 0) for i in range(4)]
+        chat = -sum((w[i] - np.mean(w)) * s[i] for i in range(4)) / 4
+        pairs = []
+        for rows in (range(4, 8), range(8, 12)):
+            best = max((i for i in rows if feasible[i]), key=lambda i: reward[i])
+            bad = [i for i in rows if not feasible[i]] or [i for i in rows if i != best]
+            pairs.append((best, min(bad, key=lambda i: reward[i])))
+        safe = np.mean([np.logaddexp(0, -0.4 * (l[w] - l[v])) - 0.2 * s[w] / size[w] for w, v in pairs])
+        near = [i for i in range(12, 16) if feasible[i] and first[i] <= 0.5]
+        one = max(near, key=lambda i: reward[i])
+        return float(0.5 * chat + safe - calibrated[one] * s[one])
+
+    method = cgpo_judges(tasks=TABLE, beta=0.4, likelihood=0.2)
+    assert_matches_loop(learn(method, batch, logp), loss, logp)
+
+
+def test_cgpo_knows_tasks_judges_and_the_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def score(task: Task, episodes: Sequence[Episode]) -> list[Episode]:
+        """A reward by the number of tokens, and a judge that does not accept the longest."""
+        each = [float(one.size) for one in episodes]
+        rewards = [{"long": n, "brief": float(n < max(each))} for n in each]
+        return [one.scored(n, found) for one, n, found in zip(episodes, each, rewards, strict=True)]
+
+    monkeypatch.setattr(fake_engine, "score", score)
+    table = settings_of({"optimiser": "crpg", "kl_max": 5.0, "judges": "brief", "tasks": TABLE.replace(
+        '"codpo"', '"codpo", "judges": [], "rewards": ["brief"], "samples": 2'
+    )})  # fmt: skip
+    assert table["chat"] == TaskSetting("crpg", 3.0, ("brief",), weight=0.5)
+    rollout = against_baseline(table, "best", "task")
+    assert rollout.columns == ("best", "task")
+    assert rollout.rows(4) == 4
+
+    def episodes(**row: Any) -> list[Episode]:
+        (one,) = Ran(begin([3], 4), Rule(), rollout, row={"best": "a b c", **row}).found.groups
+        return [] if one.failed else one.episodes
+
+    found = episodes(task="chat")
+    sizes = [one.size for one in found]
+    assert [one.score for one in found] == sizes
+    assert [one.info["feasible"] for one in found] == [float(size < max(sizes)) for size in sizes]
+    assert {one.info["baseline_reward"] for one in found} == {3.0}
+    safe = episodes(task="safe")
+    assert len(safe) == 2
+    assert {one.info["feasible"] for one in safe} == {1.0}, "no judges"
+    assert {one.info["task"] for one in safe} == {1.0}
+    assert [one.score for one in safe] == [one.rewards["brief"] for one in safe]
+    assert episodes(task="other") == []
+    for wrong, said in (
+        ("{}", "form"), ("[1]", "JSON"), ('{"a": {"kl": 1}}', "kl"), ('{"a": {"optimiser": "ppo"}}', "optimiser"),
+        ('{"a": {"kl_max": 0}}', "kl_max"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=said):
+            cgpo_judges(tasks=wrong)

@@ -87,6 +87,10 @@ METHODS: dict[str, Case] = {
     "brorl": Case(metrics=("kl",), logged=("rounds",)),
     "c_morl": Case(settings={"rewards": ("number_match", "exact_match")}, metrics=("barrier",)),
     "carl_multiplicative_reward": Case(metrics=("value/loss",)),
+    "cgpo_judges": Case(
+        {"column": "response", "judges": "exact_match"}, {"rewards": ("number_match", "exact_match*0")},
+        logged=("constraints/met",), info=("task", "feasible", "baseline_reward"),
+    ),
     "clpo": Case({"limit": 24}, logged=("rollout/unhinted",), info=("hard", "rewritten")),
     "baichuan_m2": Case(
         {"slices": True},

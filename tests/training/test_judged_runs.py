@@ -143,7 +143,9 @@ def test_a_policy_plays_and_referees_in_one_run(tmp_path: Path, monkeypatch: pyt
     assert line["judge/agreement"] == -1
     assert line["judge/unparsed"] == 1
     batch = steps[0].scored.batch
-    of = {row["prompt"]: np.asarray(batch.reward)[np.asarray(batch.prompt_id) == place] for place, row in enumerate(rows)}
+    of = {
+        row["prompt"]: np.asarray(batch.reward)[np.asarray(batch.prompt_id) == place] for place, row in enumerate(rows)
+    }
     assert ((of["1 + 2 ="] >= 0) & (of["1 + 2 ="] <= 1)).all()
     assert np.isnan(of["two more"]).all(), "a referee that states nothing"
     assert (of["say a"] == -1).all()

@@ -41,6 +41,7 @@ TAKEN: dict[str, dict[str, Any]] = {
         "eval_patience": 3,
     },
     "brpo": {},
+    "cgpo_judges": {},
     "nash_md": {},
     "xpo": {},  # without a judge
     "pairwise_rl": {"rewards": ("judge",), "eval_size": 0},
@@ -55,6 +56,7 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("trpa", {"rewards": ("number_match", "answer_tags")}, "is number_match answer_tags: give tagged_levels"),
     ("ui_r1", {"rewards": ("number_match",)}, "rewards is number_match: give answer_tags gui_kind gui_click"),
     ("xpo", {"rewards": ("number_match",), "hyperparameters": {"judge": "policy"}}, "is number_match: give judge"),
+    ("cgpo_judges", {"rewards": ("mine.py:good",), "hyperparameters": {"judges": "answer_tags"}}, "give answer_tags*0"),
 ]
 FITTING: list[tuple[str, dict[str, Any]]] = [
     ("pa_rl", {"group_size": 12}), ("pa_rl", {"group_size": 8, "hyperparameters": {"keep": 4}}),
