@@ -28,7 +28,7 @@ LATER = {
 LATEST = {"teacher_token_logp", "teacher_top", "teacher_top_logp", "teacher_states", "teacher_divergence"}
 
 # And after these.
-NEWEST = {"task", "feasible", "baseline_reward"}
+NEWEST = {"task", "feasible", "baseline_reward", "votes"}
 
 # What changes other methods too: rewards are combined with the reward, and rows of one episode count once.
 STRUCTURE = {"sound", "turn_rewards", "episode", "first_turn"}

@@ -42,6 +42,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     },
     "brpo": {},
     "cgpo_judges": {},
+    "popri": {},
     "nash_md": {},
     "xpo": {},  # without a judge
     "pairwise_rl": {"rewards": ("judge",), "eval_size": 0},
@@ -51,6 +52,7 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("pa_rl", {"group_size": 10}, "group_size is 10: give 16"),
     ("pa_rl", {"group_size": 4, "hyperparameters": {"keep": 4}}, "group_size is 4: give 8"),
     ("dpo", {"rewards": ("number_match",)}, "rewards is number_match: give given"),
+    ("popri", {"group_size": 4}, "group_size is 4: give 10"),
     ("kto", {"group_size": 4}, "group_size is 4: give 1"),
     ("ui_s1", {"rewards": ("number_match",)}, "rewards is number_match: give environment"),
     ("trpa", {"rewards": ("number_match", "answer_tags")}, "is number_match answer_tags: give tagged_levels"),

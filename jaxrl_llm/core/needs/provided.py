@@ -248,6 +248,10 @@ PROVIDED = (
         StandIn("every derivation is sound", whole(2)), provider="--rewards ... 'FILE.py:sound*0', a judge",
     ),
     Need(
+        "votes", "info['votes']", "[N, C]", "how close each of C clients says that the row is to its own texts",
+        StandIn("the reward is the vote of one client", uniform(-1, 1, 3, rows=True)), provider=reward_entry("votes"),
+    ),
+    Need(
         "task", "info['task']", "[N]", "number of the task that the row's prompt belongs to, from 0",
         StandIn("all prompts are of one", lambda random, logp: np.zeros(logp.shape[0]), none_of_rows),
         provider="the method's own rollout",
