@@ -17,16 +17,18 @@ from method_step import arrays, assert_matches_loop, learn
 sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 import fake_engine
 from fake_engine import Ran, begin
-from test_judged import PAIRS, QUALITY, Speaker, biased, scripted
+from test_judged import PAIRS, QUALITY, SINGLE, Speaker, biased, scripted
 
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.algorithms.judged.brpo import against_member, brpo, unanimous
 from jaxrl_llm.algorithms.judged.cgpo_judges import TaskSetting, against_baseline, cgpo_judges, settings_of
 from jaxrl_llm.algorithms.judged.pairwise_rl import pairwise_rl
+from jaxrl_llm.algorithms.judged.spo_structured import GROUNDING, HISTORY, TASK, spo_structured
 from jaxrl_llm.algorithms.judged.urpo import player_and_referee, rank_agreement, urpo
 from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.judges import judged as judges
 from jaxrl_llm.rollouts.judges.answerers import Answerer
 from jaxrl_llm.rollouts.judges.judged import against_anchor, judged, pair_judge
 from jaxrl_llm.rollouts.program_host import Task
@@ -220,3 +222,23 @@ def test_cgpo_knows_tasks_judges_and_the_baseline(monkeypatch: pytest.MonkeyPatc
     ):  # fmt: skip
         with pytest.raises(InputError, match=said):
             cgpo_judges(tasks=wrong)
+
+
+def test_spo_structured_scores_pairs_and_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights 3, 1 and 2: samples 1 and 2 meet one criterion each, 0 and 3 two; then the first and the last stage."""
+    met = {0: {TASK, HISTORY}, 1: {TASK}, 2: {GROUNDING}, 3: {TASK, GROUNDING}}
+
+    def says(question: str) -> str:
+        _, said, criterion = question.split("|")
+        return "[[yes]]" if criterion in met[int(said[-1])] else "[[no]]"
+
+    monkeypatch.setattr(judges, "answerer", lambda name: scripted(says))
+    monkeypatch.setattr(judges, "Grading", lambda: SINGLE)
+    method = spo_structured(relevance=3.0, grounding=1.0, history=2.0, stage_steps=2, order="short,long")
+    (one,) = Ran(begin([3], 4), Rule(), method.rollout).found.groups
+    assert [episode.sample for episode in one.episodes] == [0, 2]
+    assert [episode.score for episode in one.episodes] == pytest.approx([5 / 6, 1 / 6])
+    assert method.prompts is not None
+    curriculum = method.prompts([{"prompt": "a", "stage": stage} for stage in ("long", "short", "short", "long")], 0)
+    assert set(curriculum.select(curriculum.init(), 8)[0].tolist()) == {1, 2}, "not the alphabet's order"
+    assert method.objective.needs == get("dpo").objective.needs

@@ -45,7 +45,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     "popri": {},
     "nash_md": {},
     "xpo": {},  # without a judge
-    "pairwise_rl": {"rewards": ("judge",), "eval_size": 0},
+    **{name: {"rewards": ("judge",), "eval_size": 0} for name in ("pairwise_rl", "spo_structured")},
 }
 CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("spo_single_stream", {"group_size": 4}, "group_size is 4: give 1"),
