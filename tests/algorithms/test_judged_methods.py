@@ -25,6 +25,7 @@ from jaxrl_llm.algorithms.judged.cgpo_judges import TaskSetting, against_baselin
 from jaxrl_llm.algorithms.judged.pairwise_rl import pairwise_rl
 from jaxrl_llm.algorithms.judged.spo_structured import GROUNDING, HISTORY, TASK, spo_structured
 from jaxrl_llm.algorithms.judged.urpo import player_and_referee, rank_agreement, urpo
+from jaxrl_llm.algorithms.rewards.fapo import fapo, with_first_errors
 from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
@@ -242,3 +243,25 @@ def test_spo_structured_scores_pairs_and_stages(monkeypatch: pytest.MonkeyPatch)
     curriculum = method.prompts([{"prompt": "a", "stage": stage} for stage in ("long", "short", "short", "long")], 0)
     assert set(curriculum.select(curriculum.init(), 8)[0].tolist()) == {1, 2}, "not the alphabet's order"
     assert method.objective.needs == get("dpo").objective.needs
+
+
+def test_fapo_asks_a_judge_about_right_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewards are the qualities; 1 is wrong, 0 is flawed in its second step, and what is said of 3 names none."""
+    says, asked = {"2.0 by 0": "[[0]]", "1.0 by 2": "[[-1]]", "2.0 by 3": "[[7]]"}, list[str]()
+
+    async def score(task: Task, episodes: Sequence[Episode]) -> list[Episode]:
+        return [one.scored(QUALITY[one.sample]) for one in episodes]
+
+    def verdict(text: str) -> str:
+        return next(said for step, said in says.items() if step in text)
+
+    monkeypatch.setattr(fake_engine, "score", score)
+    rollout = with_first_errors(scripted(verdict, asked))
+    (one,) = Ran(begin([3], 4), Rule(), rollout, row={"prompt": "p", "answer": "4"}).found.groups
+    assert [episode.info["flawed"] for episode in one.episodes] == [1, 0, 0, 0]
+    assert len(asked) == 3, "wrong answers are not judged"
+    assert one.episodes[0].info["judge/unparsed"] == pytest.approx(1 / 3)
+    own = fapo(judge="policy").rollout
+    assert own is not None
+    assert "sound" in own.provides
+    assert fapo().rollout is None
