@@ -33,6 +33,7 @@ FAMILIES = (  # in the order of the data flow, after those to begin with
     "policy_loss",
     "regularisation",
     "preferences",
+    "judged",
     "distillation",
 )
 

@@ -27,6 +27,9 @@ LATER = {
 # As the others later, so that those stay as they are.
 LATEST = {"teacher_token_logp", "teacher_top", "teacher_top_logp", "teacher_states", "teacher_divergence"}
 
+# And after these.
+NEWEST = {"task", "feasible", "baseline_reward", "votes"}
+
 # What changes other methods too: rewards are combined with the reward, and rows of one episode count once.
 STRUCTURE = {"sound", "turn_rewards", "episode", "first_turn"}
 
@@ -58,11 +61,12 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
         "prompt_id": GROUP + 10,
         "truncated": random.random(N) < 0.2,
     }
-    later, latest = (np.random.default_rng([seed, number]) for number in (1, 2))
+    later, latest, newest = (np.random.default_rng([seed, number]) for number in (1, 2, 3))
     for need in NEEDS.values():
         if need.name in ("values", "feedback", "turns"):  # drawn elsewhere
             continue
         drawn = latest if need.name in LATEST else later if need.name in LATER else random
+        drawn = newest if need.name in NEWEST else drawn
         value = need.stand_in.draw(drawn, behaviour)
         if need.name not in STRUCTURE or need.name in algorithm.needs:
             for number in values_of(algorithm.needs, need.name) or [None]:

@@ -11,7 +11,7 @@ from batches import batch_of, outputs_of, prepared, random_batch
 from token_loops import agrees, doubles, group_scores
 
 from jaxrl_llm.algorithms.exploration.d3s import d3s
-from jaxrl_llm.algorithms.preferences.brpo import brpo
+from jaxrl_llm.algorithms.judged.brpo import brpo
 from jaxrl_llm.algorithms.preferences.pf_ppo import pf_ppo
 
 pytestmark = pytest.mark.heavy

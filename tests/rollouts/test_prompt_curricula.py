@@ -13,7 +13,6 @@ from choosing import Ran, near_predicted, rows_of, step_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.algorithms.prompts.craft_gui import staged
 from jaxrl_llm.algorithms.prompts.drive_pre_grpo import hardest_in_phases
 from jaxrl_llm.algorithms.prompts.gdro import samples_by_bin
 from jaxrl_llm.algorithms.prompts.sgpo import sorted_by_profile
@@ -33,6 +32,7 @@ from jaxrl_llm.curriculum.scores import (
     uncertain,
     with_entropy,
 )
+from jaxrl_llm.curriculum.staged import staged
 from jaxrl_llm.curriculum.stages import drop_solved
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
 from jaxrl_llm.sampling.speculative.drafts import Drafts

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.algorithms.preferences.brpo import against_reference
+from jaxrl_llm.algorithms.judged.brpo import against_reference
 from jaxrl_llm.algorithms.preferences.pf_ppo import key_noise, rank_weights, score_weights
 from jaxrl_llm.selection.rows import max_variance_subset, ranks_within, resampled_counts
 from jaxrl_llm.selection.tokens import late_tokens, share_down, share_up, top_tokens

@@ -24,7 +24,7 @@ from jaxrl_llm.training.config import TrainConfig
 OF_REWARDS = (
     "gdro", "brorl", "brain", "open_rs", "carl_multiplicative_reward", "p3o_pairwise", "srpo_self_referential",
     "subpo", "c_morl", "ui_r1", "ttrl", "ettrl", "polychromic", "verpo", "trpa", "degrpo", "pa_rl", "gui_r1",
-    "visual_rft", "baichuan_m2",
+    "visual_rft", "baichuan_m2", "popri",
 )  # fmt: skip
 MODEL = "smollm2-135m"
 REWARDS = """
@@ -34,6 +34,13 @@ def checks(completions, answer):
 
 
 checks.provides = {"tests"}
+
+
+def voted(completions):
+    return [{"reward": 0.0, "votes": [float(len(one)), float(one.count("="))]} for one in completions]
+
+
+voted.provides = {"votes"}
 
 
 def judge(completions, answer):
@@ -87,6 +94,10 @@ METHODS: dict[str, Case] = {
     "brorl": Case(metrics=("kl",), logged=("rounds",)),
     "c_morl": Case(settings={"rewards": ("number_match", "exact_match")}, metrics=("barrier",)),
     "carl_multiplicative_reward": Case(metrics=("value/loss",)),
+    "cgpo_judges": Case(
+        {"column": "response", "judges": "exact_match"}, {"rewards": ("number_match", "exact_match*0")},
+        logged=("constraints/met",), info=("task", "feasible", "baseline_reward"),
+    ),
     "clpo": Case({"limit": 24}, logged=("rollout/unhinted",), info=("hard", "rewritten")),
     "baichuan_m2": Case(
         {"slices": True},
@@ -114,6 +125,7 @@ METHODS: dict[str, Case] = {
     "nurl": Case({"hints_from": 0}, metrics=("rollout/guided",), logged=(*HINTS, "curriculum/left_out/solved")),
     "otr": Case(settings={"group_size": 1}, info=("demonstrated",)),
     "pa_rl": Case({"keep": 2}),
+    "popri": Case({"rank": 1}, {"rewards": ("FOLDER/own.py:voted",)}, info=("votes",)),
     "prefixrl": Case(metrics=("rollout/parts", "rollout/prefixed"), more=True),
     "r2vpo": Case(metrics=("replay/share", "replay/age")),
     "rapo_reward_aware": Case(logged=("replay/share",)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import tiny_runs as runs
 
+from jaxrl_llm.algorithms.judged import urpo
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards import Reward
@@ -120,3 +122,31 @@ def test_a_run_whose_judge_states_nothing_and_refusals(tmp_path: Path) -> None:
     lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
     assert all(line["judge/unparsed"] == 1 for line in lines), "the tiny model writes noise"
     assert all(line["loss"] == 0 for line in lines)
+
+
+def test_a_policy_plays_and_referees_in_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of urpo mixes rows of three kinds; the tiny model writes no scores, which is counted."""
+    monkeypatch.setattr(urpo, "SCORE", "{problem} {responses} {count}")  # its context has 128 tokens
+    rows = [
+        {"prompt": "1 + 2 =", "answer": "3"}, {"prompt": "two more", "answer": ""},
+        {"prompt": "say a", "answer": "", "chosen": "a", "rejected": "b"},
+        {"prompt": "say b", "answer": "", "completions": ["a", "b", "c"], "labels": [0, 1, 0.5]},
+    ]  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    steps: list[runs.Taken] = []
+    config = runs.small_config(
+        tmp_path, algorithm="urpo", prompts=str(tmp_path / "rows.jsonl"), eval_size=0, steps=2, top_p=1.0
+    )
+    with runs.watched(steps):
+        runs.train(config)
+    line = runs.lines_of(tmp_path / "run" / "metrics.jsonl")[0]
+    assert line["judge/agreement"] == -1
+    assert line["judge/unparsed"] == 1
+    batch = steps[0].scored.batch
+    of = {
+        row["prompt"]: np.asarray(batch.reward)[np.asarray(batch.prompt_id) == place] for place, row in enumerate(rows)
+    }
+    assert ((of["1 + 2 ="] >= 0) & (of["1 + 2 ="] <= 1)).all()
+    assert np.isnan(of["two more"]).all(), "a referee that states nothing"
+    assert (of["say a"] == -1).all()
+    assert (of["say b"] == -1).all()

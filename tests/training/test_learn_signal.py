@@ -22,13 +22,13 @@ from jaxrl_llm.training.signal import signal
 
 # Their credit depends on more than the rewards of the group: a value or greedy baseline, the whole batch's mean, a
 # divergence within the reward, a vote of the answers or their diversity, a budget of tokens, guided rows, rewards of
-# single tokens, responses that were given.
+# single tokens, responses that were given, votes of clients.
 NOT_OF_THE_GROUP_ALONE = {
     "archer", "arpo_agentic", "baichuan_m2", "carl_multiplicative_reward", "daslam", "dcpo_distribution_centric",
     "dgrpo_vital", "drpo_dataset_reset", "eapo_iterresearch", "ettrl", "g_ra", "gigpo", "hbpo", "hgpo", "hiper",
     "icpo_in_context", "igpo_information_gain", "infopo", "ipa", "istar", "multi_turn_recipe", "nlpo", "open_rs",
-    "optimal_token_baseline", "otr", "pa_rl", "pairwise_rl", "pav", "pf_ppo", "poad", "polychromic", "ppo", "ppo_max",
-    "ppo_outer_scale", "process_reward_model",
+    "optimal_token_baseline", "otr", "pa_rl", "pairwise_rl", "pav", "pf_ppo", "poad", "polychromic", "popri", "ppo",
+    "ppo_max", "ppo_outer_scale", "process_reward_model",
     "r3l", "reinforce", "reinforce_plus_plus", "remax", "rlgf", "rloo", "safe_entropy_aware", "salsa", "sft", "spear",
     "spo_segment", "spo_self_play", "srgpo", "subpo", "t_ppo", "trloo", "tscac", "ttrl", "ui_r1", "ui_s1", "vapo",
     "vc_ppo", "verpo", "wmar_reservoir_replay",

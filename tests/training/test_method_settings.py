@@ -41,20 +41,24 @@ TAKEN: dict[str, dict[str, Any]] = {
         "eval_patience": 3,
     },
     "brpo": {},
+    "cgpo_judges": {},
+    "popri": {},
     "nash_md": {},
     "xpo": {},  # without a judge
-    "pairwise_rl": {"rewards": ("judge",), "eval_size": 0},
+    **{name: {"rewards": ("judge",), "eval_size": 0} for name in ("pairwise_rl", "spo_structured")},
 }
 CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("spo_single_stream", {"group_size": 4}, "group_size is 4: give 1"),
     ("pa_rl", {"group_size": 10}, "group_size is 10: give 16"),
     ("pa_rl", {"group_size": 4, "hyperparameters": {"keep": 4}}, "group_size is 4: give 8"),
     ("dpo", {"rewards": ("number_match",)}, "rewards is number_match: give given"),
+    ("popri", {"group_size": 4}, "group_size is 4: give 10"),
     ("kto", {"group_size": 4}, "group_size is 4: give 1"),
     ("ui_s1", {"rewards": ("number_match",)}, "rewards is number_match: give environment"),
     ("trpa", {"rewards": ("number_match", "answer_tags")}, "is number_match answer_tags: give tagged_levels"),
     ("ui_r1", {"rewards": ("number_match",)}, "rewards is number_match: give answer_tags gui_kind gui_click"),
     ("xpo", {"rewards": ("number_match",), "hyperparameters": {"judge": "policy"}}, "is number_match: give judge"),
+    ("cgpo_judges", {"rewards": ("mine.py:good",), "hyperparameters": {"judges": "answer_tags"}}, "give answer_tags*0"),
 ]
 FITTING: list[tuple[str, dict[str, Any]]] = [
     ("pa_rl", {"group_size": 12}), ("pa_rl", {"group_size": 8, "hyperparameters": {"keep": 4}}),

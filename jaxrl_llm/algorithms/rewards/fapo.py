@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any
 
 import jax
@@ -14,11 +15,21 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
 from jaxrl_llm.core.ranges import AboveOne, AtLeastOne, NonNegative, Range, check_number
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards import transforms as rewards
+from jaxrl_llm.rewards.judges.first_errors import NONE, first_error_in, question, steps_in
 from jaxrl_llm.rewards.shaping import overlong_penalty
+from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
+from jaxrl_llm.rollouts.context import Tools
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
+from jaxrl_llm.rollouts.judges.judged import counts, texts_of
+from jaxrl_llm.rollouts.pairs import scored
+from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import is_off
 
 
@@ -27,7 +38,6 @@ from jaxrl_llm.utils.errors import is_off
     year=2025,
     test="test_shaped_reward.py::test_fapo_against_a_loop",
     needs={"sound": "a judge's verdict whether a step is wrong"},
-    beside={"judge": ("the training of the judge that finds wrong steps", "a run with its own reward")},
 )
 def fapo(
     penalty: Annotated[float, Range(least=0, most=2), PAPER] = 1.0,
@@ -38,6 +48,7 @@ def fapo(
     dual_clip: Annotated[AboveOne, CODE] = 10.0,
     epsilon: Annotated[NonNegative, CODE] = 1e-6,
     max_length: Annotated[AtLeastOne | None, RUN] = None,
+    judge: Annotated[str | None, RUN] = None,
 ) -> Algorithm:
     """Flawed-Aware Policy Optimization (FAPO).
 
@@ -49,7 +60,14 @@ def fapo(
     -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), at most dual_clip |A| where A < 0, without KL.
 
     Flawed rows are info["flawed"] bool[N]; without it, those whose component "sound" (give it weight 0 in the sum) is
-    at most 0.5; without both, none. In the paper a small judge model looks for the first wrong step.
+    at most 0.5; without both, none.
+
+    judge: a model that looks for the first wrong step of each correct answer, whose paragraphs are its steps: a folder,
+    a URL, "policy" or "reference" (docs/rewards.md); an answer without a step counts as sound. It is trained by a run
+    of its own (`--algorithm grpo --rewards first_error`) on rows with the columns `steps` and `first_error`, e, -1
+    where no step is wrong, and prompts of `rewards.judges.first_errors.question`: with e' the step that it names, of S,
+
+        r = 1 - |e' - e| / S if both are steps,   1 if e = e' = -1,   else -1
     """
     longest: Any = 8192.0 if max_length is None else max_length
     steps = [rewards.rescore(graded_by_soundness(success, penalty), {"sound"})]
@@ -57,7 +75,37 @@ def fapo(
         check_number("overlong_share", overlong_share, above=0, most=1)
         steps.append(rewards.rescore(with_overlong_penalty(longest, overlong_share)))
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), token_mean())
-    return Algorithm(chain(*steps, group_relative(epsilon=epsilon)), objective)
+    rollout = None if judge is None else with_first_errors(judge, success)
+    return Algorithm(chain(*steps, group_relative(epsilon=epsilon)), objective, rollout=rollout)
+
+
+@part
+def with_first_errors(by: Answerer | str, success: float = 0.5, rollout: Rollout | None = None) -> Rollout:
+    """A rollout, `group` by default, whose episodes have info["flawed"]: 1 where a judge finds a wrong step.
+
+    Episodes with a score of at most `success` are not judged. Metrics: "judge/asked" and "judge/unparsed".
+    """
+    who, inner = answerer(by) if isinstance(by, str) else by, rollout or group()
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        episodes = await scored(tools, await inner.program(tools, task))
+        right = [place for place, one in enumerate(episodes) if one.score > success]
+        steps = [steps_in(text) for text in texts_of(tools, [episodes[place] for place in right])]
+        problem, answer = problem_text(tools, task), str(task.row.get("answer", ""))
+        said = await who.once_each(tools, task, [question(problem, answer, one) for one in steps], 1)
+        found = [first_error_in(texts[0], len(one)) if texts else None for texts, one in zip(said, steps, strict=True)]
+        flawed = {place for place, step in zip(right, found, strict=True) if step not in (None, NONE)}
+        notes = {name: x for name, x in counts(len(found), found.count(None)).items() if x == x}
+        return [one.with_info(flawed=float(place in flawed), **notes) for place, one in enumerate(episodes)]
+
+    def around(other: Rollout) -> Rollout:
+        return with_first_errors(by, success, other)
+
+    return replace(
+        inner, program=program, name=f"{inner.name}, with judged steps", provides=inner.provides | {"sound"},
+        wrap=around,
+        demands=replace(inner.demands, at_once=False, reference=inner.demands.reference or who.reference),
+    )  # fmt: skip
 
 
 @part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.buckets import bucket_moments
@@ -245,6 +246,28 @@ PROVIDED = (
     Need(
         "sound", "rewards['sound']", "[N]", "above 0.5 where the derivation of the answer is sound",
         StandIn("every derivation is sound", whole(2)), provider="--rewards ... 'FILE.py:sound*0', a judge",
+    ),
+    Need(
+        "votes", "info['votes']", "[N, C]", "how close each of C clients says that the row is to its own texts",
+        StandIn("the reward is the vote of one client", uniform(-1, 1, 3, rows=True)), provider=reward_entry("votes"),
+    ),
+    Need(
+        "task", "info['task']", "[N]", "number of the task that the row's prompt belongs to, from 0",
+        StandIn("all prompts are of one", lambda random, logp: np.zeros(logp.shape[0]), none_of_rows),
+        provider="the method's own rollout",
+    ),
+    Need(
+        "feasible", "info['feasible']", "[N]", "1 where the row meets the constraints of its task",
+        StandIn("all rows do", whole(2), lambda batch, number: jnp.ones(batch.tokens.shape[0])),
+        provider="the method's own rollout",
+    ),
+    Need(
+        "baseline_reward", "info['baseline_reward']", "[N]", "reward of another response to the row's prompt",
+        StandIn(
+            "the mean of the group", uniform(0, 1, rows=True),
+            lambda batch, number: bucket_moments(batch.group, batch.scores)[1],
+        ),
+        provider="the method's own rollout",
     ),
     *(
         Need(

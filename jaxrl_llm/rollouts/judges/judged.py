@@ -241,11 +241,14 @@ async def graded(
     return verdicts, next((text for texts in said for text in texts), "")
 
 
-class Criterion(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class Criterion:
     """What a response should meet, and how much it counts; a fault has a weight below 0."""
 
     text: str
     weight: float = 1.0
+
+    __repr__ = layout
 
 
 @part
@@ -280,7 +283,7 @@ def by_criteria(
 
 def criteria_of(value: Any, where: str) -> tuple[Criterion, ...]:
     """Criteria from texts, `Criterion`s and dicts; InputError where there are none, or none has a weight above 0."""
-    listed = value if isinstance(value, list | tuple) and not isinstance(value, Criterion) else ()
+    listed = value if isinstance(value, list | tuple) else ()
     found = [
         one if isinstance(one, Criterion)
         else Criterion(one) if isinstance(one, str)

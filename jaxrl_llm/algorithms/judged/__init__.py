@@ -1,0 +1,1 @@
+"""Judges: rewards by verdicts of language models and constraints."""
