@@ -7,7 +7,7 @@ belongs to one of them. All numbers are exact sums over the tree in float64.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -91,6 +91,26 @@ def payoff_range(game: Node) -> float:
 def uniform_strategy(game: Node) -> dict[str, Array]:
     """All actions equally often."""
     return {name: np.full(len(actions), 1 / len(actions)) for name, (_, actions) in information_sets(game).items()}
+
+
+FORFEIT = "anything else"
+
+
+def with_forfeits(game: Node) -> Node:
+    """The game in which a player may also do anything else (the last action, FORFEIT), which ends it: that player gets
+    the smallest of the payoffs that it can have, and the others the largest of theirs."""
+    payoffs = np.asarray([node.payoffs for node in nodes(game) if node.player == END])
+    worst, best = payoffs.min(axis=0), payoffs.max(axis=0)
+
+    def extended(node: Node) -> Node:
+        children = tuple(map(extended, node.children))
+        if node.player < 0:
+            return replace(node, children=children)
+        ends = [float((worst if player == node.player else best)[player]) for player in range(len(worst))]
+        end = Node(payoffs=tuple(ends))
+        return replace(node, actions=(*node.actions, FORFEIT), children=(*children, end))
+
+    return extended(game)
 
 
 def probabilities(node: Node, strategy: Strategy) -> Array:

@@ -20,6 +20,7 @@ from jaxrl_llm.games import (
     nash_conv,
     payoff_range,
     uniform_strategy,
+    with_forfeits,
 )
 from jaxrl_llm.utils.errors import InputError
 
@@ -106,6 +107,16 @@ def test_an_average_has_the_payoffs_of_the_draw() -> None:
         np.testing.assert_allclose(joint, weights @ apart, rtol=1e-12)
     never = {**uniform_strategy(KUHN), "jack:": np.array([0.0, 1.0])}  # so that it never answers a bet with a jack
     assert average_strategy(KUHN, [never], [1.0])["jack: check bet"].tolist() == [0.5, 0.5]
+
+
+def test_a_forfeit_loses_the_most() -> None:
+    game = with_forfeits(KUHN)
+    assert information_sets(game)["jack:"] == (0, ("check", "bet", "anything else"))
+    keeps = {name: np.array([*p, 0.0]) for name, p in kuhn_equilibrium(0.1).items()}
+    assert nash_conv(game, keeps) == pytest.approx(0, abs=1e-12)
+    assert expected_payoffs(game, {**keeps, "jack:": np.eye(3)[2]})[0] == pytest.approx(
+        expected_payoffs(game, {**keeps, "jack:": np.eye(3)[0]})[0] - 1 / 3
+    )  # a jack that checks loses 1: once against a check of a queen, and against the bets of a king
 
 
 def test_what_is_refused() -> None:
