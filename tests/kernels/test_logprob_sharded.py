@@ -118,7 +118,7 @@ def test_a_cut_vocabulary_gives_the_same() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert "RESULT" in done.stdout, done.stderr[-3000:]
     found = json.loads(done.stdout.split("RESULT")[1])
-    assert len(found) == 9 * 4 + 2
+    assert len(found) == 11 * 4 + 2
     for infinite, far, case in found:
         assert infinite, case
         assert far < 2e-5, (far, case)
