@@ -44,7 +44,7 @@ def serve_command(arguments: list[str]) -> int:
         lambda: require("--port", args.port, least=0, most=2**16 - 1),
         lambda: require("--slots", args.slots, least=1, most=2**12),
         lambda: require("--seed", args.seed, least=0, most=2**32 - 1),
-        lambda: check_key(args.host, os.environ.get(KEY)),
+        lambda: check_exposure(args.host, os.environ.get(KEY)),
     )
     try:
         listening = socket.create_server((args.host, args.port))
@@ -71,7 +71,7 @@ def serve_command(arguments: list[str]) -> int:
     return 0
 
 
-def check_key(host: str, key: str | None) -> None:
+def check_exposure(host: str, key: str | None) -> None:
     """InputError for an address that others reach, without a key."""
     try:
         local = host == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import load_policy
-from jaxrl_llm.cli.serve import check_key
+from jaxrl_llm.cli.serve import check_exposure
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.sampler import requests_of, settings_of
 from jaxrl_llm.sampling.stream import stream
@@ -215,11 +215,11 @@ def test_a_key_is_asked_for(served: Any) -> None:
     stranger = openai.OpenAI(base_url=served[0], api_key="other", max_retries=0)
     with pytest.raises(openai.AuthenticationError, match="the API key is missing or wrong"):
         stranger.models.list()
-    check_key("127.0.0.1", None)
-    check_key("localhost", None)
-    check_key("0.0.0.0", "k")
+    check_exposure("127.0.0.1", None)
+    check_exposure("localhost", None)
+    check_exposure("0.0.0.0", "k")
     with pytest.raises(InputError, match="can be reached by others: set JAXRL_API_KEY"):
-        check_key("0.0.0.0", None)
+        check_exposure("0.0.0.0", None)
 
 
 def test_malformed_bodies_get_the_protocol_s_error(served: Any) -> None:
