@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.core.hooks import Hook
+from jaxrl_llm.core.league import League
 from jaxrl_llm.core.repr import layout
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.utils.errors import InputError, shown
@@ -67,6 +68,10 @@ class Rollout:
     """Of a method's rollout: what it makes of the run's own, such as the agents of an environment."""
     agent: Any = None
     """Of agents, how their episodes are made, `rollouts.agents.AgentSettings`, which another rollout may fork."""
+    game: Any = None
+    """Of games of several players, how they are made, `rollouts.agents.AgentSettings`, and the number of players."""
+    league: League | None = None
+    """Earlier policies that it draws from too, `tools.sample(snapshot=PLACE)`; None: none are kept."""
 
     def __post_init__(self) -> None:
         if not callable(self.program):

@@ -55,6 +55,7 @@ class Tools:
         greedy: bool = False,
         temperature: float | None = None,
         reference: bool = False,
+        snapshot: int | None = None,
     ) -> Episode:
         """Sample a completion of an episode, or of a prompt's token ids, and return the longer episode.
 
@@ -65,7 +66,8 @@ class Tools:
         take the most probable tokens. temperature: instead of the run's, above 0, and without its top-k, top-p and
         min-p; log-probabilities are then those at this temperature, while the update computes them at the run's.
         reference: draw from the reference policy of the run, the initial one or the method's other, which the rollout
-        must declare, `Rollout.reference`; such tokens are not to be trained on.
+        must declare, `Demands.reference`; such tokens are not to be trained on. snapshot: draw from the policy in this
+        place of the rollout's league, `Rollout.league`; nor are these.
 
         Raises InputError for a context of the wrong type, a number or limit out of range, and if a program asks twice
         for the same sample.
@@ -86,7 +88,8 @@ class Tools:
             return replace(episode, truncated=True)
         stop = None if pause_at is None or place + pause_at >= until else place + pause_at
         call = Call(episode.sample if not greedy else -1 - episode.sample, place, checksum(episode.tokens))
-        answer = await self._host.draw(call, episode, until, stop, Draws(0.0 if greedy else temperature, reference))
+        draws = Draws(0.0 if greedy else temperature, reference, snapshot)
+        answer = await self._host.draw(call, episode, until, stop, draws)
         longer = episode + answer.segment
         cut_short = stop is None and not answer.ended
         return replace(longer, ended=answer.ended, truncated=cut_short)

@@ -108,6 +108,12 @@ class Draws(NamedTuple):
 
     temperature: float | None = None  # None: the run's, with its truncation; 0: greedy
     reference: bool = False  # from the reference policy, instead of the one that learns
+    snapshot: int | None = None  # from the policy in this place of the rollout's league
+
+    @property
+    def learns(self) -> bool:
+        """Whether it draws from the policy that learns."""
+        return not self.reference and self.snapshot is None
 
 
 MakeEngine = Callable[[Sequence[Request], Draws, Stats], Completes]  # (first requests, from what to draw, stats)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hooks import Hook
+from jaxrl_llm.core.league import LEAGUE, League
 from jaxrl_llm.core.needs import of_previous, of_reference
 from jaxrl_llm.core.reference import Mixture, ReferenceRule, Update
 from jaxrl_llm.distributed.mesh import to_host
@@ -132,11 +133,14 @@ def reference_now(fixed: Any, moving: Any, frozen: Params | None, initial_share:
     return Mixture((fixed, own), (initial_share, 1 - initial_share)) if initial_share else own
 
 
-def first_policies(config: TrainConfig, algorithm: Algorithm, hook: Hook | None, params: Params) -> dict[str, Params]:
+def first_policies(
+    config: TrainConfig, algorithm: Algorithm, hook: Hook | None, params: Params, league: League | None = None
+) -> dict[str, Params]:
     """The policies that move beside the one that learns, before the first update, in buffers that no update donates.
 
     reference: where its rule has an update. previous: the policy before the last update, where the method needs it.
-    other: the second policy that the hook reads. target: the target critic. Their structure is that of `params` without
+    other: the second policy that the hook reads. target: the target critic. league: those that the rollout draws from,
+    with an axis of places. Their structure is that of `params` without
     a critic, or of the critic: with adapters, the frozen weights are added as they are read.
     """
     rule, own = algorithm.reference, without_critic(params)
@@ -147,7 +151,8 @@ def first_policies(config: TrainConfig, algorithm: Algorithm, hook: Hook | None,
         "other": None if hook is None or hook.other is None else own,
         "target": None if algorithm.target is None else params["critic"],
     }
-    return {name: jax.tree.map(jnp.copy, tree) for name, tree in wanted.items() if tree is not None}
+    kept = {} if league is None else {LEAGUE: league.first(own)}
+    return kept | {name: jax.tree.map(jnp.copy, tree) for name, tree in wanted.items() if tree is not None}
 
 
 def with_second_policy(moving: Any, frozen: Params | None) -> Params | None:
@@ -156,7 +161,12 @@ def with_second_policy(moving: Any, frozen: Params | None) -> Params | None:
 
 
 def moved(
-    algorithm: Algorithm, hook: Hook | None, policies: Mapping[str, Params], params: Params, updates: int
+    algorithm: Algorithm,
+    hook: Hook | None,
+    policies: Mapping[str, Params],
+    params: Params,
+    updates: int,
+    league: League | None = None,
 ) -> dict[str, Params]:
     """The policies after an update, see `first_policies`; they are donated. The previous one is the learner's to move.
 
@@ -164,6 +174,7 @@ def moved(
     """
     rules = {
         "reference": algorithm.reference, "other": None if hook is None else hook.other, "target": algorithm.target,
+        LEAGUE: league,
     }  # fmt: skip
     out = dict(policies)
     for name, rule in rules.items():

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from jaxrl_llm.core.league import LEAGUE
 from jaxrl_llm.core.source import Source, Step
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params
@@ -58,8 +59,10 @@ class Running:
     """Gradient steps before it."""
 
     def params(self) -> Params:
-        """The parameters that tokens are sampled with: those that learn, the frozen ones, and a second policy's."""
-        return combine(with_second_policy(self.state.policies.get("other"), self.parts.frozen), self.state.train.params)
+        """The parameters that tokens are sampled with: of the policy that learns, a second one, and a league."""
+        policies = self.state.policies
+        params = combine(with_second_policy(policies.get("other"), self.parts.frozen), self.state.train.params)
+        return {**params, LEAGUE: policies[LEAGUE]} if LEAGUE in policies else params
 
     def stop_if_told(self, finish: bool = False) -> None:
         """End the run if any host was told to. finish: not after SIGTERM, which lets the step at hand finish."""

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.program_host import Draws, Task
 from jaxrl_llm.rollouts.runtime.admission import Collected, Rule
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog, Pool
@@ -105,6 +105,7 @@ class Speaking:
         self.tokenizer, self.says, self.number = tokenizer, says, step
         self.ends = set(ends) or {tokenizer.eos_token_id}
         self.requests: list[Request] = []
+        self.draws = Draws()
         self.waiting: list[int] = []
 
     @property
@@ -148,8 +149,9 @@ def run_agents(
     """Run the programs of these rows, or go on with those of `flight`."""
     engines: list[Speaking] = []
 
-    def make(requests: Sequence[Request], temperature: float | None, stats: Stats) -> Any:
+    def make(requests: Sequence[Request], draws: Draws, stats: Stats) -> Any:
         engines.append(Speaking(tokenizer, says, ends=ends))
+        engines[-1].draws = draws
         return engines[-1]
 
     logs = flight or tuple(GroupLog((1,), number, samples, 0) for number in range(len(rows)))

@@ -139,6 +139,10 @@ PROVIDED = (
         StandIn("no row is an opponent's", whole(2), none_of_rows), provider=own_rollout("opponent"),
     ),
     Need(
+        "league_member", "info['league_member']", "[N]", "place in the league of the policy that the row plays against",
+        StandIn("the first policy", whole(3), none_of_rows), provider="rollouts.agents.league_play.league_play(GAMES)",
+    ),
+    Need(
         "copy_weight", "info['copy_weight']", "[N]", "factor of the rows of a group that is there several times",
         StandIn("1", uniform(0.4, 1, rows=True)), provider="replay.into_groups.valued_groups: Algorithm.replay",
     ),

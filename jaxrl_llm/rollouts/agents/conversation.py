@@ -73,6 +73,7 @@ class Conversation:
     scored: bool = True  # whether the environment could give its final reward
     world: Replayable | None = None
     guidance: str = ""  # what the policy alone is told; see `guide`
+    snapshot: int | None = None  # place in the league of the policy that replies; None: the one that learns
     said: list[Message] = field(default_factory=list)  # after `asked`, whatever became of it in `messages`
 
     @property
@@ -251,7 +252,7 @@ class Conversation:
         room = min(compact.tokens, _left(asked, limits), limits.context_tokens - len(asked[-1].tokens))
         if not tools.fits(asked[-1].tokens) or room < 1:
             return None
-        row = await tools.sample(asked[-1], limit=room, greedy=greedy)
+        row = await tools.sample(asked[-1], limit=room, greedy=greedy, snapshot=self.snapshot)
         self.rows = [*asked[:-1], replace(row, truncated=False)]  # a summary that was cut goes on all the same
         self.states.append(f"a summary after {self.states[-1]}")
         self.rewards.append(0.0)

@@ -30,6 +30,8 @@ from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError, shown
 
+Snapshots = Sequence[int | None]
+
 
 @dataclass(frozen=True)
 class AgentSettings:
@@ -102,7 +104,8 @@ class Path:
         row, limits = self.one.rows[-1], self.settings.limits
         room = self.one.room(self.task, limits) - len(begin)
         row = row + given(begin) if len(begin) else row
-        self.take(await self.tools.sample(row, limit=room, greedy=self.settings.greedy), begin)
+        greedy, snapshot = self.settings.greedy, self.one.snapshot
+        self.take(await self.tools.sample(row, limit=room, greedy=greedy, snapshot=snapshot), begin)
 
     def take(self, row: Episode, begin: Sequence[int] = ()) -> None:
         """Go on with the last row as it is with a reply. begin: the given tokens that it begins with."""
@@ -173,10 +176,19 @@ class Path:
                     one.scored = False
 
 
-async def begun(tools: Tools, task: Task, number: int, settings: AgentSettings, players: int = 1) -> Path:
-    """An episode before its first turn; over, and not scored, if its environment cannot begin."""
+async def begun(
+    tools: Tools, task: Task, number: int, settings: AgentSettings, players: int = 1, snapshots: Snapshots = ()
+) -> Path:
+    """An episode before its first turn; over, and not scored, if its environment cannot begin.
+
+    snapshots: for each player the place in the league of the policy that replies, or None; () for none.
+    """
     samples, stride = [number + player * task.samples for player in range(players)], players * task.samples
-    seats = [Conversation([Episode(task.prompt, task.prompt_id, sample)], stride) for sample in samples]
+    who = snapshots or [None] * players
+    seats = [
+        Conversation([Episode(task.prompt, task.prompt_id, sample)], stride, snapshot=snapshot)
+        for sample, snapshot in zip(samples, who, strict=True)
+    ]
     path = Path(tools, task, settings, number, seats)
     try:
         path.world, path.seen = await world_of(tools, task, number, settings.environment)
@@ -207,9 +219,11 @@ async def played(path: Path) -> Path:
     return path
 
 
-async def converse(tools: Tools, task: Task, number: int, settings: AgentSettings, players: int = 1) -> Path:
+async def converse(
+    tools: Tools, task: Task, number: int, settings: AgentSettings, players: int = 1, snapshots: Snapshots = ()
+) -> Path:
     """A whole episode of the task's group."""
-    return await played(await begun(tools, task, number, settings, players))
+    return await played(await begun(tools, task, number, settings, players, snapshots))
 
 
 def player_of(seen: Observation, players: int) -> int:

@@ -105,6 +105,7 @@ def of_agents(program: Program, settings: AgentSettings, ahead: int | None = AHE
         "agent",
         frozenset({*provides, ENVIRONMENT}),
         agent=settings if players == 1 else None,
+        game=None if players == 1 else (settings, players),
         demands=Demands(
             turns=1 if limits.fresh else limits.turns,
             variable_size=True,

@@ -239,7 +239,7 @@ class _Run:
         self.waiting = []
         kinds = {ticket.draws for ticket in tickets}
         # The run's own engine comes first, whose statistics are those of the first token.
-        for draws in sorted(kinds, key=lambda one: (one.reference, one.temperature is not None, one.temperature or 0)):
+        for draws in sorted(kinds, key=_order):
             asked = [(one, one.request(self.rule.segment_tokens)) for one in tickets if one.draws == draws]
             if draws not in self.engines:
                 stats = Stats(began=time.perf_counter())
@@ -298,3 +298,9 @@ class _Run:
             task.cancel()
         self.outside.end()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _order(draws: Draws) -> tuple[bool, int, bool, float]:
+    """The run's own engine comes first, then its others, those of other policies last."""
+    place = -1 if draws.snapshot is None else draws.snapshot
+    return draws.reference, place, draws.temperature is not None, draws.temperature or 0.0

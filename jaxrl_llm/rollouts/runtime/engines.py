@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.hooks import first_state
+from jaxrl_llm.core.league import LEAGUE
 from jaxrl_llm.distributed.mesh import on_device
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
+from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rollouts.program_host import Draws, MakeEngine
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
@@ -35,10 +38,17 @@ def engines_of(
     if setup.rollout.demands.given:
         return _no_engine
     policy, sampling, units = setup.policy, setup.sampling, setup.hosts.units
+    params, league = _without_league(params)
     weights = take_weights(policy, params, setup.mesh, sampling.weight_dtype)
     others: Weights | None = None
     if setup.rollout.demands.reference:
         others = take_weights(policy, on_device(setup.reference), setup.mesh, sampling.weight_dtype)
+
+    @cache
+    def of_snapshot(place: int) -> Weights:
+        own = combine(params, jax.tree.map(lambda x: x[place], league))
+        return take_weights(policy, own, setup.mesh, sampling.weight_dtype)
+
     devices, slots = row_shards(weights.mesh, SAMPLED_ROWS), -(-sampling.slots // units)
     shape = None
     if setup.partial is not None:
@@ -52,13 +62,15 @@ def engines_of(
         )
 
     def make(requests: Sequence[Request], draws: Draws, stats: Stats) -> Engine:
-        temperature, learns = draws.temperature, not draws.reference
+        temperature, learns = draws.temperature, draws.learns
         usual = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
         settings = settings_of(policy, key, *(usual if temperature is None else (temperature, 1.0, 0, 0.0)))
         hook = setup.rollout.hook if temperature is None else None
         if hook is not None and hook.opponent == learns:
             hook = None
         drawing, taken = policy, alone(weights if others is None or learns else others)
+        if draws.snapshot is not None:
+            drawing, taken, hook = policy, of_snapshot(draws.snapshot), None
         if hook is not None and hook.opponent and others is not None:
             drawing, taken = dataclasses.replace(policy, hook=hook), beside(weights, others)
         elif hook is not None:
@@ -78,6 +90,11 @@ def engines_of(
         )  # fmt: skip
 
     return make
+
+
+def _without_league(params: Params) -> tuple[Params, Params | None]:
+    """The parameters without those of a league's policies, which have an axis of places, and these."""
+    return {name: x for name, x in params.items() if name != LEAGUE}, params.get(LEAGUE)
 
 
 def _no_engine(requests: Sequence[Request], draws: Draws, stats: Stats) -> Engine:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from jaxrl_llm.core.league import League
+from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.models.layers.moe import NOT_RECORDED
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
@@ -180,7 +182,7 @@ class GroupRun:
             return Group(self.task, self.episodes, [False] * len(self.episodes))
         newest: dict[int, Ticket] = {}
         for ticket in sorted(self.asked.values(), key=lambda ticket: ticket.call.place):
-            if ticket.draws.temperature != 0 and not ticket.draws.reference:
+            if ticket.draws.temperature != 0 and ticket.draws.learns:
                 newest[ticket.context.sample] = ticket
         blank = Episode(self.task.prompt, self.task.prompt_id)
         episodes, unfinished = [], []
@@ -202,6 +204,7 @@ class GroupRun:
             raise InputError(
                 "the program draws from the reference policy: declare it, Rollout(..., demands=Demands(reference=True))"
             )
+        check_snapshot(draws.snapshot, self.run.driver.rollout.league)
         place = (call.number, call.place)
         if place in self.asked:
             raise InputError(
@@ -239,3 +242,12 @@ class GroupRun:
             f"the rollout {self.run.driver.rollout.name} is not deterministic: when rerun from its log on prompt "
             f"{self.task.prompt_id}, {what}"
         )
+
+
+def check_snapshot(snapshot: int | None, league: League | None) -> None:
+    """InputError for a snapshot that the rollout's league does not have."""
+    if snapshot is None:
+        return
+    if league is None:
+        raise InputError("the program draws from a snapshot: declare a league, Rollout(..., league=League())")
+    check_number("snapshot", snapshot, least=0, most=league.size - 1, whole=True)

@@ -1,0 +1,71 @@
+"""Games of the policy that learns against earlier ones, drawn by a mixture that the method writes."""
+
+from __future__ import annotations
+
+from asyncio import gather
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.core.league import League
+from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.rollouts.agents.environment_calls import tell_of_beginnings
+from jaxrl_llm.rollouts.agents.path import AgentSettings, converse
+from jaxrl_llm.rollouts.agents.program import graded
+from jaxrl_llm.rollouts.context import Tools
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.utils.errors import InputError
+
+MEMBER = "league_member"
+
+
+@part
+def league_play(rollout: Rollout, league: League | None = None) -> Rollout:
+    """Games of `self_play` in which one player is the policy that learns, and all others are one of the league.
+
+    The player and the member are drawn for each group, so that its games have one opponent and compare with each other.
+    Members are drawn by the controls "league/0", "league/1" ... of the last update, probabilities up to a factor, and
+    uniformly before the first. Rows are those of the policy that learns, with info["league_member"], the place of
+    its opponent, which it provides. InputError for a rollout without several players.
+    """
+    if rollout.game is None:
+        raise InputError(
+            f"a league needs a game of several players, but the rollout {rollout.name} has none: give --environment "
+            "MODULE:NAME and --players 2"
+        )
+    own, (settings, players) = league or League(), _game(rollout)
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        random = tools.random("league")
+        seat = int(random.integers(players))
+        member = int(random.choice(own.size, p=mixture_in(tools.controls, own.size)))
+        who = [None if player == seat else member for player in range(players)]
+        games = await gather(*(converse(tools, task, n, settings, players, who) for n in range(task.samples)))
+        tell_of_beginnings([game.world for game in games if game.world is not None])
+        rows = await graded(tools, [game.seats[seat] for game in games], settings.turn_rewards)
+        return [row.with_info(**{MEMBER: float(member)}) for of_one in rows for row in of_one]
+
+    return replace(
+        rollout, program=program, name=f"{rollout.name}, league", provides=rollout.provides | {MEMBER}, game=None,
+        league=own,
+    )  # fmt: skip
+
+
+def _game(rollout: Rollout) -> tuple[AgentSettings, int]:
+    settings, players = rollout.game
+    return settings, players
+
+
+def mixture_in(controls: Mapping[str, float], size: int) -> np.ndarray[Any, Any]:
+    """f64[size]: how often each member is drawn; uniform where nothing is known.
+
+    >>> mixture_in({"league/0": 3.0, "league/1": 1.0}, 2).tolist(), mixture_in({}, 2).tolist()
+    ([0.75, 0.25], [0.5, 0.5])
+    """
+    found = np.asarray([controls.get(f"league/{place}", 0.0) for place in range(size)], np.float64)
+    found = np.maximum(found, 0.0) if found.sum() > 0 else np.ones(size)
+    return np.asarray(found / found.sum())
