@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,19 +43,10 @@ class League:
         kept = (updates > 0) & (updates % self.every == 0)
         return jnp.where(kept, 1 + (updates // self.every - 1) % (self.size - 1), self.size)
 
-    def first(self, params: Params) -> Params:
-        """The policies before the first update: parameters with a new first axis of places, sharded as they were."""
-
-        def stacked(x: jax.Array) -> jax.Array:
-            found = jnp.broadcast_to(x, (self.size, *x.shape))
-            if not isinstance(x.sharding, jax.sharding.NamedSharding):
-                return found
-            axes = jax.sharding.PartitionSpec(None, *x.sharding.spec)
-            return jax.device_put(found, jax.sharding.NamedSharding(x.sharding.mesh, axes))
-
-        return jax.tree.map(stacked, params)
-
-    def update(self, kept: Params, params: Params, updates: jax.Array) -> Params:
+    def update(self, kept: Sequence[Params], params: Params, updates: jax.Array) -> tuple[Params, ...]:
         """The policies after so many updates, of which the last gave `params`."""
         place = self.place(updates)
-        return jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), kept, params)
+        return tuple(
+            jax.tree.map(lambda old, new, taken=place == number: jnp.where(taken, new, old), one, params)
+            for number, one in enumerate(kept)
+        )

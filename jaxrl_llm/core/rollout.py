@@ -49,6 +49,13 @@ class Demands:
     """All of its episodes are the data set's, with their rewards: it asks for no sample, and is evaluated so too."""
     reference: bool = False
     """Its programs also draw from the reference policy, see `Tools.sample`; that needs memory for another engine."""
+    league: League | None = None
+    """Earlier policies that its programs also draw from, which needs memory for them and for an engine of each."""
+
+    @property
+    def engines(self) -> int:
+        """Those that sample at a time at most, each with weights and caches of its own."""
+        return 1 + self.reference + (0 if self.league is None else self.league.size)
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,10 +75,6 @@ class Rollout:
     """Of a method's rollout: what it makes of the run's own, such as the agents of an environment."""
     agent: Any = None
     """Of agents, how their episodes are made, `rollouts.agents.AgentSettings`, which another rollout may fork."""
-    game: Any = None
-    """Of games of several players, how they are made, `rollouts.agents.AgentSettings`, and the number of players."""
-    league: League | None = None
-    """Earlier policies that it draws from too, `tools.sample(snapshot=PLACE)`; None: none are kept."""
 
     def __post_init__(self) -> None:
         if not callable(self.program):

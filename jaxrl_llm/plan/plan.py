@@ -166,9 +166,7 @@ def compiled_plan(
         "padding": max(max(cost.arguments - cost.given, 0) for cost in of_sampling.values()),
         "temporaries": max(cost.temporaries for name, cost in of_sampling.items() if name != "convert"),
     }
-    engines = (
-        2 if rollout_of(config, shapes.learner.algorithm).demands.reference else 1
-    )  # the other draws from the reference
+    engines = rollout_of(config, shapes.learner.algorithm).demands.engines
     phases = {"sampling": {"sampler's weights": engines * sampler, "caches": engines * caches, **working}}
     if "convert" in costs:
         phases = {"convert": {"sampler's weights": sampler, "temporaries": costs["convert"].temporaries}} | phases

@@ -185,12 +185,19 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
         reference = own if frozen is None or config.adapter else frozen
     optimizer = optimizer_of(config, algorithm)
     state = jax.eval_shape(partial(init_state, optimizer=optimizer), learning)
-    moving = jax.eval_shape(partial(first_policies, config, algorithm, hook_of(config, algorithm)), learning)
+    demands, hook = rollout_of(config, algorithm).demands, hook_of(config, algorithm)
+    moving = jax.eval_shape(partial(first_policies, config, algorithm, hook, league=demands.league), learning)
     both = algorithm.reference is not None and algorithm.reference.initial_share  # one that stays and one that moves
     policies = {name: tree for name, tree in moving.items() if both or name != "reference"}
-    engines = 2 if rollout_of(config, algorithm).demands.reference else 1
     return StateShapes(
-        made["policy"], state, frozen, reference, combine(frozen, learning), policies, engines, model_weights(config)
+        made["policy"],
+        state,
+        frozen,
+        reference,
+        combine(frozen, learning),
+        policies,
+        demands.engines,
+        model_weights(config),
     )
 
 

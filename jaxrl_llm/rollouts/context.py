@@ -67,7 +67,7 @@ class Tools:
         min-p; log-probabilities are then those at this temperature, while the update computes them at the run's.
         reference: draw from the reference policy of the run, the initial one or the method's other, which the rollout
         must declare, `Demands.reference`; such tokens are not to be trained on. snapshot: draw from the policy in this
-        place of the rollout's league, `Rollout.league`; nor are these.
+        place of the rollout's league, `Demands.league`; nor are these.
 
         Raises InputError for a context of the wrong type, a number or limit out of range, and if a program asks twice
         for the same sample.

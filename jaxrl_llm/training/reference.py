@@ -139,9 +139,9 @@ def first_policies(
     """The policies that move beside the one that learns, before the first update, in buffers that no update donates.
 
     reference: where its rule has an update. previous: the policy before the last update, where the method needs it.
-    other: the second policy that the hook reads. target: the target critic. league: those that the rollout draws from,
-    with an axis of places. Their structure is that of `params` without
-    a critic, or of the critic: with adapters, the frozen weights are added as they are read.
+    other: the second policy that the hook reads. target: the target critic. league: those of each place, as a tuple.
+    Their structure is that of `params` without a critic, or of the critic: with adapters, the frozen weights are added
+    as they are read.
     """
     rule, own = algorithm.reference, without_critic(params)
     moves = rule is not None and rule.update is not None
@@ -150,9 +150,9 @@ def first_policies(
         "previous": own if of_previous(algorithm.needs) else None,
         "other": None if hook is None or hook.other is None else own,
         "target": None if algorithm.target is None else params["critic"],
+        LEAGUE: None if league is None else (own,) * league.size,
     }
-    kept = {} if league is None else {LEAGUE: league.first(own)}
-    return kept | {name: jax.tree.map(jnp.copy, tree) for name, tree in wanted.items() if tree is not None}
+    return {name: jax.tree.map(jnp.copy, tree) for name, tree in wanted.items() if tree is not None}
 
 
 def with_second_policy(moving: Any, frozen: Params | None) -> Params | None:
@@ -160,27 +160,27 @@ def with_second_policy(moving: Any, frozen: Params | None) -> Params | None:
     return frozen if moving is None else {**(frozen or {}), "other": combine(frozen, moving)}
 
 
-def moved(
-    algorithm: Algorithm,
-    hook: Hook | None,
-    policies: Mapping[str, Params],
-    params: Params,
-    updates: int,
-    league: League | None = None,
-) -> dict[str, Params]:
-    """The policies after an update, see `first_policies`; they are donated. The previous one is the learner's to move.
-
-    updates: so far.
-    """
-    rules = {
+def update_rules(algorithm: Algorithm, hook: Hook | None, league: League | None = None) -> dict[str, Update]:
+    """How the policies of `first_policies` move after an update, by name."""
+    rules: dict[str, ReferenceRule | League | None] = {
         "reference": algorithm.reference, "other": None if hook is None else hook.other, "target": algorithm.target,
         LEAGUE: league,
     }  # fmt: skip
+    return {name: rule.update for name, rule in rules.items() if rule is not None and rule.update is not None}
+
+
+def moved(
+    rules: Mapping[str, Update], policies: Mapping[str, Params], params: Params, updates: int
+) -> dict[str, Params]:
+    """The policies after an update, see `first_policies`; they are donated. The previous one is the learner's to move.
+
+    rules: see `update_rules`. updates: so far.
+    """
     out = dict(policies)
-    for name, rule in rules.items():
-        if name in policies and rule is not None and rule.update is not None:
+    for name, update in rules.items():
+        if name in policies:
             now = params["critic"] if name == "target" else without_critic(params)
-            out[name] = _program(rule.update)(policies[name], now, jnp.int32(updates))
+            out[name] = _program(update)(policies[name], now, jnp.int32(updates))
     return out
 
 

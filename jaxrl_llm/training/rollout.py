@@ -193,7 +193,7 @@ def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
             f"the rollout {rollout.name} draws all tokens of an episode through the hook of one step, but oversample "
             "and segment_tokens continue it in others: leave them out"
         )
-    if strategy is not None and rollout.league is not None:
+    if strategy is not None and rollout.demands.league is not None:
         raise InputError(
             f"the games of the rollout {rollout.name} are against the league of one step, but oversample and "
             "segment_tokens continue them in others: leave them out"

@@ -16,8 +16,8 @@ import optax
 from jaxrl_llm.algorithms import Given
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hooks import Hook
-from jaxrl_llm.core.league import League
 from jaxrl_llm.core.needs import values_of
+from jaxrl_llm.core.reference import Update
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import RunFacts
 from jaxrl_llm.data.prompt_set import PromptSet
@@ -56,7 +56,7 @@ from jaxrl_llm.training.method import (
     record_of,
     with_routing,
 )
-from jaxrl_llm.training.reference import first_policies, fixed_reference, wants_reference
+from jaxrl_llm.training.reference import first_policies, fixed_reference, update_rules, wants_reference
 from jaxrl_llm.training.rollout import check_columns, hook_of, rollout_of
 from jaxrl_llm.training.server_teacher import ServerTeacher
 from jaxrl_llm.training.teacher import load_teacher
@@ -86,10 +86,10 @@ class RunParts(NamedTuple):
     notes: tuple[str, ...] = ()  # what to say when the run starts
     record: Mapping[str, Any] = {}  # what config.json says of a method outside of the catalogue
     policies: Mapping[str, Any] = {}  # those that move, at first, see `reference.first_policies`
+    rules: Mapping[str, Update] = {}  # and how they move
     hook: Hook | None = None  # what tokens are drawn through
     kept: Callable[[Trajectories], Trajectories] = lambda batch: batch  # fills in what is kept of a reference on disk
     teacher: FrozenPolicy | ServerTeacher | None = None  # another model than the reference
-    league: League | None = None  # earlier policies that the rollout draws from
 
 
 def with_critic(config: TrainConfig, needs: Collection[str], policy: Policy, params: Params) -> tuple[Policy, Params]:
@@ -280,7 +280,7 @@ def set_up(
     if isinstance(teacher, FrozenPolicy):
         digests[f"the weights of the teacher {config.teacher}"] = model_digests(teacher.params, tokenizer)[WEIGHTS]
     hook = hook_of(config, algorithm, own_source)
-    league = None if own_source else rollout_of(config, algorithm).league
+    league = None if own_source else rollout_of(config, algorithm).demands.league
     gradient_steps = config.steps * config.epochs * config.minibatches
     optimizer = optimizer_of(config, algorithm)
     facts = RunFacts(prompts=len(prompts.rows), steps=config.steps)
@@ -289,6 +289,6 @@ def set_up(
         algorithm, policy, tokenizer, prompts, held_out, rewards, optimizer,
         learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, sampler, frozen, hosts,
         record=record_of(config, algorithm, given), policies=first_policies(config, algorithm, hook, params, league),
-        hook=hook, teacher=teacher, league=league,
+        rules=update_rules(algorithm, hook, league), hook=hook, teacher=teacher,
     )  # fmt: skip
     return parts, state, memory

@@ -76,7 +76,7 @@ def learn(
             optimizer=parts.optimizer, frozen=frozen, only=only,
         )  # fmt: skip
         raise NotFiniteError(refusal(step + 1, what, finite, steps))
-    policies = moved(parts.algorithm, parts.hook, policies, train.params, step + 1, parts.league)
+    policies = moved(parts.rules, policies, train.params, step + 1)
     state = state._replace(train=train, memory=memory, policies=policies)
     return state, Learned(batch, metrics, filled(steps))
 

@@ -10,7 +10,7 @@ import pytest
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
 from jaxrl_llm.core.league import League
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.environments.games import TextGame
 from jaxrl_llm.games import matrix_game
 from jaxrl_llm.rollouts.agents.league_play import league_play
@@ -65,14 +65,13 @@ def test_members_are_drawn_by_the_controls() -> None:
 
 def test_a_league_keeps_the_first_policy_and_the_last_snapshots() -> None:
     league = League(4, every=2)
-    kept = league.first({"w": jnp.zeros((2, 3)), "b": jnp.zeros(1)})
-    assert kept["w"].shape == (4, 2, 3)
-    seen = []
+    kept, seen = ({"w": jnp.zeros((2, 3)), "b": jnp.zeros(1)},) * 4, []
     for updates in range(1, 9):
         params = {"w": jnp.full((2, 3), float(updates)), "b": jnp.full(1, -float(updates))}
         kept = league.update(kept, params, jnp.int32(updates))
-        np.testing.assert_array_equal(kept["b"], -kept["w"][:, 0, :1])
-        seen.append(kept["b"][:, 0].tolist())
+        for one in kept:
+            np.testing.assert_array_equal(one["w"], np.full((2, 3), -one["b"][0]))
+        seen.append([float(one["b"][0]) for one in kept])
     assert seen[0] == [0, 0, 0, 0]
     assert seen[1] == seen[2] == [0, -2, 0, 0]
     assert seen[5] == [0, -2, -4, -6]
@@ -91,8 +90,8 @@ def test_what_is_refused(caplog: pytest.LogCaptureFixture) -> None:
         return [await tools.sample(task.prompt, snapshot=task.row["place"])]
 
     for rollout, place, why in (
-        (Rollout(program), 0, "declare a league, Rollout(..., league=League())"),
-        (Rollout(program, league=League()), 8, "snapshot is 8, but must be"),
+        (Rollout(program), 0, "declare a league, Rollout(..., demands=Demands(league=League()))"),
+        (Rollout(program, demands=Demands(league=League())), 8, "snapshot is 8, but must be"),
     ):
         assert run_agents(rollout, TOKENIZER, says, [{"place": place}], samples=1)[0].groups[0].failed
         assert why in caplog.text

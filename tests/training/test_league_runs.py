@@ -14,10 +14,13 @@ import tiny_runs as runs
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.core.league import League
 from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.distributed.chips import topology_of
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import policy_outputs
+from jaxrl_llm.plan.shapes import held_by, shapes_of
+from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import make_algorithm
-from jaxrl_llm.training.rollout import strategy_of
+from jaxrl_llm.training.rollout import rollout_of, strategy_of
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -31,7 +34,7 @@ async def of_each(tools: Any, task: Any) -> Any:
 @pytest.mark.heavy
 def test_draws_are_from_the_first_policy_and_from_the_snapshot(tmp_path: Path) -> None:
     taken: list[runs.Taken] = []
-    rollout = Rollout(of_each, demands=Demands(variable_size=True), league=League(2, every=2))
+    rollout = Rollout(of_each, demands=Demands(variable_size=True, league=League(2, every=2)))
     config = runs.small_config(tmp_path, top_p=1.0, minibatches=1, eval_size=0)
     config = replace(config, optimizer=replace(config.optimizer, learning_rate=3e-2))
     with runs.watched(taken):
@@ -66,3 +69,15 @@ def test_a_resumed_run_goes_on_with_its_league(tmp_path: Path) -> None:
     partial = replace(config("a"), oversample=2.0)
     with pytest.raises(InputError, match="against the league of one step, but oversample"):
         strategy_of(partial, make_algorithm(partial))
+
+
+def test_a_plan_counts_the_policies_and_engines_of_a_league() -> None:
+    settings: dict[str, Any] = {
+        "model": str(runs.MODEL), "algorithm": "shor_psro", "environment": "jaxrl_llm.environments.games:kuhn",
+        "rewards": ("environment",), "players": 2, "prompts_per_step": 4, "group_size": 4,
+    }  # fmt: skip
+    config = TrainConfig(**settings, hyperparameters={"size": 3})
+    alone = replace(config, algorithm="dr_grpo", hyperparameters={})
+    held, without = (held_by(shapes_of(one, topology_of("cpu:1"))) for one in (config, alone))
+    assert sum(held.values()) == sum(without.values()) + 3 * without["parameters"]
+    assert rollout_of(config, make_algorithm(config)).demands.engines == 4

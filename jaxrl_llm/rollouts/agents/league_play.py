@@ -12,8 +12,9 @@ import numpy as np
 from jaxrl_llm.core.league import League
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.rollouts.agents.conversation import Conversation
 from jaxrl_llm.rollouts.agents.environment_calls import tell_of_beginnings
-from jaxrl_llm.rollouts.agents.path import AgentSettings, converse
+from jaxrl_llm.rollouts.agents.path import begun, played
 from jaxrl_llm.rollouts.agents.program import graded
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
@@ -32,32 +33,32 @@ def league_play(rollout: Rollout, league: League | None = None) -> Rollout:
     uniformly before the first. Rows are those of the policy that learns, with info["league_member"], the place of
     its opponent, which it provides. InputError for a rollout without several players.
     """
-    if rollout.game is None:
+    settings, own = rollout.agent, league or League()
+    if settings is None or settings.players < 2:
         raise InputError(
             f"a league needs a game of several players, but the rollout {rollout.name} has none: give --environment "
             "MODULE:NAME and --players 2"
         )
-    own, (settings, players) = league or League(), _game(rollout)
+
+    async def play(tools: Tools, task: Task, number: int, seat: int, member: int) -> Conversation:
+        game = await begun(tools, task, number, settings)
+        for player, one in enumerate(game.seats):
+            one.snapshot = None if player == seat else member
+        return (await played(game)).seats[seat]
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         random = tools.random("league")
-        seat = int(random.integers(players))
+        seat = int(random.integers(settings.players))
         member = int(random.choice(own.size, p=mixture_in(tools.controls, own.size)))
-        who = [None if player == seat else member for player in range(players)]
-        games = await gather(*(converse(tools, task, n, settings, players, who) for n in range(task.samples)))
-        tell_of_beginnings([game.world for game in games if game.world is not None])
-        rows = await graded(tools, [game.seats[seat] for game in games], settings.turn_rewards)
+        found = await gather(*(play(tools, task, number, seat, member) for number in range(task.samples)))
+        tell_of_beginnings([one.world for one in found if one.world is not None])
+        rows = await graded(tools, found, settings.turn_rewards)
         return [row.with_info(**{MEMBER: float(member)}) for of_one in rows for row in of_one]
 
     return replace(
-        rollout, program=program, name=f"{rollout.name}, league", provides=rollout.provides | {MEMBER}, game=None,
-        league=own,
+        rollout, program=program, name=f"{rollout.name}, league", provides=rollout.provides | {MEMBER}, agent=None,
+        demands=replace(rollout.demands, league=own),
     )  # fmt: skip
-
-
-def _game(rollout: Rollout) -> tuple[AgentSettings, int]:
-    settings, players = rollout.game
-    return settings, players
 
 
 def mixture_in(controls: Mapping[str, float], size: int) -> np.ndarray[Any, Any]:

@@ -30,8 +30,6 @@ from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError, shown
 
-Snapshots = Sequence[int | None]
-
 
 @dataclass(frozen=True)
 class AgentSettings:
@@ -43,6 +41,7 @@ class AgentSettings:
     greedy: bool = False
     system: str | None = None
     format: PromptFormat = field(default_factory=PromptFormat)
+    players: int = 1
 
     def chat(self, tokenizer: Any, row: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> ChatTurns:
         """How the conversation of a row with these tools goes on."""
@@ -176,19 +175,11 @@ class Path:
                     one.scored = False
 
 
-async def begun(
-    tools: Tools, task: Task, number: int, settings: AgentSettings, players: int = 1, snapshots: Snapshots = ()
-) -> Path:
-    """An episode before its first turn; over, and not scored, if its environment cannot begin.
-
-    snapshots: for each player the place in the league of the policy that replies, or None; () for none.
-    """
-    samples, stride = [number + player * task.samples for player in range(players)], players * task.samples
-    who = snapshots or [None] * players
-    seats = [
-        Conversation([Episode(task.prompt, task.prompt_id, sample)], stride, snapshot=snapshot)
-        for sample, snapshot in zip(samples, who, strict=True)
-    ]
+async def begun(tools: Tools, task: Task, number: int, settings: AgentSettings) -> Path:
+    """An episode before its first turn; over, and not scored, if its environment cannot begin."""
+    players, stride = settings.players, settings.players * task.samples
+    samples = [number + player * task.samples for player in range(players)]
+    seats = [Conversation([Episode(task.prompt, task.prompt_id, sample)], stride) for sample in samples]
     path = Path(tools, task, settings, number, seats)
     try:
         path.world, path.seen = await world_of(tools, task, number, settings.environment)
@@ -219,11 +210,9 @@ async def played(path: Path) -> Path:
     return path
 
 
-async def converse(
-    tools: Tools, task: Task, number: int, settings: AgentSettings, players: int = 1, snapshots: Snapshots = ()
-) -> Path:
+async def converse(tools: Tools, task: Task, number: int, settings: AgentSettings) -> Path:
     """A whole episode of the task's group."""
-    return await played(await begun(tools, task, number, settings, players, snapshots))
+    return await played(await begun(tools, task, number, settings))
 
 
 def player_of(seen: Observation, players: int) -> int:

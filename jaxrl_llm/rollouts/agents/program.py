@@ -73,11 +73,12 @@ def agent(
     return of_agents(plays(settings), settings, ahead)
 
 
-def plays(settings: AgentSettings, players: int = 1) -> Program:
+def plays(settings: AgentSettings) -> Program:
     """The program of episodes, each with a conversation of each player: those of the first player come first."""
+    players = settings.players
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        games = await gather(*(converse(tools, task, number, settings, players) for number in range(task.samples)))
+        games = await gather(*(converse(tools, task, number, settings) for number in range(task.samples)))
         tell_of_beginnings([game.world for game in games if game.world is not None])
         found = [game.seats[player] for player in range(players) for game in games]
         rows = await graded(tools, found, settings.turn_rewards)
@@ -88,8 +89,8 @@ def plays(settings: AgentSettings, players: int = 1) -> Program:
     return program
 
 
-def of_agents(program: Program, settings: AgentSettings, ahead: int | None = AHEAD, players: int = 1) -> Rollout:
-    """The rollout of a program whose episodes are conversations, each with `players`.
+def of_agents(program: Program, settings: AgentSettings, ahead: int | None = AHEAD) -> Rollout:
+    """The rollout of a program whose episodes are conversations, one of each player.
 
     ahead: see `Demands.max_wait_steps`.
     """
@@ -99,13 +100,12 @@ def of_agents(program: Program, settings: AgentSettings, ahead: int | None = AHE
     longest = [limits.episode_tokens, limits.context_tokens]
     if limits.episode_tokens is None and limits.turn_tokens is not None and not limits.fresh:
         longest.append(limits.turns * (limits.turn_tokens + OBSERVATION))
-    each = players * (limits.turns if limits.fresh or limits.compact is not None else 1)
+    each = settings.players * (limits.turns if limits.fresh or limits.compact is not None else 1)
     return Rollout(
         program,
         "agent",
         frozenset({*provides, ENVIRONMENT}),
-        agent=settings if players == 1 else None,
-        game=None if players == 1 else (settings, players),
+        agent=settings,
         demands=Demands(
             turns=1 if limits.fresh else limits.turns,
             variable_size=True,
@@ -121,14 +121,14 @@ def with_episodes(
 ) -> Rollout:
     """A rollout of agents whose groups are what `play` makes of them.
 
-    what: it does to them, which begins the InputError for a rollout without agents. name: appended to that of the
-    rollout. provides: beside what it does. demands: the fields of its `Demands` that differ.
+    what: it does to them, which begins the InputError for a rollout without agents of one player. name: appended to
+    that of the rollout. provides: beside what it does. demands: the fields of its `Demands` that differ.
     """
     settings = agents.agent
-    if settings is None:
+    if settings is None or settings.players > 1:
         raise InputError(
-            f"{what}, but the rollout {agents.name} has none: give --environment MODULE:NAME, --tools, or a --rollout "
-            "that returns rollouts.agents.agent(ENVIRONMENT)"
+            f"{what}, but the rollout {agents.name} has none of one player: give --environment MODULE:NAME, "
+            "--tools, or a --rollout that returns rollouts.agents.agent(ENVIRONMENT)"
         )
 
     async def program(tools: Tools, task: Task) -> Sequence[Episode]:

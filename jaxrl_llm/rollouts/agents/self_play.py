@@ -45,5 +45,5 @@ def self_play(
     if isinstance(players, bool) or not isinstance(players, int) or players < 2:
         raise InputError(f"players is {shown(players)}, but must be a whole number, at least 2: one player is an agent")
     limits = Limits(turns, turn_tokens, episode_tokens, context_tokens, compact)
-    settings = AgentSettings(environment, limits, turn_rewards, greedy, system, format or PromptFormat())
-    return replace(of_agents(plays(settings, players), settings, ahead, players), name="self_play")
+    settings = AgentSettings(environment, limits, turn_rewards, greedy, system, format or PromptFormat(), players)
+    return replace(of_agents(plays(settings), settings, ahead), name="self_play")

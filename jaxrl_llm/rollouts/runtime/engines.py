@@ -1,4 +1,4 @@
-"""The engines of the standard source: of the policy that learns, and of the reference policy."""
+"""The engines of the standard source: of the policy that learns, of the reference policy, and of a league's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def engines_of(
     if setup.rollout.demands.given:
         return _no_engine
     policy, sampling, units = setup.policy, setup.sampling, setup.hosts.units
-    params, league = _without_league(params)
+    params, league = {name: x for name, x in params.items() if name != LEAGUE}, params.get(LEAGUE, ())
     weights = take_weights(policy, params, setup.mesh, sampling.weight_dtype)
     others: Weights | None = None
     if setup.rollout.demands.reference:
@@ -46,8 +46,7 @@ def engines_of(
 
     @cache
     def of_snapshot(place: int) -> Weights:
-        own = combine(params, jax.tree.map(lambda x: x[place], league))
-        return take_weights(policy, own, setup.mesh, sampling.weight_dtype)
+        return take_weights(policy, combine(params, league[place]), setup.mesh, sampling.weight_dtype)
 
     devices, slots = row_shards(weights.mesh, SAMPLED_ROWS), -(-sampling.slots // units)
     shape = None
@@ -65,12 +64,11 @@ def engines_of(
         temperature, learns = draws.temperature, draws.learns
         usual = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
         settings = settings_of(policy, key, *(usual if temperature is None else (temperature, 1.0, 0, 0.0)))
-        hook = setup.rollout.hook if temperature is None else None
+        hook = setup.rollout.hook if temperature is None and draws.snapshot is None else None
         if hook is not None and hook.opponent == learns:
             hook = None
-        drawing, taken = policy, alone(weights if others is None or learns else others)
-        if draws.snapshot is not None:
-            drawing, taken, hook = policy, of_snapshot(draws.snapshot), None
+        taken = others if draws.reference and others is not None else weights
+        drawing, taken = policy, alone(taken if draws.snapshot is None else of_snapshot(draws.snapshot))
         if hook is not None and hook.opponent and others is not None:
             drawing, taken = dataclasses.replace(policy, hook=hook), beside(weights, others)
         elif hook is not None:
@@ -90,11 +88,6 @@ def engines_of(
         )  # fmt: skip
 
     return make
-
-
-def _without_league(params: Params) -> tuple[Params, Params | None]:
-    """The parameters without those of a league's policies, which have an axis of places, and these."""
-    return {name: x for name, x in params.items() if name != LEAGUE}, params.get(LEAGUE)
 
 
 def _no_engine(requests: Sequence[Request], draws: Draws, stats: Stats) -> Engine:

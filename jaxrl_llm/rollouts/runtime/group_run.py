@@ -204,7 +204,7 @@ class GroupRun:
             raise InputError(
                 "the program draws from the reference policy: declare it, Rollout(..., demands=Demands(reference=True))"
             )
-        check_snapshot(draws.snapshot, self.run.driver.rollout.league)
+        check_snapshot(draws.snapshot, self.run.driver.rollout.demands.league)
         place = (call.number, call.place)
         if place in self.asked:
             raise InputError(
@@ -249,5 +249,7 @@ def check_snapshot(snapshot: int | None, league: League | None) -> None:
     if snapshot is None:
         return
     if league is None:
-        raise InputError("the program draws from a snapshot: declare a league, Rollout(..., league=League())")
+        raise InputError(
+            "the program draws from a snapshot: declare a league, Rollout(..., demands=Demands(league=League()))"
+        )
     check_number("snapshot", snapshot, least=0, most=league.size - 1, whole=True)
