@@ -39,6 +39,10 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
          "rollout", "rollout_time_limit", "strict_reruns", "slots", "speculative_tokens", "oversample",
          "segment_tokens"),
     ),
+    "asynchronous": (
+        "Sampling beside the updates, with bounded staleness.",
+        ("max_staleness", "stale_correction", "sampler_devices", "replay_order"),
+    ),
     "learning": (
         "How a batch is learned from.",
         ("epochs", "minibatches", "routing_replay", "router_aux_coefficient", "router_bias_speed", "critic",

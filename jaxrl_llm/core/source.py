@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -52,6 +53,10 @@ class Source(NamedTuple):
     on_update: Callable[[State, Trajectories], State] = lambda state, batch: state
     """(state, the batch on the host as the method prepared it, filled up at its end) -> state, after the update. The
     method's controllers wrote `batch.controls`."""
+    paused: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Context manager in which the source runs no program beside the loop's."""
+    close: Callable[[], None] = lambda: None
+    """Called once the run has ended."""
 
 
 class Curriculum(NamedTuple):

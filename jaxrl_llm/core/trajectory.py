@@ -16,6 +16,7 @@ import numpy as np
 from jaxrl_llm.utils.errors import InputError
 
 Array = jax.Array
+SAMPLED = "sampled_logp"  # in info: what tokens were sampled with, where `behaviour_logp` is of another policy
 
 
 class Trajectories(flax.struct.PyTreeNode):

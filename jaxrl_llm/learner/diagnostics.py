@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.trajectory import SAMPLED, PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics
 
 OWN = ("kl/behaviour", "mismatch")  # metrics of the difference between sampler and trainer
@@ -14,7 +14,8 @@ OWN = ("kl/behaviour", "mismatch")  # metrics of the difference between sampler 
 def diagnostics(outputs: PolicyOutputs, batch: Trajectories) -> Metrics:
     """Token means that are worth seeing whatever the objective."""
     weights, tokens = batch.loss_weights, batch.totals["tokens"] if batch.totals else 1.0
-    difference = jnp.where(weights != 0, outputs.logp - batch.behaviour_logp, 0.0)
+    sampled = (batch.info or {}).get(SAMPLED, batch.behaviour_logp)
+    difference = jnp.where(weights != 0, outputs.logp - sampled, 0.0)
     values = {
         "entropy": outputs.entropy,
         "kl/behaviour": jnp.expm1(jnp.clip(difference, -20, 20)) - difference,

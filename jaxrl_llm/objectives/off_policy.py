@@ -15,7 +15,7 @@ from jaxrl_llm.core.choices import NonNegativeNumber, Number
 from jaxrl_llm.core.log_ratios import LARGEST, k2, k3, log_ratio, source
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import SAMPLED, Trajectories
 from jaxrl_llm.core.transform import Transform, stateless
 from jaxrl_llm.utils.errors import require_choice
 
@@ -132,6 +132,27 @@ def divergence_rejection(
     def apply(batch: Trajectories) -> Trajectories:
         w = divergence_weight(mismatch(batch), batch.loss_weights != 0, bound, estimator, summary)
         return _corrected(batch, w, leave_count)
+
+    return stateless(apply, {"old_logp"})
+
+
+@part
+def stale_correction(mode: Literal["truncate", "mask"] = "truncate", cap: Number = 2.0) -> Transform:
+    """Weigh stale tokens, and take the policy before the update for the one that sampled. Needs old_logp.
+
+    Advantages are multiplied by `importance_weight` of a token with this mode and the upper bound `cap`. After that the
+    ratios of any method are to the policy before the update, so that its trust region lies around that, as in decoupled
+    PPO. What tokens were sampled with stays in info["sampled_logp"]. Batches without advantages stay as they are.
+    """
+    check_number("cap", cap, above=0)
+    require_choice("mode", mode, ("truncate", "mask"))
+
+    def apply(batch: Trajectories) -> Trajectories:
+        if batch.advantages is None:
+            return batch
+        weight = importance_weight(mismatch(batch), batch.loss_weights != 0, "token", mode, high=cap)
+        info = {**(batch.info or {}), SAMPLED: batch.behaviour_logp}
+        return _corrected(batch, weight, False).replace(behaviour_logp=batch.need("old_logp"), info=info)
 
     return stateless(apply, {"old_logp"})
 

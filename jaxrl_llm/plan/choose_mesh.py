@@ -22,6 +22,7 @@ from jaxrl_llm.plan.layers import config_of
 from jaxrl_llm.plan.sampling import abstract_mesh
 from jaxrl_llm.plan.sampling_mesh import Devices, fastest, named_for, splits_of
 from jaxrl_llm.plan.shapes import state_shapes
+from jaxrl_llm.training.asynchrony import learners
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.method import make_algorithm
@@ -63,24 +64,27 @@ def with_mesh(config: TrainConfig, resumed: bool, given: Given | None = None) ->
     A resumed run keeps its mesh, where that fits the devices. On several hosts all must call this. given: the
     algorithm, instead of the configured one. Raises InputError for a method or model that does not exist.
     """
-    if jax.device_count() == 1 or (config.mesh and config.sampling_mesh):
+    learning = learners(config)
+    if len(learning) == 1 or (config.mesh and (config.sampling_mesh or config.sampler_devices)):
         return config, ""
     lines = []
     before = RunFolder(config.output).recorded_mesh() if resumed and not config.mesh else ""
-    if before and _fits(before):
+    if before and _fits(before, learning):
         lines += [f"mesh {before}, as before; --mesh sets another"]
         config = dataclasses.replace(config, mesh=before)
     hosts = all_hosts()
     memory = min(hosts.gather(memory_of(jax.local_devices())))
     if not memory:
         if not config.mesh:
-            lines += [Chosen(f"{DATA}={jax.device_count()}", 0, 0).line]
-        return dataclasses.replace(config, mesh=config.mesh or f"{DATA}={jax.device_count()}"), "; ".join(lines)
-    slices = len({getattr(device, "slice_index", 0) for device in jax.devices()})
+            lines += [Chosen(f"{DATA}={len(learning)}", 0, 0).line]
+        return dataclasses.replace(config, mesh=config.mesh or f"{DATA}={len(learning)}"), "; ".join(lines)
+    slices = len({getattr(device, "slice_index", 0) for device in learning})
     chip = chip_of_kind(jax.devices()[0].device_kind)
-    devices = Devices(jax.device_count(), hosts.count, memory, slices, chip, jax.default_backend())
+    devices = Devices(len(learning), hosts.count, memory, slices, chip, jax.default_backend())
     found, named = _chosen(config, make_algorithm(config, given), devices), config.mesh
     lines += [found.line] if not named else []
+    if config.sampler_devices:  # which are others than those of the mesh
+        found = found._replace(sampling_mesh=config.sampling_mesh)
     if found.sampling_mesh != config.sampling_mesh:
         lines += [f"sampled on {found.sampling_mesh}, which decodes faster; --sampling-mesh sets another"]
     changed = dataclasses.replace(config, mesh=found.mesh, sampling_mesh=found.sampling_mesh)
@@ -111,9 +115,9 @@ def _chosen(config: TrainConfig, algorithm: Algorithm, devices: Devices) -> Chos
     return Chosen(config.mesh, 0, devices.memory, config.sampling_mesh or named_for(split, mesh))
 
 
-def _fits(mesh: str) -> bool:
+def _fits(mesh: str, devices: Sequence[Any]) -> bool:
     try:
-        mesh_of(mesh)
+        mesh_of(mesh, devices)
     except InputError:
         return False
     return True

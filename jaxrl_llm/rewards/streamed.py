@@ -26,7 +26,7 @@ class StreamedScores:
     """
 
     def __init__(self, rewards: Sequence[Reward], tokenizer: Any, state: State | None = None) -> None:
-        self._rewards, self._tokenizer, self._state = rewards, tokenizer, state
+        self._rewards, self._tokenizer, self.state = rewards, tokenizer, state
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamed rewards")
         self._scores: dict[int, Future[Scores]] = {}
         self._failures: Counter[str] = Counter()  # of completions that `episodes` scored
@@ -36,6 +36,10 @@ class StreamedScores:
         return self
 
     def __exit__(self, *unused: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Drop groups that are not scored."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def add(self, number: int, row: dict[str, Any], ids: list[list[int]], prompt: Sequence[int] = ()) -> None:
@@ -43,7 +47,7 @@ class StreamedScores:
         # Decode in this thread, because tokenisers are not thread-safe.
         texts = [self._tokenizer.decode(tokens, skip_special_tokens=True) for tokens in ids]
         starts = reply_starts(self._tokenizer, [prompt] * len(ids))
-        given = ([row] * len(ids), texts, ids, self._state, starts)
+        given = ([row] * len(ids), texts, ids, self.state, starts)
         self._scores[number] = self._thread.submit(score_texts, self._rewards, *given)
 
     def scores(self) -> Scores:
@@ -84,7 +88,7 @@ class StreamedScores:
             talks = [episode.talk for episode in episodes]
             known = None if any(talk is None for talk in talks) else talks
             starts = reply_starts(self._tokenizer, [episode.prompt for episode in episodes]) if known is None else None
-            given = ([row] * len(ids), texts, ids, self._state, starts, known)
+            given = ([row] * len(ids), texts, ids, self.state, starts, known)
             future = self._thread.submit(score_texts, called, *given)
             found = await asyncio.wrap_future(future)
         if had:
@@ -104,7 +108,7 @@ class StreamedScores:
         """The scores of episodes that were scored before. Episodes of failed groups get the rewards' defaults.
 
         A component that a scored episode does not have is NaN, as where it has the reward NaN because its environment
-        failed.
+        failed. Failures and logged metrics are those since the last call.
         """
         names = [reward.name for reward in self._rewards]
         defaults = {reward.name: reward.default for reward in self._rewards}
@@ -116,11 +120,11 @@ class StreamedScores:
         }
         total = sum(reward.weight * defaults[reward.name] for reward in self._rewards)
         reward = np.asarray([total if e.reward is None else e.reward for e in episodes], np.float32)
-        failures = {name: self._failures[name] for name in names}
+        failures, self._failures = {name: self._failures[name] for name in names}, Counter()
         entries = joined([({name: [value] for name, value in e.entries.items()}, 1) for e in episodes])
         extras = joined([({name: [x] for name, x in (one or {}).items()}, 1) for one in entries.get(LOGGED, ())])
         entries = {name: column for name, column in entries.items() if name != LOGGED}
-        logged = Logged(self._metrics, extras)
+        logged, self._metrics = Logged(self._metrics, extras), []
         return Scores(components, reward, failures, dict.fromkeys(names, 0.0), entries, logged)
 
 

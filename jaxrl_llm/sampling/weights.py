@@ -95,12 +95,25 @@ def take_weights(
         loop = loop_params(policy, params, options_for(device, rounding=rounding))
         return Weights(params if rounding is None else loop, loop, device=device)
     stacked = isinstance(params["layers"], dict)
-    moved = bytes_to_move(params, named_shardings(parameter_specs(policy.config, mesh, stacked, params), mesh))
-    start = time.perf_counter()
-    if not all(_is_on(x, mesh) for x in jax.tree.leaves(params)):
-        params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+    layout = named_shardings(parameter_specs(policy.config, mesh, stacked, params), mesh)
+    moved, start = bytes_to_move(params, layout), time.perf_counter()
+    if not all(_is_on(x, mesh) for x in jax.tree.leaves(params)):  # of other devices, each part once
+        params = jax.device_put(params, layout)
     loop = jax.block_until_ready(converter(policy, params, mesh, rounding)(policy, params))
     return Weights(loop, loop, mesh, moved, time.perf_counter() - start)
+
+
+def apart_from(weights: Weights, params: Params) -> Weights:
+    """Weights that share no memory with the parameters, which may be donated while they are in use."""
+    shared = {x.unsafe_buffer_pointer() for x in jax.tree.leaves(params) if _has_pointer(x)}
+    is_shared = lambda x: _has_pointer(x) and x.unsafe_buffer_pointer() in shared  # noqa: E731
+    prompts, loop = jax.tree.map(lambda x: jnp.copy(x) if is_shared(x) else x, (weights.prompts, weights.loop))
+    return weights._replace(prompts=prompts, loop=loop)
+
+
+def _has_pointer(x: Any) -> bool:
+    """Whether x is an array in one buffer."""
+    return _is_array(x) and len(x.devices()) == 1
 
 
 def _is_here(x: Any) -> bool:

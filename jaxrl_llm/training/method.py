@@ -32,6 +32,7 @@ from jaxrl_llm.reporting.lone import compares_samples
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.graded import MODES
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
+from jaxrl_llm.training.asynchrony import check_asynchrony, with_correction
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.method_settings import check_settings, hyperparameters_of
 from jaxrl_llm.training.reference import check_kept, check_reference
@@ -286,6 +287,7 @@ def check_method(
         lambda: check_reference(config, algorithm),
         lambda: check_kept(config, algorithm, own_source),
         lambda: check_teacher(config, algorithm),
+        lambda: check_asynchrony(config, algorithm, own_source),
         check_experience,
     )
-    return algorithm
+    return with_correction(config, algorithm)

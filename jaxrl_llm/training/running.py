@@ -84,8 +84,8 @@ def next_batch(run: Running, step: int) -> Step:
     run.lap, run.taken = run.clock.seconds, int(run.state.train.step)
     key = jax.random.fold_in(jax.random.key(run.config.seed), step)
     found, at = run.source.next(run.state.source, run.params(), key, step)
+    run.stop_if_told()  # the state that is saved then is that before the step
     run.state = run.state._replace(source=at)
-    run.stop_if_told()
     trim_heap()
     return found
 
@@ -127,7 +127,7 @@ def evaluate(run: Running, journal: Journal, name: str, title: str) -> None:
         return
     if name != "eval_before" or name not in summary:
         step = 0 if name == "eval_before" else step
-        with run.clock("evaluate"):
+        with run.clock("evaluate"), run.source.paused():
             params = combine(parts.frozen, run.state.train.params)
             result = evaluate_run(run.config, parts, params, run.activity.watch, step)
         summary[name] = result.figures

@@ -21,7 +21,7 @@ from jaxrl_llm.core.reference import Update
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import RunFacts
 from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.distributed import check_mesh, fully_sharded, mesh_of, sampling_mesh_of
+from jaxrl_llm.distributed import check_mesh, fully_sharded
 from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
 from jaxrl_llm.distributed.on_hosts import in_units
 from jaxrl_llm.learner.optimizer import learning_rate
@@ -43,6 +43,7 @@ from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.models import on_devices
 from jaxrl_llm.training.agents import agent_digests, check_agent, is_agent, tell_ends
+from jaxrl_llm.training.asynchrony import meshes_of
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checksums import checksums, structure
 from jaxrl_llm.training.folder.code_digest import code_digest
@@ -80,7 +81,7 @@ class RunParts(NamedTuple):
     digests: dict[str, str]  # of the inputs: prompts, reward files, the model
     reference: Any  # the weights of the reference that stays (or a `reference.Mixture`), if the method needs one
     mesh: jax.sharding.Mesh
-    sampler: jax.sharding.Mesh  # the same devices, as tokens are sampled on them
+    sampler: jax.sharding.Mesh  # on which tokens are sampled: the same devices, but with sampler_devices
     frozen: Params | None = None  # the model's weights, if only adapters are trained
     hosts: Hosts = ALONE
     notes: tuple[str, ...] = ()  # what to say when the run starts
@@ -244,8 +245,8 @@ def set_up(
     inputs: prompts and rewards that are already read; otherwise the rewards' processes live as long as this one.
     given, own_source: see `check_method`.
     """
-    config, mesh = named(config, given), mesh_of(config.mesh)
-    sampler = sampling_mesh_of(config.sampling_mesh, mesh)
+    config = named(config, given)
+    mesh, sampler = meshes_of(config)
     hosts = in_units(all_hosts(), sampler)
     algorithm = check_method(config, mesh, given, own_source)
     if inputs is None:

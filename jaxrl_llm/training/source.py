@@ -8,11 +8,13 @@ from typing import Any
 
 from jaxrl_llm.core.source import Curriculum, Replay, Source, Step
 from jaxrl_llm.replay.disk import is_available, on_disk
+from jaxrl_llm.rollouts.runtime.asynchronous import asynchronous
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Clock, Experience, state_of
 from jaxrl_llm.rollouts.runtime.sources import no_replay, shuffled_epochs
 from jaxrl_llm.rollouts.runtime.swarm import Swarm
 from jaxrl_llm.sampling.stats import Stats
+from jaxrl_llm.training.asynchrony import asynchrony_of
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.rollout import rollout_of, strategy_of
 from jaxrl_llm.training.setup import RunParts
@@ -36,18 +38,17 @@ def source_of(
             config, parts, algorithm.replay, lambda given, alone: source_of(given, alone, clock, curriculum, watch)
         )
     order = (algorithm.prompts or shuffled_epochs)(rows, config.seed) if curriculum is None else curriculum(rows)
-    return experience(
-        Experience(
-            parts.policy, parts.prompts, parts.rewards, order, config.sampling, rollout_of(config, algorithm),
-            _replay_of(config, parts), prompts_per_step=config.prompts_per_step, group_size=config.group_size,
-            dynamic_sampling=algorithm.resampling, partial=strategy_of(config, algorithm),
-            stream_rewards=config.stream_rewards, time_limit=config.rollout_time_limit,
-            strict_reruns=config.strict_reruns, mesh=parts.sampler, reference=parts.reference, hosts=parts.hosts,
-            clock=clock, watch=watch,
-            state=lambda step: state_of(step, config.steps, config.prompts_per_step, len(rows)),
-            record_experts=algorithm.routing == "rollout",
-        )
+    setup = Experience(
+        parts.policy, parts.prompts, parts.rewards, order, config.sampling, rollout_of(config, algorithm),
+        _replay_of(config, parts), prompts_per_step=config.prompts_per_step, group_size=config.group_size,
+        dynamic_sampling=algorithm.resampling, partial=strategy_of(config, algorithm),
+        stream_rewards=config.stream_rewards, time_limit=config.rollout_time_limit,
+        strict_reruns=config.strict_reruns, mesh=parts.sampler, reference=parts.reference, hosts=parts.hosts,
+        clock=clock, watch=watch,
+        state=lambda step: state_of(step, config.steps, config.prompts_per_step, len(rows)),
+        record_experts=algorithm.routing == "rollout",
     )  # fmt: skip
+    return asynchronous(setup, asynchrony_of(config, parts)) if config.max_staleness else experience(setup)
 
 
 def _replay_of(config: TrainConfig, parts: RunParts) -> Replay:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -19,6 +20,8 @@ from jaxrl_llm.algorithms.policy_loss.hispo import hispo
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.transform import chain, stateless
 from jaxrl_llm.objectives.off_policy import importance_correction
+from jaxrl_llm.training.asynchrony import with_correction
+from jaxrl_llm.training.config import TrainConfig
 
 pytestmark = pytest.mark.heavy
 
@@ -68,6 +71,22 @@ def test_decoupled_ppo_with_one_old_policy_is_ppo() -> None:
     plain = dapo(clip_high=0.2, dynamic_sampling=False)
     found, expected = (gradient_of(a, batch, RAGGED.logp) for a in (decoupled_ppo(), plain))
     np.testing.assert_allclose(found, expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("correction", ["truncate", "mask"])
+def test_a_corrected_method_of_an_asynchronous_run_is_decoupled(correction: str) -> None:
+    """Its ratio is to the policy before the update, and tokens are weighted as AReaL's are."""
+    plain = dapo(clip_high=0.2, dynamic_sampling=False)
+    config = TrainConfig(max_staleness=1, stale_correction=correction)
+    found = with_correction(config, plain)
+    expected = decoupled_ppo(cap=2.0, correction=correction)
+    assert "old_logp" in found.needs
+    found, expected = (gradient_of(a, RAGGED.batch, RAGGED.logp) for a in (found, expected))
+    np.testing.assert_allclose(found, expected, atol=1e-7)
+    for kept in (TrainConfig(), replace(config, stale_correction="none")):
+        assert with_correction(kept, plain) is plain
+    own = decoupled_ppo()
+    assert with_correction(config, own) is own
 
 
 @pytest.mark.parametrize(

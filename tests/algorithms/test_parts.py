@@ -111,7 +111,7 @@ def test_a_part_must_be_named_and_each_of_them(monkeypatch: pytest.MonkeyPatch) 
         check_whole("grpo", needs, "treee,answer_key")
 
 
-@pytest.mark.parametrize("need", PROVIDED)
+@pytest.mark.parametrize("need", [need for need in PROVIDED if need != "league_member"])  # see test_shor_psro.py
 def test_the_refusal_names_what_would_provide_the_need(need: str, tmp_path: Path) -> None:
     """And a run that has it is not refused."""
     # They take rollouts of agents alone; see test_agent_trees.py.

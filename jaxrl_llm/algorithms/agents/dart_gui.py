@@ -35,7 +35,7 @@ from jaxrl_llm.selection.rows import ranks_within
     lacks={
         "adaptive": (
             "fewer samples and steps for tasks that the policy solves, in separate services",
-            "an asynchronous loop",
+            "sample counts of each task",
         )
     },
     needs={

@@ -25,12 +25,6 @@ from jaxrl_llm.utils.errors import require_choice
     paper="arXiv 2505.24298",
     year=2025,
     test="test_mismatch.py::test_decoupled_ppo_is_the_loop",
-    lacks={
-        "asynchronous": (
-            "sampling beside training, with a bound on staleness and new weights in the middle of a completion",
-            "an asynchronous loop",
-        )
-    },
 )
 def decoupled_ppo(
     clip_low: Annotated[NonNegative, CODE] = 0.2,
@@ -54,8 +48,8 @@ def decoupled_ppo(
     over the T tokens of the batch. The paper's objective uses w unbounded (correction "none"). The released code masks
     tokens with w > cap ("mask"), or takes min(w, cap) ("truncate"); masked tokens stay in T unless leave_count. span
     "sequence": rho is GSPO's sequence ratio. dual_clip c > 1 bounds the loss of bad actions by c |A|. The method works
-    with any A; here it is GRPO's (scale, ddof, epsilon). With pi_old = pi_behaviour it is PPO. Special rollout: an
-    asynchronous sampler with bounded staleness.
+    with any A; here it is GRPO's (scale, ddof, epsilon). With pi_old = pi_behaviour it is PPO. The paper samples beside
+    the updates, with a staleness of at most 4 or 8: --max-staleness 4.
     """
     require_choice("correction", correction, ("mask", "truncate", "none"))
     mode, high = (correction, cap) if correction != "none" else ("truncate", math.exp(LARGEST))

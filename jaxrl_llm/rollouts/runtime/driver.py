@@ -7,45 +7,26 @@ external call. Pauses, new weights and restarts are invisible to a program: its 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Completes, Draws, MakeEngine, Task, ends_the_run
-from jaxrl_llm.rollouts.runtime.admission import Admit, Admitted, Collected, Rule, admit_first
-from jaxrl_llm.rollouts.runtime.barrier import Meet, hold, meet_here
-from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls
-from jaxrl_llm.rollouts.runtime.group_run import Group, GroupRun, Ticket
+from jaxrl_llm.rollouts.program_host import MakeEngine, Task
+from jaxrl_llm.rollouts.runtime.admission import Admit, Collected, Rule, admit_first
+from jaxrl_llm.rollouts.runtime.barrier import Meet, meet_here
+from jaxrl_llm.rollouts.runtime.group_run import Group
+from jaxrl_llm.rollouts.runtime.in_flight import InFlight
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Held
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers, sample_numbers
-from jaxrl_llm.sampling.stats import Stats
-from jaxrl_llm.utils.process import compiles, count_compiles, interruptible, stop_if
 from jaxrl_llm.utils.threads import DISPATCH
 
-logger = logging.getLogger("jaxrl_llm.rollouts")
-
-# Iterations of the event loop without progress after which all programs wait. A gather takes up to three until what
-# follows it has begun, and programs have some within each other.
-SETTLED = 32
-LOOKS = 0.5  # seconds between two looks for a signal while all programs wait
-
 Score = Callable[[Task, Sequence[Episode]], Awaitable[list[Episode]]]
-
-
-class _Running(NamedTuple):
-    """An engine in use."""
-
-    engine: Completes
-    tickets: dict[int, Ticket]  # that it has not answered, by the numbers of their requests
-    stats: Stats
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -68,6 +49,7 @@ class Driver:
     encode: Callable[..., list[int]] | None = None  # token ids of a prompt as the data set's; see `Tools.prompt`
     meet: Meet = meet_here  # for rollouts whose programs meet; on several hosts, an exchange
     strict: bool = False  # whether an environment that answers otherwise when asked again ends the run, not its group
+    lock: AbstractContextManager[Any] = DISPATCH  # held while engines run: rewards may be models that score meanwhile
 
     def run(
         self, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, numbers: Sequence[SampleNumbers] | None = None,
@@ -84,223 +66,14 @@ class Driver:
         Raises KeyboardInterrupt after Ctrl-C, and NotDeterministicError for a program that deviates from its log.
         """
         numbers = sample_numbers([task for _, task in flight]) if numbers is None else numbers
-        run = _Run(self, flight, rule, numbers, held)
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(run.main())
-        with ThreadPoolExecutor(1) as thread:  # in a notebook, this thread already runs an event loop
-            return thread.submit(asyncio.run, run.main()).result()
+        return in_a_loop(InFlight(self, flight, rule, numbers, held).main())
 
 
-class _Run:
-    """One call of `Driver.run`. It is the `DriverRun` of its groups."""
-
-    def __init__(
-        self, driver: Driver, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, numbers: Sequence[SampleNumbers],
-        held: Mapping[GroupKey, Held],
-    ) -> None:  # fmt: skip
-        self.driver, self.rule, self.stats = driver, rule, list[Stats]()
-        numbered = zip(flight, numbers, strict=True)
-        self.groups = [GroupRun(self, log, task, own, held.get(log.key)) for (log, task), own in numbered]
-        self.chunks = 0  # decoded so far
-        self.judged = -1  # chunks decoded when the complete groups were last admitted
-        self.ended: list[tuple[int, int]] = []  # chunk and place of each group that is complete
-        self.complete: list[int] = []  # places of the groups that the step takes
-        self.waiting: list[Ticket] = []  # not submitted to an engine yet
-        self.parked: list[Ticket] = []  # paused until the next segment
-        self.engines: dict[Draws, _Running] = {}
-        self.outside = OutsideCalls(driver.rollout.demands.max_wait_steps, self.moved)
-        self.moves = 0  # number of times that a program asked for tokens, got an answer, or ended
-
-    def moved(self) -> None:
-        """Note that a program made progress."""
-        self.moves += 1
-        self.progressed.set()
-
-    def take(self, ticket: Ticket) -> None:
-        """Queue a program's request for tokens."""
-        self.waiting.append(ticket)
-        self.moved()
-
-    async def main(self) -> Collected:
-        """Run all programs."""
-        self.progressed = asyncio.Event()
-        count_compiles()
-        before, began = compiles()[0], time.perf_counter()
-        with interruptible() as interrupted:
-            self.interrupted = interrupted
-            try:
-                for place, group in enumerate(self.groups):
-                    group.begin(partial(self._ended, place))
-                while not await self._done():
-                    stop_if(interrupted())
-                await self._answered()
-                for running in self.engines.values():
-                    for completion in running.engine.withdraw():
-                        running.tickets[completion.index].note(completion)
-                logs = [group.log() for group in self.groups]
-            finally:
-                await self._cancel()
-        if self.stats:
-            self.stats[0].seconds = time.perf_counter() - began - sum(stats.seconds for stats in self.stats[1:])
-            self.stats[0].compiles = compiles()[0] - before
-        chosen = set(self.complete)
-        if self.rule.train_unfinished:  # train on all groups in flight
-            chosen = set(range(len(self.groups)))
-        places = sorted(chosen)
-        groups = [self.groups[place].group() for place in places]
-        left = [place for place in range(len(logs)) if place not in set(self.complete)]
-        held = {logs[place].key: self.groups[place].holds() for place in left if self.groups[place].held}
-        return Collected(groups, tuple(logs[place] for place in left), self.stats, places, left, held)
-
-    async def _done(self) -> bool:
-        """Make progress. True when the rule is satisfied or all groups are over."""
-        await self._settle()
-        for group in self.groups:
-            if ends_the_run(group.error, self.driver.strict):
-                raise group.error
-        wanted, over = self.rule.wanted, all(group.over for group in self.groups)
-        if self.driver.rollout.demands.meets and all(group.over or group.at_meeting for group in self.groups):
-            return hold(self.groups, self.driver.meet)
-        if wanted is None and over:
-            return True
-        # Once for each chunk, which is the same on all hosts. A segment always covers all groups in flight.
-        if wanted is not None and (over or (not self.rule.segment_tokens and self.judged < self.chunks)):
-            found = self._admit(over)
-            enough = 1 if self.rule.segment_tokens else wanted
-            done = found.over or found.total >= enough
-            if done or over:
-                return done
-        released = self.outside.release(self._idle)
-        if released is not None:
-            if not released:
-                await self._wait()
-        elif self._decode():
-            pass
-        elif self.parked and not any(group.outside for group in self.groups):
-            complete = len(self.complete) if wanted is None else self._admit(False).total
-            if complete or self.rule.train_unfinished:
-                return True
-            self.waiting, self.parked, self.engines = self.parked, [], {}
-        else:
-            await self._wait()
-        return False
-
-    async def _answered(self) -> None:
-        """Wait for the answers of what unfinished programs hold, so that the step that goes on with them knows it.
-
-        All of them are asked for in this step, so that logs do not depend on how long environments take.
-        """
-        while any(group.held and group.outside and not group.over for group in self.groups):
-            if self.outside.release(True) is False:
-                await self._wait()
-            await self._settle()
-
-    @property
-    def _idle(self) -> bool:
-        """Whether nothing can be decoded now."""
-        if self.outside.ahead is None and not self.engines and self.outside.waits:
-            return True  # the first requests size an engine: all programs get as far as they can
-        asked = any(not ticket.group.over for ticket in self.waiting)
-        return not asked and not any(running.engine.busy for running in self.engines.values())
-
-    async def _settle(self) -> None:
-        """Let programs run until all of them wait."""
-        quiet = 0
-        while quiet < SETTLED:
-            before = self.moves
-            await asyncio.sleep(0)
-            quiet = quiet + 1 if self.moves == before else 0
-
-    async def _wait(self) -> None:
-        """Wait until a program makes progress. At the time limit, programs that wait for nothing known fail."""
-        self.progressed.clear()
-        until = time.monotonic() + self.driver.time_limit
-        while (left := until - time.monotonic()) > 0:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.progressed.wait(), min(left, LOOKS))
-            stop_if(self.interrupted())
-            if self.progressed.is_set():
-                return
-        for group in self.groups:
-            # External calls have time limits of their own, and waiting for the engine is not limited.
-            if not (group.over or group.outside or group.sampling or group.meeting):
-                group.fail(f"waited for more than {self.driver.time_limit:g} s")
-
-    def _decode(self) -> bool:
-        """Submit the waiting requests and decode one chunk. False if there is nothing to decode."""
-        # In the order of the groups in flight, whichever external call answered first.
-        place = {id(group): number for number, group in enumerate(self.groups)}
-        tickets = sorted(
-            (ticket for ticket in self.waiting if not ticket.group.over),
-            key=lambda ticket: (place[id(ticket.group)], ticket.call),
-        )
-        self.waiting = []
-        kinds = {ticket.draws for ticket in tickets}
-        # The run's own engine comes first, whose statistics are those of the first token.
-        for draws in sorted(kinds, key=_order):
-            asked = [(one, one.request(self.rule.segment_tokens)) for one in tickets if one.draws == draws]
-            if draws not in self.engines:
-                stats = Stats(began=time.perf_counter())
-                self.stats += [] if draws.temperature == 0 else [stats]
-                with DISPATCH:
-                    engine = self.driver.make_engine([request for _, request in asked], draws, stats)
-                self.engines[draws] = _Running(engine, {}, stats)
-            for ticket, request in asked:
-                running = self.engines[draws]
-                running.tickets[running.engine.submit(request)] = ticket
-        busy = [running for running in self.engines.values() if running.engine.busy]
-        chunk, taken = self.outside.steps(self.driver.chunk), int(bool(busy))
-        for engine, open_ones, stats in busy:
-            before = stats.steps
-            with DISPATCH:  # rewards may be models that score meanwhile
-                completions = engine.step(chunk)
-            for completion in completions:
-                ticket = open_ones.pop(completion.index)
-                if not ticket.note(completion):
-                    self.parked.append(ticket)
-            taken = max(taken, stats.steps - before)
-        self.outside.clock += taken
-        self.chunks += bool(busy)
-        return bool(busy)
-
-    def _admit(self, over: bool) -> Admitted:
-        """Let the step take the groups that are complete, as many as it wants."""
-        assert self.rule.wanted is not None
-        found, self.judged = self.driver.admit(self.ended, over, self.rule.wanted), self.chunks
-        new, self.complete = [place for place in found.places if place not in self.complete], found.places
-        if self.driver.on_group is not None:
-            for place in new:
-                self.driver.on_group(place, self.groups[place].group())
-        return found
-
-    def _ended(self, place: int) -> None:
-        """Handle a program that ended or failed."""
-        group = self.groups[place]
-        self.moved()
-        if ends_the_run(group.error, self.driver.strict):
-            return
-        if group.error is not None:
-            logger.warning(
-                "the rollout %s failed on prompt %d, whose group counts as failed: %s",
-                *(self.driver.rollout.name, group.task.prompt_id, group.error),
-            )
-        self.ended.append((self.chunks, place))
-        if self.rule.wanted is None:
-            self.complete.append(place)
-            if self.driver.on_group is not None:
-                self.driver.on_group(place, group.group())
-
-    async def _cancel(self) -> None:
-        tasks = [group.running for group in self.groups if group.running is not None]
-        for task in tasks:
-            task.cancel()
-        self.outside.end()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _order(draws: Draws) -> tuple[bool, int, bool, float]:
-    """The run's own engine comes first, then its others, those of other policies last."""
-    place = -1 if draws.snapshot is None else draws.snapshot
-    return draws.reference, place, draws.temperature is not None, draws.temperature or 0.0
+def in_a_loop(work: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns, in an event loop of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as thread:  # in a notebook, this thread already runs an event loop
+        return thread.submit(asyncio.run, work).result()

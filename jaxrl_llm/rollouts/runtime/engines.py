@@ -24,7 +24,7 @@ from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.two_model_decode import alone, beside
-from jaxrl_llm.sampling.weights import Weights, take_weights
+from jaxrl_llm.sampling.weights import Weights, apart_from, take_weights
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -40,6 +40,7 @@ def engines_of(
     policy, sampling, units = setup.policy, setup.sampling, setup.hosts.units
     params, league = {name: x for name, x in params.items() if name != LEAGUE}, params.get(LEAGUE, ())
     weights = take_weights(policy, params, setup.mesh, sampling.weight_dtype)
+    weights = apart_from(weights, params) if setup.beside else weights
     others: Weights | None = None
     if setup.rollout.demands.reference:
         others = take_weights(policy, on_device(setup.reference), setup.mesh, sampling.weight_dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
@@ -29,7 +29,7 @@ from jaxrl_llm.rollouts.runtime.engines import engines_of
 from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.rollouts.runtime.mirrored_engine import in_lockstep
 from jaxrl_llm.rollouts.runtime.multihost_gather import admit_on, meet_on, of_all_hosts
-from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
+from jaxrl_llm.rollouts.runtime.replay_log import GroupLog, Pool
 from jaxrl_llm.rollouts.runtime.sample_numbers import sample_numbers
 from jaxrl_llm.rollouts.runtime.source_setup import Experience, check_setup
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
@@ -44,7 +44,10 @@ WITHOUT_SIGNAL = "no signal"  # why dynamic sampling leaves out a group
 LOOK = 16  # tokens between two checks for stop strings, complete groups, and samples that a program waits for
 
 
-def experience(setup: Experience) -> Source:
+StepOf = Callable[[Experience, ExperienceState, Params, jax.Array, int], tuple[Step, ExperienceState]]
+
+
+def experience(setup: Experience, step_of: StepOf | None = None) -> Source:
     """The source that samples and scores `prompts_per_step` groups a step.
 
     Dynamic sampling samples until that many groups are informative, or fills up with uninformative groups of the last
@@ -54,17 +57,17 @@ def experience(setup: Experience) -> Source:
     next; reward functions see each completion once, in the step in which it finishes, and rows without a score have the
     reward NaN. `next` raises KeyboardInterrupt after Ctrl-C. InputError for partial rollouts of programs that meet, or
     with columns of a curriculum, which a group would not find again in the next step.
+
+    step_of: how the groups of a step are sampled and scored, instead.
     """
     check_setup(setup)
+    step_of = step_of or (_complete_step if setup.partial is None else _partial_step)
 
     def init() -> ExperienceState:
         return ExperienceState(setup.curriculum.init(), setup.replay.init(), (), Drafts())
 
     def next_step(state: ExperienceState, params: Params, key: jax.Array, step: int) -> tuple[Step, ExperienceState]:
-        if setup.partial is not None:
-            found, state = _partial_step(setup, setup.partial, state, params, key, step)
-        else:
-            found, state = _complete_step(setup, state, params, key, step)
+        found, state = step_of(setup, state, params, key, step)
         if setup.sampling.speculative_tokens:
             ids = np.asarray(found.scored.batch.prompt_id).tolist()
             added = zip(ids, completion_ids(found.scored.batch), strict=True)
@@ -111,7 +114,7 @@ def _complete_step(
         round_key = jax.random.fold_in(key, rounds) if rounds else key
         ids, curriculum, lost = draw(setup.curriculum, setup.prompts, state.curriculum, wanted)
         state, dropped = state._replace(curriculum=curriculum), dropped + lost
-        flight = _begin(setup, state.curriculum, ids, wanted, step)
+        flight = begun(setup, state.curriculum, ids, wanted, step)
         found, scored = _round(setup, flight, Rule(), params, round_key, step, state)
         stats += found.stats
         rounds += 1
@@ -139,12 +142,13 @@ def _complete_step(
 
 
 def _partial_step(
-    setup: Experience, strategy: Partial, state: ExperienceState, params: Params, key: jax.Array, step: int
+    setup: Experience, state: ExperienceState, params: Params, key: jax.Array, step: int
 ) -> tuple[Step, ExperienceState]:
     """A step that leaves unfinished groups to the next."""
+    strategy = setup.partial or Partial()
     wanted, new = setup.prompts_per_step, strategy.in_flight(setup.prompts_per_step) - len(state.pool)
     ids, curriculum, dropped = draw(setup.curriculum, setup.prompts, state.curriculum, new)
-    flight = [(log, _task(setup, log)) for log in state.pool] + _begin(setup, curriculum, ids, new, step)
+    flight = continued(setup, state.pool) + begun(setup, curriculum, ids, new, step)
     segment, windows = strategy.segment_tokens, strategy.train_unfinished
     rule = Rule(None if windows else wanted, segment, train_unfinished=windows)
     found, scored = _round(setup, flight, rule, params, key, step, state)
@@ -164,7 +168,13 @@ def _partial_step(
     return Step(scored, rows_of(found.groups), metrics), state
 
 
-def _begin(setup: Experience, curriculum: Any, ids: list[int], wanted: int, step: int) -> list[tuple[GroupLog, Task]]:
+def continued(setup: Experience, pool: Pool) -> list[tuple[GroupLog, Task]]:
+    """The groups of a pool, which go on."""
+    return [(log, _task(setup, log)) for log in pool]
+
+
+def begun(setup: Experience, curriculum: Any, ids: list[int], wanted: int, step: int) -> list[tuple[GroupLog, Task]]:
+    """Groups of these prompts, which begin in this step. wanted: as many samples as so many groups have."""
     counts, total = setup.curriculum.counts, wanted * setup.group_size
     samples = [setup.group_size] * len(ids)
     if counts is not None and ids:
@@ -193,15 +203,11 @@ def _round(
     state: ExperienceState,
 ) -> tuple[Collected, Scored]:  # fmt: skip
     """Run the programs of the groups in flight and score the groups to train on; each unit its share of them."""
-    policy, sampling, hosts, tokenizer = setup.policy, setup.sampling, setup.hosts, setup.policy.tokenizer
-    chunk = CHUNK if setup.rollout.demands.at_once and not sampling.stop and setup.partial is None else LOOK
+    sampling, hosts, tokenizer = setup.sampling, setup.hosts, setup.policy.tokenizer
     numbers, places = sample_numbers([task for _, task in flight]), hosts.share(range(len(flight)))
     scored: Scored | None = None
     with ExitStack() as stack:
         streamed = stack.enter_context(StreamedScores(setup.rewards, tokenizer, setup.state(step)))
-
-        async def score(task: Task, episodes: Sequence[Episode]) -> list[Episode]:
-            return await streamed.episodes(dict(task.row), episodes)
 
         def on_group(place: int, one: Group) -> None:
             if setup.stream_rewards and not any(one.unfinished) and one.episodes[0].reward is None:
@@ -210,11 +216,9 @@ def _round(
                 )
 
         def run(make: MakeEngine, admit: Admit) -> Collected:
-            driver = Driver(
-                setup.rollout, make, score, tokenizer, context=policy.config.max_positions, step=step, chunk=chunk,
-                time_limit=setup.time_limit, on_group=on_group, admit=admit, controls=state.controls,
-                encode=setup.prompts.encode, meet=meet_on(hosts, places), strict=setup.strict_reruns,
-            )  # fmt: skip
+            driver = driver_of(
+                setup, streamed, make, step, state, on_group=on_group, admit=admit, meet=meet_on(hosts, places)
+            )
             own = [flight[place] for place in places]
             return driver.run(own, rule, [numbers[place] for place in places], state.held)
 
@@ -228,9 +232,7 @@ def _round(
             batch = batch_of(found.groups) if found.groups else None
         with setup.clock("score"):
             if batch is not None:
-                scored = _score(setup, found, batch, streamed, step)
-                failed = np.asarray([one.failed for one in found.groups for _ in one.episodes])
-                scored = with_defaults(setup.rewards, scored, failed) if failed.any() else scored
+                scored = score(setup, found.groups, batch, streamed, step)
     if hosts.count == 1:
         assert scored is not None  # a step trains on one group at least
         return found, scored
@@ -238,10 +240,36 @@ def _round(
         return of_all_hosts(hosts, places, found, scored, batch_of)
 
 
-def _score(setup: Experience, found: Collected, batch: Trajectories, streamed: StreamedScores, step: int) -> Scored:
-    """The batch with its rewards, some of which may be known already."""
-    rows = rows_of(found.groups)
-    episodes = [episode for one in found.groups for episode in one.episodes]
+def driver_of(
+    setup: Experience, streamed: StreamedScores, make: MakeEngine, step: int, state: ExperienceState, **more: Any
+) -> Driver:
+    """The driver of a step, whose programs have their episodes scored by `streamed`. more: of its fields."""
+
+    async def scores(task: Task, episodes: Sequence[Episode]) -> list[Episode]:
+        return await streamed.episodes(dict(task.row), episodes)
+
+    at_once = setup.rollout.demands.at_once and not setup.sampling.stop and setup.partial is None
+    return Driver(
+        setup.rollout, make, scores, setup.policy.tokenizer, context=setup.policy.config.max_positions, step=step,
+        chunk=CHUNK if at_once else LOOK, time_limit=setup.time_limit, controls=state.controls,
+        encode=setup.prompts.encode, strict=setup.strict_reruns, **more,
+    )  # fmt: skip
+
+
+def score(
+    setup: Experience, groups: Sequence[Group], batch: Trajectories, streamed: StreamedScores, step: int
+) -> Scored:
+    """The batch with its rewards, some of which may be known already; those of failed groups are the defaults."""
+    scored = _scored(setup, groups, batch, streamed, step)
+    failed = np.asarray([one.failed for one in groups for _ in one.episodes])
+    return with_defaults(setup.rewards, scored, failed) if failed.any() else scored
+
+
+def _scored(
+    setup: Experience, groups: Sequence[Group], batch: Trajectories, streamed: StreamedScores, step: int
+) -> Scored:
+    rows = rows_of(groups)
+    episodes = [episode for one in groups for episode in one.episodes]
     if any(episode.reward is not None for episode in episodes):
         known = streamed.known(episodes)
         return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, known)

@@ -61,6 +61,8 @@ class Experience:
     """Called with the counts of each engine, which it goes on to fill in."""
     state: Callable[[int], Mapping[str, Any]] = lambda step: state_of(step, 0, 0, 0)
     """What `trainer_state` of reward functions says in a step; see `state_of`."""
+    beside: bool = False
+    """Whether sampling goes on while the parameters are updated, so that the sampler needs weights of its own."""
     record_experts: bool = False
     """Of a mixture of experts: the batch has the experts of its tokens, for the update to replay."""
 
@@ -74,9 +76,10 @@ def check_setup(setup: Experience) -> None:
     """InputError for partial rollouts of what needs all groups of a step, and for no single reference policy."""
     if setup.partial is not None and (setup.rollout.demands.meets or setup.curriculum.columns is not None):
         part = f"rollout {setup.rollout.name}" if setup.rollout.demands.meets else "curriculum"
+        by = "max_staleness leaves" if setup.beside else "oversample and segment_tokens leave"
         raise InputError(
-            f"the {part} needs all groups of a step in that step, but oversample and segment_tokens leave some of them "
-            "to later steps: leave them out"
+            f"the {part} needs all groups of a step in that step, but {by} some of them to later steps: leave "
+            f"{'it' if setup.beside else 'them'} out"
         )
     if setup.rollout.demands.reference and (setup.reference is None or isinstance(setup.reference, Mixture)):
         raise InputError(

@@ -131,6 +131,21 @@ class TrainConfig:
     to max_new_tokens / segment_tokens. At 0, some methods use segments of their own; t_ppo trains on all completions
     in flight, on each segment in the step that sampled it."""
 
+    max_staleness: int = 0
+    """Above 0, tokens are sampled beside the updates, and the learner is at most this many steps ahead of the weights
+    with which a group was begun. New weights come in while completions are decoded, and no group is dropped. At 0
+    sampling and updates alternate."""
+    stale_correction: Literal["truncate", "mask", "none"] = "truncate"
+    """With max_staleness, for methods that have no ratio to the old policy: tokens are weighted by the policy before
+    the update over the one that drew them, with weights above 2 cut to 2 (truncate) or taken as 0 (mask), and the
+    method's ratio is to the policy before the update; methods without advantages stay as they are. none: so do all."""
+    sampler_devices: int = 0
+    """With max_staleness, the number of devices, the last, that sample only; the others learn. At 0 all devices do
+    both, by turns if there are several."""
+    replay_order: str | None = None
+    """Folder of an asynchronous run, whose order of weights and groups is repeated: with the same settings the run is
+    the same bit by bit."""
+
     rollout: str = "group"
     """Program that makes a group of completions: group, down_sampled(TIMES), hinted(COLUMN), forked(PLACE, ...),
     demonstrated(COLUMN) (supervised texts), demonstrated_before(STEP, COLUMN), or path/to/file.py:FUNCTION or

@@ -8,7 +8,8 @@ from jaxrl_llm.utils.process import compiling
 
 WORDS = {
     "sample": "sampling", "score": "scoring", "update": "update", "evaluate": "evaluating", "checkpoint": "saving",
-    "load": "loading", "wait": "waiting for other hosts", OTHER: "",
+    "load": "loading", "wait": "waiting for other hosts",
+    "groups": "waiting for groups", "transfer": "taking weights to the sampler", OTHER: "",
 }  # fmt: skip
 COMPILED = {"sample": "the sampler", "evaluate": "the sampler", "update": "the update"}
 

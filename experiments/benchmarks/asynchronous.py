@@ -1,0 +1,250 @@
+"""Seconds of a step by the bound on staleness: python experiments/benchmarks/asynchronous.py
+
+A simulation of events. The groups in flight, their programs and the rule of admission are those of a run; the engine
+and the learner are clocks: a decode step takes `decode + row * live rows` seconds, an update `update` seconds, and new
+weights `transfer` seconds, after which the tokens of all rows are computed again at `prefill` seconds each. Sampling
+hosts decode in lock step, each its share of the rows. Devices are split between the two: a share x of them samples,
+1 / x times as slowly, and the rest learn. With staleness 0 all devices do both.
+
+The ideal is the larger of sampling alone, with all rows busy, and learning alone. Lengths are those of `rollout_tail`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from rollout_tail import tail_limits
+
+from jaxrl_llm.rollouts.program_host import Draws, Task
+from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.runtime.admission import Rule
+from jaxrl_llm.rollouts.runtime.driver import Driver
+from jaxrl_llm.rollouts.runtime.group_run import GroupRun
+from jaxrl_llm.rollouts.runtime.in_flight import InFlight
+from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog
+from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
+from jaxrl_llm.rollouts.runtime.staleness import Waiting, admitted, taken
+from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Request, Tokens
+from jaxrl_llm.sampling.stats import Stats
+
+CHUNK = 64
+SPLITS = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Seconds that things take on all devices, and the rows that are decoded at once."""
+
+    decode: float = 0.02
+    row: float = 2e-5
+    update: float = 20.0
+    transfer: float = 0.2
+    prefill: float = 5e-6
+    rows: int = 128
+    hosts: int = 1
+
+    def split(self, sampling: float) -> Machine:
+        """The same with this share of the devices for sampling, and the others for updates."""
+        return replace(
+            self, decode=self.decode / sampling, row=self.row / sampling, prefill=self.prefill / sampling,
+            update=self.update / (1 - sampling),
+        )  # fmt: skip
+
+    def seconds(self, live: int) -> float:
+        """Of a decode step of so many rows on each host."""
+        return self.decode + self.row * live
+
+    def ideal(self, lengths: Sequence[int], steps: int) -> tuple[float, float]:
+        """Seconds of a step's sampling with all rows busy, and of its update."""
+        tokens = sum(lengths) / steps
+        return tokens / (self.rows * self.hosts) * self.seconds(self.rows), self.update
+
+
+class Clock:
+    """An engine that decodes nothing: a token a step in each of its rows, at the seconds of a machine."""
+
+    def __init__(self, sim: Simulation, requests: Sequence[Request], draws: Draws, stats: Stats) -> None:
+        self.sim, self.step_number = sim, sim.version
+        self.requests, self.rows, self.waiting = list[Request](), dict[int, int](), list[int]()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.rows or self.waiting)
+
+    def submit(self, request: Request) -> int:
+        self.requests.append(request)
+        self.waiting.append(len(self.requests) - 1)
+        return len(self.requests) - 1
+
+    def step(self, chunk: int) -> list[Completion]:
+        """Fill rows, and decode until one ends or the chunk is over."""
+        machine, sim = self.sim.machine, self.sim
+        new = self.waiting[: machine.rows * machine.hosts - len(self.rows)]
+        del self.waiting[: len(new)]
+        self.rows |= {number: self.requests[number].begun.size for number in new}
+        sim.now += machine.prefill * sum(self.rows[number] for number in new) / machine.hosts
+        left = min(self._length(number) - size for number, size in self.rows.items())
+        steps = min(chunk, left)
+        sim.now += steps * machine.seconds(-(-len(self.rows) // machine.hosts))
+        self.rows = {number: size + steps for number, size in self.rows.items()}
+        done = [number for number, size in self.rows.items() if size >= self._length(number)]
+        return [self._completion(number, self.rows.pop(number), True) for number in done]
+
+    def withdraw(self) -> list[Completion]:
+        left = {**self.rows, **{number: self.requests[number].begun.size for number in self.waiting}}
+        self.rows, self.waiting = {}, []
+        return [self._completion(number, size, False) for number, size in left.items()]
+
+    def _length(self, number: int) -> int:
+        request = self.requests[number]
+        return self.sim.lengths[request.prompt_id * self.sim.samples + request.sample]
+
+    def _completion(self, number: int, size: int, ended: bool) -> Completion:
+        request = self.requests[number]
+        new, numbers = size - request.begun.size, np.zeros(size - request.begun.size, np.float32)
+        ids = np.zeros(new, np.int32)
+        tokens = request.begun.followed_by(
+            Tokens(ids, numbers, numbers, numbers, numbers, np.full(new, self.step_number, np.int32))
+        )
+        return Completion(number, tokens if size else NO_TOKENS, ended, request.limit)
+
+
+class Result(NamedTuple):
+    """What a simulated run took."""
+
+    seconds: float  # of a step, without the first steps, which fill the pipeline
+    waited: float  # seconds of a step for which the learner waited
+    staleness: float  # mean of all tokens, in steps
+    oldest: int  # of any group
+    taken: list[list[GroupKey]]  # by each step
+
+
+class Simulation:
+    """A run: groups in flight, the sampler's clock, and the steps of the learner."""
+
+    def __init__(self, machine: Machine, lengths: Sequence[int], samples: int, groups: int, bound: int) -> None:
+        self.machine, self.lengths, self.samples, self.groups, self.bound = machine, lengths, samples, groups, bound
+        self.steps = len(lengths) // (samples * groups)
+        self.now, self.version = 0.0, 0
+
+    async def run(self) -> Result:
+        """Simulate all steps."""
+        driver = Driver(group(), partial(Clock, self), score, None, chunk=CHUNK)
+        run = InFlight(driver, [], Rule(), [], {})
+        run.open(lambda: False)
+        waiting, begun = dict[GroupKey, tuple[int, GroupRun]](), 0
+        ready, entered, complete = 0.0, -1, -1.0  # when the weights of a step are there, and its groups complete
+        step, free, waited, oldest = 0, 0.0, 0.0, 0
+        ages, chosen, ends = list[np.ndarray](), list[list[GroupKey]](), list[float]()
+        while step < self.steps:
+            if entered < step and self.now >= ready:
+                self.version = entered = step
+                run.waiting += run.withdraw()
+                run.engines = {}
+                count = admitted(step, self.bound, self.groups, self.steps) - begun
+                flight = [self._task(begun + i, step) for i in range(count)]
+                for one in run.new(flight, [SampleNumbers(0, 1 << 20)] * count, {}):
+                    waiting[one.log().key] = (begun, one)
+                    begun += 1
+                    run.begin(one)
+            over = await run.advance()
+            await run.settle()
+            if over:  # all that was begun is complete: the sampler waits for the learner
+                self.now = max(self.now, ready)
+            keys = self._complete(run, waiting, step)
+            complete = self.now if keys is not None and complete < 0 else complete
+            if keys is None or entered < step:
+                continue
+            start = max(ready, complete)
+            waited, free = waited + start - free, start + self.machine.update
+            for key in keys:
+                one = waiting.pop(key)[1]
+                oldest = max(oldest, step - key.first_step)
+                ages += [step - episode.own.policy_step for episode in one.group().episodes]
+            run.groups = [one for one in run.groups if one.log().key not in keys]
+            run.ended = [(chunk, one) for chunk, one in run.ended if one.log().key not in keys]
+            run.complete = []
+            chosen, ends, step = [*chosen, keys], [*ends, free], step + 1
+            ready = free + self.machine.transfer
+            complete = -1.0 if self._complete(run, waiting, step) is None else self.now
+        await run.cancel()
+        first = self.steps // 4
+        seconds = (ends[-1] - ends[first]) / (len(ends) - 1 - first)
+        return Result(seconds, waited / self.steps, float(np.mean(np.concatenate(ages))), oldest, chosen)
+
+    def _complete(
+        self, run: InFlight, waiting: Mapping[GroupKey, tuple[int, GroupRun]], step: int
+    ) -> list[GroupKey] | None:
+        ended = {id(one): chunk for chunk, one in run.ended}
+        known = [Waiting(key, place, ended.get(id(one))) for key, (place, one) in waiting.items()]
+        return taken(known, step, self.bound, self.groups)
+
+    def _task(self, number: int, step: int) -> tuple[GroupLog, Task]:
+        log = GroupLog((number, 1), number, self.samples, step)
+        return log, Task({}, log.prompt, number, self.samples, max(self.lengths))
+
+
+async def score(task: Task, episodes: Sequence[Any]) -> list[Any]:
+    """No rewards."""
+    return list(episodes)
+
+
+def simulate(machine: Machine, lengths: Sequence[int], samples: int, groups: int, bound: int) -> Result:
+    """The result of a run of len(lengths) / (samples groups) steps."""
+    return asyncio.run(Simulation(machine, lengths, samples, groups, bound).run())
+
+
+def table(machine: Machine, lengths: Sequence[int], samples: int, groups: int, bounds: Sequence[int]) -> list[str]:
+    """A line for each bound, at its best split; with staleness 0 all devices do both."""
+    steps = len(lengths) // (samples * groups)
+    lines = ["staleness  split  s/step  ideal  share  waited  mean age"]
+    for bound in bounds:
+        found = []
+        for split in SPLITS if bound else (1.0,):
+            own = machine.split(split) if bound else machine
+            each = own.ideal(lengths, steps)
+            ideal = max(each) if bound else sum(each)
+            found.append((simulate(own, lengths, samples, groups, bound), split, ideal))
+        result, split, ideal = min(found, key=lambda one: one[0].seconds)
+        lines.append(
+            f"{bound:9d}  {split:5.3f}  {result.seconds:6.1f}  {ideal:5.1f}  {ideal / result.seconds:5.0%}"
+            f"  {result.waited:6.1f}  {result.staleness:8.2f}"
+        )
+    return lines
+
+
+def main() -> None:
+    """Print a table for each number of hosts, whose rows and updates scale with it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, nargs="+", default=[1, 16, 256])
+    parser.add_argument("--bounds", type=int, nargs="+", default=[0, 1, 2, 4, 8])
+    parser.add_argument("--groups", type=int, default=16, help="prompts of a step, on each host")
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--median", type=float, default=256)
+    parser.add_argument("--longest", type=float, default=8.0, help="times the median")
+    for name in ("decode", "row", "update", "transfer", "prefill"):
+        parser.add_argument(f"--{name}", type=float, default=getattr(Machine, name))
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    for hosts in args.hosts:
+        groups = args.groups * hosts
+        machine = Machine(
+            args.decode, args.row, args.update, args.transfer, args.prefill, args.groups * args.samples, hosts
+        )
+        count = groups * args.samples * args.steps
+        print(f"{hosts} hosts, {groups} x {args.samples} completions a step")
+        for line in table(
+            machine, tail_limits(count, args.median, args.longest, args.seed), args.samples, groups, args.bounds
+        ):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

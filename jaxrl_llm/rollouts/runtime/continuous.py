@@ -1,0 +1,227 @@
+"""Sampling beside training: groups in flight in a thread of their own, which new weights and new groups enter.
+
+What is decoded goes on under the new weights, which come in between two turns: a turn is a chunk of decode steps, or
+the release of answers from outside. Programs see nothing of it. Given the turns before which weights came in, all that
+is sampled is determined.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.runtime.admission import Rule
+from jaxrl_llm.rollouts.runtime.driver import Driver
+from jaxrl_llm.rollouts.runtime.group_run import Group, GroupRun
+from jaxrl_llm.rollouts.runtime.in_flight import InFlight
+from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
+from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
+from jaxrl_llm.rollouts.runtime.staleness import Waiting
+from jaxrl_llm.rollouts.runtime.step_order import NEVER
+from jaxrl_llm.sampling.requests import Completion
+from jaxrl_llm.sampling.stats import Stats
+from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.process import stop_if
+
+LOOK = 0.2  # seconds between two looks for Ctrl-C while a step waits for groups
+APART = 1 << 20  # sample numbers of a group; those of the next of the same prompt follow
+Choose = Callable[[Sequence[Waiting]], Sequence[GroupKey] | None]
+
+
+class Entry(NamedTuple):
+    """New weights, and the groups that are admitted with them."""
+
+    driver: Driver  # with the engines of these weights, and their step
+    flight: Sequence[tuple[GroupLog, Task]]
+    until: int | None = None  # turn before which the next weights come in, where that is known
+
+
+class Taken(NamedTuple):
+    """What a step takes."""
+
+    groups: list[Group]
+    logs: Pool  # of the groups
+    stats: list[Stats]  # of the engines that ended since the last step
+    seconds: Mapping[str, float]  # since the last step: decoding, and idle at the bound
+    entered: Mapping[int, int]  # the turn before which weights came in, by their steps; of those since the last step
+
+
+class _Asked(NamedTuple):
+    """A call from another thread, made between two turns."""
+
+    work: Callable[[], object]
+    done: threading.Event
+
+
+class Sampler:
+    """Groups in flight in a thread, until it is closed. Its methods are called from one other thread."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._news = threading.Condition()
+        self._groups: dict[GroupKey, tuple[int, GroupRun]] = {}  # not taken yet, with their places
+        self._asked: list[_Asked] = []
+        self._entries: list[tuple[Entry, list[SampleNumbers]]] = []
+        self._first: dict[GroupKey, int] = {}  # sample number of each group that no step has taken
+        self._admitted, self._entered = 0, dict[int, int]()
+        self._until: int | None = None
+        self._error: BaseException | None = None
+        self._over = False
+        self._seconds = {"decoding": 0.0, "idle": 0.0}
+        self._run = InFlight(entry.driver, [], Rule(), [], {})
+        self._loop = asyncio.new_event_loop()
+        self.enter(entry)
+        self._thread = threading.Thread(target=self._in_thread, daemon=True, name="sampler")
+        self._thread.start()
+
+    def enter(self, entry: Entry) -> None:
+        """Let new weights and groups come in between two turns: the next two, or where they are due."""
+        # Here, where it is known which groups have been taken: in the thread it would depend on timing.
+        numbers = self._numbers(entry.flight)
+        with self._news:
+            self._entries.append((entry, numbers))
+        self._wake()
+
+    def take(self, choose: Choose, interrupted: Callable[[], bool] = lambda: False) -> Taken:
+        """Wait until `choose` names groups, which are complete, and take them.
+
+        choose: (groups that no step has taken) -> their keys, or None to wait. Raises what ended the thread, and
+        KeyboardInterrupt after Ctrl-C.
+        """
+        with self._news:
+            while (keys := choose(self._waiting())) is None:
+                self._check()
+                stop_if(interrupted())
+                self._news.wait(LOOK)
+        found: list[Taken] = []
+        self._call(lambda: found.append(self._taken(keys)))
+        self._first = {key: first for key, first in self._first.items() if key not in keys}
+        return found[0]
+
+    def logs(self) -> Pool:
+        """The logs of all groups that no step has taken, with the tokens drawn until now."""
+        found: list[Pool] = []
+        self._call(lambda: found.append(self._logs()))
+        return found[0]
+
+    def close(self) -> None:
+        """End the thread."""
+        self._over = True
+        self._wake()
+        self._thread.join()
+
+    def _wake(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._run.wake)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _call(self, work: Callable[[], object]) -> None:
+        asked = _Asked(work, threading.Event())
+        with self._news:
+            self._check()
+            self._asked.append(asked)
+        self._wake()
+        while not asked.done.wait(LOOK):
+            self._check()
+        self._check()
+
+    def _numbers(self, flight: Sequence[tuple[GroupLog, Task]]) -> list[SampleNumbers]:
+        """Numbers of the groups' samples, which no other group of the prompt in flight has."""
+        for log, _ in flight:
+            used = {first for key, first in self._first.items() if key.prompt_id == log.prompt_id}
+            self._first[log.key] = next(n for n in range(0, APART * APART, APART) if n not in used)
+        return [SampleNumbers(self._first[log.key], APART) for log, _ in flight]
+
+    def _waiting(self) -> list[Waiting]:
+        ended = {id(group): chunk for chunk, group in self._run.ended}
+        return [Waiting(key, place, ended.get(id(group))) for key, (place, group) in self._groups.items()]
+
+    # What follows runs in the thread.
+
+    def _in_thread(self) -> None:
+        with contextlib.closing(self._loop):
+            self._loop.run_until_complete(self._main())
+
+    async def _main(self) -> None:
+        run = self._run
+        try:
+            run.open(lambda: False)
+            while not self._over:
+                self._come_in()
+                before, began, started = run.turns, len(run.ended), time.perf_counter()
+                held = self._until is not None and run.turns >= self._until
+                idle = held or await run.advance()
+                await run.settle()  # so that groups whose last tokens were drawn are complete now, not a turn later
+                if idle and not held and self._until not in (None, NEVER):
+                    raise InputError(
+                        "the order to repeat is of another run: all groups are complete before its weights come in; "
+                        "repeat it with its own settings"
+                    )
+                if idle and not (self._asked or self._over or self._due()):
+                    run.progressed.clear()
+                    await run.progressed.wait()
+                self._seconds["idle" if idle or run.turns == before else "decoding"] += time.perf_counter() - started
+                if len(run.ended) > began:
+                    with self._news:
+                        self._news.notify_all()
+        except BaseException as error:
+            self._error = error
+        finally:
+            await run.cancel()
+            with self._news:
+                self._error = self._error or RuntimeError("the sampler was closed")
+                self._news.notify_all()
+
+    def _due(self) -> bool:
+        return bool(self._entries) and (self._until is None or self._run.turns >= self._until)
+
+    def _come_in(self) -> None:
+        """Between two turns: make the calls of the other thread, and take in weights and groups that are due."""
+        run = self._run
+        while self._asked:
+            asked = self._asked.pop(0)
+            asked.work()
+            asked.done.set()
+        if not self._due():
+            return
+        with self._news:
+            entry, numbers = self._entries.pop(0)
+        with run.driver.lock:  # not within the other, which the other thread asks for while it has this one
+            run.waiting += run.withdraw()
+        run.driver, self._until, self._entered[entry.driver.step] = entry.driver, entry.until, run.turns
+        new = run.new(entry.flight, numbers, {})
+        with self._news:
+            for group in new:
+                self._groups[group.log().key] = (self._admitted, group)
+                self._admitted += 1
+        for group in new:
+            run.begin(group)
+
+    def _taken(self, keys: Sequence[GroupKey]) -> Taken:
+        run = self._run
+        groups = [self._groups.pop(key)[1] for key in keys]
+        gone = {id(group) for group in groups}
+        run.groups = [group for group in run.groups if id(group) not in gone]
+        run.ended = [(chunk, group) for chunk, group in run.ended if id(group) not in gone]
+        run.complete = []
+        own = [running.stats for running in run.engines.values()]
+        ended, run.stats = [one for one in run.stats if not any(one is other for other in own)], own
+        seconds, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
+        entered, self._entered = self._entered, {}
+        return Taken([one.group() for one in groups], tuple(one.log() for one in groups), ended, seconds, entered)
+
+    def _logs(self) -> Pool:
+        for running in self._run.engines.values():
+            engine: Any = running.engine  # `Engine`, not one that other hosts mirror
+            for number, tokens in engine.running():
+                ticket = running.tickets[number]
+                ticket.note(Completion(number, tokens, False, ticket.until))
+        to_come = [log for entry, _ in self._entries for log, _ in entry.flight]
+        return (*(group.log() for _, group in self._groups.values()), *to_come)

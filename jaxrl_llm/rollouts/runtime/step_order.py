@@ -1,0 +1,73 @@
+"""The order of an asynchronous run: before which turn weights came in, and which groups each step took.
+
+What an asynchronous run computes depends on nothing else, so that a run which repeats the order of another is the same
+bit by bit.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxrl_llm.rollouts.runtime.replay_log import GroupKey
+from jaxrl_llm.utils.errors import InputError, error_line
+
+FILE = "order.jsonl"  # in the folder of a run
+NEVER = sys.maxsize  # the turn of what does not come in
+
+
+class StepOrder(NamedTuple):
+    """What happened in a step."""
+
+    step: int
+    entered: Mapping[int, int]  # by their steps, the turns before which weights came in, since the step before
+    groups: list[GroupKey]  # that it took, in their order
+    began: bool = False  # whether the sampler began with this step
+
+
+def write_order(path: Path, order: StepOrder) -> None:
+    """Append the order of a step to a file; that of a step at which the sampler began replaces what comes after it."""
+    if order.began:
+        kept = [line for line in _lines(path) if json.loads(line)["step"] < order.step] if path.exists() else []
+        path.write_text("".join(kept))
+    with path.open("a") as file:
+        file.write(json.dumps(order._asdict()) + "\n")
+
+
+def read_order(run: str | Path, steps: int) -> list[StepOrder]:
+    """The order of the first `steps` steps of a run.
+
+    InputError if it has fewer, is not asynchronous, or was resumed: what was in flight then is not repeated.
+    """
+    path = Path(run) / FILE
+    if not path.exists():
+        raise InputError(f"{run} has no {FILE}, which asynchronous runs write: name the folder of one")
+    try:
+        orders = [
+            StepOrder(one["step"], _numbers(one["entered"]), [GroupKey(*key) for key in one["groups"]], one["began"])
+            for one in map(json.loads, _lines(path))
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is no order of steps: {error_line(error)}") from None
+    orders = orders[:steps]
+    if [one.step for one in orders] != list(range(steps)):
+        raise InputError(f"{run} has the order of {len(orders)} steps, but this run has {steps}: lower steps")
+    if again := [one.step for one in orders[1:] if one.began]:
+        raise InputError(f"{run} was resumed after step {again[0]}, so that its order can be repeated until there only")
+    return orders
+
+
+def entries_of(orders: Sequence[StepOrder]) -> dict[int, int]:
+    """The turn before which the weights of each step came in; those that are not there never did."""
+    return {step: turn for one in orders for step, turn in one.entered.items()}
+
+
+def _numbers(entered: Mapping[str, int]) -> dict[int, int]:
+    return {int(step): int(turn) for step, turn in entered.items()}
+
+
+def _lines(path: Path) -> Sequence[str]:
+    return path.read_text().splitlines(keepends=True)

@@ -1,0 +1,72 @@
+"""Sampling beside updates (`max_staleness`): its devices, its order, and the correction for stale tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jax
+
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.transform import chain
+from jaxrl_llm.distributed import data_mesh, mesh_of, sampling_mesh_of
+from jaxrl_llm.objectives.off_policy import stale_correction
+from jaxrl_llm.rollouts.runtime.asynchronous import Asynchrony
+from jaxrl_llm.rollouts.runtime.step_order import FILE, read_order
+from jaxrl_llm.rollouts.runtime.swarm import Swarm
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.utils.errors import InputError, several
+from jaxrl_llm.utils.storage import is_url
+
+if TYPE_CHECKING:
+    from jaxrl_llm.training.setup import RunParts
+
+CAP = 2.0  # on the weights of stale tokens, as of truncated importance sampling
+
+
+def check_asynchrony(config: TrainConfig, algorithm: Algorithm, own_source: bool) -> None:
+    """InputError for asynchronous sampling where a run has a source of its own."""
+    if config.max_staleness and (own_source or isinstance(algorithm.replay, Swarm)):
+        raise InputError("max_staleness is above 0, but the run has a source of its own: leave one of the two out")
+
+
+def meshes_of(config: TrainConfig) -> tuple[jax.sharding.Mesh, jax.sharding.Mesh]:
+    """The meshes on which a run learns and samples. InputError as of `mesh_of`, and where no device is to learn."""
+    learning = learners(config)
+    mesh, rest = mesh_of(config.mesh, learning), jax.devices()[len(learning) :]
+    return mesh, sampling_mesh_of(config.sampling_mesh, data_mesh(rest) if rest else mesh)
+
+
+def learners(config: TrainConfig) -> list[jax.Device]:
+    """The devices on which a run learns: all but the `sampler_devices`. InputError where none is left."""
+    devices, own = jax.devices(), config.sampler_devices
+    if own >= len(devices):
+        raise InputError(
+            f"sampler_devices is {own}, but there {'is' if len(devices) == 1 else 'are'} "
+            f"{several(len(devices), 'device')}, one of which must learn: lower it"
+        )
+    return devices[: len(devices) - own]
+
+
+def asynchrony_of(config: TrainConfig, parts: RunParts) -> Asynchrony:
+    """How a run samples beside its updates."""
+    own = set(parts.sampler.devices.flat)
+    shared = bool(own & set(parts.mesh.devices.flat))
+    return Asynchrony(
+        config.max_staleness, config.steps,
+        record=None if is_url(config.output) else Path(config.output) / FILE,
+        repeat=read_order(config.replay_order, config.steps) if config.replay_order else (),
+        turns=shared and len(own) > 1,
+    )  # fmt: skip
+
+
+def with_correction(config: TrainConfig, algorithm: Algorithm) -> Algorithm:
+    """The method, with stale tokens corrected for; see `TrainConfig.stale_correction`.
+
+    A method that needs the old policy's log-probabilities says itself what it does about the policy that sampled.
+    """
+    if not config.max_staleness or config.stale_correction == "none" or "old_logp" in algorithm.needs:
+        return algorithm
+    corrected = chain(algorithm.transform, stale_correction(config.stale_correction, CAP))
+    return dataclasses.replace(algorithm, transform=corrected)
