@@ -145,8 +145,7 @@ class Simulation:
         while step < self.steps:
             if entered < step and self.now >= ready:
                 self.version = entered = step
-                run.waiting += run.withdraw()
-                run.engines = {}
+                run.renew(driver)
                 count = admitted(step, self.bound, self.groups, self.steps) - begun
                 flight = [self._task(begun + i, step) for i in range(count)]
                 for one in run.new(flight, [SampleNumbers(0, 1 << 20)] * count, {}):
@@ -163,13 +162,10 @@ class Simulation:
                 continue
             start = max(ready, complete)
             waited, free = waited + start - free, start + self.machine.update
-            for key in keys:
-                one = waiting.pop(key)[1]
-                oldest = max(oldest, step - key.first_step)
-                ages += [step - episode.own.policy_step for episode in one.group().episodes]
-            run.groups = [one for one in run.groups if one.log().key not in keys]
-            run.ended = [(chunk, one) for chunk, one in run.ended if one.log().key not in keys]
-            run.complete = []
+            found = [waiting.pop(key)[1] for key in keys]
+            run.remove(found)
+            oldest = max(oldest, *(step - key.first_step for key in keys))
+            ages += [step - episode.own.policy_step for one in found for episode in one.group().episodes]
             chosen, ends, step = [*chosen, keys], [*ends, free], step + 1
             ready = free + self.machine.transfer
             complete = -1.0 if self._complete(run, waiting, step) is None else self.now
@@ -222,7 +218,7 @@ def table(machine: Machine, lengths: Sequence[int], samples: int, groups: int, b
 def main() -> None:
     """Print a table for each number of hosts, whose rows and updates scale with it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hosts", type=int, nargs="+", default=[1, 16, 256])
+    parser.add_argument("--hosts", type=int, nargs="+", default=[1])
     parser.add_argument("--bounds", type=int, nargs="+", default=[0, 1, 2, 4, 8])
     parser.add_argument("--groups", type=int, default=16, help="prompts of a step, on each host")
     parser.add_argument("--samples", type=int, default=8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import string
@@ -71,17 +72,24 @@ def test_log_probabilities_are_those_of_the_weights_of_each_token(
 
 def assert_bounded(run: Path | str, bound: int = 2, steps: int = STEPS) -> None:
     """Each step took as many groups as it wants, none twice, none too old, and none was dropped."""
+    every = assert_taken_once(run, bound, steps)
+    # What was admitted was taken: of the first weights three steps' groups, of each later ones one step's.
+    first = [sum(key[1] == step for key in every) for step in range(steps)]
+    assert first == [GROUPS * (bound + 1), *[GROUPS] * (steps - bound - 1), *[0] * bound]
+
+
+def assert_taken_once(run: Path | str, bound: int = 2, steps: int = STEPS) -> list[tuple[int, ...]]:
+    """The keys of all groups: each step took as many as it wants, none twice and none too old, and none is left."""
     taken = [[tuple(key) for key in line["groups"]] for line in order_of(run)]
     assert [len(groups) for groups in taken] == [GROUPS] * steps
     every = [key for groups in taken for key in groups]
     assert len(set(every)) == len(every)
     assert all(step - first <= bound for step, groups in enumerate(taken) for _, first, _ in groups)
-    # What was admitted was taken: of the first weights three steps' groups, of each later ones one step's.
-    first = [sum(key[1] == step for key in every) for step in range(steps)]
-    assert first == [GROUPS * (bound + 1), *[GROUPS] * (steps - bound - 1), *[0] * bound]
     for line in runs.lines_of(Path(run) / "metrics.jsonl"):
         assert line["rollout/oldest"] <= bound
         assert sum(line[f"staleness/{age}"] for age in range(bound + 1)) == pytest.approx(1.0)
+    assert line["rollout/pool"] == 0
+    return every
 
 
 def test_staleness_is_bounded_and_no_group_is_lost(finished: tuple[TrainConfig, list[runs.Taken]]) -> None:
@@ -122,6 +130,25 @@ def test_an_order_of_other_settings_is_refused(finished: tuple[TrainConfig, list
             runs.train(again)
     with pytest.raises(InputError, match="cannot be resumed: begin it anew"):
         loop.resume(again.output)
+
+
+def test_a_run_may_end_earlier_but_not_go_on_with_another_bound(
+    finished: tuple[TrainConfig, list[runs.Taken]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups in flight that no step is left for stay in the checkpoint."""
+    monkeypatch.setattr(loop, "write_report", lambda folder: folder)
+    config = config_of(tmp_path, checkpoint_every=1)
+    with pytest.MonkeyPatch.context() as patch:
+        stopped_at(patch, 3, killed)
+        with pytest.raises(ConnectionError):
+            loop.train(config)
+    for bound in (0, 1):
+        with pytest.raises(InputError, match=f"max_staleness was 2, and is now {bound}"):
+            loop.train(dataclasses.replace(config, max_staleness=bound), resume=True)
+    loop.train(dataclasses.replace(config, steps=4), resume=True)
+    assert [len(line["groups"]) for line in order_of(config.output)] == [GROUPS] * 4
+    loop.train(config, resume=True)
+    assert_taken_once(config.output)
 
 
 def stopped_at(monkeypatch: pytest.MonkeyPatch, at: int, how: Callable[[], None]) -> None:
@@ -274,6 +301,9 @@ def test_order_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="was resumed after step 2"):
         read_order(tmp_path, 3)
     assert len(read_order(tmp_path, 2)) == 2
+    path.write_text(path.read_text() + '{"step": 3, "ente')  # a kill
+    write_order(path, StepOrder(3, {}, [], True))
+    assert [line["step"] for line in runs.lines_of(path)] == [0, 1, 2, 3]
     path.write_text("{}\n")
     with pytest.raises(InputError, match="is no order of steps"):
         read_order(tmp_path, 1)

@@ -26,6 +26,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     "dapo_direct_advantage": {"epochs": 4},
     "llds": {"epochs": 2},
     "dispo": {"epochs": 2},
+    "decoupled_ppo": {"max_staleness": 4},
     "loop": {"epochs": 2},
     "ui_s1": {"rewards": ("environment",)},
     "trpa": {"rewards": ("tagged_levels",)},
@@ -62,6 +63,7 @@ CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
 ]
 FITTING: list[tuple[str, dict[str, Any]]] = [
     ("pa_rl", {"group_size": 12}), ("pa_rl", {"group_size": 8, "hyperparameters": {"keep": 4}}),
+    ("decoupled_ppo", {"max_staleness": 1}),
     ("gbpo", {"minibatches": 2}), ("llds", {"epochs": 3}), ("trpa", {"rewards": ("mine.py:levels",)}),
     ("ui_r1", {"rewards": ("number_match",), "hyperparameters": {"right": 1.0}}),
     ("ui_s1", {"rewards": ("environment*2",)}),

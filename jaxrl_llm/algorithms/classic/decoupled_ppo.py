@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Scale, Span
 from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
@@ -21,11 +22,12 @@ from jaxrl_llm.objectives.surrogates import clip
 from jaxrl_llm.utils.errors import require_choice
 
 
-@method(
-    paper="arXiv 2505.24298",
-    year=2025,
-    test="test_mismatch.py::test_decoupled_ppo_is_the_loop",
+@run_settings(
+    RunSetting(
+        "max_staleness", lambda given: 4, lambda config, given: config.max_staleness > 0, "sampling beside its updates"
+    )
 )
+@method(paper="arXiv 2505.24298", year=2025, test="test_mismatch.py::test_decoupled_ppo_is_the_loop")
 def decoupled_ppo(
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
@@ -48,8 +50,8 @@ def decoupled_ppo(
     over the T tokens of the batch. The paper's objective uses w unbounded (correction "none"). The released code masks
     tokens with w > cap ("mask"), or takes min(w, cap) ("truncate"); masked tokens stay in T unless leave_count. span
     "sequence": rho is GSPO's sequence ratio. dual_clip c > 1 bounds the loss of bad actions by c |A|. The method works
-    with any A; here it is GRPO's (scale, ddof, epsilon). With pi_old = pi_behaviour it is PPO. The paper samples beside
-    the updates, with a staleness of at most 4 or 8: --max-staleness 4.
+    with any A; here it is GRPO's (scale, ddof, epsilon). With pi_old = pi_behaviour it is PPO. A run samples
+    beside its updates, with a staleness of at most 4 unless --max-staleness says otherwise; the paper's is 4 or 8.
     """
     require_choice("correction", correction, ("mask", "truncate", "none"))
     mode, high = (correction, cap) if correction != "none" else ("truncate", math.exp(LARGEST))

@@ -136,7 +136,8 @@ class _Beside:
         """Let weights and groups come in, and take the groups of a step."""
         rule, wanted = self.rule, setup.prompts_per_step
         in_flight = len(state.pool) if self.sampler is None else self.in_flight
-        missing = admitted(step, rule.bound, wanted, rule.steps) - step * wanted - in_flight
+        # None where a run goes on that is to have fewer steps than were admitted.
+        missing = max(admitted(step, rule.bound, wanted, rule.steps) - step * wanted - in_flight, 0)
         ids, curriculum, dropped = _drawn(setup, state.curriculum, missing)
         drawn = state._replace(curriculum=curriculum)
         self.begun, self.unlearned, state = (state, drawn), (), drawn

@@ -66,7 +66,7 @@ class Sampler:
         self._groups: dict[GroupKey, tuple[int, GroupRun]] = {}  # not taken yet, with their places
         self._asked: list[_Asked] = []
         self._entries: list[tuple[Entry, list[SampleNumbers]]] = []
-        self._first: dict[GroupKey, int] = {}  # sample number of each group that no step has taken
+        self._numbered: dict[GroupKey, int] = {}  # sample number of each group that no step has taken
         self._admitted, self._entered = 0, dict[int, int]()
         self._until: int | None = None
         self._error: BaseException | None = None
@@ -99,7 +99,7 @@ class Sampler:
                 self._news.wait(LOOK)
         found: list[Taken] = []
         self._call(lambda: found.append(self._taken(keys)))
-        self._first = {key: first for key, first in self._first.items() if key not in keys}
+        self._numbered = {key: first for key, first in self._numbered.items() if key not in keys}
         return found[0]
 
     def logs(self) -> Pool:
@@ -135,9 +135,9 @@ class Sampler:
     def _numbers(self, flight: Sequence[tuple[GroupLog, Task]]) -> list[SampleNumbers]:
         """Numbers of the groups' samples, which no other group of the prompt in flight has."""
         for log, _ in flight:
-            used = {first for key, first in self._first.items() if key.prompt_id == log.prompt_id}
-            self._first[log.key] = next(n for n in range(0, APART * APART, APART) if n not in used)
-        return [SampleNumbers(self._first[log.key], APART) for log, _ in flight]
+            used = {first for key, first in self._numbered.items() if key.prompt_id == log.prompt_id}
+            self._numbered[log.key] = next(n for n in range(0, APART * APART, APART) if n not in used)
+        return [SampleNumbers(self._numbered[log.key], APART) for log, _ in flight]
 
     def _waiting(self) -> list[Waiting]:
         ended = {id(group): chunk for chunk, group in self._run.ended}
@@ -193,9 +193,8 @@ class Sampler:
             return
         with self._news:
             entry, numbers = self._entries.pop(0)
-        with run.driver.lock:  # not within the other, which the other thread asks for while it has this one
-            run.waiting += run.withdraw()
-        run.driver, self._until, self._entered[entry.driver.step] = entry.driver, entry.until, run.turns
+        run.renew(entry.driver)  # not within the lock here, which the other thread asks for while it has the driver's
+        self._until, self._entered[entry.driver.step] = entry.until, run.turns
         new = run.new(entry.flight, numbers, {})
         with self._news:
             for group in new:
@@ -207,10 +206,7 @@ class Sampler:
     def _taken(self, keys: Sequence[GroupKey]) -> Taken:
         run = self._run
         groups = [self._groups.pop(key)[1] for key in keys]
-        gone = {id(group) for group in groups}
-        run.groups = [group for group in run.groups if id(group) not in gone]
-        run.ended = [(chunk, group) for chunk, group in run.ended if id(group) not in gone]
-        run.complete = []
+        run.remove(groups)
         own = [running.stats for running in run.engines.values()]
         ended, run.stats = [one for one in run.stats if not any(one is other for other in own)], own
         seconds, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)

@@ -120,6 +120,19 @@ class InFlight:
         """Begin the program of a group."""
         group.begin(partial(self._ended, group))
 
+    def renew(self, driver: Driver) -> None:
+        """Go on with another driver, of new weights: its engines take over what those in use have begun."""
+        with self.driver.lock:
+            self.waiting += self.withdraw()
+        self.driver = driver
+
+    def remove(self, groups: Sequence[GroupRun]) -> None:
+        """Forget groups that are complete."""
+        gone = {id(group) for group in groups}
+        self.groups = [group for group in self.groups if id(group) not in gone]
+        self.ended = [(chunk, group) for chunk, group in self.ended if id(group) not in gone]
+        self.complete = [place for place, group in enumerate(self.groups) if any(group is one for _, one in self.ended)]
+
     def withdraw(self) -> list[Ticket]:
         """Give up the engines, and note what they have drawn. Returns the calls that are not answered."""
         open_ones = []

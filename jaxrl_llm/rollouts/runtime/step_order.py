@@ -70,4 +70,5 @@ def _numbers(entered: Mapping[str, int]) -> dict[int, int]:
 
 
 def _lines(path: Path) -> Sequence[str]:
-    return path.read_text().splitlines(keepends=True)
+    """The lines that were written whole: a kill may leave a part of the last."""
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
