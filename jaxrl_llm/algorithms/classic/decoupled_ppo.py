@@ -22,12 +22,12 @@ from jaxrl_llm.objectives.surrogates import clip
 from jaxrl_llm.utils.errors import require_choice
 
 
+@method(paper="arXiv 2505.24298", year=2025, test="test_mismatch.py::test_decoupled_ppo_is_the_loop")
 @run_settings(
     RunSetting(
         "max_staleness", lambda given: 4, lambda config, given: config.max_staleness > 0, "sampling beside its updates"
     )
 )
-@method(paper="arXiv 2505.24298", year=2025, test="test_mismatch.py::test_decoupled_ppo_is_the_loop")
 def decoupled_ppo(
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
