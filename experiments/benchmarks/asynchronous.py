@@ -29,7 +29,7 @@ from jaxrl_llm.rollouts.runtime.group_run import GroupRun
 from jaxrl_llm.rollouts.runtime.in_flight import InFlight
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
-from jaxrl_llm.rollouts.runtime.staleness import Waiting, admitted, taken
+from jaxrl_llm.rollouts.runtime.staleness import Waiting, in_flight, taken
 from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Request, Tokens
 from jaxrl_llm.sampling.stats import Stats
 
@@ -146,7 +146,7 @@ class Simulation:
             if entered < step and self.now >= ready:
                 self.version = entered = step
                 run.renew(driver)
-                count = admitted(step, self.bound, self.groups, self.steps) - begun
+                count = in_flight(step, self.bound, self.groups, self.steps) - len(waiting)
                 flight = [self._task(begun + i, step) for i in range(count)]
                 for one in run.new(flight, [SampleNumbers(0, 1 << 20)] * count, {}):
                     waiting[one.log().key] = (begun, one)
@@ -179,7 +179,7 @@ class Simulation:
     ) -> list[GroupKey] | None:
         ended = {id(one): chunk for chunk, one in run.ended}
         known = [Waiting(key, place, ended.get(id(one))) for key, (place, one) in waiting.items()]
-        return taken(known, step, self.bound, self.groups)
+        return taken(known, step, self.bound, self.groups, self.groups)
 
     def _task(self, number: int, step: int) -> tuple[GroupLog, Task]:
         log = GroupLog((number, 1), number, self.samples, step)

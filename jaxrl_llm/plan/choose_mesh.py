@@ -22,7 +22,7 @@ from jaxrl_llm.plan.layers import config_of
 from jaxrl_llm.plan.sampling import abstract_mesh
 from jaxrl_llm.plan.sampling_mesh import Devices, fastest, named_for, splits_of
 from jaxrl_llm.plan.shapes import state_shapes
-from jaxrl_llm.training.asynchrony import learners
+from jaxrl_llm.training.asynchrony import by_task
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.method import make_algorithm
@@ -64,7 +64,7 @@ def with_mesh(config: TrainConfig, resumed: bool, given: Given | None = None) ->
     A resumed run keeps its mesh, where that fits the devices. On several hosts all must call this. given: the
     algorithm, instead of the configured one. Raises InputError for a method or model that does not exist.
     """
-    learning = learners(config)
+    learning, _ = by_task(config)
     if len(learning) == 1 or (config.mesh and (config.sampling_mesh or config.sampler_devices)):
         return config, ""
     lines = []

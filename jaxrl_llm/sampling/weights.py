@@ -65,8 +65,8 @@ def take_weights(
     mesh: the devices to decode on, with axes of `models.mesh_axes`: rows over all but "tensor", which splits heads,
     hidden units of the MLP and vocabulary; experts over "expert". It may have other axes than the parameters' mesh, but
     the same devices in the same order (`sampling_mesh_of`). Without a mesh the parameters are used where they are.
-    Parameters that are sharded over several hosts reach the devices that each host samples on (`on_hosts`), by `mesh`
-    if that is of all these hosts, else by their own; then all hosts must call this.
+    Parameters that are sharded over several hosts reach the devices that each host samples on (`on_hosts`): those of
+    `mesh`, if it has devices of all these hosts, else their own; then all hosts must call this.
     weight_dtype: int8 or float8, to which the projections of layers are rounded (`models.quantised`): adapters are
     added to products with the rounded matrices, in full precision. By default the policy's own rounding, if any.
     A second policy, params["other"], is taken as well.
@@ -82,7 +82,8 @@ def take_weights(
     params = {name: x for name, x in params.items() if name != "critic"}
     if (spread := next((x for x in jax.tree.leaves(params) if not _is_here(x)), None)) is not None:
         of_all = mesh is not None and set(mesh.devices.flat) == spread.sharding.device_set
-        return _on_this_host(policy, params, mesh if of_all and mesh else spread.sharding.mesh, rounding)
+        found = _on_this_host(policy, params, mesh if of_all and mesh else spread.sharding.mesh, rounding)
+        return found if of_all or mesh is None else _moved(found, of_this_host(mesh))
     if mesh is None or mesh.size == 1:
         if rounding is None and _is_ready(policy, params):
             return Weights(*_views(params, policy.config))
@@ -129,6 +130,20 @@ def _on_this_host(policy: Policy, params: Params, mesh: Mesh, rounding: str | No
     own = of_this_host(mesh)
     loop = jax.block_until_ready(own_copy(converter(policy, params, wide, rounding)(policy, params), own))
     return Weights(loop, loop, own, moved, time.perf_counter() - start)
+
+
+def _moved(weights: Weights, mesh: Mesh) -> Weights:
+    """The weights on other devices of this host, each part once."""
+    names, start = set(mesh.axis_names), time.perf_counter()
+
+    def layout(x: Any) -> NamedSharding:
+        spec = [axis if axis in names else None for axis in x.sharding.spec]
+        return NamedSharding(mesh, PartitionSpec(*spec))
+
+    layouts = jax.tree.map(layout, weights.loop)
+    moved = weights.moved_bytes + bytes_to_move(weights.loop, layouts)
+    loop = jax.block_until_ready(jax.device_put(weights.loop, layouts))
+    return Weights(loop, loop, mesh, moved, weights.moved_seconds + time.perf_counter() - start)
 
 
 def _on_one_device(device: jax.Device) -> NamedSharding:

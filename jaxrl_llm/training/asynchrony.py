@@ -33,20 +33,33 @@ def check_asynchrony(config: TrainConfig, algorithm: Algorithm, own_source: bool
 
 def meshes_of(config: TrainConfig) -> tuple[jax.sharding.Mesh, jax.sharding.Mesh]:
     """The meshes on which a run learns and samples. InputError as of `mesh_of`, and where no device is to learn."""
-    learning = learners(config)
-    mesh, rest = mesh_of(config.mesh, learning), jax.devices()[len(learning) :]
-    return mesh, sampling_mesh_of(config.sampling_mesh, data_mesh(rest) if rest else mesh)
+    learning, own = by_task(config)
+    mesh = mesh_of(config.mesh, learning)
+    return mesh, sampling_mesh_of(config.sampling_mesh, data_mesh(own) if own else mesh)
 
 
-def learners(config: TrainConfig) -> list[jax.Device]:
-    """The devices on which a run learns: all but the `sampler_devices`. InputError where none is left."""
-    devices, own = jax.devices(), config.sampler_devices
+def by_task(config: TrainConfig) -> tuple[list[jax.Device], list[jax.Device]]:
+    """The devices on which a run learns, and the `sampler_devices`, as many of each host, which sample only.
+
+    InputError where they do not divide so, and where none is left to learn.
+    """
+    devices, own, hosts = jax.devices(), config.sampler_devices, jax.process_count()
     if own >= len(devices):
         raise InputError(
             f"sampler_devices is {own}, but there {'is' if len(devices) == 1 else 'are'} "
             f"{several(len(devices), 'device')}, one of which must learn: lower it"
         )
-    return devices[: len(devices) - own]
+    if own % hosts:
+        raise InputError(f"sampler_devices is {own}, but each of {hosts} hosts samples on as many: give a multiple")
+    learning, sampling = list[jax.Device](), list[jax.Device]()
+    for host in range(hosts):
+        mine = [device for device in devices if device.process_index == host]
+        learns = len(mine) - own // hosts
+        if learns < 1:
+            raise InputError(f"host {host} has {several(len(mine), 'device')}, one of which must learn: lower "
+                             f"sampler_devices, which is {own}")  # fmt: skip
+        learning, sampling = learning + mine[:learns], sampling + mine[learns:]
+    return learning, sampling
 
 
 def asynchrony_of(config: TrainConfig, parts: RunParts) -> Asynchrony:

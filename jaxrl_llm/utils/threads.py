@@ -15,12 +15,29 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 logger = logging.getLogger("jaxrl_llm.rollouts")
 DISPATCH = threading.Lock()
 """Held while programs that span several devices are started from threads, so that all devices get them in one order."""
+
+
+class Both(NamedTuple):
+    """Two locks as one."""
+
+    first: threading.Lock
+    second: threading.Lock
+
+    def __enter__(self) -> None:
+        self.first.acquire()
+        self.second.acquire()
+
+    def __exit__(self, *unused: object) -> None:
+        self.second.release()
+        self.first.release()
+
+
 BLOCKED = 10.0  # seconds without a turn after which an event loop is given up
 TOLD = (
     "an async function of a tool or an environment has blocked its event loop for {:g} s, and others go on in a new "

@@ -22,7 +22,7 @@ from compiling import with_devices
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.rollouts.runtime.step_order import FILE, StepOrder, read_order, write_order
+from jaxrl_llm.rollouts.runtime.step_order import FILE, StepOrder, of_host, read_order, write_order
 from jaxrl_llm.training import loop, running
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import InputError
@@ -80,8 +80,18 @@ def assert_bounded(run: Path | str, bound: int = 2, steps: int = STEPS) -> None:
 
 def assert_taken_once(run: Path | str, bound: int = 2, steps: int = STEPS) -> list[tuple[int, ...]]:
     """The keys of all groups: each step took as many as it wants, none twice and none too old, and none is left."""
-    taken = [[tuple(key) for key in line["groups"]] for line in order_of(run)]
+    taken = taken_by(run)
     assert [len(groups) for groups in taken] == [GROUPS] * steps
+    return assert_in_time(run, taken, bound)
+
+
+def taken_by(run: Path | str) -> list[list[tuple[int, ...]]]:
+    """The keys of the groups that each step took, of all hosts."""
+    return [[tuple(key) for keys in line["groups"] for key in keys] for line in order_of(run)]
+
+
+def assert_in_time(run: Path | str, taken: list[list[tuple[int, ...]]], bound: int) -> list[tuple[int, ...]]:
+    """The keys of all groups: none was taken twice, none too old, and none is left."""
     every = [key for groups in taken for key in groups]
     assert len(set(every)) == len(every)
     assert all(step - first <= bound for step, groups in enumerate(taken) for _, first, _ in groups)
@@ -146,7 +156,7 @@ def test_a_run_may_end_earlier_but_not_go_on_with_another_bound(
         with pytest.raises(InputError, match=f"max_staleness was 2, and is now {bound}"):
             loop.train(dataclasses.replace(config, max_staleness=bound), resume=True)
     loop.train(dataclasses.replace(config, steps=4), resume=True)
-    assert [len(line["groups"]) for line in order_of(config.output)] == [GROUPS] * 4
+    assert [len(groups) for groups in taken_by(config.output)] == [GROUPS] * 4
     loop.train(config, resume=True)
     assert_taken_once(config.output)
 
@@ -207,6 +217,42 @@ def test_a_step_that_is_left_while_it_waits_for_groups_is_saved_whole(
     assert len(runs.lines_of(Path(config.output) / "metrics.jsonl")) == 2
     loop.resume(config.output)
     assert_bounded(config.output)
+
+
+def test_groups_without_a_signal_are_replaced_beside_updates(tmp_path: Path) -> None:
+    """DAPO: what a step lacks comes in with its weights, and it takes others that are complete; repeated bit by bit."""
+    more = {"algorithm": "dapo", "hyperparameters": {"rounds": 3}, "group_size": 2, "max_new_tokens": 4}
+    (tmp_path / "again").mkdir()
+    config = config_of(tmp_path, **more)
+    runs.train(config)
+    taken, lines = taken_by(config.output), runs.lines_of(Path(config.output) / "metrics.jsonl")
+    every = assert_in_time(config.output, taken, 2)
+    replaced = [len(groups) - GROUPS for groups in taken]
+    assert sum(replaced) > STEPS, "few groups are replaced: this test shows nothing"
+    assert [count > 0 for count in replaced] == [line["rounds"] > 1 for line in lines]
+    # What came in with the weights of a step: what left it, the groups that it learned from and those that it replaced.
+    first = [sum(key[1] == step for key in every) for step in range(STEPS)]
+    assert first[0] == GROUPS * 3 + replaced[0]
+    assert first[1:] == [GROUPS * (step < STEPS - 2) + replaced[step] for step in range(1, STEPS)]
+    again = config_of(tmp_path / "again", **more, replay_order=config.output)
+    runs.train(again)
+    assert taken_by(again.output) == taken
+    runs.assert_equal_trees(runs.final_params(Path(again.output)), runs.final_params(Path(config.output)))
+
+
+def test_a_run_that_replaces_groups_is_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "write_report", lambda folder: folder)
+    more: dict[str, Any] = {"algorithm": "dapo", "hyperparameters": {"rounds": 3}, "group_size": 2}
+    config = config_of(tmp_path, **more, max_new_tokens=4, checkpoint_every=1)
+    for at in range(1, STEPS):
+        with pytest.MonkeyPatch.context() as patch:
+            stopped_at(patch, at, preempted if at % 2 else killed)
+            with pytest.raises((ConnectionError, Preempted)):
+                loop.train(config) if at == 1 else loop.resume(config.output)
+    loop.resume(config.output)
+    taken = taken_by(config.output)
+    assert_in_time(config.output, taken, 2)
+    assert all(len(groups) >= GROUPS for groups in taken)
 
 
 @pytest.mark.heavy
@@ -271,7 +317,6 @@ BAD = {
     "no order": ({"replay_order": "nowhere"}, "nowhere has no order.jsonl"),
     "oversampling": ({"oversample": 2.0}, "leaves unfinished groups to later steps itself"),
     "meetings": ({"algorithm": "xrpo"}, "max_staleness leaves some of them to later steps: leave it out"),
-    "resampling": ({"algorithm": "dapo"}, "does not replace groups without a learning signal"),
     "streams": ({"stream_rewards": True}, "scores groups when a step takes them"),
 }
 
@@ -292,17 +337,19 @@ def test_a_source_of_its_own_is_refused(tmp_path: Path) -> None:
 def test_order_files(tmp_path: Path) -> None:
     path = tmp_path / FILE
     for step in (0, 1, 2):
-        write_order(path, StepOrder(step, {step: 7 * step}, [], step == 0))
-    assert [one.entered for one in read_order(tmp_path, 3)] == [{0: 0}, {1: 7}, {2: 14}]
+        write_order(path, StepOrder(step, [[7 * step], [step]], [[], []], step == 0))
+    assert of_host(read_order(tmp_path, 3), 1) == ([0, 1, 2], [[], [], []])
+    with pytest.raises(InputError, match="is of 2 hosts: start as many"):
+        of_host(read_order(tmp_path, 3), 2)
     with pytest.raises(InputError, match="has the order of 3 steps, but this run has 4"):
         read_order(tmp_path, 4)
-    write_order(path, StepOrder(2, {2: 0}, [], True))
+    write_order(path, StepOrder(2, [[0], [0]], [[], []], True))
     assert [line["step"] for line in runs.lines_of(path)] == [0, 1, 2]
     with pytest.raises(InputError, match="was resumed after step 2"):
         read_order(tmp_path, 3)
     assert len(read_order(tmp_path, 2)) == 2
     path.write_text(path.read_text() + '{"step": 3, "ente')  # a kill
-    write_order(path, StepOrder(3, {}, [], True))
+    write_order(path, StepOrder(3, [], [], True))
     assert [line["step"] for line in runs.lines_of(path)] == [0, 1, 2, 3]
     path.write_text("{}\n")
     with pytest.raises(InputError, match="is no order of steps"):

@@ -12,29 +12,39 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.core.source import Source, Step
+from jaxrl_llm.distributed.hosts import Hosts
 from jaxrl_llm.models.policy import Params
+from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rewards.streamed import StreamedScores
-from jaxrl_llm.rollouts.runtime.collate import program_metrics, rows_of, to_batch
+from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.runtime.admission import Collected
+from jaxrl_llm.rollouts.runtime.collate import mean_metrics, program_metrics, rows_of, to_batch
 from jaxrl_llm.rollouts.runtime.continuous import Entry, Sampler, Taken
+from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.engines import engines_of
-from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, Pool
+from jaxrl_llm.rollouts.runtime.multihost_gather import of_all_hosts
+from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
+from jaxrl_llm.rollouts.runtime.resampling import Resampling
 from jaxrl_llm.rollouts.runtime.source import begun, continued, driver_of, experience, score
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
 from jaxrl_llm.rollouts.runtime.sources import draw, rollout_metrics
-from jaxrl_llm.rollouts.runtime.staleness import Waiting, admitted, taken
-from jaxrl_llm.rollouts.runtime.step_order import NEVER, StepOrder, entries_of, write_order
+from jaxrl_llm.rollouts.runtime.staleness import Waiting, in_flight, taken
+from jaxrl_llm.rollouts.runtime.staleness_metrics import ages, sampler_metrics, staleness_metrics
+from jaxrl_llm.rollouts.runtime.step_order import NEVER, StepOrder, of_host, write_order
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.process import interruptible
-from jaxrl_llm.utils.threads import DISPATCH
+from jaxrl_llm.utils.threads import DISPATCH, Both
 
 
 @dataclass(frozen=True)
@@ -53,21 +63,6 @@ class Asynchrony:
     """Whether sampler and learner take turns, since both run programs on the same several devices."""
 
 
-class _Both(NamedTuple):
-    """Two locks as one."""
-
-    first: threading.Lock
-    second: threading.Lock
-
-    def __enter__(self) -> None:
-        self.first.acquire()
-        self.second.acquire()
-
-    def __exit__(self, *unused: object) -> None:
-        self.second.release()
-        self.first.release()
-
-
 def asynchronous(setup: Experience, rule: Asynchrony) -> Source:
     """The source of an asynchronous run. See `experience`; `setup.beside` and `setup.partial` are set here.
 
@@ -77,7 +72,7 @@ def asynchronous(setup: Experience, rule: Asynchrony) -> Source:
     """
     _check(setup)
     setup = dataclasses.replace(setup, beside=True, partial=Partial(oversample=rule.bound + 1.0))
-    beside = _Beside(rule)
+    beside = _Beside(rule, setup.hosts)
     source = experience(setup, beside.step)
 
     def anew(function: Any) -> Any:
@@ -96,11 +91,11 @@ def asynchronous(setup: Experience, rule: Asynchrony) -> Source:
 
 
 def _check(setup: Experience) -> None:
-    what = ""
-    if setup.hosts.count > 1:
-        what = "runs on one host"
-    elif setup.dynamic_sampling is not None:
-        what = "does not replace groups without a learning signal"
+    units, what = setup.hosts.units, ""
+    if setup.hosts.together > 1:
+        what = "needs hosts that sample alone, but several of them sample as one here"
+    elif setup.prompts_per_step % units:
+        what = f"gives each of {units} hosts as many groups, which prompts_per_step = {setup.prompts_per_step} does not"
     elif setup.partial is not None:
         what = "leaves unfinished groups to later steps itself"
     elif setup.stream_rewards:
@@ -116,17 +111,23 @@ def _check(setup: Experience) -> None:
 
 
 class _Beside:
-    """The sampler of a source, once its first step has begun."""
+    """The sampler of a source, once its first step has begun.
 
-    def __init__(self, rule: Asynchrony) -> None:
-        self.rule, self.in_flight = rule, 0
+    Hosts draw the same prompts, of which each samples its share, with its own clock, and takes as many groups of a step
+    as the others. Lists of numbers are by host.
+    """
+
+    def __init__(self, rule: Asynchrony, hosts: Hosts) -> None:
+        self.rule, self.hosts = rule, hosts
         self.sampler: Sampler | None = None
+        self.in_flight: list[int] = []
+        self.entries = 0  # of this host's sampler until now
         # The state at the beginning of the last step, the same with its prompts drawn, and what the step has taken.
         self.begun: tuple[ExperienceState, ExperienceState] | None = None
         self.unlearned: Pool = ()
         self.streamed: StreamedScores | None = None
         self.turn = threading.Lock()  # held while the sampler must not run programs
-        self.lock = _Both(self.turn, DISPATCH)
+        self.lock = Both(self.turn, DISPATCH)
         if rule.turns:
             self.turn.acquire()
 
@@ -134,54 +135,110 @@ class _Beside:
         self, setup: Experience, state: ExperienceState, params: Params, key: jax.Array, step: int
     ) -> tuple[Step, ExperienceState]:
         """Let weights and groups come in, and take the groups of a step."""
-        rule, wanted = self.rule, setup.prompts_per_step
-        in_flight = len(state.pool) if self.sampler is None else self.in_flight
+        rule, hosts, wanted, began = self.rule, setup.hosts, setup.prompts_per_step, self.sampler is None
+        each, own = wanted // hosts.units, list[GroupLog]()
+        if began:
+            # Older groups first, so that each host gets as many of them.
+            pool = sorted(state.pool, key=lambda log: log.key.first_step)
+            self.in_flight, self.entries = [len(pool[host :: hosts.units]) for host in range(hosts.units)], 0
+            own = hosts.share(pool)
         # None where a run goes on that is to have fewer steps than were admitted.
-        missing = max(admitted(step, rule.bound, wanted, rule.steps) - step * wanted - in_flight, 0)
-        ids, curriculum, dropped = _drawn(setup, state.curriculum, missing)
-        drawn = state._replace(curriculum=curriculum)
-        self.begun, self.unlearned, state = (state, drawn), (), drawn
-        new = begun(setup, curriculum, ids, len(ids), step)
+        missing = [max(in_flight(step, rule.bound, each, rule.steps) - count, 0) for count in self.in_flight]
+        before, (new, state, dropped) = state, _admitted(setup, state, missing, step)
+        self.begun, self.unlearned = (before, state), ()
         with setup.clock("transfer"), DISPATCH:
-            make = engines_of(setup, (rule.bound + 1) * wanted, params, key, step, state)
-        first = self.sampler is None
-        if first and step and rule.repeat:
+            make = engines_of(setup, (rule.bound + 1) * each, params, key, step, state)
+        if began and step and rule.repeat:
             raise InputError("a run that repeats the order of another cannot be resumed: begin it anew")
         if self.streamed is None:
             self.streamed = StreamedScores(setup.rewards, setup.policy.tokenizer)
         self.streamed.state = setup.state(step)
         driver = driver_of(setup, self.streamed, make, step, state, lock=self.lock)
-        until = entries_of(rule.repeat).get(step + 1, NEVER) if rule.repeat else None
-        entry = Entry(driver, new if not first else [*continued(setup, state.pool), *new], until)
-        if self.sampler is None:
-            self.sampler = Sampler(entry)
-        else:
-            self.sampler.enter(entry)
-        with self.given_turn():
-            with setup.clock("groups"), interruptible() as interrupted:
-                found = self.sampler.take(lambda waiting: self._choose(waiting, step, wanted), interrupted)
-            self.unlearned = found.logs
-            with setup.clock("score"):
-                batch = to_batch(found.groups, setup.sampling, step)
-                scored = score(setup, found.groups, batch, self.streamed, step)
-        self.in_flight = in_flight + missing - wanted
-        if rule.record is not None:
-            write_order(rule.record, StepOrder(step, found.entered, [log.key for log in found.logs], first))
-        first_steps = np.repeat([log.key.first_step for log in found.logs], [len(one.episodes) for one in found.groups])
-        # Tokens that are trained on but were not drawn, such as those of hints, are no older than their group.
-        drawn = np.maximum(scored.batch.policy_step, first_steps[:, None])
-        age = (step - drawn)[np.asarray(scored.batch.action_mask)]
-        metrics = rollout_metrics(found.stats, dropped) | program_metrics(found.groups)
-        metrics |= _metrics(found, age, rule.bound) | {"rollout/pool": float(self.in_flight)}
-        return Step(scored, rows_of(found.groups), metrics), state._replace(pool=())
+        self._enter(setup, driver, [*continued(setup, tuple(own)), *new])
+        rounds = None if setup.dynamic_sampling is None else Resampling(setup.dynamic_sampling, wanted)
+        counts, parts, runs, stats = [each] * hosts.units, list[Taken](), list[dict[str, float]](), list[Stats]()
+        while True:
+            parts.append(self._take(setup, counts[hosts.index], step, sum(len(one.logs) for one in parts)))
+            groups, scored = self._scored(setup, parts[-1], counts, step)
+            stats, runs = [*stats, *groups.stats], [*runs, program_metrics(groups.groups)]
+            good = None if rounds is None else rounds.add(groups.groups, scored)
+            if rounds is None or good is None or not rounds.missing:
+                break
+            # What a host lacks comes to it with these weights; it takes as many of those that are complete.
+            by_host = np.split(~good, np.cumsum(counts)[:-1])
+            logs = zip(parts[-1].logs, by_host[hosts.index], strict=True)
+            self.unlearned = (*self.unlearned[: -len(parts[-1].logs) or None], *(log for log, bad in logs if not bad))
+            counts = [int(bad.sum()) for bad in by_host]
+            earlier = [log.prompt_id for log, _ in new]
+            more, state, lost = _admitted(setup, state, counts, step, earlier)
+            new, dropped, self.begun = [*new, *more], dropped + lost, (before, state)
+            self._enter(setup, None, more)
+        self.in_flight = [count + came - each for count, came in zip(self.in_flight, missing, strict=True)]
+        metrics = rollout_metrics(stats, dropped) | mean_metrics(runs) | self._told(setup, parts, stats, step, began)
+        state = state._replace(pool=())
+        return (Step(scored, rows_of(groups.groups), metrics) if rounds is None else rounds.step(metrics)), state
 
-    def _choose(self, waiting: Sequence[Waiting], step: int, wanted: int) -> list[GroupKey] | None:
-        if not self.rule.repeat:
-            return taken(waiting, step, self.rule.bound, wanted)
-        known, keys = {one.key: one.ended for one in waiting}, self.rule.repeat[step].groups
-        if [key for key in keys if key not in known] and any(key.first_step == step for key in known):
-            raise InputError("the order to repeat is of a run with other prompts or settings: repeat it with its own")
-        return keys if all(known.get(key) is not None for key in keys) else None
+    def _enter(self, setup: Experience, driver: Driver | None, flight: Sequence[tuple[GroupLog, Task]]) -> None:
+        """Let weights (None: those there are) and groups come in."""
+        turns = of_host(self.rule.repeat, setup.hosts.index)[0] if self.rule.repeat else [NEVER]
+        self.entries += 1
+        until = (turns[self.entries] if self.entries < len(turns) else NEVER) if self.rule.repeat else None
+        if self.sampler is None:
+            assert driver is not None
+            self.sampler = Sampler(driver, setup.hosts.index, setup.hosts.units)
+        self.sampler.enter(Entry(driver, flight, until))
+
+    def _take(self, setup: Experience, count: int, step: int, earlier: int) -> Taken:
+        """So many groups of this host. earlier: that this step took before."""
+        assert self.sampler is not None
+        wanted = setup.prompts_per_step // setup.hosts.units
+        repeated = of_host(self.rule.repeat, setup.hosts.index)[1] if self.rule.repeat else None
+
+        def choose(waiting: Sequence[Waiting]) -> list[GroupKey] | None:
+            if repeated is None:
+                return taken(waiting, step, self.rule.bound, count, wanted)
+            known, keys = {one.key: one.ended for one in waiting}, repeated[step][earlier : earlier + count]
+            if [key for key in keys if key not in known] and any(key.first_step == step for key in known):
+                raise InputError(
+                    "the order to repeat is of a run with other prompts or settings: repeat it with its own"
+                )
+            return keys if all(known.get(key) is not None for key in keys) else None
+
+        with self.given_turn(), setup.clock("groups"), interruptible() as interrupted:
+            found = self.sampler.take(choose, interrupted)
+        self.unlearned = (*self.unlearned, *found.logs)
+        return found
+
+    def _scored(self, setup: Experience, found: Taken, counts: Sequence[int], step: int) -> tuple[Collected, Scored]:
+        """The groups of a round of all hosts, with their batch and its rewards. counts: of each host."""
+        assert self.streamed is not None
+        hosts, scored = setup.hosts, None
+        batch_of = partial(to_batch, sampling=setup.sampling, step=step)
+        with self.given_turn(), setup.clock("score"):
+            if found.groups:
+                scored = score(setup, found.groups, batch_of(found.groups), self.streamed, step)
+        first = sum(counts[: hosts.index])
+        places = list(range(first, first + len(found.groups)))
+        own = Collected(found.groups, (), found.stats, list(range(len(places))), [], {})
+        if hosts.count == 1:
+            assert scored is not None
+            return own, scored
+        with setup.clock("wait"):
+            return of_all_hosts(hosts, places, own, scored, batch_of)
+
+    def _told(
+        self, setup: Experience, parts: Sequence[Taken], stats: Sequence[Stats], step: int, began: bool
+    ) -> dict[str, float]:
+        """Metrics of a step of all hosts, whose order is written. began: with the sampler."""
+        logs = [log for one in parts for log in one.logs]
+        entered = [turn for one in parts for turn in one.entered]
+        mine = ages(parts, step), [one.seconds for one in parts], entered, [log.key for log in logs]
+        found = setup.hosts.gather(mine)
+        if self.rule.record is not None and setup.hosts.first:
+            write_order(self.rule.record, StepOrder(step, [one[2] for one in found], [one[3] for one in found], began))
+        age, seconds = np.concatenate([one[0] for one in found]), [some for one in found for some in one[1]]
+        metrics = staleness_metrics(age, self.rule.bound) | sampler_metrics(seconds, stats, setup.hosts.units)
+        return metrics | {"rollout/pool": float(sum(self.in_flight))}
 
     def with_pool(self, state: ExperienceState) -> ExperienceState:
         """The state with all groups that were not learned from: also those of a step that was left in the middle."""
@@ -190,7 +247,9 @@ class _Beside:
         with self.given_turn():
             pool = self.sampler.logs()
         before, drawn = self.begun
-        return drawn._replace(pool=(*self.unlearned, *pool)) if state is before else state._replace(pool=pool)
+        if state is before:
+            state, pool = drawn, (*self.unlearned, *pool)
+        return state._replace(pool=tuple(log for logs in self.hosts.gather(pool) for log in logs))
 
     def close(self) -> None:
         """End the sampler."""
@@ -221,6 +280,19 @@ class _Beside:
             yield
 
 
+def _admitted(
+    setup: Experience, state: ExperienceState, counts: Sequence[int], step: int, earlier: Sequence[int] = ()
+) -> tuple[list[tuple[GroupLog, Task]], ExperienceState, int]:
+    """(groups of new prompts that this host samples, the state after them, number of prompts dropped).
+
+    counts: of each host. earlier: the prompts of the groups that began in this step before.
+    """
+    ids, curriculum, dropped = _drawn(setup, state.curriculum, sum(counts))
+    first = sum(counts[: setup.hosts.index])
+    new = begun(setup, curriculum, ids, len(ids), step, earlier)[first : first + counts[setup.hosts.index]]
+    return new, state._replace(curriculum=curriculum), dropped
+
+
 def _drawn(setup: Experience, curriculum: Any, count: int) -> tuple[list[int], Any, int]:
     """The prompts of so many groups, those of one step after another."""
     ids, dropped = list[int](), 0
@@ -234,20 +306,3 @@ def _drawn(setup: Experience, curriculum: Any, count: int) -> tuple[list[int], A
             )
         ids, dropped = [*ids, *found], dropped + lost
     return ids, curriculum, dropped
-
-
-def _metrics(found: Taken, age: np.ndarray, bound: int) -> dict[str, float]:
-    """Metrics of a step: the staleness of its tokens, the groups in flight, and what the sampler did since the last.
-
-    age: steps, of each token.
-    """
-    size = max(age.size, 1)
-    return {
-        "rollout/staleness": float(age.sum()) / size,
-        "rollout/stale_tokens": float(np.sum(age > 0)) / size,
-        "rollout/oldest": float(age.max(initial=0)),
-        **{f"staleness/{steps}": float(np.sum(age == steps)) / size for steps in range(bound + 1)},
-        "rollout/tokens_per_second": sum(one.tokens for one in found.stats) / max(found.seconds["decoding"], 1e-9),
-        "sampler/decoding_seconds": found.seconds["decoding"],
-        "sampler/idle_seconds": found.seconds["idle"],
-    }

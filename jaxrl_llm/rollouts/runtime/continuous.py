@@ -36,19 +36,19 @@ Choose = Callable[[Sequence[Waiting]], Sequence[GroupKey] | None]
 class Entry(NamedTuple):
     """New weights, and the groups that are admitted with them."""
 
-    driver: Driver  # with the engines of these weights, and their step
+    driver: Driver | None  # with the engines of these weights, and their step; None: the weights stay
     flight: Sequence[tuple[GroupLog, Task]]
-    until: int | None = None  # turn before which the next weights come in, where that is known
+    until: int | None = None  # turn before which the next entry comes in, where that is known
 
 
 class Taken(NamedTuple):
-    """What a step takes."""
+    """What a step takes at a time."""
 
     groups: list[Group]
     logs: Pool  # of the groups
-    stats: list[Stats]  # of the engines that ended since the last step
-    seconds: Mapping[str, float]  # since the last step: decoding, and idle at the bound
-    entered: Mapping[int, int]  # the turn before which weights came in, by their steps; of those since the last step
+    stats: list[Stats]  # of the engines that ended since the last time
+    seconds: Mapping[str, float]  # since the last time: decoding, and idle at the bound
+    entered: Sequence[int]  # the turns before which entries came in, of those since the last time
 
 
 class _Asked(NamedTuple):
@@ -59,28 +59,36 @@ class _Asked(NamedTuple):
 
 
 class Sampler:
-    """Groups in flight in a thread, until it is closed. Its methods are called from one other thread."""
+    """Groups in flight in a thread, until it is closed. Its methods are called from one other thread.
 
-    def __init__(self, entry: Entry) -> None:
+    driver: of the first weights. host, hosts: which of the samplers it is that draw the same prompts.
+    """
+
+    def __init__(self, driver: Driver, host: int = 0, hosts: int = 1) -> None:
+        self._host, self._hosts = host, hosts
         self._news = threading.Condition()
         self._groups: dict[GroupKey, tuple[int, GroupRun]] = {}  # not taken yet, with their places
         self._asked: list[_Asked] = []
         self._entries: list[tuple[Entry, list[SampleNumbers]]] = []
-        self._numbered: dict[GroupKey, int] = {}  # sample number of each group that no step has taken
-        self._admitted, self._entered = 0, dict[int, int]()
+        self._numbered: dict[GroupKey, int] = {}  # sample number of each group in flight, or taken since weights came
+        self._taken_keys = set[GroupKey]()  # of them
+        self._admitted, self._entered = 0, list[int]()
         self._until: int | None = None
         self._error: BaseException | None = None
         self._over = False
         self._seconds = {"decoding": 0.0, "idle": 0.0}
-        self._run = InFlight(entry.driver, [], Rule(), [], {})
+        self._run = InFlight(driver, [], Rule(), [], {})
         self._loop = asyncio.new_event_loop()
-        self.enter(entry)
         self._thread = threading.Thread(target=self._in_thread, daemon=True, name="sampler")
         self._thread.start()
 
     def enter(self, entry: Entry) -> None:
         """Let new weights and groups come in between two turns: the next two, or where they are due."""
-        # Here, where it is known which groups have been taken: in the thread it would depend on timing.
+        # Here, where it is known which groups have been taken: in the thread it would depend on timing. With the same
+        # weights, a group in place of one that was taken must not draw the same.
+        if entry.driver is not None:
+            self._numbered = {key: n for key, n in self._numbered.items() if key not in self._taken_keys}
+            self._taken_keys = set()
         numbers = self._numbers(entry.flight)
         with self._news:
             self._entries.append((entry, numbers))
@@ -99,7 +107,7 @@ class Sampler:
                 self._news.wait(LOOK)
         found: list[Taken] = []
         self._call(lambda: found.append(self._taken(keys)))
-        self._numbered = {key: first for key, first in self._numbered.items() if key not in keys}
+        self._taken_keys |= set(keys)
         return found[0]
 
     def logs(self) -> Pool:
@@ -136,7 +144,8 @@ class Sampler:
         """Numbers of the groups' samples, which no other group of the prompt in flight has."""
         for log, _ in flight:
             used = {first for key, first in self._numbered.items() if key.prompt_id == log.prompt_id}
-            self._numbered[log.key] = next(n for n in range(0, APART * APART, APART) if n not in used)
+            free = range(self._host * APART, APART * APART, self._hosts * APART)
+            self._numbered[log.key] = next(n for n in free if n not in used)
         return [SampleNumbers(self._numbered[log.key], APART) for log, _ in flight]
 
     def _waiting(self) -> list[Waiting]:
@@ -161,7 +170,7 @@ class Sampler:
                 await run.settle()  # so that groups whose last tokens were drawn are complete now, not a turn later
                 if idle and not held and self._until not in (None, NEVER):
                     raise InputError(
-                        "the order to repeat is of another run: all groups are complete before its weights come in; "
+                        "the order to repeat is of another run: all groups are complete before what comes in next; "
                         "repeat it with its own settings"
                     )
                 if idle and not (self._asked or self._over or self._due()):
@@ -193,8 +202,9 @@ class Sampler:
             return
         with self._news:
             entry, numbers = self._entries.pop(0)
-        run.renew(entry.driver)  # not within the lock here, which the other thread asks for while it has the driver's
-        self._until, self._entered[entry.driver.step] = entry.until, run.turns
+        if entry.driver is not None:
+            run.renew(entry.driver)  # not within the lock here: the other thread asks for it while it has the driver's
+        self._until, self._entered = entry.until, [*self._entered, run.turns]
         new = run.new(entry.flight, numbers, {})
         with self._news:
             for group in new:
@@ -210,7 +220,7 @@ class Sampler:
         own = [running.stats for running in run.engines.values()]
         ended, run.stats = [one for one in run.stats if not any(one is other for other in own)], own
         seconds, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
-        entered, self._entered = self._entered, {}
+        entered, self._entered = self._entered, list[int]()
         return Taken([one.group() for one in groups], tuple(one.log() for one in groups), ended, seconds, entered)
 
     def _logs(self) -> Pool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
@@ -17,7 +17,6 @@ from jaxrl_llm.core.source import Source, Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.curriculum.reference_groups import without_references
 from jaxrl_llm.models.policy import Params
-from jaxrl_llm.rewards.groups import concatenate_groups, some_rows
 from jaxrl_llm.rewards.scoring import Scored, score_batch, with_defaults
 from jaxrl_llm.rewards.streamed import StreamedScores
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
@@ -30,6 +29,7 @@ from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.rollouts.runtime.mirrored_engine import in_lockstep
 from jaxrl_llm.rollouts.runtime.multihost_gather import admit_on, meet_on, of_all_hosts
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog, Pool
+from jaxrl_llm.rollouts.runtime.resampling import Resampling
 from jaxrl_llm.rollouts.runtime.sample_numbers import sample_numbers
 from jaxrl_llm.rollouts.runtime.source_setup import Experience, check_setup
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
@@ -40,7 +40,6 @@ from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError, shown
 
-WITHOUT_SIGNAL = "no signal"  # why dynamic sampling leaves out a group
 LOOK = 16  # tokens between two checks for stop strings, complete groups, and samples that a program waits for
 
 
@@ -105,40 +104,22 @@ def _complete_step(
 ) -> tuple[Step, ExperienceState]:
     """A step in which all groups finish."""
     dynamic, wanted = setup.dynamic_sampling, setup.prompts_per_step
-    kept: list[tuple[Scored, list[dict[str, Any]]]] = []
-    spare: list[tuple[Scored, list[dict[str, Any]]]] = []
-    others: list[tuple[Scored, str]] = []
-    runs: list[dict[str, float]] = []
-    stats, rounds, dropped = list[Stats](), 0, 0
+    rounds = None if dynamic is None else Resampling(dynamic, wanted)
+    runs, stats, dropped = list[dict[str, float]](), list[Stats](), 0
     while True:
-        round_key = jax.random.fold_in(key, rounds) if rounds else key
+        round_key = jax.random.fold_in(key, len(runs)) if runs else key
         ids, curriculum, lost = draw(setup.curriculum, setup.prompts, state.curriculum, wanted)
         state, dropped = state._replace(curriculum=curriculum), dropped + lost
         flight = begun(setup, state.curriculum, ids, wanted, step)
         found, scored = _round(setup, flight, Rule(), params, round_key, step, state)
         stats += found.stats
-        rounds += 1
         runs.append(program_metrics(found.groups))
-        if dynamic is None:
-            return Step(scored, rows_of(found.groups), rollout_metrics(stats, dropped) | mean_metrics(runs)), state
-        ends = np.cumsum([len(one.episodes) for one in found.groups]).tolist()
-        starts = [0, *ends[:-1]]
-        good = np.logical_or.reduceat(np.asarray(dynamic.informative(scored.batch)), starts)
-        groups = [
-            (some_rows(scored, i, slice(*place)), rows_of([one]))
-            for i, (*place, one) in enumerate(zip(starts, ends, found.groups, strict=True))
-        ]
-        kept += [one for one, fine in zip(groups, good, strict=True) if fine]
-        others += [(one, WITHOUT_SIGNAL) for one, _ in spare]
-        spare = [one for one, fine in zip(groups, good, strict=True) if not fine]
-        if len(kept) >= wanted or rounds >= dynamic.rounds:
-            break
-    chosen = (kept + spare)[:wanted]
-    others += [(one, "more than a step needs") for one, _ in kept[wanted:]]
-    others += [(one, WITHOUT_SIGNAL) for one, _ in spare[max(wanted - len(kept), 0) :]]
-    metrics = rollout_metrics(stats, dropped) | mean_metrics(runs) | {"rounds": rounds}
-    rows = [row for _, some in chosen for row in some]
-    return Step(concatenate_groups([one for one, _ in chosen]), rows, metrics, others=others), state
+        metrics = rollout_metrics(stats, dropped) | mean_metrics(runs)
+        if rounds is None:
+            return Step(scored, rows_of(found.groups), metrics), state
+        rounds.add(found.groups, scored)
+        if not rounds.missing:
+            return rounds.step(metrics), state
 
 
 def _partial_step(
@@ -173,8 +154,13 @@ def continued(setup: Experience, pool: Pool) -> list[tuple[GroupLog, Task]]:
     return [(log, _task(setup, log)) for log in pool]
 
 
-def begun(setup: Experience, curriculum: Any, ids: list[int], wanted: int, step: int) -> list[tuple[GroupLog, Task]]:
-    """Groups of these prompts, which begin in this step. wanted: as many samples as so many groups have."""
+def begun(
+    setup: Experience, curriculum: Any, ids: list[int], wanted: int, step: int, earlier: Iterable[int] = ()
+) -> list[tuple[GroupLog, Task]]:
+    """Groups of these prompts, which begin in this step. wanted: as many samples as so many groups have.
+
+    earlier: the prompts of the groups that began in this step before.
+    """
     counts, total = setup.curriculum.counts, wanted * setup.group_size
     samples = [setup.group_size] * len(ids)
     if counts is not None and ids:
@@ -183,7 +169,7 @@ def begun(setup: Experience, curriculum: Any, ids: list[int], wanted: int, step:
             raise InputError(
                 f"a curriculum gave {shown(samples)} samples, but must give each prompt 1 at least, and {total} in all"
             )
-    logs, begun = list[GroupLog](), Counter[int]()
+    logs, begun = list[GroupLog](), Counter(earlier)
     for i, number in zip(ids, samples, strict=True):
         logs.append(GroupLog(tuple(setup.prompts.ids[i]), i, number, step, repeat=begun[i]))
         begun[i] += 1

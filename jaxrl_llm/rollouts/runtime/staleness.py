@@ -1,14 +1,20 @@
 """The bound on staleness: how many groups are admitted, and which of them a step takes.
 
 The staleness of a group is the learner's step less the step of the weights with which it was admitted; no token of it
-is older. With the weights of step v, and S groups a step, (v + bound + 1) S groups have been admitted in all, which is
-AReaL's rule (arXiv 2505.24298). A step s takes the groups that were complete first, but none stays whose staleness
-would exceed the bound: of those admitted up to step s - bound, at most S are left, since (s + 1) S were admitted by
-then and s S were taken. So every step has S groups, no group is dropped, and a slow one is waited for.
+is older. With S groups a step, each step has (bound + 1) S groups to take from: with the weights of step v,
+(v + bound + 1) S groups have been admitted in all, which is AReaL's rule (arXiv 2505.24298). No group is dropped.
+
+A group that is admitted at step v must be taken by step v + bound, its last. Steps could all take the groups that are
+complete first if older ones did not run out of steps: those whose last step is t or earlier must not be more than the
+steps until t have room for. A step therefore takes, for each t, at least as many of them as the later steps until t
+could not, and waits for these alone. This is the condition for earliest deadlines: where it holds after a step, the
+later steps can take each group in time. Before the first step it holds, as do groups that are admitted later: their
+last step is the last of all, until which there is room for all that is in flight.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,26 +29,32 @@ class Waiting(NamedTuple):
     ended: int | None = None  # chunk after which it was complete
 
 
-def admitted(step: int, bound: int, wanted: int, steps: int) -> int:
-    """Groups that are admitted in all once the weights of `step` are in. steps: of the run.
+def in_flight(step: int, bound: int, wanted: int, steps: int) -> int:
+    """Groups that no step has taken once the weights of `step` are in. steps: of the run.
 
-    >>> [admitted(step, bound=2, wanted=4, steps=5) for step in range(5)]
-    [12, 16, 20, 20, 20]
+    >>> [in_flight(step, bound=2, wanted=4, steps=5) for step in range(5)]
+    [12, 12, 12, 8, 4]
     """
-    return min(step + bound + 1, steps) * wanted
+    return min(bound + 1, steps - step) * wanted
 
 
-def taken(waiting: Sequence[Waiting], step: int, bound: int, wanted: int) -> list[GroupKey] | None:
-    """The groups that a step takes, in the order in which they were admitted; None: it waits for one.
+def taken(waiting: Sequence[Waiting], step: int, bound: int, wanted: int, later: int) -> list[GroupKey] | None:
+    """The `wanted` groups that a step takes, in the order in which they were admitted; None: it waits for one.
+
+    later: groups that each later step takes.
 
     >>> old, new, newer = (Waiting(GroupKey(i, i, 0), i, ended) for i, ended in enumerate([None, 7, 5]))
-    >>> taken([old, new, newer], step=2, bound=2, wanted=1)
-    >>> taken([old, new, newer], step=2, bound=3, wanted=1)
+    >>> taken([old, new, newer], step=2, bound=2, wanted=1, later=1)
+    >>> taken([old, new, newer], step=2, bound=3, wanted=1, later=1)
     [GroupKey(prompt_id=2, first_step=2, repeat=0)]
     """
-    due = [one for one in waiting if one.key.first_step <= step - bound]
-    rest = [(one.ended, one.place, one) for one in waiting if one.ended is not None and one not in due]
-    if any(one.ended is None for one in due) or len(due) + len(rest) < wanted:
+    left = sorted(waiting, key=lambda one: (math.inf if one.ended is None else one.ended, one.place))
+    chosen = list[Waiting]()
+    for last in range(step, step + bound + 1):
+        until = [one for one in left if one.key.first_step + bound <= last]
+        chosen += until[: max(len(until) - (last - step) * later, 0)]
+        left = [one for one in left if one not in chosen]
+    chosen = [*chosen, *left][:wanted]
+    if len(chosen) < wanted or any(one.ended is None for one in chosen):
         return None
-    chosen = [*due, *(one for *_, one in sorted(rest))][:wanted]
     return [one.key for one in sorted(chosen, key=lambda one: one.place)]

@@ -1,4 +1,4 @@
-"""The order of an asynchronous run: before which turn weights came in, and which groups each step took.
+"""The order of an asynchronous run: before which turns weights and groups came in, and which groups each step took.
 
 What an asynchronous run computes depends on nothing else, so that a run which repeats the order of another is the same
 bit by bit.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey
-from jaxrl_llm.utils.errors import InputError, error_line
+from jaxrl_llm.utils.errors import InputError, error_line, several
 
 FILE = "order.jsonl"  # in the folder of a run
 NEVER = sys.maxsize  # the turn of what does not come in
@@ -23,8 +23,8 @@ class StepOrder(NamedTuple):
     """What happened in a step."""
 
     step: int
-    entered: Mapping[int, int]  # by their steps, the turns before which weights came in, since the step before
-    groups: list[GroupKey]  # that it took, in their order
+    entered: list[list[int]]  # by host, the turns before which weights or groups came in, since the step before
+    groups: list[list[GroupKey]]  # by host, those that it took, in their order
     began: bool = False  # whether the sampler began with this step
 
 
@@ -47,7 +47,12 @@ def read_order(run: str | Path, steps: int) -> list[StepOrder]:
         raise InputError(f"{run} has no {FILE}, which asynchronous runs write: name the folder of one")
     try:
         orders = [
-            StepOrder(one["step"], _numbers(one["entered"]), [GroupKey(*key) for key in one["groups"]], one["began"])
+            StepOrder(
+                one["step"],
+                [list(map(int, turns)) for turns in one["entered"]],
+                [[GroupKey(*key) for key in keys] for keys in one["groups"]],
+                one["began"],
+            )
             for one in map(json.loads, _lines(path))
         ]
     except (ValueError, KeyError, TypeError) as error:
@@ -60,13 +65,14 @@ def read_order(run: str | Path, steps: int) -> list[StepOrder]:
     return orders
 
 
-def entries_of(orders: Sequence[StepOrder]) -> dict[int, int]:
-    """The turn before which the weights of each step came in; those that are not there never did."""
-    return {step: turn for one in orders for step, turn in one.entered.items()}
+def of_host(orders: Sequence[StepOrder], host: int) -> tuple[list[int], list[list[GroupKey]]]:
+    """The turns before which weights or groups came in on a host, and the groups that each step took of it.
 
-
-def _numbers(entered: Mapping[str, int]) -> dict[int, int]:
-    return {int(step): int(turn) for step, turn in entered.items()}
+    InputError if the run had fewer hosts.
+    """
+    if orders and host >= len(orders[0].groups):
+        raise InputError(f"the order to repeat is of {several(len(orders[0].groups), 'host')}: start as many")
+    return [turn for one in orders for turn in one.entered[host]], [one.groups[host] for one in orders]
 
 
 def _lines(path: Path) -> Sequence[str]:
