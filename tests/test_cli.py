@@ -119,6 +119,8 @@ stop: ["\\n\\n", "</s>"]
 rewards: [number_match*0.5, format_match(x+)]
 remat: false
 wandb: null
+trackio: null
+mlflow: null
 task_options: {max_digits: 3, name: x y}
 optimizer:
   learning_rate: 3e-6

@@ -14,7 +14,8 @@ import importlib.abc, sys
 class Missing(importlib.abc.MetaPathFinder):
     names = {
         "grain", "transformers", "tokenizers", "sentencepiece", "gguf", "reasoning_gym", "math_verify", "datasets",
-        "pyarrow", "pandas", "tyro", "matplotlib", "tensorboardX", "wandb", "jinja2", "huggingface_hub", "torch",
+        "pyarrow", "pandas", "tyro", "matplotlib", "tensorboardX", "wandb", "trackio", "mlflow",
+        "jinja2", "huggingface_hub", "torch",
         "safetensors",
     }
     def find_spec(self, name, path=None, target=None):

@@ -54,7 +54,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "logging": (
         "What is written down, and how often.",
-        ("checkpoint_every", "keep_checkpoints", "replay_megabytes", "log_completions_every", "tensorboard", "wandb"),
+        ("checkpoint_every", "keep_checkpoints", "replay_megabytes", "log_completions_every", "tensorboard", "wandb",
+         "trackio", "mlflow"),
     ),
     "device": (
         "Precision, memory and the mesh of devices.",

@@ -1,7 +1,7 @@
 """Reporting: live progress, metric writers, interval statistics, views of credit, and the HTML report.
 
-Importing this package needs no optional dependency; rich, matplotlib, jinja2, tensorboardX and wandb are imported by
-the functions that use them.
+Importing this package needs no optional dependency; rich, matplotlib, jinja2, tensorboardX and the trackers are
+imported by the functions that use them.
 """
 
 from typing import TYPE_CHECKING
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from jaxrl_llm.reporting.html.shading import shade
     from jaxrl_llm.reporting.logging.logged import logged_batch, logged_prompts
     from jaxrl_llm.reporting.logging.progress import Progress
+    from jaxrl_llm.reporting.logging.services import WandbWriter
     from jaxrl_llm.reporting.logging.writers import (
         JsonlWriter,
         MetricWriter,
         TensorBoardWriter,
-        WandbWriter,
         all_of,
         read_jsonl,
         truncate_jsonl,
@@ -66,7 +66,7 @@ _MODULES = {
     "MetricWriter": "logging.writers",
     "Progress": "logging.progress",
     "TensorBoardWriter": "logging.writers",
-    "WandbWriter": "logging.writers",
+    "WandbWriter": "logging.services",
     "all_of": "logging.writers",
     "clustered_interval": "statistics",
     "compare": "credit",

@@ -20,7 +20,7 @@ from jaxrl_llm.data.prompt_set import PromptSet, encode_as_drawn, encode_rows
 from jaxrl_llm.data.sources.random_access import RandomAccess
 from jaxrl_llm.models.io.adapter_config import read_adapter_config
 from jaxrl_llm.models.kinds import path_of
-from jaxrl_llm.reporting.logging.writers import check_writers
+from jaxrl_llm.reporting.logging.services import SERVICES, check_writers
 from jaxrl_llm.rewards import Reward, close_rewards, reward_digest
 from jaxrl_llm.rewards.environment import GIVEN
 from jaxrl_llm.training.config import TrainConfig
@@ -92,7 +92,8 @@ def read_inputs(
     """
     folder = RunFolder(config.output)
     seen_from = folder.started_in() if resume else os.getcwd()
-    checks: list[Any] = [lambda: check_writers(config.tensorboard, config.wandb), lambda: check_model(config.model)]
+    projects = {service.package: getattr(config, service.package) for service in SERVICES}
+    checks: list[Any] = [lambda: check_writers(config.tensorboard, **projects), lambda: check_model(config.model)]
     if config.adapter:
         checks.append(lambda: read_adapter_config(path_of(config.adapter, "adapter")))
     checks += [folder.check_free] if first and not resume else []

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.reporting import Progress, read_jsonl
-from jaxrl_llm.reporting.logging.writers import JsonlWriter, MetricWriter, TensorBoardWriter, WandbWriter, all_of
+from jaxrl_llm.reporting.logging.services import SERVICES, ServiceWriter
+from jaxrl_llm.reporting.logging.writers import JsonlWriter, MetricWriter, TensorBoardWriter, all_of
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.json_text import to_dict
 from jaxrl_llm.training.folder.files import RunFolder
@@ -98,7 +99,7 @@ def write_summary(run: Running, journal: Journal) -> None:
 
 
 def metric_writers(config: TrainConfig, folder: RunFolder, step: int, hosts: Hosts = ALONE) -> MetricWriter:
-    """The writer of metrics.jsonl and of the configured TensorBoard and Weights & Biases logs, after `step` steps.
+    """The writer of metrics.jsonl and of the configured TensorBoard logs and services, after `step` steps.
 
     Only the first host writes.
     """
@@ -107,6 +108,7 @@ def metric_writers(config: TrainConfig, folder: RunFolder, step: int, hosts: Hos
     out: list[MetricWriter] = [JsonlWriter(folder.metrics)]
     if config.tensorboard:
         out.append(TensorBoardWriter(folder.path / "tensorboard", purge_step=step + 1))
-    if config.wandb:
-        out.append(WandbWriter(config.wandb, Path(config.output).name, to_dict(config), folder.path))
+    for service in SERVICES:
+        if project := getattr(config, service.package):
+            out.append(ServiceWriter(service, project, Path(config.output).name, to_dict(config), folder.path))
     return all_of(*out)

@@ -12,12 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.reporting.logging.services import MLFLOW, TRACKIO, ServiceWriter, WandbWriter, check_writers
 from jaxrl_llm.reporting.logging.writers import (
     JsonlWriter,
     TensorBoardWriter,
-    WandbWriter,
     all_of,
-    check_writers,
     read_jsonl,
 )
 from jaxrl_llm.utils.errors import InputError
@@ -167,6 +166,63 @@ def test_a_writer_that_is_made_again_goes_on_with_the_run(tmp_path, monkeypatch)
     assert {settings["resume"] for settings in made} == {"allow"}
 
 
+def test_trackio_goes_on_with_the_run_of_its_folder(tmp_path, monkeypatch):
+    made, calls = [], []
+    run = types.SimpleNamespace(
+        log=lambda metrics, step: calls.append((step, metrics)), finish=lambda: calls.append("finished")
+    )
+    fake = types.SimpleNamespace(init=lambda **settings: made.append(settings) or run)
+    monkeypatch.setitem(sys.modules, "trackio", fake)
+    for folder in ("a", "a", "b"):
+        writer = ServiceWriter(TRACKIO, "maths", "first", {"seed": 1}, tmp_path / folder)
+    writer.write(2, {"a": np.float32(0.5)})
+    writer.close()
+    first, again, other = (settings["name"] for settings in made)
+    assert first == again != other
+    assert first.startswith("first-")
+    assert {settings["resume"] for settings in made} == {"allow"}
+    assert calls == [(2, {"a": 0.5}), "finished"]
+
+
+def test_mlflow_gets_settings_once_and_names_that_it_takes(tmp_path, monkeypatch):
+    class Client:
+        runs, experiments = {}, []
+
+        def get_experiment_by_name(self, name):
+            return types.SimpleNamespace(experiment_id=name) if name in self.experiments else None
+
+        def create_experiment(self, name):
+            self.experiments.append(name)
+            return name
+
+        def create_run(self, experiment, run_name):
+            self.runs["one"] = [(experiment, run_name)]
+            return types.SimpleNamespace(info=types.SimpleNamespace(run_id="one"))
+
+        def log_batch(self, run, metrics=(), params=()):
+            assert len(params) <= 100
+            self.runs[run] += [*params, *((key, value, step) for key, value, _, step in metrics)]
+
+        def update_run(self, run, status):
+            self.runs[run].append(status)
+
+        def set_terminated(self, run):
+            self.runs[run].append("ended")
+
+    monkeypatch.setitem(sys.modules, "mlflow", types.SimpleNamespace(MlflowClient=Client))
+    parts = types.SimpleNamespace(Metric=lambda *x: x, Param=lambda *x: x)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", parts)
+    for step in (0, 1):
+        writer = ServiceWriter(MLFLOW, "maths", "first", {str(i): i for i in range(101)}, tmp_path)
+        writer.write(step, {"pass@4": 0.5, "reward/mean": 1})
+        writer.close()
+    begin, *settings = Client.runs["one"][:102]
+    assert begin == ("maths", "first")
+    assert settings == [(str(i), str(i)) for i in range(101)]
+    first = [("pass_4", 0.5, 0), ("reward/mean", 1.0, 0), "ended"]
+    assert Client.runs["one"][102:] == [*first, "RUNNING", ("pass_4", 0.5, 1), ("reward/mean", 1.0, 1), "ended"]
+
+
 def test_a_missing_package_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
@@ -177,11 +233,11 @@ def test_a_missing_package_says_how_to_install_it(tmp_path, monkeypatch):
         TensorBoardWriter(tmp_path)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InputError, match=r"pip install 'jaxrl_llm\[wandb\]'"):
-        check_writers(False, "p")
+        check_writers(False, wandb="p")
     with pytest.raises(InputError, match=r"pip install 'jaxrl_llm\[run\]'"):
-        check_writers(True, None)
-    check_writers(False, None)
-    check_writers(False, "")
+        check_writers(True)
+    check_writers(False)
+    check_writers(False, wandb="")
 
 
 def test_what_is_not_installed_is_found_out_without_importing_anything(tmp_path, monkeypatch):
@@ -189,18 +245,18 @@ def test_what_is_not_installed_is_found_out_without_importing_anything(tmp_path,
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     with pytest.raises(InputError, match=r"needs the package 'wandb'"):
-        check_writers(False, "p")
+        check_writers(False, wandb="p")
     (tmp_path / "wandb" / "__init__.py").write_text("raise RuntimeError('imported')")
     importlib.invalidate_caches()
-    check_writers(False, "p")
+    check_writers(False, wandb="p")
 
 
 @pytest.mark.parametrize("project", ["a/b", "x" * 129, "50%", 3])
 def test_a_project_that_wandb_would_not_take_is_refused_early(project, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))
     with pytest.raises(InputError, match="must be a project's name"):
-        check_writers(False, project)
-    check_writers(False, "maths")
+        check_writers(False, wandb=project)
+    check_writers(False, wandb="maths")
 
 
 def test_a_wandb_that_does_not_start_is_one_line(tmp_path, monkeypatch):

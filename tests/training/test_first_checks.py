@@ -13,7 +13,7 @@ import tiny_runs as runs
 
 from jaxrl_llm.cli.commands import changed
 from jaxrl_llm.cli.program import main
-from jaxrl_llm.reporting.logging import writers
+from jaxrl_llm.reporting.logging import services
 from jaxrl_llm.rewards.workers.process import ProcessFunction
 from jaxrl_llm.training import inputs, loop
 from jaxrl_llm.training.config import TrainConfig
@@ -87,7 +87,7 @@ def test_a_run_without_its_logger_can_be_tried_again(tmp_path: Path, monkeypatch
             raise RuntimeError("api_key not configured (no-tty)")
 
     monkeypatch.setitem(sys.modules, "wandb", NoLogin)
-    monkeypatch.setattr(writers, "_installed", lambda package: True)
+    monkeypatch.setattr(services, "_installed", lambda package: True)
     config = runs.small_config(tmp_path, wandb="mine", tensorboard=True, eval_size=0, steps=1)
     with pytest.raises(InputError, match="Weights & Biases does not start: api_key not configured"):
         runs.train(config)

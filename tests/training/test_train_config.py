@@ -59,6 +59,8 @@ def test_there_and_back_through_json(config: TrainConfig) -> None:
         stop=st.lists(st.text(min_size=1), max_size=3).map(tuple),
         system_prompt=st.none() | st.text(),
         wandb=st.none() | st.text().filter(lambda text: text.strip() and "\0" not in text),
+        trackio=st.none() | st.just("mine"),
+        mlflow=st.none() | st.just("mine"),
         optimizer=st.builds(OptimizerConfig, learning_rate=st.floats(0, 1), beta1=st.floats(0, 0.999)),
     )
 )

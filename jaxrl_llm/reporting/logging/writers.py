@@ -1,38 +1,31 @@
-"""Metric writers. The JSON-lines file is authoritative; TensorBoard and Weights & Biases get copies."""
+"""Metric writers. The JSON-lines file is authoritative; TensorBoard and the services (`services`) get copies."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import math
 import operator
 import os
-import sys
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from jaxrl_llm.reporting.logging.files import iterate_jsonl, read_json, read_jsonl, truncate_jsonl
 from jaxrl_llm.reporting.logging.tensorboard import EventFile, read_scalars
-from jaxrl_llm.utils.errors import InputError, missing_package, naming, shown
+from jaxrl_llm.utils.errors import InputError, naming, shown
 
 __all__ = [
     "JsonlWriter",
     "MetricWriter",
     "TensorBoardWriter",
-    "WandbWriter",
     "all_of",
-    "check_writers",
     "iterate_jsonl",
     "read_json",
     "read_jsonl",
     "read_scalars",
     "truncate_jsonl",
 ]
-
-WANDB_ID = "wandb_id.txt"  # file of the id of a folder's Weights & Biases run
 
 
 class MetricWriter(Protocol):
@@ -67,8 +60,8 @@ class JsonlWriter:
         """Append one line. Raises InputError for a metric that is not a scalar, or is named "step"."""
         if "step" in metrics:
             raise InputError("a metric is named 'step', which is the name of the step number: rename it")
-        values = {name: _finite(_number(name, metrics[name])) for name in sorted(metrics)}
-        line = json.dumps({"step": _step(step), **values}, allow_nan=False) + "\n"
+        values = {name: _finite(number_of(name, metrics[name])) for name in sorted(metrics)}
+        line = json.dumps({"step": step_of(step), **values}, allow_nan=False) + "\n"
         with naming(self._path):
             self._file.write(line)
             self._file.flush()
@@ -95,11 +88,11 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, purge_step: int | None = None) -> None:
-        self._events = EventFile(Path(folder), None if purge_step is None else _step(purge_step))
+        self._events = EventFile(Path(folder), None if purge_step is None else step_of(purge_step))
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Write each metric as a scalar. Raises InputError for a metric that is not a scalar."""
-        self._events.add_scalars(_step(step), {name: _number(name, value) for name, value in metrics.items()})
+        self._events.add_scalars(step_of(step), {name: number_of(name, value) for name, value in metrics.items()})
 
     def flush(self) -> None:
         """Wait until all events are on disk. OSError if that fails."""
@@ -108,62 +101,6 @@ class TensorBoardWriter:
     def close(self) -> None:
         """Close the event file; a second call does nothing."""
         self._events.close()
-
-
-class WandbWriter:
-    """Logs to a Weights & Biases run: `project` and `name` as shown there, `config` its settings.
-
-    Local files go to `folder`, and so does the run's id: a writer that is made again there goes on with that run. Needs
-    the package wandb. Raises InputError if the run cannot be started.
-    """
-
-    def __init__(
-        self, project: str, name: str | None, config: Mapping[str, Any], folder: str | os.PathLike[str]
-    ) -> None:
-        check_writers(False, project)
-        kept = Path(folder) / WANDB_ID
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        known = kept.read_text().strip() if kept.exists() else uuid.uuid4().hex[:8]
-        try:
-            import wandb
-
-            self._run: Any = wandb.init(
-                project=project, name=name, config=dict(config), dir=os.fspath(folder), id=known, resume="allow"
-            )
-            kept.write_text(known + "\n")
-        except Exception as error:  # e.g. a broken installation, no login, no network
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise InputError(
-                f"Weights & Biases does not start: {reason[:300]}; run `wandb login`, or set WANDB_MODE=offline, or "
-                "train without --wandb"
-            ) from error
-
-    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Log the metrics of one step. Raises InputError for a metric that is not a scalar."""
-        self._run.log({name: _number(name, value) for name, value in metrics.items()}, step=_step(step))
-
-    def flush(self) -> None:
-        """Nothing to do: logged metrics are with wandb's own process, which outlives this one."""
-
-    def close(self) -> None:
-        """Mark the run as finished."""
-        self._run.finish()
-
-
-def check_writers(tensorboard: bool, wandb: str | None) -> None:
-    """InputError unless the packages of the writers are installed; fast, because it does not import them.
-
-    wandb: the project's name, or None or "" for none.
-    """
-    if tensorboard and not _installed("tensorboardX"):
-        raise missing_package("tensorboardX", "run", "writing TensorBoard events")
-    if wandb:
-        if not isinstance(wandb, str) or len(wandb) > 128 or set(wandb) & set("/\\#?%:"):
-            raise InputError(
-                f"wandb is {shown(wandb)}, but must be a project's name: at most 128 characters, none of / \\ # ? % :"
-            )
-        if not _installed("wandb"):
-            raise missing_package("wandb", "wandb", "logging to Weights & Biases")
 
 
 class _AllOf:
@@ -190,14 +127,6 @@ def all_of(*writers: MetricWriter) -> MetricWriter:
     return _AllOf(writers)
 
 
-def _installed(package: str) -> bool:
-    """Whether a package is installed. A plain folder of its name, such as wandb's folder of logs, does not count."""
-    if package in sys.modules:
-        return sys.modules[package] is not None
-    found = importlib.util.find_spec(package)
-    return found is not None and found.origin is not None
-
-
 def _ends_in_newline(path: Path) -> bool:
     """Whether the file is empty or its last line is complete."""
     with open(path, "rb") as file:
@@ -207,7 +136,7 @@ def _ends_in_newline(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
-def _step(step: Any) -> int:
+def step_of(step: Any) -> int:
     """The step as an int; InputError unless it is a whole number in range."""
     try:
         whole = -1 if isinstance(step, bool) else operator.index(step)
@@ -218,7 +147,7 @@ def _step(step: Any) -> int:
     return whole
 
 
-def _number(name: str, value: Any) -> float | int:
+def number_of(name: str, value: Any) -> float | int:
     """A metric as a Python number; integers stay integers."""
     try:
         if isinstance(value, (str, bytes)) or getattr(value, "shape", ()) != ():

@@ -287,7 +287,11 @@ class TrainConfig:
     tensorboard: bool = True
     """Write TensorBoard event files into the run's folder."""
     wandb: str | None = None
-    """Weights & Biases project to report to."""
+    """Weights & Biases project to report to. A resumed run goes on with its run there, as in the next two."""
+    trackio: str | None = None
+    """Trackio project to report to."""
+    mlflow: str | None = None
+    """MLflow experiment to report to, at MLFLOW_TRACKING_URI."""
 
     hang_seconds: float = 1800.0
     """Seconds without progress after which a run is reported as hung, with the stacks of its threads; 0 is never."""

@@ -116,6 +116,8 @@ def check_texts(config: TrainConfig) -> None:
         "prompt_column",
         "answer_column",
         "wandb",
+        "trackio",
+        "mlflow",
         "environment",
         "compact",
         "replay_order",

@@ -20,7 +20,8 @@ NAME = "environment.json"
 LIBRARY = Path(__file__).parents[2]
 PACKAGES = (
     "jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "chex", "grain", "numpy", "safetensors",
-    "tokenizers", "transformers", "huggingface-hub", "datasets", "reasoning-gym", "math-verify", "gguf", "wandb",
+    "tokenizers", "transformers", "huggingface-hub", "datasets", "reasoning-gym", "math-verify", "gguf",
+    "wandb", "trackio", "mlflow",
 )  # fmt: skip
 
 

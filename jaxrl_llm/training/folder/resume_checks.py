@@ -13,7 +13,8 @@ from jaxrl_llm.utils.errors import InputError, shown
 MAY_DIFFER = {
     "output", "steps", "epochs_of_data", "eval_patience", "eval_metric", "slots", "micro_batches",
     "mesh", "sampling_mesh", "reference_memory", "eval_every",
-    "checkpoint_every", "keep_checkpoints", "replay_megabytes", "log_completions_every", "tensorboard", "wandb",
+    "checkpoint_every", "keep_checkpoints", "replay_megabytes", "log_completions_every", "tensorboard",
+    "wandb", "trackio", "mlflow",
     "reward_time_limit", "strict_reruns", "sampler_devices", "replay_order",
     "hang_seconds", "hang_factor", "hang_exit", "spike_factor", "spike_metrics", "spike_window", "spike_rollbacks",
 }  # fmt: skip

@@ -24,7 +24,7 @@ from jaxrl_llm.utils.settings import as_arguments
 SHOWN = 4  # arrays in the message
 REASON = 140  # letters of XLA's message
 # Settings without effect on what a plan says.
-APART = {"output", "tensorboard", "wandb", "date"}
+APART = {"output", "tensorboard", "wandb", "trackio", "mlflow", "date"}
 
 
 class OutOfMemoryError(InputError):
