@@ -15,9 +15,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl_llm.distributed import bytes_to_move, named_shardings, parameter_specs
 from jaxrl_llm.distributed.aot import place
 from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host, own_copy, to_numpy
+from jaxrl_llm.models import lora
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.quantised import kind_of
+from jaxrl_llm.models.quantised import cast, kind_of
 from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.sampling.two_model_decode import beside
 from jaxrl_llm.sampling.weight_layouts import converter, loop_params, options_for, shardings
@@ -104,12 +106,48 @@ def take_weights(
     return Weights(loop, loop, mesh, moved, time.perf_counter() - start)
 
 
+def with_adapters(policy: Policy, weights: Weights, params: Params) -> Weights | None:
+    """The weights with the adapters (`models.lora`) of `params`, where nothing else differs: they alone are moved.
+
+    None where that cannot be: parameters without adapters, those of the unembedding, which are in the loop's own, and
+    a second policy. Where parameters are sharded over several hosts, all of them must call this.
+    """
+    own = {name: x for name, x in params.items() if name != "critic"}
+    base, adapters = lora.split(own)
+    if set(adapters) != {"layers"} or not jax.tree.leaves(adapters) or "other" in base or "layers" not in weights.loop:
+        return None
+    start = time.perf_counter()
+    of_layers = _cast_layers(policy, adapters)
+    if (spread := next((x for x in jax.tree.leaves(of_layers) if not _is_here(x)), None)) is not None:
+        of_layers = to_numpy(of_layers, spread.sharding.mesh)
+    old, moved = weights.loop["layers"], 0
+    if weights.mesh is not None or weights.device is not None:
+        kept = tuple({name: layer[name] for name in new} for new, layer in zip(of_layers, old, strict=True))
+        places = jax.tree.map(lambda x: x.sharding, kept)
+        moved = bytes_to_move(of_layers, places)
+        of_layers = jax.device_put(of_layers, places)
+    layers = jax.block_until_ready(of_layers)
+    loop = combine(weights.loop, {"layers": layers})
+    prompts = loop
+    if isinstance(weights.prompts["layers"], dict):  # stacked, on the one device where the parameters are
+        prompts = combine(weights.prompts, jax.tree.map(jnp.copy, adapters))
+    return weights._replace(prompts=prompts, loop=loop, moved_bytes=moved, moved_seconds=time.perf_counter() - start)
+
+
+@partial(jax.jit, static_argnums=0)
+def _cast_layers(policy: Policy, adapters: Params) -> tuple[Params, ...]:
+    """Adapters by layer, in the dtype of the loop."""
+    layers: tuple[Params, ...] = unstack(adapters, policy.config)["layers"]
+    return tuple(cast(layer, policy.dtype) for layer in layers)
+
+
 def apart_from(weights: Weights, params: Params) -> Weights:
     """Weights that share no memory with the parameters, which may be donated while they are in use."""
     shared = {x.unsafe_buffer_pointer() for x in jax.tree.leaves(params) if _has_pointer(x)}
     is_shared = lambda x: _has_pointer(x) and x.unsafe_buffer_pointer() in shared  # noqa: E731
-    prompts, loop = jax.tree.map(lambda x: jnp.copy(x) if is_shared(x) else x, (weights.prompts, weights.loop))
-    return weights._replace(prompts=prompts, loop=loop)
+    apart = lambda tree: jax.tree.map(lambda x: jnp.copy(x) if is_shared(x) else x, tree)  # noqa: E731
+    loop = apart(weights.loop)
+    return weights._replace(prompts=loop if weights.prompts is weights.loop else apart(weights.prompts), loop=loop)
 
 
 def _has_pointer(x: Any) -> bool:

@@ -46,7 +46,7 @@ def source_of(
         strict_reruns=config.strict_reruns, mesh=parts.sampler, reference=parts.reference, hosts=parts.hosts,
         clock=clock, watch=watch,
         state=lambda step: state_of(step, config.steps, config.prompts_per_step, len(rows)),
-        record_experts=algorithm.routing == "rollout",
+        frozen=parts.frozen is not None, record_experts=algorithm.routing == "rollout",
     )  # fmt: skip
     return asynchronous(setup, asynchrony_of(config, parts)) if config.max_staleness else experience(setup)
 

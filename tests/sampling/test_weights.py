@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import with_devices
 from conftest import KINDS, quick_compiles
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxrl_llm.distributed import make_mesh
-from jaxrl_llm.models import Policy
+from jaxrl_llm.models import Policy, lora
+from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
@@ -30,7 +36,7 @@ from jaxrl_llm.sampling.weight_layouts import (
     loop_specs,
     options_for,
 )
-from jaxrl_llm.sampling.weights import take_weights
+from jaxrl_llm.sampling.weights import take_weights, with_adapters
 
 
 def test_layers_share_the_memory_of_the_parameters(vectors: Any) -> None:
@@ -192,3 +198,55 @@ def test_padded_or_not_tokens_are_the_same(vectors: Any, family: str, filtered: 
         assert a.tokens.token.tolist() == b.tokens.token.tolist()
         np.testing.assert_allclose(a.tokens.logp, b.tokens.logp, atol=2e-5)
         np.testing.assert_allclose(a.tokens.entropy, b.tokens.entropy, atol=2e-5)
+
+
+def adapters_like(params: Any, seed: int) -> Any:
+    random = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: jnp.asarray(random.normal(size=x.shape), x.dtype), params)
+
+
+def assert_only_adapters_move(policy: Policy, base: Any, mesh: Any = None) -> None:
+    """Weights with other adapters are those that are taken anew, and share what the first ones have of the rest."""
+    first, second = (adapters_like(lora.init(jax.random.key(0), policy.config, 2), seed) for seed in (1, 2))
+    base, _ = lora.split(lora.scaled(combine(base, first), 2, 4.0))
+    before, after = (take_weights(policy, combine(base, adapters), mesh) for adapters in (first, second))
+    found = with_adapters(policy, before, combine(base, second))
+    assert found is not None
+    for kept, anew, old in zip(found[:2], after[:2], before[:2], strict=True):
+        jax.tree.map(np.testing.assert_array_equal, kept, anew)
+        assert jax.tree.map(lambda x: x.sharding, kept) == jax.tree.map(lambda x: x.sharding, anew)
+        own = {id(x) for x in jax.tree.leaves(old)}
+        new = [x for x in jax.tree.leaves(kept) if id(x) not in own]
+        number = len(jax.tree.leaves(first)) if isinstance(kept["layers"], dict) else len(kept["layers"])
+        assert 0 < len(new) <= number * len(jax.tree.leaves(first))
+    size = sum(x.nbytes for x in jax.tree.leaves(second))
+    assert found.moved_bytes <= size * (1 if mesh is None else mesh.size)
+
+
+@pytest.mark.parametrize("name", ["llama_tied", "gemma3"])
+def test_of_weights_with_adapters_these_alone_are_taken_again(vectors: Any, name: str) -> None:
+    model = vectors(name)
+    with quick_compiles():
+        assert_only_adapters_move(model.policy, model.params)
+        assert with_adapters(model.policy, take_weights(model.policy, model.params), model.params) is None
+
+
+APART = """
+import sys
+import jax
+from test_weights import assert_only_adapters_move
+from jaxrl_llm.distributed import make_mesh
+from jaxrl_llm.models import load_policy
+policy, params, _ = load_policy(sys.argv[1], dtype="float32")
+assert_only_adapters_move(policy, params, make_mesh(data=2, tensor=2, devices=jax.devices()[4:]))
+"""
+
+
+def test_adapters_reach_other_devices_alone() -> None:
+    model = str(Path(__file__).parents[1] / "vectors" / "llama_tied")
+    done = subprocess.run(
+        [sys.executable, "-c", APART, model],
+        env={**os.environ, "XLA_FLAGS": with_devices(8), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]

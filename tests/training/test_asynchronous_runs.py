@@ -20,11 +20,12 @@ import tiny_runs as runs
 from compiling import with_devices
 
 from jaxrl_llm.learner.optimizer import OptimizerConfig
-from jaxrl_llm.models import load_policy
+from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.rollouts.runtime.step_order import FILE, StepOrder, of_host, read_order, write_order
 from jaxrl_llm.training import loop, running
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.folder.load_run import load_run
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.process import Preempted
 
@@ -286,10 +287,10 @@ runs.train(config_of(folder, **more))
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("own", [4, 0])
-def test_sampler_and_learner_on_devices_of_their_own_or_by_turns(tmp_path: Path, own: int) -> None:
+@pytest.mark.parametrize(("own", "rank"), [(4, 0), (0, 0), (4, 2)])
+def test_sampler_and_learner_on_devices_of_their_own_or_by_turns(tmp_path: Path, own: int, rank: int) -> None:
     def run(name: str, **more: Any) -> Path:
-        more |= {"slots": 8, "sampler_devices": own, "eval_size": 4, "eval_every": 3}
+        more |= {"slots": 8, "sampler_devices": own, "eval_size": 4, "eval_every": 3, "lora_rank": rank}
         done = subprocess.run(
             [sys.executable, "-c", DEVICES, str(tmp_path / name), json.dumps(more)],
             env={**os.environ, "XLA_FLAGS": with_devices(8), "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -301,12 +302,13 @@ def test_sampler_and_learner_on_devices_of_their_own_or_by_turns(tmp_path: Path,
     first = run("first")
     assert_bounded(first)
     again = run("again", replay_order=str(first))
-    runs.assert_equal_trees(runs.final_params(again), runs.final_params(first))
-    if own:  # in float32, each of the 4 devices has all weights of each of the steps that came in
-        weights = sum(x.size * 4 for x in jax.tree.leaves(load_policy(runs.MODEL)[1]))
+    params = load_run(str(first))[2]
+    runs.assert_equal_trees(load_run(str(again))[2], params)
+    if own:  # in float32, each of the 4 devices has all weights of each of the steps that came in, or all adapters
+        weights, adapters = (sum(x.size * 4 for x in jax.tree.leaves(some)) for some in lora.split(params))
         moved = sum(line["rollout/moved_bytes"] for line in runs.lines_of(first / "metrics.jsonl"))
-        assert moved % weights == 0
-        assert 0 < moved <= 4 * STEPS * weights
+        assert 0 < moved <= 4 * (weights + STEPS * adapters if rank else STEPS * weights)
+        assert rank or moved % weights == 0
 
 
 BAD = {

@@ -30,7 +30,7 @@ from jaxrl_llm.rollouts.runtime.admission import Collected
 from jaxrl_llm.rollouts.runtime.collate import mean_metrics, program_metrics, rows_of, to_batch
 from jaxrl_llm.rollouts.runtime.continuous import Entry, Sampler, Taken
 from jaxrl_llm.rollouts.runtime.driver import Driver
-from jaxrl_llm.rollouts.runtime.engines import engines_of
+from jaxrl_llm.rollouts.runtime.engines import engines_of, weights_of
 from jaxrl_llm.rollouts.runtime.multihost_gather import of_all_hosts
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
 from jaxrl_llm.rollouts.runtime.resampling import Resampling
@@ -42,6 +42,7 @@ from jaxrl_llm.rollouts.runtime.staleness import Waiting, in_flight, taken
 from jaxrl_llm.rollouts.runtime.staleness_metrics import ages, sampler_metrics, staleness_metrics
 from jaxrl_llm.rollouts.runtime.step_order import NEVER, StepOrder, of_host, write_order
 from jaxrl_llm.sampling.stats import Stats
+from jaxrl_llm.sampling.weights import Weights
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.process import interruptible
 from jaxrl_llm.utils.threads import DISPATCH, Both
@@ -126,6 +127,7 @@ class _Beside:
         self.begun: tuple[ExperienceState, ExperienceState] | None = None
         self.unlearned: Pool = ()
         self.streamed: StreamedScores | None = None
+        self.weights: Weights | None = None  # of the last step, where the next differ in adapters alone
         self.turn = threading.Lock()  # held while the sampler must not run programs
         self.lock = Both(self.turn, DISPATCH)
         if rule.turns:
@@ -147,7 +149,9 @@ class _Beside:
         before, (new, state, dropped) = state, _admitted(setup, state, missing, step)
         self.begun, self.unlearned = (before, state), ()
         with setup.clock("transfer"), DISPATCH:
-            make = engines_of(setup, (rule.bound + 1) * each, params, key, step, state)
+            weights = weights_of(setup, params, self.weights)
+            make = engines_of(setup, (rule.bound + 1) * each, params, key, step, state, weights)
+        self.weights = weights if setup.frozen else None
         if began and step and rule.repeat:
             raise InputError("a run that repeats the order of another cannot be resumed: begin it anew")
         if self.streamed is None:
@@ -256,7 +260,7 @@ class _Beside:
         if self.sampler is not None:
             with self.given_turn():
                 self.sampler.close()
-            self.sampler = None
+            self.sampler = self.weights = None
         if self.streamed is not None:
             self.streamed.close()
             self.streamed = None

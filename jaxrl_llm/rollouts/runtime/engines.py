@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core.hooks import first_state
 from jaxrl_llm.core.league import LEAGUE
 from jaxrl_llm.distributed.mesh import on_device
+from jaxrl_llm.models import lora
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params
@@ -24,23 +25,32 @@ from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.two_model_decode import alone, beside
-from jaxrl_llm.sampling.weights import Weights, apart_from, take_weights
+from jaxrl_llm.sampling.weights import Weights, apart_from, take_weights, with_adapters
 from jaxrl_llm.utils.errors import InputError
 
 
+def weights_of(setup: Experience, params: Params, before: Weights | None = None) -> Weights:
+    """The sampler's weights of the policy that learns. before: those of the last step."""
+    policy, own = setup.policy, {name: x for name, x in params.items() if name != LEAGUE}
+    found = with_adapters(policy, before, own) if setup.frozen and before is not None else None
+    weights = found or take_weights(policy, own, setup.mesh, setup.sampling.weight_dtype)
+    return apart_from(weights, lora.split(own)[1] if setup.frozen else own) if setup.beside else weights
+
+
 def engines_of(
-    setup: Experience, groups: int, params: Params, key: jax.Array, step: int, state: ExperienceState
-) -> MakeEngine:
+    setup: Experience, groups: int, params: Params, key: jax.Array, step: int, state: ExperienceState,
+    weights: Weights | None = None,
+) -> MakeEngine:  # fmt: skip
     """The function with which the driver builds its engines, which share the weights of each policy.
 
-    groups: in flight on this unit of hosts. Of a rollout that asks for no sample there are none, nor their weights.
+    groups: in flight on this unit of hosts. weights: `weights_of` the parameters, if they are there already. Of a
+    rollout that asks for no sample there are no engines, nor their weights.
     """
     if setup.rollout.demands.given:
         return _no_engine
     policy, sampling, units = setup.policy, setup.sampling, setup.hosts.units
     params, league = {name: x for name, x in params.items() if name != LEAGUE}, params.get(LEAGUE, ())
-    weights = take_weights(policy, params, setup.mesh, sampling.weight_dtype)
-    weights = apart_from(weights, params) if setup.beside else weights
+    weights = weights_of(setup, params) if weights is None else weights
     others: Weights | None = None
     if setup.rollout.demands.reference:
         others = take_weights(policy, on_device(setup.reference), setup.mesh, sampling.weight_dtype)

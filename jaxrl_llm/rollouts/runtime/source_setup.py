@@ -63,6 +63,8 @@ class Experience:
     """What `trainer_state` of reward functions says in a step; see `state_of`."""
     beside: bool = False
     """Whether sampling goes on while the parameters are updated, so that the sampler needs weights of its own."""
+    frozen: bool = False
+    """Whether updates change adapters alone."""
     record_experts: bool = False
     """Of a mixture of experts: the batch has the experts of its tokens, for the update to replay."""
 
