@@ -29,8 +29,8 @@ def plan_command(arguments: list[str]) -> int:
     be there, nor the model's weights. The run's programs are compiled for TPUs (needs libtpu) and CPUs, and lowered
     for GPUs, whose memory is estimated. Where the run does not fit, mesh, micro-batches, precision, caches and adapters
     are searched, and the command of the best configuration is printed. --json prints a JSON object, --shardings every
-    array with its sharding and bytes, --picture FILE draws the memory over the phases. Other options are those of jaxrl
-    train.
+    array with its sharding and bytes, --picture FILE draws the memory over the phases. With --max-staleness the command
+    estimates how many devices should sample, and how many learn. Other options are those of jaxrl train.
     """
     usage = "jaxrl plan --topology TOPOLOGY [OPTIONS of jaxrl train]"
     arguments = short_help(arguments, usage, str(plan_command.__doc__), _OWN)
@@ -53,6 +53,7 @@ def plan_command(arguments: list[str]) -> int:
     _prepare(topology)
     from jaxrl_llm.distributed.chips import topology_of  # here: importing JAX takes seconds, and reads what was set
     from jaxrl_llm.plan import choose_mesh
+    from jaxrl_llm.plan import split as plan_split
     from jaxrl_llm.plan import table as plan_table
     from jaxrl_llm.plan.search import search
     from jaxrl_llm.plan.shapes import shapes_of
@@ -61,6 +62,15 @@ def plan_command(arguments: list[str]) -> int:
 
     devices = topology_of(topology, int(slices or 1))
     config = fitted(config)
+    if config.max_staleness:
+        if table or picture is not None:
+            raise InputError("of a run with max_staleness, jaxrl plan tells the split of the devices: leave "
+                             "--shardings and --picture out")  # fmt: skip
+        splits = plan_split.splits(config, devices)
+        own = {"--topology", "--slices", "--sampler-devices"}
+        command = shlex.join(["jaxrl", "train", *_without(given, own)])
+        print(json.dumps(plan_split.as_json(splits)) if as_object else plan_split.as_text(splits, command))
+        return 0 if plan_split.best(splits).fits else 1
     asked, config = config, choose_mesh.planned(config, devices)
     chosen = ["--mesh", config.mesh] if config.mesh != asked.mesh else []
     chosen += ["--sampling-mesh", config.sampling_mesh] if config.sampling_mesh != asked.sampling_mesh else []

@@ -75,13 +75,18 @@ def _filled(sizes: dict[str, int], devices: int) -> dict[str, int]:
 def _arranged(sizes: dict[str, int], devices: Sequence[Any]) -> Mesh:
     """The devices along these axes; of several slices, whose network is slower than their links, along the first.
 
-    Those of a host stand together, so that each host can sample on its own (`on_hosts.by_unit`). InputError where
-    neither "data" nor "fsdp" is a multiple of the number of slices.
+    Those of a host stand together, so that each host can sample on its own (`on_hosts.by_unit`). A part of a TPU slice,
+    of which JAX arranges none, stays in its order. InputError where neither "data" nor "fsdp" is a multiple of the
+    number of slices.
     """
     if not devices:
         raise InputError("a mesh needs at least one device")
     types = (jax.sharding.AxisType.Auto,) * len(sizes)
     slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices == 1 and not _is_box(devices):
+        arranged = np.empty(len(devices), object)
+        arranged[:] = devices
+        return Mesh(_by_process(arranged.reshape(tuple(sizes.values()))), tuple(sizes), axis_types=types)
     if slices == 1:
         shape = tuple(sizes.values())
         try:
@@ -97,6 +102,15 @@ def _arranged(sizes: dict[str, int], devices: Sequence[Any]) -> Mesh:
     outer = [slices if name == between else 1 for name in sizes]
     inner = [size // count for size, count in zip(sizes.values(), outer, strict=True)]
     return Mesh(_by_process(create_hybrid_device_mesh(inner, outer, devices)), tuple(sizes), axis_types=types)
+
+
+def _is_box(devices: Sequence[Any]) -> bool:
+    """Whether the devices, if they are TPUs, are all from the first corner of their slice to the one opposite."""
+    places = [getattr(device, "coords", None) for device in devices]
+    if any(place is None for place in places):
+        return True
+    cores = len({getattr(device, "core_on_chip", 0) for device in devices})
+    return math.prod(max(along) + 1 for along in zip(*places, strict=True)) * cores == len(devices)
 
 
 def _by_process(devices: np.ndarray) -> np.ndarray:

@@ -112,11 +112,6 @@ def checked(
             f"jaxrl plan knows runs of one policy, but {config.algorithm} runs a second one beside it: plan ppo, and "
             "add its weights, its caches and its forward passes once more"
         )
-    if config.max_staleness:
-        raise InputError(
-            "jaxrl plan knows runs that sample and learn in turn, but max_staleness is above 0: plan grpo without it, "
-            "and add the sampler's weights and caches to the update's memory"
-        )
     if config.teacher is not None:
         raise InputError(
             f"jaxrl plan knows runs without a teacher: plan grpo, and add the weights of {config.teacher} and "

@@ -257,6 +257,26 @@ def test_a_run_that_replaces_groups_is_killed_again_and_again(tmp_path: Path, mo
 
 
 @pytest.mark.heavy
+def test_twenty_steps_are_repeated_and_stand_ten_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "write_report", lambda folder: folder)
+    long: dict[str, Any] = {"steps": 20, "max_staleness": 3, "checkpoint_every": 2}
+    first = config_of(tmp_path / "first", **long)
+    runs.train(first)
+    assert_bounded(first.output, bound=3, steps=20)
+    again = config_of(tmp_path / "again", **long, replay_order=first.output)
+    runs.train(again)
+    runs.assert_equal_trees(runs.final_params(Path(again.output)), runs.final_params(Path(first.output)))
+    config = config_of(tmp_path / "killed", **long)
+    for number, at in enumerate((1, 2, 3, 5, 8, 10, 11, 15, 17, 19)):  # some of them before anything new was saved
+        with pytest.MonkeyPatch.context() as patch:
+            stopped_at(patch, at, preempted if number % 3 == 2 else killed)
+            with pytest.raises((ConnectionError, Preempted)):
+                loop.train(config) if number == 0 else loop.train(config, resume=True)
+    loop.resume(config.output)
+    assert_taken_once(config.output, bound=3, steps=20)
+
+
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", test_agent_runs.KINDS)
 def test_conversations_are_sampled_beside_updates(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And their order is repeated bit by bit, though environments take longer."""
