@@ -22,7 +22,9 @@ from compiling import with_devices
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.outputs import policy_outputs
+from jaxrl_llm.rollouts.runtime import continuous
 from jaxrl_llm.rollouts.runtime.step_order import FILE, StepOrder, of_host, read_order, write_order
+from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.training import loop, running
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.load_run import load_run
@@ -218,6 +220,35 @@ def test_a_step_that_is_left_while_it_waits_for_groups_is_saved_whole(
     assert len(runs.lines_of(Path(config.output) / "metrics.jsonl")) == 2
     loop.resume(config.output)
     assert_bounded(config.output)
+
+
+@pytest.mark.parametrize("failures", [1, 2, 4])
+def test_a_sampler_that_fails_is_started_again(
+    finished: tuple[TrainConfig, list[runs.Taken]], failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on with what it had drawn: groups and parameters are those of a run without failures."""
+    inner, calls = Engine.step, [0]
+
+    def step(engine: Any, chunk: int) -> Any:
+        calls[0] += 1
+        if calls[0] % 5 == 0 and calls[0] <= 5 * failures:
+            raise jax.errors.JaxRuntimeError("INTERNAL: the device is lost\nand more")
+        return inner(engine, chunk)
+
+    monkeypatch.setattr(Engine, "step", step)
+    config = config_of(tmp_path, replay_order=finished[0].output)
+    if failures > 3:
+        with pytest.raises(jax.errors.JaxRuntimeError, match="device is lost"):
+            runs.train(config)
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        told = list[Any]()
+        patch.setattr(continuous.logger, "warning", lambda *said: told.append(said))
+        runs.train(config)
+    assert [said[1] for said in told] == ["INTERNAL: the device is lost"] * failures
+    assert taken_by(config.output) == taken_by(finished[0].output)
+    found, wanted = (runs.final_params(Path(run.output)) for run in (config, finished[0]))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-5), found, wanted)
 
 
 def test_groups_without_a_signal_are_replaced_beside_updates(tmp_path: Path) -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import jax
 
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.admission import Rule
@@ -23,12 +26,13 @@ from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
 from jaxrl_llm.rollouts.runtime.staleness import Waiting
 from jaxrl_llm.rollouts.runtime.step_order import NEVER
-from jaxrl_llm.sampling.requests import Completion
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.process import stop_if
 
+logger = logging.getLogger("jaxrl_llm.rollouts")
 LOOK = 0.2  # seconds between two looks for Ctrl-C while a step waits for groups
+FAILURES = 3  # of the devices, after which the run ends with the next
 APART = 1 << 20  # sample numbers of a group; those of the next of the same prompt follow
 Choose = Callable[[Sequence[Waiting]], Sequence[GroupKey] | None]
 
@@ -74,6 +78,7 @@ class Sampler:
         self._taken_keys = set[GroupKey]()  # of them
         self._admitted, self._entered = 0, list[int]()
         self._until: int | None = None
+        self._failures = 0
         self._error: BaseException | None = None
         self._over = False
         self._seconds = {"decoding": 0.0, "idle": 0.0}
@@ -166,7 +171,7 @@ class Sampler:
                 self._come_in()
                 before, began, started = run.turns, len(run.ended), time.perf_counter()
                 held = self._until is not None and run.turns >= self._until
-                idle = held or await run.advance()
+                idle = held or await self._advance()
                 await run.settle()  # so that groups whose last tokens were drawn are complete now, not a turn later
                 if idle and not held and self._until not in (None, NEVER):
                     raise InputError(
@@ -187,6 +192,18 @@ class Sampler:
             with self._news:
                 self._error = self._error or RuntimeError("the sampler was closed")
                 self._news.notify_all()
+
+    async def _advance(self) -> bool:
+        """`InFlight.advance`, of which a failure on the devices is no end: the engines are made again, some times."""
+        try:
+            return await self._run.advance()
+        except jax.errors.JaxRuntimeError as error:
+            if self._failures >= FAILURES or "RESOURCE_EXHAUSTED" in str(error):
+                raise
+            self._failures += 1
+            logger.warning("the sampler has failed and is started again: %s", str(error).splitlines()[0][:300])
+            self._run.restart()
+            return False
 
     def _due(self) -> bool:
         return bool(self._entries) and (self._until is None or self._run.turns >= self._until)
@@ -224,10 +241,6 @@ class Sampler:
         return Taken([one.group() for one in groups], tuple(one.log() for one in groups), ended, seconds, entered)
 
     def _logs(self) -> Pool:
-        for running in self._run.engines.values():
-            engine: Any = running.engine  # `Engine`, not one that other hosts mirror
-            for number, tokens in engine.running():
-                ticket = running.tickets[number]
-                ticket.note(Completion(number, tokens, False, ticket.until))
+        self._run.note_running()
         to_come = [log for entry, _ in self._entries for log, _ in entry.flight]
         return (*(group.log() for _, group in self._groups.values()), *to_come)

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_llm.rollouts.program_host import Completes, Draws, Task, ends_the_run
 from jaxrl_llm.rollouts.runtime.admission import Admitted, Collected, Rule
@@ -17,6 +17,7 @@ from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls
 from jaxrl_llm.rollouts.runtime.group_run import GroupRun, Ticket
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Held
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
+from jaxrl_llm.sampling.requests import Completion
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.process import compiles, count_compiles, interruptible, stop_if
 
@@ -144,6 +145,22 @@ class InFlight:
         self.engines = {}
         return open_ones
 
+    def restart(self) -> None:
+        """Go on with new engines of the driver after those in use have failed, with the tokens that they gave."""
+        self.note_running(suppress=(Exception,))
+        for running in self.engines.values():
+            self.waiting += [ticket for ticket in running.tickets.values() if ticket not in self.waiting]
+        self.engines = {}
+
+    def note_running(self, suppress: tuple[type[Exception], ...] = ()) -> None:
+        """Note what the engines have drawn of the calls that are not answered. suppress: see `contextlib.suppress`."""
+        for running in self.engines.values():
+            engine: Any = running.engine  # `Engine`, not one that other hosts mirror
+            with contextlib.suppress(*suppress):
+                for number, tokens in engine.running():
+                    ticket = running.tickets[number]
+                    ticket.note(Completion(number, tokens, False, ticket.until))
+
     async def advance(self) -> bool:
         """Make progress. True when the rule is satisfied or all groups are over."""
         await self.settle()
@@ -227,7 +244,7 @@ class InFlight:
             (ticket for ticket in self.waiting if not ticket.group.over),
             key=lambda ticket: (place[id(ticket.group)], ticket.call),
         )
-        self.waiting = []
+        self.waiting = tickets
         kinds = {ticket.draws for ticket in tickets}
         # The run's own engine comes first, whose statistics are those of the first token.
         for draws in sorted(kinds, key=_order):
@@ -241,6 +258,7 @@ class InFlight:
             for ticket, request in asked:
                 running = self.engines[draws]
                 running.tickets[running.engine.submit(request)] = ticket
+            self.waiting = [one for one in self.waiting if one.draws != draws]
         busy = [running for running in self.engines.values() if running.engine.busy]
         chunk, taken = self.outside.steps(self.driver.chunk), int(bool(busy))
         for engine, open_ones, stats in busy:
