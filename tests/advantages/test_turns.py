@@ -71,6 +71,7 @@ def test_turn_leave_one_out() -> None:
 paths = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=5, max_size=5)
 
 
+@pytest.mark.heavy
 @settings(max_examples=25, deadline=None)
 @given(paths, st.integers(0, 1000), st.sampled_from(["mean", "leave_one_out"]), st.sampled_from([1, 2]))
 def test_keys_against_a_loop(states: list[list[int]], seed: int, baseline: Any, last: int) -> None:

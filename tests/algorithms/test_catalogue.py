@@ -37,6 +37,11 @@ OPEN = (
 every = pytest.mark.parametrize("name", algorithms.names())
 
 
+@functools.cache
+def lines() -> list[str]:
+    return listing().splitlines()
+
+
 def defaults(name: str) -> dict[str, object]:
     return {p.name: p.default for p in inspect.signature(algorithms.constructor(name)).parameters.values()}
 
@@ -78,7 +83,7 @@ def test_its_page_and_line_are_printed(name: str) -> None:
     assert not [node.name for node in ast.walk(program) if isinstance(node, of_code) and ast.get_docstring(node)]
     for parameter in defaults(name):
         assert f"  {parameter} = " in said
-    (line,) = (line for line in listing().splitlines() if re.match(rf"  {name} [ *]+\d{{4}} ", line))
+    (line,) = (line for line in lines() if re.match(rf"  {name} [ *]+\d{{4}} ", line))
     assert str(method_card(name).facts.year) in line
     for need in method_card(name).needs:
         kind = need.partition(":")[0]

@@ -101,6 +101,7 @@ def test_worked_example(hyperparameters: dict[str, float], loss: float) -> None:
     assert float(algorithm.objective(outputs, batch)[0]) == pytest.approx(loss, abs=1.5e-6)
 
 
+@pytest.mark.heavy
 def test_the_entropy_bonus_lowers_the_loss_by_its_mean() -> None:
     fields = {**random_fields(3), "entropy": np.full((N, L), 1.5)}
     outputs, batch = batch_of(fields)

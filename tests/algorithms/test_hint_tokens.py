@@ -44,6 +44,7 @@ def credit(compared: str, balance: bool) -> np.ndarray:
     return A
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("compared", "balance"), [("kind", True), ("group", True), ("kind", False)])
 def test_adhint_is_its_loop(compared: Any, balance: bool) -> None:
     found = learn(adhint(compared=compared, balance=balance), HINTED, LOGP, NOW)

@@ -12,6 +12,7 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.preferences.likelihood_overopt_indicators import indicators
 
 
+@pytest.mark.heavy
 def test_likelihood_overopt_indicators_by_loop() -> None:
     batch, logp = random_batch(5, (2, 2))
     random = np.random.default_rng(1)

@@ -106,6 +106,7 @@ def trl(file: Any, of: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.where(mask, file[f"{of}/token_logps"], 0.0), np.where(mask, file[f"{of}/ref_token_logps"], 0.0), mask
 
 
+@pytest.mark.heavy
 def test_xpo_is_that_of_trl() -> None:
     """Values and gradients in float64, of sequence sums: one token a row."""
     with np.load(TRL) as file, jax.enable_x64(True):

@@ -118,6 +118,7 @@ def test_apo_worked_example() -> None:
     contexts(a2fm_apo(), "sequence", 0.2, 0.2, 0)
 
 
+@pytest.mark.heavy
 def test_zppo_worked_example_and_loop() -> None:
     """Groups without a signal do not enter the moments, and a step keeps the groups of the hardest problems."""
     R = np.array([[1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 1], [1, 1, 1, 1]], float)

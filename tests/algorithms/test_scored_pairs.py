@@ -38,6 +38,7 @@ def scored_batch(ids: np.ndarray, real: np.ndarray, pad: int, **info: np.ndarray
     )  # fmt: skip
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", ["plain", "margin_center0.1"])
 def test_loss_and_gradients_are_trls(case: str) -> None:
     model, params, _ = load_reward_model(MODEL)

@@ -54,6 +54,7 @@ def test_gigpo_worked_example() -> None:
     assert_close(credit("gigpo", uneven, over="turns"), [[0.25] * 3, [-0.75]])
 
 
+@pytest.mark.heavy
 def test_hgpo_worked_example() -> None:
     batch = episodes([[1, 2, 3], [1, 2, 4], [1, 5, 3]], [[0, 0, 1], [0, 0, 0], [0, 0, 1]])
     assert_close(credit("hgpo", batch), [[0.300833, 0.475, 0], [-0.601666, -0.475, 0], [0.300833, 0, 0]])
@@ -89,6 +90,7 @@ def test_srgpo_worked_example() -> None:
     assert_loss("srgpo", batch, 0.2, 0.2)
 
 
+@pytest.mark.heavy
 def test_trloo_worked_example() -> None:
     batch = episodes([[1, 2], [1, 2], [1]], [[1, 2], [0, 1], [0]])
     assert_close(credit("trloo", batch), [[2.5, 1.0], [-0.5, -1.0], [-2.0]])

@@ -157,6 +157,7 @@ def test_episodes_have_sessions_of_their_own_which_end() -> None:
     assert len(family(os.getpid())) == before
 
 
+@pytest.mark.heavy
 def test_a_conversation_goes_on_from_its_log_with_a_new_session() -> None:
     """Its calls are made again, and print the same; what they kept is there again."""
     codes = ["class A: pass\na = A()\na", "{'x', 'y', 'z'}, hash('a')", "type(a), 1 / 0", "1", "2", "3"]
@@ -189,6 +190,7 @@ def test_a_conversation_goes_on_from_its_log_with_a_new_session() -> None:
     assert len(family(os.getpid())) == before, "sessions of the run that was stopped"
 
 
+@pytest.mark.heavy
 def test_an_abandoned_session_ends_too() -> None:
     gc.collect()  # those of tests before
     before = len(family(os.getpid()))

@@ -85,6 +85,7 @@ def test_limits_and_errors_name_no_path_of_the_host(box: _Folder) -> None:
             scratch_files(**{name: 0})
 
 
+@pytest.mark.heavy
 def test_the_folder_is_removed(box: _Folder) -> None:
     folder = box._folder
     box.write_file("a/b", "x")

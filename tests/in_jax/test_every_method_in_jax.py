@@ -34,6 +34,7 @@ def start() -> Params:
     return fresh_params(jax.random.key(1), TASK, TINY)
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("own_programs")
 @pytest.mark.parametrize("name", few(OF_ONE_MODEL, ("ppo",)))
 def test_two_iterations_are_finite(name: str, start: Params) -> None:

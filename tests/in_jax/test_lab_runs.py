@@ -73,6 +73,7 @@ def test_runs_spread_over_four_devices_are_the_same(tmp_path: Path) -> None:
         np.testing.assert_allclose(found[f"params{i}"], x, rtol=0, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_a_learning_rate_of_zero_changes_nothing() -> None:
     for x, begun in zip(jax.tree.leaves(six().params), jax.tree.leaves(program.start()), strict=True):
         np.testing.assert_array_equal(x[5], begun)

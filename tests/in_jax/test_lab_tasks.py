@@ -156,6 +156,7 @@ def by_chance(name: str) -> float:
     return sum(chance * sum(each) / len(each) for (chance, _), each in zip(prompts_of(name), rewards, strict=True))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", few([*LITTLE, "maze"], ("maze", "brackets")))
 def test_what_a_random_policy_earns(name: str) -> None:
     """Of rollouts by a decoder whose unembedding is 0, within four standard errors."""

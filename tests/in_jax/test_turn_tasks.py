@@ -144,6 +144,7 @@ def assert_as_in_python(task: Task, name: str, prompt: list[int], tokens: list[i
     return len(own)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", LITTLE)
 def test_a_play_in_python_gives_the_same(name: str) -> None:
     task, prompts, found, finals = games(name)

@@ -58,6 +58,7 @@ def results(
     )
 
 
+@pytest.mark.heavy
 @settings(max_examples=2, deadline=None)
 @given(
     st.integers(0, 99), st.integers(1, 2), st.integers(1, 5), st.sampled_from([(1, 1), (2, 4)]),

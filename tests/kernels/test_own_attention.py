@@ -110,6 +110,7 @@ def compare(given: dict[str, Any], tile: int | None = None, tolerance: float = 2
 
 # B, K, R, h, S: many rows in a block, each alone as there are many heads, a prime number of rows; one tile and several.
 # Steps before, at and after the ring's end, and far behind it.
+@pytest.mark.heavy
 @pytest.mark.parametrize("shape, tile", [
     ((6, 3, 3, 64, 20), None),
     pytest.param((5, 2, 1, 128, 64), None, marks=pytest.mark.heavy),

@@ -22,6 +22,7 @@ from packed_trees import L, causal, drawn, packings, row_of, size_of
 compare = partial(packed_trees.compare, ("pallas", "xla"))
 
 
+@pytest.mark.heavy
 @settings(max_examples=12, deadline=None)
 @given(packings(), st.sampled_from([0, 1, 20]), st.integers(0, 9))
 def test_trees_windows_and_empty_rows_in_float64(tokens: PackedTokens, window: int, seed: int) -> None:
@@ -39,6 +40,7 @@ def test_heads_and_soft_caps(H: int, K: int, h: int, softcap: float) -> None:
         compare(drawn(1, H, K, h), tokens, tokens, 1e-12, softcap, 50)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 1e-5), (jnp.bfloat16, 3e-2)])
 def test_short_numbers(dtype: Any, tolerance: float) -> None:
     tokens = causal([200, 256], L)
@@ -56,6 +58,7 @@ def test_other_queries_than_keys_and_lengths_that_are_padded(queries: int, keys:
         compare(drawn(3, 4, 2, 16, queries, keys), cut(slice(keys, None)), cut(slice(keys)), 1e-12, window=90)
 
 
+@pytest.mark.heavy
 def test_gradients_by_finite_differences() -> None:
     tokens = PackedTokens(*(row_of([[9, [5], [7]]], [2], 24)[:, None]))
     with jax.enable_x64(True):
@@ -65,6 +68,7 @@ def test_gradients_by_finite_differences() -> None:
         check_grads(lambda *x: jax.tree.map(jnp.tanh, attend(*x)), arrays, order=1, modes=["rev"], rtol=1e-6)
 
 
+@pytest.mark.heavy
 def test_sets_of_keys_combine_by_their_log_sum_exps() -> None:
     """As over the devices of a sequence axis: results weighted by exp(lse) are the result for all keys."""
     tokens = causal([256, 190], L)
@@ -98,6 +102,7 @@ def needed(tokens: PackedTokens) -> tuple[int, int]:
     return computed, int(sees.reshape(blocks, 128, blocks, 128).any((1, 3)).sum())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("trees, gaps", [
     ([[512, *[[512]] * 4]], [0]),  # a prompt and its completions
     ([[300, *[[200, [120], [150]]] * 3], [400, [77]]], [0, 130]),  # trees, not on the borders of blocks

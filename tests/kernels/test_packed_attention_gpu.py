@@ -24,6 +24,7 @@ TARGET = "__gpu$xla.gpu.triton"
 compare = partial(packed_trees.compare, ("triton",))
 
 
+@pytest.mark.heavy
 @settings(max_examples=8, deadline=None)
 @given(packings(), st.sampled_from([0, 1, 20]), st.integers(0, 9))
 def test_trees_windows_and_empty_rows_in_float64(tokens: PackedTokens, window: int, seed: int) -> None:
@@ -31,6 +32,7 @@ def test_trees_windows_and_empty_rows_in_float64(tokens: PackedTokens, window: i
         compare(drawn(seed, 4, 2, 16), tokens, tokens, 1e-12, window=window)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("H, K, h, softcap", few(
     [(6, 2, 80, 2.0), (2, 1, 64, 0.0), (2, 2, 96, 0.0), (8, 1, 128, 0.0), (2, 1, 256, 5.0)], [(6, 2, 80, 2.0)],
     unpack=True,
@@ -42,6 +44,7 @@ def test_heads_and_soft_caps(H: int, K: int, h: int, softcap: float) -> None:
         compare(drawn(1, H, K, h), tokens, tokens, 1e-12, softcap, 50)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("h, dtype, tolerance", few(
     [(64, jnp.float32, 1e-5), (128, jnp.float32, 1e-5), (256, jnp.float32, 1e-5), (64, jnp.bfloat16, 3e-2),
      (128, jnp.bfloat16, 3e-2), (256, jnp.bfloat16, 3e-2)], [(64, jnp.float32, 1e-5), (128, jnp.bfloat16, 3e-2)],

@@ -107,6 +107,7 @@ def test_fused_packed_and_sliced_are_the_plain_formula(family: str, name: str, v
                 agree(grad_fn(policy, objective, params, batch, drawn.slices)[0], expected)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", few(OBJECTIVES, ["grpo"]))
 def test_the_gradient_is_the_finite_difference(name: str, vectors: Any) -> None:
     """Along three random directions of all parameters, by central differences of five points."""

@@ -228,6 +228,7 @@ def test_trees_that_do_not_fit_are_cut_where_they_share_least() -> None:
     assert list(subtrees(trie, 45)) == [(i, i + 1) for i in range(4)]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", few(["gemma2", "qwen3_moe"], ["gemma2"]))
 @pytest.mark.parametrize("devices, kernel", [(1, False), (2, False), (1, True), (2, True)])
 def test_outputs_and_gradients_are_those_of_whole_rows(

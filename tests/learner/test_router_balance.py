@@ -134,6 +134,7 @@ def test_real_tokens_count_once(family: str, vectors: Any) -> None:
     assert packed.chosen.sum() == (real.sum() - (G - 1) * prompts) * config.experts_per_token * sum(routed)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", ["mixtral", pytest.param("glm4_moe", marks=pytest.mark.heavy)])
 def test_micro_batches_give_the_gradient_of_the_whole(family: str, vectors: Any) -> None:
     model, balance = vectors(family), RouterBalance(0.5)
@@ -193,6 +194,7 @@ def test_training_on_it_alone_balances_the_experts(vectors: Any) -> None:
     assert 1 / E <= least < most <= 1 / k
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("stacked", [True, pytest.param(False, marks=pytest.mark.heavy)])
 def test_steps_of_correction_biases(stacked: bool, vectors: Any) -> None:
     """By hand from the recorded loads, a sign for each expert of each layer with experts; all else stays."""

@@ -60,6 +60,7 @@ def off_by(model: Any, params: Any, batch: Trajectories, policy: Any = None) -> 
     return np.abs(np.exp(found - batch.behaviour_logp) - 1)[np.asarray(batch.action_mask)]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", few(["mixtral", "qwen3_moe"], ["mixtral"]))
 def test_the_ratio_is_one_where_a_choice_flips_by_rounding(family: str, vectors: Any) -> None:
     model = vectors(family)
@@ -74,6 +75,7 @@ def test_the_ratio_is_one_where_a_choice_flips_by_rounding(family: str, vectors:
     assert off_by(model, params, batch).max() < 1e-4
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("how", few(["int8", "bfloat16"], ["int8"]))
 def test_a_rounded_sampler_is_closer_with_its_routing(how: str, vectors: Any) -> None:
     """What is left is what rounded weights compute with the same experts."""

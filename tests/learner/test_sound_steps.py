@@ -23,6 +23,7 @@ ZERO = optax.adam(1e-2, eps=0.0)  # where a gradient is 0 its update is 0/0
 NO_GRADIENT = BATCH.replace(weights=jnp.zeros_like(BATCH.weights))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("optimizer", "batch", "named"),
     [

@@ -19,6 +19,7 @@ from jaxrl_llm.utils.errors import InputError
 NEEDS = frozenset({"values:4", "target_values:4"})
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["tower", "shared"])
 def test_target_values_are_those_of_its_weights(kind: str) -> None:
     critic, batch = critic_of(NEEDS, kind), prepared()

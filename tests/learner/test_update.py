@@ -307,6 +307,7 @@ def test_a_bad_minibatch_is_left_out_and_the_others_are_not() -> None:
     assert bits(state.params) != bits(fresh_params())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("options", [{}, GROUPS], ids=["plain", "shared"])
 def test_a_batch_without_actions_is_finite(options: Any) -> None:
     empty = BATCH.replace(action_mask=jnp.zeros_like(BATCH.action_mask))

@@ -73,6 +73,7 @@ def test_one_step_by_hand() -> None:
     assert out.item() == pytest.approx(3.0)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("size", [1, 3, 4, 16])
 def test_chunks_of_any_size_are_the_loop(size: int) -> None:
     x, state = drawn(0, N, L), state_of(1, N)
@@ -111,6 +112,7 @@ def test_segments_begin_with_nothing() -> None:
             np.testing.assert_allclose(out[row, at], loop(own, jnp.zeros((1, H, K, V)))[0][0], atol=1e-12)
 
 
+@pytest.mark.heavy
 def test_paths_that_branch() -> None:
     """Chunks 1 and 2 continue chunk 0, which continues a given state, and chunk 3 continues chunk 1."""
     x, state, entry = drawn(3, 1, 12), state_of(4, 1), jnp.asarray([[4, 0, 0, 1]])

@@ -30,6 +30,7 @@ def whole(source: Distribution, tokens: int) -> Any:
     return jax.nn.log_softmax(z / source.temperature[:, None], axis=1)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("beta", [0, 0.3, 1])
 @pytest.mark.parametrize(("tokens", "block"), [(None, 8), (17, 64), (19, 5)])
 def test_values_and_gradients_are_those_of_all_logits(beta: float, tokens: int | None, block: int) -> None:

@@ -59,6 +59,7 @@ def assert_close(found: Any, expected: Any, tolerance: float = 2e-5) -> None:
     np.testing.assert_allclose(np.asarray(found, np.float64), expected, rtol=0, atol=bound)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", ["llama_tied", "qwen3_moe"])
 def test_new_adapters_change_nothing(vectors: Callable[[str], Any], family: str) -> None:
     model = vectors(family)
@@ -88,6 +89,7 @@ def test_shapes_and_spread_of_new_adapters(vectors: Callable[[str], Any]) -> Non
     assert not np.array_equal(found["gate_lora_in"], found["up_lora_in"])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("family", "targets"),
     [

@@ -76,6 +76,7 @@ MODELS = ["llama", "phi3", "qwen3_5", "deepseek_v3", "glm4", "gemma4_e2b", "lfm2
 FEW = {"llama", "phi3", "deepseek_v3"}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.heavy] * (n not in FEW)) for n in MODELS])
 def test_all_projections_of_a_family(name: str, tmp_path: Path) -> None:
     """Fused ones too, whose parts share A, embeddings and experts; those of routers and tied embeddings are merged."""
@@ -143,6 +144,7 @@ def test_patterns_of_rank_and_scale_and_rslora(tmp_path: Path) -> None:
         assert all(np.array_equal(found[f"{OUTER}{m}.lora_A.weight"], adapter[f"{m}.lora_A.weight"]) for m in modules)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.heavy] * (n not in FEW)) for n in [*MODELS, "qwen3_moe", "gemma4_moe"]]
 )

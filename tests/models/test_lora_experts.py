@@ -41,6 +41,7 @@ def adapted(model: Any, targets: tuple[str, ...], scale: float = 0.1) -> Any:
     return lora.scaled(combine(model.params, adapters), RANK, ALPHA)
 
 
+@pytest.mark.heavy
 def test_the_output_and_gradients_of_experts_by_loop_in_float64() -> None:
     """With W' = W + s A B of each expert: its weight times W_down' (silu(W_gate' x) * W_up' x), summed over those of a
     token. Gradients of A and B are s dW B^T and s A^T dW, of the merged weights."""
@@ -93,6 +94,7 @@ def test_the_output_and_gradients_of_experts_by_loop_in_float64() -> None:
                     np.testing.assert_allclose(found[f"{name}_lora_{end}"][e], value, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("family", "targets"),
     [
@@ -146,6 +148,7 @@ def test_the_policy_is_that_of_the_merged_weights(family: str, targets: tuple[st
     jax.tree.map(np.testing.assert_array_equal, combine(*apart), params)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("family", "targets", "how"),
     [

@@ -13,6 +13,7 @@ from jaxrl_llm import load_policy
 from jaxrl_llm.models.io.digest import tokenizer_digest
 
 
+@pytest.mark.heavy
 def test_another_process_finds_the_same(vectors: Any) -> None:
     model = vectors("llama")
     program = (

@@ -27,6 +27,7 @@ LIGHT = ("qwen3_5", "gemma4_e2b")
 SWITCHES = ("phi3_longrope",)  # transformers changes all rotations on the way; here the longest sequence decides
 
 
+@pytest.mark.heavy
 def test_longrope_is_that_of_transformers_before_and_after_its_switch() -> None:
     """A greedy continuation that grows beyond the original context, in its two parts, each with its own factors."""
     folder = VECTORS / "phi3_longrope"
@@ -60,6 +61,7 @@ def fused(gradient: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> d
     return out
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", few(TODAY, LIGHT))
 def test_logits_near_and_far(family: str, vectors: Any) -> None:
     model = vectors(family)
@@ -76,6 +78,7 @@ def test_logits_near_and_far(family: str, vectors: Any) -> None:
     assert np.abs(unrolled - logits).max() < bound
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", few(TODAY, LIGHT))
 def test_gradients(family: str, vectors: Any) -> None:
     """Of every parameter that transformers trains, within 1e-3 of its norm."""

@@ -146,6 +146,7 @@ def adapted(model: Any, kind: str) -> tuple[Any, Any]:
     return lora.split(lora.scaled(combine(rounded(model.params, kind), adapters), RANK, 4.0))
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize(
     ("family", "kind"),

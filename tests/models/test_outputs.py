@@ -72,6 +72,7 @@ def relative(found: Any, expected: Any) -> float:
     return max(jax.tree.leaves(jax.tree.map(of_leaf, found, expected)))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", few(FAMILIES, TWO_FAMILIES))
 def test_plain_and_shared_prompts_equal_the_softmax(
     family: str, vectors: Any, probe: Any, share: Any, left_padded: Any
@@ -151,6 +152,7 @@ def test_temperature_and_softcap_matter(family: str, vectors: Any, probe: Any) -
         assert np.abs(np.asarray(uncapped.logp) - probe(model, one).logp).max() > 1e-3
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family, mode", FAMILIES_AND_MODES)
 def test_the_ratio_is_one_before_the_first_step(
     family: str, mode: str, vectors: Any, rollouts: Any, probe: Any, left_padded: Any

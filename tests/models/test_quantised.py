@@ -167,6 +167,7 @@ def test_straight_through_gradients_of_experts(kind: str) -> None:
         np.testing.assert_allclose(dw[expert], x[rows].T @ dy[rows], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", few(FAMILIES, ("llama", "qwen3_moe")))  # matrices of layers, and of experts
 @pytest.mark.parametrize("kind", few(KINDS, ("int8",)))
 def test_a_policy_that_rounds_is_the_policy_of_the_rounded_weights(

@@ -201,6 +201,7 @@ def fp8_change(
     return change
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("family", "block", "scale", "dtype"),
     [

@@ -122,6 +122,7 @@ def model() -> tuple[Policy, Any, Trajectories]:
     return policy, init_params(jax.random.key(0), CONFIG, scale=0.5), batch_of(tokens, 4)
 
 
+@pytest.mark.heavy
 def test_packed_rows_replay_and_record_as_whole_ones(model: Any) -> None:
     policy, params, batch = model
     slices = plan_steps(batch).slices

@@ -46,6 +46,7 @@ def test_layers_stacked_and_apart(family: str, vectors: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, unstack(first, config.first(2))["layers"], apart["layers"][:2])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("order", few(["abab", "abba", "babbb", "aabaabab"], ["abba", "aabaabab"]))
 def test_scanned_layers_are_the_unrolled(order: str) -> None:
     """Whatever the order of two kinds with other sizes, windows and rotations."""

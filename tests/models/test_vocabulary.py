@@ -144,6 +144,7 @@ def test_values_without_a_critic_are_refused() -> None:
         policy_outputs(POLICY, PARAMS, BATCH, None, Wanted(("values",)))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("softcap", [0.0, 3.0])
 @pytest.mark.parametrize("block", [4, 7, 100])
 def test_log_probabilities_of_chosen_tokens_and_their_gradient(block: int, softcap: float) -> None:

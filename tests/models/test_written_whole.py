@@ -177,6 +177,7 @@ def program(source: str, *arguments: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.heavy
 def test_a_file_that_may_not_grow(model: Any, tmp_path: Path) -> None:
     """The real error of the library that writes the weights."""
     said, _ = program(LIMITED, model.folder, tmp_path / "m").communicate(timeout=120)

@@ -156,6 +156,7 @@ def test_triple_preferences_are_pairs_and_the_likelihood_of_the_third() -> None:
         np.testing.assert_allclose(by, expected["grad_logits"], rtol=1e-9, atol=1e-14)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_gradients_are_finite_where_losses_are(dtype: Any) -> None:
     sizes = [0.0, 1e-8, 0.3, 20.0, 120.0, 3e3]

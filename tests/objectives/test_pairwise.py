@@ -122,6 +122,7 @@ def test_pairs_by_loop_however_they_are_split(pairs: Any) -> None:
         assert total[name] == pytest.approx(float(x), rel=1e-5), name
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", sorted(PAIR_LOSSES))
 def test_rows_without_a_partner_change_nothing(name: str) -> None:
     batch, logp = random_batch()
@@ -162,6 +163,7 @@ def test_margins_mixtures_and_own_functions() -> None:
     assert float(loss_of(pairwise(both), batch, logp)) == pytest.approx(parts, rel=1e-5)
 
 
+@pytest.mark.heavy
 def test_slices_of_whole_groups_need_no_pass_over_the_batch_before() -> None:
     """The gradient in micro-batches is that of the whole batch, and the policy sees each row forward but once."""
     policy, params, _ = load_policy(Path(__file__).parents[1] / "vectors" / "llama_tied")

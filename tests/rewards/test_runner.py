@@ -206,6 +206,7 @@ def test_only_the_samples_that_hang_are_not_scored(caplog: pytest.LogCaptureFixt
     assert "reward 'hangs' failed on 2 of 8 samples, which are not scored: TimeoutError" in caplog.text
 
 
+@pytest.mark.heavy
 def test_a_batch_may_take_longer_than_a_sample() -> None:
     calls = []
 
@@ -222,6 +223,7 @@ def test_a_batch_may_take_longer_than_a_sample() -> None:
     assert calls == [8, 16, *[1] * 16]
 
 
+@pytest.mark.heavy
 def test_a_prompt_whose_completions_all_hang_leaves_the_others() -> None:
     """16 of 64 in a row: more than are tried in vain, if they came one after the other."""
 

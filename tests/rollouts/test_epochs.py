@@ -24,6 +24,7 @@ from jaxrl_llm.utils.errors import InputError
 ROWS = rows_of(7)
 
 
+@pytest.mark.heavy
 @given(st.integers(0, 99), st.integers(1, 9), st.integers(0, 7), st.booleans())
 @settings(max_examples=8, deadline=None, derandomize=True, database=None)
 def test_it_is_the_stream_without_what_was_solved(seed: int, count: int, hard: int, at_end: bool) -> None:

@@ -106,6 +106,7 @@ CASES = [
 ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", few(CASES, CASES[-3:]))
 def test_frequencies(case: dict[str, Any]) -> None:
     """300 tokens are three blocks of the noise, the last of them short."""

@@ -214,6 +214,7 @@ def test_cut_and_watch(gemma2: Any, whole: Any) -> None:
         assert 1 <= len(tokens) <= 6 + 4
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_log_probabilities_are_recomputed(family: str, vectors: Any) -> None:
     model = vectors(family)
@@ -259,6 +260,7 @@ def joined(first: Sequence[Completion], later: Sequence[Completion]) -> list[Tok
     return [next(rest).tokens if completion.unfinished else completion.tokens for completion in first]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("at", [1, 5, 12])
 def test_a_paused_rollout_goes_on(at: int, gemma2: Any, whole: Any) -> None:
     """From a token, from less than a window, and from more; through three slots for seven requests, twice."""

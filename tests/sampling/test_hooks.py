@@ -159,6 +159,7 @@ def masked_loop(policy: Policy, params: Any, other: Any, batch: Any, allow: Any)
     return logp, entropy
 
 
+@pytest.mark.heavy
 def test_lagged_nucleus_in_the_engine_and_in_the_update(vectors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The distribution of the definition is sampled from and trained on; the ratio before the first step is 1."""
     monkeypatch.setattr(hooked, "BLOCK", 5)  # which divides nothing

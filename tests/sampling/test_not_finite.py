@@ -52,6 +52,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", few(WAYS, ["fused", "filters"]))
 def test_a_nan_weight_is_named_whichever_way_a_token_is_drawn(way: str, llama: Any) -> None:
     """It is a norm's, so that all hidden states are NaN, from the first token on."""

@@ -46,6 +46,7 @@ def differences(policy: Policy, params: Params, **how: Any) -> np.ndarray:
     return np.abs(np.asarray(outputs.logp - batch.behaviour_logp))[np.asarray(batch.action_mask)]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", few(["int8", "float8"], ["int8"]))
 @pytest.mark.parametrize("family", few(FAMILIES, ("qwen3_moe",)))
 def test_the_ratio_is_one_with_the_same_rounding_and_float32_activations(vectors: Any, family: str, kind: str) -> None:
@@ -57,6 +58,7 @@ def test_the_ratio_is_one_with_the_same_rounding_and_float32_activations(vectors
     assert differences(policy, model.params, weight_dtype=kind).max() > 1e-2
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", few(FAMILIES, ("gemma2",)))
 def test_float32_activations_alone_in_bfloat16(vectors: Any, family: str) -> None:
     model = vectors(family)
@@ -84,6 +86,7 @@ def test_states_keys_and_values_have_the_dtype_of_activations(vectors: Any) -> N
     assert "rounding=int8" in repr(dataclasses.replace(policy, rounding="int8"))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", few(FAMILIES, ("qwen3",)))
 def test_effect_of_caches_on_log_probabilities(vectors: Any, family: str) -> None:
     """The mean over tokens; float8 has 4 bits of significand where int8 has up to 8."""
@@ -110,6 +113,7 @@ def test_prompts_and_tokens_are_of_the_same_weights(vectors: Any) -> None:
     np.testing.assert_allclose(found.behaviour_logp, expected.behaviour_logp, atol=2e-4)
 
 
+@pytest.mark.heavy
 def test_adapters_are_added_to_rounded_weights(vectors: Any) -> None:
     model = vectors("llama")
     adapters = lora.init(jax.random.key(1), model.policy.config, 4)

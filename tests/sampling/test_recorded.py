@@ -118,6 +118,7 @@ def test_given_tokens_of_a_conversation(fresh: bool, vectors: Any) -> None:
     check(model, batch_of(found[number], found[number + 1]))
 
 
+@pytest.mark.heavy
 def test_tokens_keep_the_experts_of_the_time_they_were_drawn(vectors: Any) -> None:
     """A paused completion goes on in an engine with other weights, which computes its keys again."""
     model, prompt = vectors("mixtral"), tuple(PROMPTS[0])

@@ -56,6 +56,7 @@ def alike(one: Completion, other: Completion, atol: float = 2e-5) -> None:
     np.testing.assert_allclose(one.tokens.logp, other.tokens.logp, rtol=0, atol=atol)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("family", few(["llama", "gemma2", *KINDS], ["gemma2", "qwen3_5"]))
 def test_a_conversation_that_comes_back(family: str, vectors: Any) -> None:
     """Its second turn is what an engine computes that never saw the first, and what the trainer computes."""

@@ -121,6 +121,7 @@ def test_useless_drafts_are_soon_given_up(vectors: Any) -> None:
     assert stats.drafted < 8 * K
 
 
+@pytest.mark.heavy
 def test_stop_tokens_and_strings_end_a_completion_within_a_draft(vectors: Any) -> None:
     """A stop token among accepted drafts is the last token; a `cut` ends at its place."""
     model = vectors("llama")

@@ -61,6 +61,7 @@ def test_they_are_never_drawn_and_the_ratio_is_one(how: str, vectors: Any) -> No
     assert np.isfinite(np.asarray(outputs.extras["mean_logp"])).all()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("implementation", ["xla", "pallas", "reference"])
 @pytest.mark.parametrize("floor", [None, -3.0])
 def test_the_kernel_knows_no_padding(implementation: str, floor: float | None) -> None:
@@ -88,6 +89,7 @@ def test_the_kernel_knows_no_padding(implementation: str, floor: float | None) -
         fused_logprob(hidden, table, targets, vocab_size=301)
 
 
+@pytest.mark.heavy
 def test_sums_over_the_vocabulary_leave_them_out() -> None:
     random = np.random.default_rng(0)
     hidden, table = (jnp.asarray(random.normal(size=(n, 8)), jnp.float32) for n in (5, 50))
@@ -103,6 +105,7 @@ def test_sums_over_the_vocabulary_leave_them_out() -> None:
         np.testing.assert_allclose(logp_of_tokens(padded, ids, block), logp_of_tokens(plain, ids), rtol=1e-5)
 
 
+@pytest.mark.heavy
 def test_a_padded_model_is_known_by_its_tokenizer(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(Path(__file__).parent.parent / "vectors" / "llama_tied", folder)

@@ -111,6 +111,7 @@ def test_a_run_with_environments_in_its_rewards_resumes(
     assert_same_run(tmp_path / "run", other)
 
 
+@pytest.mark.heavy
 def test_a_run_without_environments_logs_too(tmp_path: Path) -> None:
     runs.train(runs.small_config(tmp_path, rewards=of(tmp_path, "state"), steps=3, stream_rewards=True))
     lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")

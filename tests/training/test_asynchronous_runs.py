@@ -132,6 +132,7 @@ def test_the_order_of_a_run_can_be_repeated_bit_by_bit(
     assert kept[0] == kept[1]
 
 
+@pytest.mark.heavy
 def test_an_order_of_other_settings_is_refused(finished: tuple[TrainConfig, list[runs.Taken]], tmp_path: Path) -> None:
     """And a run that repeats one cannot be resumed, since what was in flight is not what it was."""
     with pytest.raises(InputError, match="the order to repeat is of"):
@@ -145,6 +146,7 @@ def test_an_order_of_other_settings_is_refused(finished: tuple[TrainConfig, list
         loop.resume(again.output)
 
 
+@pytest.mark.heavy
 def test_a_run_may_end_earlier_but_not_go_on_with_another_bound(
     finished: tuple[TrainConfig, list[runs.Taken]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,7 +192,7 @@ def test_a_run_that_is_killed_again_and_again_loses_no_group(
 ) -> None:
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
     config = config_of(tmp_path, checkpoint_every=1, keep_checkpoints=99)
-    for at in range(1, STEPS):
+    for at in (1, 2, 4, 7):
         with pytest.MonkeyPatch.context() as patch:
             stopped_at(patch, at, how)
             with pytest.raises((ConnectionError, Preempted)):
@@ -272,6 +274,7 @@ def test_groups_without_a_signal_are_replaced_beside_updates(tmp_path: Path) -> 
     runs.assert_equal_trees(runs.final_params(Path(again.output)), runs.final_params(Path(config.output)))
 
 
+@pytest.mark.heavy
 def test_a_run_that_replaces_groups_is_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
     more: dict[str, Any] = {"algorithm": "dapo", "hyperparameters": {"rounds": 3}, "group_size": 2}

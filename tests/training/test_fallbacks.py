@@ -90,6 +90,7 @@ def test_all_prompts_dropped_is_said_or_an_error(tmp_path: Path, capsys: pytest.
         runs.train(config)
 
 
+@pytest.mark.heavy
 def test_a_replay_of_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = {"replay_groups": 0}
     config = config_of(tmp_path, algorithm="symphony_fading_replay", hyperparameters=given, steps=1)

@@ -300,6 +300,7 @@ def nan_from(step: int) -> Callable[[], Algorithm]:
     return method
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("no_report")
 def test_a_loss_that_is_not_finite_stops_the_run_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
