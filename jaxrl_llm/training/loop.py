@@ -92,6 +92,6 @@ def _run(run: Running) -> None:
 def resume(
     path: str, accept_changed_inputs: bool = False, algorithm: Given | None = None, **values: Any
 ) -> dict[str, Any]:
-    """Resume the run in a folder as if it had never stopped. values: rewards, environment, tools, harness of `train`."""
+    """Resume a run's folder as if it had never stopped. values: rewards, environment, tools, harness; see `train`."""
     config = RunFolder(path).read_config()
     return train(config, resume=True, accept_changed_inputs=accept_changed_inputs, algorithm=algorithm, **values)
