@@ -16,11 +16,12 @@ from jaxrl_llm.distributed import bytes_to_move, named_shardings, parameter_spec
 from jaxrl_llm.distributed.aot import place
 from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host, own_copy, to_numpy
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
 from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.sampling.two_model_decode import beside
-from jaxrl_llm.sampling.weight_layouts import converter, loop_params, options_for, shardings
+from jaxrl_llm.sampling.weight_layouts import adapter_loop_params, converter, loop_params, options_for, shardings
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -102,6 +103,20 @@ def take_weights(
         params = jax.device_put(params, layout)
     loop = jax.block_until_ready(converter(policy, params, mesh, rounding)(policy, params))
     return Weights(loop, loop, mesh, moved, time.perf_counter() - start)
+
+
+def with_adapters(policy: Policy, weights: Weights, params: Params) -> Weights:
+    """Weights of one device with adapters, which share the memory of a model's own `weights`.
+
+    params: the parameters that these were taken of, together with adapters (`parameters.combine`).
+    """
+    if policy.rounding is None and _is_ready(policy, params):
+        return take_weights(policy, params)  # views of the parameters
+    params = weights.spread({name: x for name, x in params.items() if name != "critic"})
+    own = adapter_loop_params(policy, params, options_for(weights.device, rounding=policy.rounding))
+    replaced = ("head", "unembed") if "head" in own else ()
+    loop = combine({name: x for name, x in weights.loop.items() if name not in replaced}, own)
+    return Weights(params if policy.rounding is None else loop, loop, device=weights.device)
 
 
 def apart_from(weights: Weights, params: Params) -> Weights:

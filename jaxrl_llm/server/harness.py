@@ -216,7 +216,7 @@ def _checked(body: str, episode: _Episode) -> Call:
         asked = json.loads(body)
         if forced := isinstance(asked, dict) and asked.get("tool_choice") == "required":
             asked["tool_choice"] = "auto"
-        call = chat_call(asked, MODEL)
+        call = chat_call(asked, (MODEL,))
     except ValueError as error:
         raise ProtocolError(f"the body is not JSON: {error}") from None
     if not is_conversation(call.prompt):
