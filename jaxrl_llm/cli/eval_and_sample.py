@@ -136,6 +136,8 @@ def sample_command(arguments: list[str]) -> int:
         """Seed of the sampling."""
         environment: str | None = None
         """Environment to play with, as for jaxrl train. Default: the run's."""
+        harness: str | None = None
+        """Harness that plays, as for jaxrl train. Default: the run's."""
         tools: tuple[str, ...] | None = None
         """Tools that the policy may call, as for jaxrl train. Default: the run's."""
         turns: int | None = None
@@ -148,7 +150,7 @@ def sample_command(arguments: list[str]) -> int:
 
     accept, arguments = flag(arguments, ACCEPT)
     args = parse(Arguments, arguments, "jaxrl sample", sample_command.__doc__)
-    plays = args.environment is not None or bool(args.tools)
+    plays = args.environment is not None or args.harness is not None or bool(args.tools)
     gather(
         lambda: require("--turns", 1 if args.turns is None else args.turns, least=1, most=2**16),
         lambda: require("--samples", args.samples, least=1, most=2**20),
@@ -168,7 +170,7 @@ def sample_command(arguments: list[str]) -> int:
     if plays or is_agent(config):
         return _play(args, config, accept)
     if args.turns is not None:
-        raise InputError("--turns is given, but there is no environment: give --environment or --tools too")
+        raise InputError("--turns is given, but there is no environment: give --environment, --harness or --tools too")
     _some_prompts(args.prompts)
     prompts = filled_prompts(args.prompts, config.prompt_template if args.prompt_template is None
                              else args.prompt_template)  # fmt: skip
@@ -203,9 +205,13 @@ def sample_command(arguments: list[str]) -> int:
 
 def _play(args: Any, config: TrainConfig, accept: bool) -> int:
     """Play episodes, as sample_command's arguments say."""
-    names = ("environment", "tools", "turns", "max_new_tokens", "stop", "system_prompt", "top_p", "top_k", "min_p")
+    names = (
+        "environment", "harness", "tools", "turns", "max_new_tokens", "stop", "system_prompt", "top_p", "top_k",
+        "min_p",
+    )  # fmt: skip
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
-    if "environment" in given:
+    if given.keys() & {"environment", "harness"}:
+        given = {"environment": None, "harness": None} | given
         given |= {"rewards": ("number_match",), "eval_reward": None}  # only the environment rewards here
     config = dataclasses.replace(config, **given)
     from jaxrl_llm.sampling.live import throughput_line

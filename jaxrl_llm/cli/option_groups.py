@@ -25,9 +25,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "agent": (
         "What the policy acts in over several turns: environments and tools, and the budgets of their episodes.",
-        ("environment", "tools", "turns", "turn_tokens", "episode_tokens", "context_tokens", "compact", "players",
-         "environment_steps",
-         "tool_time_limit"),
+        ("environment", "harness", "tools", "turns", "turn_tokens", "episode_tokens", "context_tokens", "compact",
+         "players", "environment_steps", "tool_time_limit"),
     ),
     "reward": (
         "How completions are scored.",

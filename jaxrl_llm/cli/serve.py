@@ -6,6 +6,7 @@ import dataclasses
 import ipaddress
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_llm.cli.options import flag, parse, positional
@@ -25,8 +26,9 @@ def serve_command(arguments: list[str]) -> int:
     class Arguments:
         model: positional("MODEL")  # type: ignore[valid-type]
         """A run's folder, or a model as for jaxrl train."""
-        adapter: str | None = None
-        """Folder of LoRA adapters for the model, as PEFT writes them."""
+        adapter: tuple[str, ...] = ()
+        """Folder of LoRA adapters for the model, as PEFT writes them; or models beside it that share its weights, by
+        the names that clients give: NAME=FOLDER, or NAME=RUN, a run that trained adapters on it."""
         name: str | None = None
         """Name of the model for clients. Default: the last part of MODEL."""
         host: str = "127.0.0.1"
@@ -46,6 +48,10 @@ def serve_command(arguments: list[str]) -> int:
         lambda: require("--seed", args.seed, least=0, most=2**32 - 1),
         lambda: check_exposure(args.host, os.environ.get(KEY)),
     )
+    named = named_adapters(args.adapter)
+    name = args.name or Path(args.model).name
+    if name in named:
+        raise InputError(f"--adapter {name}=... has the model's own name: give another, or --name for the model")
     try:
         listening = socket.create_server((args.host, args.port))
     except OSError as error:
@@ -56,19 +62,42 @@ def serve_command(arguments: list[str]) -> int:
         raise InputError("jaxrl serve needs the package aiohttp: pip install 'jaxrl_llm[serve]'") from None
     from jaxrl_llm.server.app import Endpoint, application
     from jaxrl_llm.server.engines import Engines
+    from jaxrl_llm.training.folder.files import run_config
+    from jaxrl_llm.training.folder.load_adapters import load_adapters
     from jaxrl_llm.training.folder.load_run import load_run
 
-    config, policy, params, _ = load_run(args.model, accept_changed_inputs=accept, adapter=args.adapter)
-    name = args.name or Path(args.model).name
-    engines = Engines(policy, params, args.slots, args.seed)
-    app = application(Endpoint(engines, name, config.format, os.environ.get(KEY)))
+    format = run_config(args.model).format
+    if named:
+        policy, params, beside = load_adapters(args.model, named, accept)
+    else:
+        folder = next(iter(args.adapter), None)
+        (_, policy, params, _), beside = load_run(args.model, accept_changed_inputs=accept, adapter=folder), {}
+    engines = Engines(policy, params, args.slots, args.seed, {key: one.params for key, one in beside.items()})
+    formats = {key: one.config.format for key, one in beside.items()}
+    app = application(Endpoint(engines, name, format, os.environ.get(KEY), formats))
 
     async def say(app: web.Application) -> None:
-        print(f"{name} is served at http://{args.host}:{listening.getsockname()[1]}/v1; Ctrl-C ends it", flush=True)
+        what = f"{', '.join([name, *named])} {'are' if named else 'is'} served"
+        print(f"{what} at http://{args.host}:{listening.getsockname()[1]}/v1; Ctrl-C ends it", flush=True)
 
     app.on_startup.append(say)
     web.run_app(app, sock=listening, print=None, handler_cancellation=True)
     return 0
+
+
+def named_adapters(given: Sequence[str]) -> dict[str, str]:
+    """Folders by name; none where a folder is given without one. InputError for names that are missing or twice."""
+    if len(given) == 1 and "=" not in given[0]:
+        return {}
+    found: dict[str, str] = {}
+    for text in given:
+        name, mark, folder = text.partition("=")
+        if not (name.strip() and mark and folder.strip()):
+            raise InputError(f"--adapter {text} has no name or no folder: of several each is NAME=FOLDER or NAME=RUN")
+        if name in found:
+            raise InputError(f"--adapter has the name {name} twice: give each its own")
+        found[name] = folder
+    return found
 
 
 def check_exposure(host: str, key: str | None) -> None:

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl_llm.distributed import named_shardings, parameter_specs
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.recurrent import State
+from jaxrl_llm.models.lora import own_adapters
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, AnyMesh, row_axes
 from jaxrl_llm.models.parameters.table import TABLE
 from jaxrl_llm.models.placement import split_spec
@@ -143,6 +144,16 @@ def loop_params(policy: Policy, params: Params, options: LoopOptions = PLAIN) ->
     """The parameters with a dict per layer, in the policy's dtype; "head" is the unembedding if it is another."""
     layers = tuple(_layer(policy, layer, None, options) for layer in unstack(params, policy.config)["layers"])
     return _others(policy, outside_layers(params), options) | {"layers": layers}
+
+
+@partial(jax.jit, static_argnums=(0, 2))
+def adapter_loop_params(policy: Policy, params: Params, options: LoopOptions = PLAIN) -> Params:
+    """Those of `loop_params` that adapters have to themselves: what else there is would be that of the model alone."""
+    found = loop_params(policy, params, options)
+    own = own_adapters(found) | {
+        name: x for name, x in found.items() if name == "head" and "unembed_lora_out" in params
+    }
+    return own | {"layers": tuple(map(own_adapters, found["layers"]))}
 
 
 def _others(policy: Policy, params: Params, options: LoopOptions) -> Params:

@@ -22,7 +22,7 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import cast, kind_of
 from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.sampling.two_model_decode import beside
-from jaxrl_llm.sampling.weight_layouts import converter, loop_params, options_for, shardings
+from jaxrl_llm.sampling.weight_layouts import adapter_loop_params, converter, loop_params, options_for, shardings
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -106,7 +106,7 @@ def take_weights(
     return Weights(loop, loop, mesh, moved, time.perf_counter() - start)
 
 
-def with_adapters(policy: Policy, weights: Weights, params: Params) -> Weights | None:
+def renewed(policy: Policy, weights: Weights, params: Params) -> Weights | None:
     """The weights with the adapters (`models.lora`) of `params`, where nothing else differs: they alone are moved.
 
     None where that cannot be: parameters without adapters, those of the unembedding, which are in the loop's own, and
@@ -139,6 +139,20 @@ def _cast_layers(policy: Policy, adapters: Params) -> tuple[Params, ...]:
     """Adapters by layer, in the dtype of the loop."""
     layers: tuple[Params, ...] = unstack(adapters, policy.config)["layers"]
     return tuple(cast(layer, policy.dtype) for layer in layers)
+
+
+def with_adapters(policy: Policy, weights: Weights, params: Params) -> Weights:
+    """Weights of one device with adapters, which share the memory of a model's own `weights`.
+
+    params: the parameters that these were taken of, together with adapters (`parameters.combine`).
+    """
+    if policy.rounding is None and _is_ready(policy, params):
+        return take_weights(policy, params)  # views of the parameters
+    params = weights.spread({name: x for name, x in params.items() if name != "critic"})
+    own = adapter_loop_params(policy, params, options_for(weights.device, rounding=policy.rounding))
+    replaced = ("head", "unembed") if "head" in own else ()
+    loop = combine({name: x for name, x in weights.loop.items() if name not in replaced}, own)
+    return Weights(params if policy.rounding is None else loop, loop, device=weights.device)
 
 
 def apart_from(weights: Weights, params: Params) -> Weights:

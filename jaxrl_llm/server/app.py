@@ -7,7 +7,7 @@ import hmac
 import itertools
 import json
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -35,6 +35,12 @@ class Endpoint(NamedTuple):
     name: str  # of the model
     format: PromptFormat = PromptFormat()
     key: str | None = None  # that clients must give; None: any
+    adapters: Mapping[str, PromptFormat] = {}  # of the engines, by their names, which are names of models too
+
+    @property
+    def models(self) -> dict[str, PromptFormat]:
+        """The models, and how their prompts become tokens."""
+        return {self.name: self.format, **self.adapters}
 
     @property
     def tokenizer(self) -> Any:
@@ -69,8 +75,8 @@ def application(endpoint: Endpoint) -> web.Application:
     numbers = itertools.count()
 
     async def models(request: web.Request) -> web.Response:
-        one = {"id": endpoint.name, "object": "model", "created": 0, "owned_by": "jaxrl_llm"}
-        return web.json_response({"object": "list", "data": [one]})
+        each = {"object": "model", "created": 0, "owned_by": "jaxrl_llm"}
+        return web.json_response({"object": "list", "data": [{"id": name, **each} for name in endpoint.models]})
 
     def completions(chat: bool) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def complete(request: web.Request) -> web.StreamResponse:
@@ -78,7 +84,7 @@ def application(endpoint: Endpoint) -> web.Application:
                 body = json.loads(await request.text())
             except ValueError as error:
                 raise ProtocolError(f"the body is not JSON: {error}") from None
-            call = (chat_call if chat else text_call)(body, endpoint.name)
+            call = (chat_call if chat else text_call)(body, endpoint.models)
             # Encoding a long conversation takes a while, in which streams go on.
             made = await asyncio.to_thread(_made, endpoint, call, chat, next(numbers))
             try:
@@ -102,13 +108,13 @@ def application(endpoint: Endpoint) -> web.Application:
 
 
 def _made(endpoint: Endpoint, call: Call, chat: bool, number: int) -> _Made:
-    policy, tokenizer = endpoint.engines.policy, endpoint.tokenizer
+    policy, tokenizer, format = endpoint.engines.policy, endpoint.tokenizer, endpoint.models[call.model]
     reading = None
     try:
         if chat:
             row = {"tools": [*call.tools], "chat_template_kwargs": call.options}
-            ids = encode_prompt(tokenizer, call.prompt, format=endpoint.format, row=row)
-            rendering = Rendering(tokenizer, call.tools, endpoint.format)
+            ids = encode_prompt(tokenizer, call.prompt, format=format, row=row)
+            rendering = Rendering(tokenizer, call.tools, format)
             reading = reading_of(rendering, calls_of(rendering), policy.config.eos_token_ids)
         else:
             kind = PromptFormat("rendered") if isinstance(call.prompt, str) else None
@@ -121,8 +127,10 @@ def _made(endpoint: Endpoint, call: Call, chat: bool, number: int) -> _Made:
     # A seed is a prompt's id: with it tokens are the same each time, and without no two requests share noise.
     name = number if call.seed is None else zlib.crc32(str(call.seed).encode())
     name = name % 2**30 + (2**30 if call.seed is not None else 0)
-    asked = [Asked(Request(tuple(ids), limit, name, choice), call.how, call.stop) for choice in range(call.choices)]
-    answers = Answers(call, endpoint.name, chat, ids, lambda id: str(tokenizer.decode([id])))
+    adapter = call.model if call.model in endpoint.adapters else None
+    requests = [Request(tuple(ids), limit, name, choice) for choice in range(call.choices)]
+    asked = [Asked(request, call.how, call.stop, adapter) for request in requests]
+    answers = Answers(call, chat, ids, lambda id: str(tokenizer.decode([id])))
     return _Made(call, answers, asked, reading)
 
 

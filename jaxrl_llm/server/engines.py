@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -17,11 +17,11 @@ from jaxrl_llm.sampling.capacity import Size, lasting
 from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.sampling.requests import Request, Tokens
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
-from jaxrl_llm.sampling.weights import take_weights
+from jaxrl_llm.sampling.weights import Weights, take_weights, with_adapters
 from jaxrl_llm.utils.threads import named
 
 CHUNK = 8  # decode steps between two looks at what arrived; a stream has a piece of text after as many
-MOST_ENGINES = 4  # of different settings, whose caches are kept
+MOST_ENGINES = 4  # of different settings, whose caches are kept; as many as there are models, if these are more
 ROOM = 64  # tokens of a prompt and of a completion for which a new engine has room at least
 
 
@@ -40,6 +40,7 @@ class Asked(NamedTuple):
     request: Request
     how: How
     stop: tuple[str, ...] = ()
+    adapter: str | None = None  # by name; None: the model as it is
 
 
 class Progress(NamedTuple):
@@ -49,6 +50,7 @@ class Progress(NamedTuple):
     finish: str | None = None  # "stop", "length", or None while it goes on
 
 
+Kind = tuple[str | None, How]  # the adapter and the settings of an engine
 Tell = Callable[[Progress | BaseException], None]
 
 
@@ -62,15 +64,23 @@ class Engines:
     """Samples for any number of clients of one policy. `start` begins its thread, and `close` ends it.
 
     slots: completions of equal settings that decode at a time; others wait. seed: of all noise, with the prompt id and
-    the sample number of a request. Engines of settings that were not asked for longest make room for new ones.
+    the sample number of a request. adapters: by name, parameters with adapters, which share the other arrays of
+    `params` (`parameters.combine`), and so their memory. Engines of settings that were not asked for longest make room
+    for new ones.
     """
 
-    def __init__(self, policy: Policy, params: Params, slots: int = 16, seed: int = 0) -> None:
-        self.policy, self.weights = policy, take_weights(policy, params)
+    def __init__(
+        self, policy: Policy, params: Params, slots: int = 16, seed: int = 0, adapters: Mapping[str, Params] = {}
+    ) -> None:
+        base = take_weights(policy, params)
+        self.policy, self.weights = policy, dict[str | None, Weights]({None: base})
+        for name, adapted in adapters.items():
+            self.weights[name] = with_adapters(policy, base, adapted)
+        self.most = max(MOST_ENGINES, len(self.weights))
         self.slots, self.key = slots, jax.random.key(seed)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._engines: OrderedDict[How, Engine] = OrderedDict()
-        self._jobs: dict[tuple[How, int], _Job] = {}
+        self._engines: OrderedDict[Kind, Engine] = OrderedDict()
+        self._jobs: dict[tuple[Kind, int], _Job] = {}
         self._thread = threading.Thread(target=self._run, daemon=True, name="server engines")
 
     def start(self) -> None:
@@ -87,7 +97,7 @@ class Engines:
         Raises what the engine raised, such as InputError for logits that are not finite.
         """
         loop, told = asyncio.get_running_loop(), asyncio.Queue[Progress | BaseException]()
-        place: list[tuple[How, int]] = []
+        place: list[tuple[Kind, int]] = []
 
         def tell(what: Progress | BaseException) -> None:
             loop.call_soon_threadsafe(told.put_nowait, what)
@@ -119,61 +129,63 @@ class Engines:
                     wanted()
             except Empty:
                 pass
-            for how, engine in list(self._engines.items()):
+            for kind, engine in list(self._engines.items()):
                 if engine.busy:
                     try:
-                        self._advance(how, engine)
+                        self._advance(kind, engine)
                     except BaseException as error:  # of this engine alone
-                        self._fail(how, error)
+                        self._fail(kind, error)
 
-    def _advance(self, how: How, engine: Engine) -> None:
+    def _advance(self, kind: Kind, engine: Engine) -> None:
         engine.advance(CHUNK)
         for number, tokens in list(engine.running()):
-            job = self._jobs[how, number]
+            job = self._jobs[kind, number]
             if job.cut is not None and (end := job.cut(tokens.token)) is not None:
                 engine.cancel(number)
-                self._end(how, number, tokens.first(end), "stop")
+                self._end(kind, number, tokens.first(end), "stop")
             elif tokens.size:
                 job.tell(Progress(tokens))
         for done in engine.completed():
-            job = self._jobs[how, done.index]
+            job = self._jobs[kind, done.index]
             end = None if job.cut is None else job.cut(done.tokens.token)
             tokens = done.tokens if end is None else done.tokens.first(end)
-            self._end(how, done.index, tokens, "stop" if done.ended or end is not None else "length")
+            self._end(kind, done.index, tokens, "stop" if done.ended or end is not None else "length")
 
-    def _end(self, how: How, number: int, tokens: Tokens, finish: str) -> None:
-        self._jobs.pop((how, number)).tell(Progress(tokens, finish))
+    def _end(self, kind: Kind, number: int, tokens: Tokens, finish: str) -> None:
+        self._jobs.pop((kind, number)).tell(Progress(tokens, finish))
 
-    def _submit(self, job: _Job, place: list[tuple[How, int]]) -> None:
-        how, request = job.asked.how, job.asked.request
+    def _submit(self, job: _Job, place: list[tuple[Kind, int]]) -> None:
+        kind, request = (job.asked.adapter, job.asked.how), job.asked.request
         try:
-            number = self._engine(how, request).submit(request)
+            number = self._engine(kind, request).submit(request)
         except BaseException as error:
             job.tell(error)
             return
-        self._jobs[how, number] = job
-        place.append((how, number))
+        self._jobs[kind, number] = job
+        place.append((kind, number))
 
-    def _give_up(self, place: list[tuple[How, int]]) -> None:
-        for how, number in place:
-            if self._jobs.pop((how, number), None) is not None:
-                self._engines[how].cancel(number)
+    def _give_up(self, place: list[tuple[Kind, int]]) -> None:
+        for kind, number in place:
+            if self._jobs.pop((kind, number), None) is not None:
+                self._engines[kind].cancel(number)
 
-    def _fail(self, how: How, error: BaseException) -> None:
-        del self._engines[how]
+    def _fail(self, kind: Kind, error: BaseException) -> None:
+        del self._engines[kind]
         for of, number in list(self._jobs):
-            if of == how:
+            if of == kind:
                 self._jobs.pop((of, number)).tell(error if isinstance(error, Exception) else RuntimeError(named(error)))
 
-    def _engine(self, how: How, request: Request) -> Engine:
-        if how not in self._engines:
+    def _engine(self, kind: Kind, request: Request) -> Engine:
+        if kind not in self._engines:
+            adapter, how = kind
             idle = [other for other, engine in self._engines.items() if not engine.busy]
-            while idle and len(self._engines) >= MOST_ENGINES:
+            while idle and len(self._engines) >= self.most:
                 del self._engines[idle.pop(0)]
             size = Size(
                 lasting(self.slots, self.slots, self.slots), bucket(max(len(request.prompt), ROOM)),
                 bucket(max(request.limit, ROOM)),
             )  # fmt: skip
-            self._engines[how] = Engine(self.policy, self.weights, settings_of(self.policy, self.key, *how), size)
-        self._engines.move_to_end(how)
-        return self._engines[how]
+            settings = settings_of(self.policy, self.key, *how)
+            self._engines[kind] = Engine(self.policy, self.weights[adapter], settings, size)
+        self._engines.move_to_end(kind)
+        return self._engines[kind]

@@ -9,6 +9,7 @@ the harness rewrote begins a new one (`rollout/new_rows`).
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
 import secrets
@@ -22,12 +23,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from aiohttp import web
 
+from jaxrl_llm.core.by_value import name_of
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.data.chat.encode import fault_of, is_conversation
 from jaxrl_llm.data.chat.messages import text_of
 from jaxrl_llm.environments.copies import NotCopiedError
 from jaxrl_llm.environments.protocol import Environment, Observation, finite
 from jaxrl_llm.server.protocol import Call, Json, ProtocolError, chat_call, written_calls
+from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.threads import called, named
 
 T = TypeVar("T")
@@ -43,12 +46,31 @@ logger = logging.getLogger("jaxrl_llm.rollouts")
 def harness(play: Play) -> Callable[[], Environment]:
     """What makes the environment of an episode that `play` plays, for `--environment` and `environments`.
 
-    play: plain, which runs in a thread of its own, or async. It calls `base_url` with any OpenAI client, as the model
-    "policy": /chat/completions with messages, tools, and `stream`, one reply at a time. How tokens are drawn is the
-    run's affair: temperature, limits and stop strings of a call are not followed, which is said once. A function that
-    raises ends its episode there; one that makes no call has no episode.
+    `--harness` takes `play` itself. play: plain, which runs in a thread of its own, or async. It calls `base_url` with
+    any OpenAI client, as the model "policy": /chat/completions with messages, tools, and `stream`, one reply at a time.
+    How tokens are drawn is the run's affair: temperature, limits, stop strings and a required choice of tools are not
+    followed, which is said once. A function that raises ends its episode there; one that makes no call has no episode.
+    InputError unless it takes three arguments.
     """
+    check_play(play)
     return lambda: Harness(play)
+
+
+def check_play(play: Any) -> None:
+    """InputError for a harness that cannot be called with a base URL, a key and a row."""
+    try:
+        signature = inspect.signature(play)
+    except (TypeError, ValueError):  # a value that is no function, or code without a signature
+        if callable(play):
+            return
+        raise InputError(f"the harness is {shown(play)}, but must be a function of (base_url, api_key, row)") from None
+    try:
+        signature.bind("", "", {})
+    except TypeError:
+        raise InputError(
+            f"the harness {name_of(play, 'given')}{signature} cannot be called with three arguments: it must take "
+            "base_url, api_key and the row of the data set"
+        ) from None
 
 
 class _Asked(NamedTuple):
@@ -191,7 +213,10 @@ class _Endpoint:
 def _checked(body: str, episode: _Episode) -> Call:
     """A call of an episode. ProtocolError for what it cannot be answered."""
     try:
-        call = chat_call(json.loads(body), MODEL)
+        asked = json.loads(body)
+        if forced := isinstance(asked, dict) and asked.get("tool_choice") == "required":
+            asked["tool_choice"] = "auto"
+        call = chat_call(asked, (MODEL,))
     except ValueError as error:
         raise ProtocolError(f"the body is not JSON: {error}") from None
     if not is_conversation(call.prompt):
@@ -205,7 +230,7 @@ def _checked(body: str, episode: _Episode) -> Call:
         episode.tools = call.tools
     if call.tools != episode.tools:
         raise ProtocolError("all calls of an episode must have the same tools", "tools")
-    if call.stop or call.limit is not None or call.how != type(call.how)():
+    if forced or call.stop or call.limit is not None or call.how != type(call.how)():
         _tell_of_sampling()
     return call
 
@@ -213,8 +238,8 @@ def _checked(body: str, episode: _Episode) -> Call:
 @cache
 def _tell_of_sampling() -> None:
     logger.warning(
-        "the harness asks for a temperature, a limit of tokens or stop strings: they are not followed, since the run's "
-        "own settings say how tokens are drawn"
+        "the harness asks for a temperature, a limit of tokens, stop strings or a required call of a tool: that is not "
+        "followed, since the run's own settings say how tokens are drawn"
     )
 
 

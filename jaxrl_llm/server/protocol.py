@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm.sampling.requests import Tokens
@@ -44,6 +44,7 @@ class ProtocolError(Exception):
 class Call(NamedTuple):
     """A request for completions."""
 
+    model: str
     prompt: Any  # messages, a text, or token ids
     how: How
     choices: int
@@ -106,7 +107,9 @@ def _is_tool(tool: Any) -> bool:
     return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
-def _shared(fields: _Fields, prompt: Any, limit: int | None, logprobs: bool, tools: Any, options: Json) -> Call:
+def _shared(
+    fields: _Fields, model: str, prompt: Any, limit: int | None, logprobs: bool, tools: Any, options: Json
+) -> Call:
     stop = fields.take(
         "stop",
         lambda x: (
@@ -119,7 +122,7 @@ def _shared(fields: _Fields, prompt: Any, limit: int | None, logprobs: bool, too
     stream = fields.flag("stream")
     usage = fields.take("stream_options", lambda x: isinstance(x, dict) and stream, "an object, with stream", {})
     call = Call(
-        prompt,
+        model, prompt,
         How(
             float(fields.number("temperature", 0, 100, 1.0)), float(fields.number("top_p", 1e-6, 1, 1.0)),
             fields.whole("top_k", -1, 2**31 - 1, 0), float(fields.number("min_p", 0, 1, 0.0)),
@@ -132,10 +135,10 @@ def _shared(fields: _Fields, prompt: Any, limit: int | None, logprobs: bool, too
     return call._replace(how=call.how._replace(top_k=max(call.how.top_k, 0)))
 
 
-def chat_call(body: Any, model: str) -> Call:
-    """The call of a body of /v1/chat/completions. Raises ProtocolError."""
+def chat_call(body: Any, models: Collection[str]) -> Call:
+    """The call of a body of /v1/chat/completions for one of these models. Raises ProtocolError."""
     fields = _Fields(body)
-    check_model(fields, model)
+    model = model_of(fields, models)
     messages = fields.take(
         "messages", lambda x: isinstance(x, list) and len(x) > 0 and all(isinstance(one, dict) for one in x),
         "a list of messages with at least one",
@@ -151,13 +154,13 @@ def chat_call(body: Any, model: str) -> Call:
     logprobs = fields.flag("logprobs")
     options = fields.take("chat_template_kwargs", lambda x: isinstance(x, dict), "an object", {})
     limit = next((one for one in limits if one is not None), None)
-    return _shared(fields, messages, limit, logprobs, tools if choice == "auto" else [], options)
+    return _shared(fields, model, messages, limit, logprobs, tools if choice == "auto" else [], options)
 
 
-def text_call(body: Any, model: str) -> Call:
-    """The call of a body of /v1/completions. Raises ProtocolError."""
+def text_call(body: Any, models: Collection[str]) -> Call:
+    """The call of a body of /v1/completions for one of these models. Raises ProtocolError."""
     fields = _Fields(body)
-    check_model(fields, model)
+    model = model_of(fields, models)
     prompt = fields.take(
         "prompt",
         lambda x: (
@@ -173,16 +176,19 @@ def text_call(body: Any, model: str) -> Call:
     if prompt is None:
         raise ProtocolError("prompt is missing", "prompt")
     logprobs = fields.whole("logprobs", 0, 1)
-    return _shared(fields, prompt, fields.whole("max_tokens", 1, 2**24, 16), logprobs is not None, [], {})
+    limit = fields.whole("max_tokens", 1, 2**24, 16)
+    return _shared(fields, model, prompt, limit, logprobs is not None, [], {})
 
 
-def check_model(fields: _Fields, model: str) -> None:
-    """ProtocolError for another model's name."""
+def model_of(fields: _Fields, models: Collection[str]) -> str:
+    """The model's name. ProtocolError for another than these."""
     name = fields.take("model", lambda x: isinstance(x, str), "a text")
-    if name != model:
+    if name not in models:
+        known = ", ".join(models)
         raise ProtocolError(
-            f"the model {shown(name)} does not exist: this endpoint has {model}", "model", 404, "model_not_found"
+            f"the model {shown(name)} does not exist: this endpoint has {known}", "model", 404, "model_not_found"
         )
+    return str(name)
 
 
 class Choice(NamedTuple):
@@ -197,12 +203,12 @@ class Choice(NamedTuple):
 class Answers:
     """The answers to one request: whole, or in pieces."""
 
-    def __init__(self, call: Call, model: str, chat: bool, prompt: Sequence[int], token: Callable[[int], str]) -> None:
+    def __init__(self, call: Call, chat: bool, prompt: Sequence[int], token: Callable[[int], str]) -> None:
         self.call, self.prompt, self.token = call, prompt, token
         self.chat = chat
         kind = "chat.completion" if chat else "text_completion"
         self.head = {"id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}", "created": int(time.time())}
-        self.head |= {"model": model}
+        self.head |= {"model": call.model}
         self.whole_kind, self.piece_kind = kind, f"{kind}.chunk" if chat else kind
 
     def _choice(self, one: Choice) -> Json:

@@ -23,7 +23,7 @@ from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.agents.restarts import IMITATED, restarting
 from jaxrl_llm.rollouts.agents.self_play import self_play
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.utils.errors import InputError, error_line, shown, unknown
+from jaxrl_llm.utils.errors import InputError, error_line, missing_package, shown, unknown
 from jaxrl_llm.utils.starting import limited, phase
 from jaxrl_llm.utils.value_digest import value_digest
 
@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 
 def is_agent(config: TrainConfig) -> bool:
-    """Whether the run's episodes have an environment or tools."""
-    return bool(config.environment or config.tools)
+    """Whether the run's episodes have an environment, a harness or tools."""
+    return bool(config.world or config.tools)
 
 
 def agent_of(config: TrainConfig, needs: Collection[str] = (), greedy: bool = False) -> Rollout:
@@ -62,21 +62,22 @@ def agent_of(config: TrainConfig, needs: Collection[str] = (), greedy: bool = Fa
     rollout = restarting(rollout) if IMITATED in needs else rollout
     rollout = planned(rollout) if PLAN in needs else rollout
     return (
-        rollout if config.environment else replace(rollout, provides=rollout.provides - {ENVIRONMENT})
+        rollout if config.world else replace(rollout, provides=rollout.provides - {ENVIRONMENT})
     )  # tools alone give none
 
 
 def make_environment(config: TrainConfig) -> MakeEnvironment:
     """What makes a row's environment. InputError for an environment or tools that cannot be loaded."""
     tools = tuple(_tool(spec) for spec in config.tools)
-    if config.environment is None:
+    if config.world is None:
         return lambda row: WithTools(tools, config.tool_time_limit)
-    return environments(_factory(config.environment), tools, config.tool_time_limit, config.players)
+    return environments(_factory(config), tools, config.tool_time_limit, config.players)
 
 
 def agent_digests(config: TrainConfig) -> dict[str, str]:
-    """The digests of the environment, the tools and the compaction, or of their files, among a run's inputs."""
-    named = {"the environment's file": config.environment} if config.environment else {}
+    """The digests of environment or harness, tools and compaction, or of their files, among a run's inputs."""
+    worlds = {"the environment's file": config.environment, "the harness's file": config.harness}
+    named = {name: spec for name, spec in worlds.items() if spec}
     named |= {f"the file of the tool {spec.rpartition(':')[2]}": spec for spec in config.tools}
     values = {name: value_digest(spec.value) for name, spec in named.items() if isinstance(spec, ByValue)}
     named = {name: spec for name, spec in named.items() if name not in values}
@@ -150,10 +151,10 @@ def tell_ends(chats: Sequence[ChatTurns], ends: Collection[int]) -> None:
 
 def _kinds(config: TrainConfig, rows: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """A row for each kind of environment that the rows name; of rows that are read as they are drawn, the first."""
-    factory = _factory(config.environment) if config.environment else None
+    factory = _factory(config) if config.world else None
     first = dict(rows[0]) if isinstance(rows, list) else dict(next(iter(rows[:1])))
     if not isinstance(factory, Mapping):
-        return {str(config.environment or "tools"): first}
+        return {str(config.world or "tools"): first}
     known: dict[str, Mapping[str, Any]] = {}
     for row in rows if isinstance(rows, list) else [first]:
         name = str(row.get("environment"))
@@ -185,15 +186,20 @@ def _made(
         return world, tuple(world.tools)
 
     try:
-        return _in_time(config, tried, f"make the environment {config.environment or 'of the tools'}")
+        return _in_time(config, tried, f"make the environment {config.world or 'of the tools'}")
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"the environment {config.environment} cannot be made: {error_line(error)}") from None
+        raise InputError(f"the environment {config.world} cannot be made: {error_line(error)}") from None
 
 
-def _factory(spec: str) -> Any:
-    """A class, a function, or a dict of them. InputError for anything else, and a name without a module."""
+def _factory(config: TrainConfig) -> Any:
+    """What makes environments: a class, a function, or a dict of them. InputError for what cannot be loaded, or is
+    anything else."""
+    if config.harness is not None:
+        return _of_harness(config.harness)
+    spec = config.environment
+    assert spec is not None
     found = value_of(spec, "the environment")
     found = _loaded(spec, "the environment", load_value)[0] if found is None else found
     if not callable(found) and not (isinstance(found, Mapping) and found and all(map(callable, found.values()))):
@@ -202,6 +208,16 @@ def _factory(spec: str) -> Any:
             "them"
         )
     return found
+
+
+def _of_harness(spec: str) -> Callable[[], Environment]:
+    """What makes the environments of a harness."""
+    try:
+        from jaxrl_llm.server.harness import harness
+    except ImportError:
+        raise missing_package("aiohttp", "serve", "a harness") from None
+    play = value_of(spec, "the harness")
+    return harness(_loaded(spec, "the harness", load_function)[0] if play is None else play)
 
 
 def _tool(spec: str) -> Any:

@@ -36,6 +36,7 @@ def train(
     rewards: Sequence[Any] | Any = None,
     environment: Any = None,
     tools: Sequence[Any] | Any = None,
+    harness: Any = None,
 ) -> dict[str, Any]:
     """Start or resume a training run, and return its summary, which is also written to summary.json.
 
@@ -49,10 +50,10 @@ def train(
     in config.json as `python:NAME`; to resume, the same must be given again, and is compared; evaluation, sampling and
     export do not need it. source: makes the `Source` of batches, which replaces prompts, rollouts and rewards (see
     `rollouts.runtime.sources`). curriculum: makes the `Curriculum` from the training rows, which replaces shuffled
-    epochs; not together with a source. rewards, environment, tools: replace the configured ones, by names or as Python
-    values: functions, `Reward`s and classes, which a configuration takes too. Reward functions run in processes where
-    they can be sent there, else in threads, as a line says. They are recorded as `python:NAME`; to resume, the same
-    must be given again, and are compared.
+    epochs; not together with a source. rewards, environment, tools, harness: replace the configured ones, by names or
+    as Python values: functions, `Reward`s and classes, which a configuration takes too. Reward functions run in
+    processes where they can be sent there, else in threads, as a line says. They are recorded as `python:NAME`; to
+    resume, the same must be given again, and are compared.
 
     Raises InputError for bad input, before anything is written; if another process is using the run; and on resume if
     no checkpoint is usable or the inputs have changed. Raises NotFiniteError if a loss, gradient or new parameter is
@@ -60,7 +61,7 @@ def train(
     after Ctrl-C, and its subclass Preempted after SIGTERM: the step at hand is left (with several processes it is
     finished), and what was done before it is saved.
     """
-    values = {"rewards": rewards, "environment": environment, "tools": tools}
+    values = {"rewards": rewards, "environment": environment, "tools": tools, "harness": harness}
     config = of_values(config, algorithm, values)
     with begun(config, resume, inputs, accept_changed_inputs, algorithm, source, curriculum) as run:
         _run(run)
@@ -91,6 +92,6 @@ def _run(run: Running) -> None:
 def resume(
     path: str, accept_changed_inputs: bool = False, algorithm: Given | None = None, **values: Any
 ) -> dict[str, Any]:
-    """Resume the run in a folder as if it had never stopped. values: rewards, environment, tools; see `train`."""
+    """Resume a run's folder as if it had never stopped. values: rewards, environment, tools, harness; see `train`."""
     config = RunFolder(path).read_config()
     return train(config, resume=True, accept_changed_inputs=accept_changed_inputs, algorithm=algorithm, **values)

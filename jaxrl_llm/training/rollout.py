@@ -125,7 +125,7 @@ def rollout_of(config: TrainConfig, algorithm: Algorithm) -> Rollout:
     an environment or tools beside another rollout.
     """
     if is_agent(config):
-        what = "environment" if config.environment else "tools"
+        what = "environment" if config.environment else "harness" if config.harness else "tools"
         if config.rollout != TrainConfig.rollout:
             raise InputError(f"{what} is given, but the rollout is {config.rollout}: leave out one of the two")
         if algorithm.rollout is not None and algorithm.rollout.wrap is None:

@@ -23,7 +23,7 @@ from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.sampling import completion_ids
 from jaxrl_llm.sampling.weight_layouts import abstract_weights
-from jaxrl_llm.sampling.weights import take_weights
+from jaxrl_llm.sampling.weights import take_weights, with_adapters
 
 pytestmark = pytest.mark.heavy
 
@@ -149,3 +149,21 @@ def test_on_a_mesh_tokens_are_those_of_one_device(vectors: Callable[[str], Any])
     assert "tensor" in specs["query_lora_out"]
     assert "tensor" not in specs["query_lora_in"]
     assert "tensor" in of_loop
+
+
+@pytest.mark.parametrize("rounding", [None, "int8"])
+@pytest.mark.parametrize("targets", [("query", "down"), ("query", "embed", "unembed")])
+def test_models_with_adapters_share_the_arrays_of_the_decode_loop(
+    targets: tuple[str, ...], rounding: str | None, vectors: Any
+) -> None:
+    """In bfloat16, for which the loop has a copy of the model's weights."""
+    model = vectors("llama")
+    policy = dataclasses.replace(model.policy, dtype=jnp.bfloat16, rounding=rounding)
+    adapters = jax.tree.map(lambda x: x + 0.1, lora.init(jax.random.key(0), policy.config, 2, targets))
+    params = lora.scaled(combine(model.params, adapters), 2, 4.0)
+    base = take_weights(policy, model.params)
+    found, alone = with_adapters(policy, base, params), take_weights(policy, params)
+    jax.tree.map(np.testing.assert_array_equal, found._asdict(), alone._asdict())
+    own = jax.tree.leaves({name: x for name, x in base.loop.items() if name not in ("head", "unembed")})
+    shared = {id(x) for x in jax.tree.leaves(found.loop)} & {id(x) for x in own}
+    assert len(shared) == len(own)

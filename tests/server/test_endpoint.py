@@ -8,8 +8,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ import pytest
 
 from jaxrl_llm import load_policy
 from jaxrl_llm.cli.serve import check_exposure
+from jaxrl_llm.data.chat.rendering import PromptFormat
+from jaxrl_llm.models import lora
+from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.sampler import requests_of, settings_of
 from jaxrl_llm.sampling.stream import stream
@@ -47,14 +51,23 @@ def policy() -> Any:
 
 @pytest.fixture(scope="module")
 def served(policy: Any) -> Iterator[tuple[str, Engines]]:
-    """The base URL of an endpoint in a thread of its own, and its engines."""
+    """The base URL of an endpoint, and its engines."""
+    engines = Engines(*policy, slots=4, seed=5)
+    with serving(engines) as url:
+        yield url, engines
+
+
+@contextmanager
+def serving(engines: Engines, adapters: Mapping[str, PromptFormat] = {}) -> Iterator[str]:
+    """Context manager: an endpoint in a thread of its own; its base URL."""
     loop, ready = asyncio.new_event_loop(), threading.Event()
     from jaxrl_llm.server.app import Endpoint, application
 
-    engines, urls = Engines(*policy, slots=4, seed=5), list[str]()
+    urls = list[str]()
 
     async def run() -> None:
-        runner = web.AppRunner(application(Endpoint(engines, "tiny", key=KEY)), handler_cancellation=True)
+        app = application(Endpoint(engines, "tiny", key=KEY, adapters=adapters))
+        runner = web.AppRunner(app, handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
@@ -67,7 +80,7 @@ def served(policy: Any) -> Iterator[tuple[str, Engines]]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()), daemon=True)
     thread.start()
     assert ready.wait(60)
-    yield urls[0], engines
+    yield urls[0]
     loop.call_soon_threadsafe(stopped.set)
     thread.join(30)
 
@@ -98,6 +111,44 @@ def test_a_completion_is_the_engine_s(client: Any, policy: Any) -> None:
     assert found.usage.completion_tokens == len(expected) == len(choice.logprobs.token_logprobs)
     assert all(x <= 0 for x in choice.logprobs.token_logprobs)
     assert [model.id for model in client.models.list()] == ["tiny"]
+
+
+def test_adapters_are_models_by_name(policy: Any) -> None:
+    """They share the model's memory, and each gives what the engine does with its parameters."""
+    own, params = policy
+    adapters = {name: adapted(own, params, seed) for seed, name in enumerate(("one", "two"))}
+    engines = Engines(own, params, slots=2, seed=5, adapters=adapters)
+    leaves = {x.unsafe_buffer_pointer() for x in jax.tree.leaves(engines.weights[None].prompts)}
+    for name in adapters:
+        weights, own_adapters = lora.split(engines.weights[name].prompts)
+        shared = [x.unsafe_buffer_pointer() in leaves for x in jax.tree.leaves(weights)]
+        assert sum(shared) == len(leaves), name
+        assert not {x.unsafe_buffer_pointer() for x in jax.tree.leaves(own_adapters)} & leaves
+    with serving(engines, {name: PromptFormat() for name in adapters}) as url:
+        client = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=120)
+        assert [model.id for model in client.models.list()] == ["tiny", "one", "two"]
+
+        def ask(name: str) -> list[int]:
+            found = client.completions.create(
+                model=name, prompt="Ab", max_tokens=9, temperature=0, extra_body={"return_token_ids": True}
+            )
+            assert found.model == name
+            return found.choices[0].token_ids
+
+        with ThreadPoolExecutor(3) as pool:
+            together = dict(zip(("tiny", "one", "two"), pool.map(ask, ("tiny", "one", "two")), strict=True))
+        assert together == {name: greedy((own, of), "Ab", 9) for name, of in (("tiny", params), *adapters.items())}
+        assert len({tuple(ids) for ids in together.values()}) == 3
+        with pytest.raises(openai.NotFoundError, match="'three' does not exist: this endpoint has tiny, one, two"):
+            ask("three")
+
+
+def adapted(policy: Any, params: Any, seed: int) -> Any:
+    """The parameters with adapters that change what is drawn."""
+    adapters = lora.init(jax.random.key(seed), policy.config, rank=2)
+    noise = jax.random.key(seed + 10)
+    adapters = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(noise, x.shape), adapters)
+    return lora.scaled(combine(params, adapters), 2, 4.0)
 
 
 def test_a_stream_has_the_same_text_and_tokens(client: Any) -> None:
@@ -253,7 +304,7 @@ def test_a_client_that_goes_away_frees_its_slot(served: Any, client: Any) -> Non
     next(iter(stream))
     stream.close()
     wait_until(lambda: not engines._jobs)
-    (engine,) = [engine for of, engine in engines._engines.items() if of.temperature == 0.9]
+    (engine,) = [engine for (_, how), engine in engines._engines.items() if how.temperature == 0.9]
     assert not engine.busy
     assert engine.stats.asked == 64
     assert engine.stats.finished < 32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 import time
 import urllib.error
@@ -23,9 +24,11 @@ sys.path.append(str(Path(__file__).parents[1] / "training"))
 import tiny_runs as runs
 from test_agent_runs import config_of
 
+from jaxrl_llm.cli.program import main
 from jaxrl_llm.data.chat.calls import Call, Reply
 from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.server.harness import Harness, harness
+from jaxrl_llm.training import setup
 
 # Plays of two calls with the real client. What they heard goes to a file.
 PLAYS = """
@@ -135,6 +138,68 @@ def test_a_harness_that_fails_is_counted(tmp_path: Path, name: str, scored: bool
     _, lines, _ = trained(tmp_path, name)
     assert all(line["rollout/failed_environments"] > 0 for line in lines)
     assert all(line["reward/unscored"] == (0 if scored else 1) for line in lines)
+
+
+@pytest.mark.heavy
+def test_the_option_gives_what_the_environment_of_the_function_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the command line, and with the code's digest among the run's inputs."""
+    (tmp_path / "environment").mkdir()
+    _, expected, _ = trained(tmp_path / "environment", "goes_on")
+    plays = tmp_path / "plays.py"
+    plays.write_text(PLAYS)
+    config = config_of(tmp_path, None, eval_size=0, steps=2, harness=f"{plays}:going_on")
+    taken = list[runs.Taken]()
+    with runs.watched(taken):
+        assert main(["train", *runs.as_arguments(config)]) == 0
+    lines, measured = runs.lines_of(tmp_path / "run" / "metrics.jsonl"), ("loss", "reward/mean", "rollout/new_rows")
+    assert [[line[name] for name in measured] for line in lines] == [
+        [line[name] for name in measured] for line in expected
+    ]
+    said = runs.lines_of(tmp_path / "heard.jsonl")
+    heard = Counter(tuple(text.strip() for text in one) for one in said)
+    whole = {texts: count for texts, count in replies(taken, config.model).items() if len(texts) == 2}
+    assert whole == heard
+    plays.write_text(PLAYS + "\n# Other code.\n")
+    capsys.readouterr()
+    assert main(["train", "--resume", config.output]) == 2
+    assert "the harness's file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            ["--harness", "{}:going_on", "--environment", "{}:goes_on"],
+            "environment and harness are given, but only one",
+        ),
+        (["--harness", "{}:gone_on"], "unknown function of .*'gone_on': did you mean"),
+        (["--harness", "nowhere.py:going_on"], "no file 'nowhere.py'.* for the harness"),
+        (["--harness", "nowhere:going_on"], "cannot load the harness from 'nowhere': ModuleNotFoundError"),
+        (["--harness", "going_on"], "the harness 'going_on' names no file: write path/to/file.py:NAME"),
+        (["--harness", "{}:note"], r"the harness note\(said\) cannot be called with three arguments"),
+        (["--harness", "{}:goes_on"], r"the harness .* cannot be called with three arguments"),
+    ],
+)
+def test_what_is_no_harness_is_refused_before_the_model_is_loaded(
+    given: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def loaded(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(setup, "load_policy", loaded)
+    (tmp_path / "plays.py").write_text(PLAYS)
+    options = [one.format(tmp_path / "plays.py") for one in given]
+    # Without an environment the arguments of this configuration say nothing of one.
+    arguments = runs.as_arguments(config_of(tmp_path, None, rewards=("number_match",), turns=8))
+    assert main(["train", *arguments, *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(message, line), line
 
 
 def post(url: str, key: str, body: dict[str, Any], retry: int = 0) -> dict[str, Any]:

@@ -161,6 +161,10 @@ class TrainConfig:
     """What the policy acts in, over several turns: path/to/file.py:NAME or package.module:NAME, a class or function
     that makes an environment of TRL's kind (its methods are tools), Gymnasium's, TextArena's or TextWorld's, or a dict
     of them by the rows' column `environment`."""
+    harness: str | None = None
+    """An agent that brings its own loop, instead of an environment: path/to/file.py:FUNCTION or
+    package.module:FUNCTION, an async or plain function of (base_url, api_key, row) that plays an episode with any
+    OpenAI client, and returns its reward, or nothing where other rewards judge it."""
     tools: tuple[str, ...] = ()
     """Functions that the policy may call, path/to/file.py:FUNCTION or package.module:FUNCTION, with type hints and a
     docstring that says what each argument is; alone, or beside the tools of an environment of TRL's kind."""
@@ -325,6 +329,11 @@ class TrainConfig:
         cache = {"dtype": usual, "float8": "float8_e4m3fn"}.get(self.cache_dtype, self.cache_dtype)
         weights = None if self.weight_dtype == "dtype" else self.weight_dtype
         return SamplingConfig(**own | {"cache_dtype": cache, "weight_dtype": weights})
+
+    @property
+    def world(self) -> str | None:
+        """What the policy acts in, the environment or the harness; None where there is neither."""
+        return self.environment or self.harness
 
     @property
     def adapts(self) -> str:

@@ -75,14 +75,15 @@ def settle(config: TrainConfig) -> None:
     for name in ("rewards", "tools"):
         object.__setattr__(config, name, by_values(getattr(config, name), name.removesuffix("s")))
         check_entries(name, getattr(config, name))
-    object.__setattr__(config, "environment", by_value(config.environment, "environment"))
+    for name in ("environment", "harness"):
+        object.__setattr__(config, name, by_value(getattr(config, name), name))
     default = type(config).rewards
     usual = config.rewards is default
     wrong = coerce_fields(config)
     if usual:  # kept as it is, so that a changed copy of these settings knows that no reward was chosen
-        object.__setattr__(config, "rewards", default if config.environment is None else (ENVIRONMENT,))
+        object.__setattr__(config, "rewards", default if config.world is None else (ENVIRONMENT,))
     texts = [] if wrong else [partial(check_texts, config)]  # only if every field has its type
-    judged = config.eval_reward is not None or config.environment is None
+    judged = config.eval_reward is not None or config.world is None
     if not judged and "rewards" not in wrong and is_among(config.rewards):
         object.__setattr__(config, "eval_reward", ENVIRONMENT)
     ranges = {name: limits for name, limits in RANGES.items() if name not in wrong}
@@ -119,6 +120,7 @@ def check_texts(config: TrainConfig) -> None:
         "trackio",
         "mlflow",
         "environment",
+        "harness",
         "compact",
         "replay_order",
     )
@@ -160,11 +162,11 @@ def check_format(config: TrainConfig) -> None:
     if config.prompt_format != "chat" and (options or config.earlier_thoughts != "keep"):
         given = "template_options are" if options else "earlier_thoughts is"
         raise InputError(f"{given} given, but prompt_format is {config.prompt_format}, without a chat template")
-    if config.prompt_format == "rendered" and (config.environment or config.tools):
+    if config.prompt_format == "rendered" and (config.world or config.tools):
         raise InputError(
             "prompt_format is rendered, but an environment or tools need conversations: give chat or plain"
         )
-    if config.prompt_format != "chat" and config.system_prompt and not (config.environment or config.tools):
+    if config.prompt_format != "chat" and config.system_prompt and not (config.world or config.tools):
         raise InputError(
             f"system_prompt is given, but prompt_format is {config.prompt_format}, without messages: write it into "
             "the prompts, as with prompt_template"
@@ -173,13 +175,17 @@ def check_format(config: TrainConfig) -> None:
 
 def check_together(config: TrainConfig) -> None:
     """Checks that involve several settings."""
+    if config.environment and config.harness:
+        raise InputError(
+            "environment and harness are given, but only one of them can play the episodes: leave out the other"
+        )
     of_agents = [name for name in AGENT if getattr(config, name) != getattr(type(config), name)]
-    if of_agents and not config.environment and not config.tools:
+    if of_agents and not config.world and not config.tools:
         raise InputError(
             f"{', '.join(of_agents)} {'is' if len(of_agents) == 1 else 'are'} given, but the run has neither an "
             "environment nor tools: give one (TrainConfig takes Python values, as train does), or leave them out"
         )
-    plain = not config.environment and not config.tools
+    plain = not config.world and not config.tools
     if plain and config.context_tokens and config.max_prompt_tokens + config.max_new_tokens > config.context_tokens:
         raise InputError(
             f"context_tokens is {config.context_tokens}, but a prompt and its completion may have "

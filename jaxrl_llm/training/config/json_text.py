@@ -54,7 +54,7 @@ def located(config: TrainConfig, folder: str | os.PathLike[str]) -> TrainConfig:
         return f"{path(file)}:{function}" if mark and file.endswith(".py") and "(" not in file else spec
 
     changes: dict[str, Any] = {name: tuple(map(in_file, getattr(config, name))) for name in ("rewards", "tools")}
-    for name in ("environment", "compact"):
+    for name in ("environment", "harness", "compact"):
         value = getattr(config, name)
         changes[name] = None if value is None else in_file(value)
     changes |= {name: in_file(getattr(config, name)) for name in ("rollout", "algorithm")}

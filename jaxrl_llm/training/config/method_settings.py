@@ -65,7 +65,8 @@ def _settings(config: TrainConfig) -> Iterator[RunSetting]:
 
 
 def _default(config: TrainConfig, name: str) -> object:
-    return getattr(TrainConfig(environment=config.environment) if name == "rewards" else TrainConfig, name)
+    of_world = TrainConfig(environment=config.environment, harness=config.harness)
+    return getattr(of_world if name == "rewards" else TrainConfig, name)
 
 
 def _shown(value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -47,23 +47,38 @@ def load_run(
             f"{path_or_name} is a run, and --adapter is for a model: write the run's model first, with jaxrl export"
         )
     config = folder.read_config()
-    needs = folder.recorded_needs()  # of a method outside of the catalogue, which may not be there any more
-    needs = make_algorithm(config).needs if needs is None else needs
-    place = Path(folder.checkpoints_for(1))
-    if not place.is_dir():
+    needs = needs_of(folder, config)
+    if not Path(folder.checkpoints_for(1)).is_dir():
         raise InputError(f"{path_or_name} has no checkpoints yet")
     policy, params, tokenizer = load_model(dataclasses.replace(config, critic_model=None), needs)
     found = {**(digests or {}), **model_digests(params, tokenizer)}
+    params = trained(folder, config, policy, params, found, accept_changed_inputs)
+    return config, policy, params, tokenizer
+
+
+def needs_of(folder: RunFolder, config: TrainConfig) -> Collection[str]:
+    """The needs of a run's method, which may be outside of the catalogue and not there any more."""
+    needs = folder.recorded_needs()
+    return make_algorithm(config).needs if needs is None else needs
+
+
+def trained(
+    folder: RunFolder, config: TrainConfig, policy: Policy, params: Params, digests: Mapping[str, str], accept: bool
+) -> Params:
+    """The parameters of a run's newest checkpoint, without a critic; those that it froze are the ones given.
+
+    params: with which the run began, a critic's too where it has one. Raises InputError as `load_run` does.
+    """
     frozen, params = split_parameters(config, policy, params)
 
     def changes(meta: dict[str, Any]) -> list[str]:
-        return check_changes(meta, config, os.getcwd(), found, accept_changed_inputs, only=PARAMETER_SETTINGS)
+        return check_changes(meta, config, os.getcwd(), digests, accept, only=PARAMETER_SETTINGS)
 
-    with closing(Checkpoints(place)) as checkpoints:
+    with closing(Checkpoints(folder.checkpoints_for(1))) as checkpoints:
         restored = checkpoints.latest(params, check=changes)
     if restored is None:
-        raise InputError(f"{path_or_name} has no checkpoints yet")
+        raise InputError(f"{folder.path} has no checkpoints yet")
     for text in changes(restored.meta):
         logger.warning("%s", text)
     learned = {name: x for name, x in restored.params.items() if name != "critic"}
-    return config, policy, combine(frozen, learned), tokenizer
+    return combine(frozen, learned)

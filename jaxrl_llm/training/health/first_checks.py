@@ -105,7 +105,7 @@ def check_answers(rewards: Sequence[Reward], *sets: Sequence[dict[str, Any]]) ->
 def check_conversations(config: TrainConfig, rewards: Sequence[Reward], *sets: Sequence[dict[str, Any]]) -> None:
     """InputError where a reward model without a chat template would get prompts that are messages."""
     prompts = [rows[0]["prompt"] for rows in sets if isinstance(rows, list) and rows]
-    if config.environment or config.tools or any(map(is_conversation, prompts)):
+    if config.world or config.tools or any(map(is_conversation, prompts)):
         for reward in rewards:
             if not getattr(reward.function, "reads_messages", True):
                 raise InputError(
@@ -136,14 +136,14 @@ def make_rewards(config: TrainConfig, folder: str = ".") -> list[Reward]:
 def columns_of(config: TrainConfig, *sets: Sequence[dict[str, Any]]) -> set[str]:
     """Arguments available to reward functions: columns that all sets have, and those that scoring adds."""
     rows = [some[0] for some in sets if some]
-    with_world = config.environment or config.rollout != TrainConfig.rollout  # a program may have environments too
+    with_world = config.world or config.rollout != TrainConfig.rollout  # a program may have environments too
     added = {"prompts", "completion_ids"} | ({ENVIRONMENTS} if with_world else set())
     return (set.intersection(*(set(row) for row in rows)) | added) - {"prompt"}
 
 
 def prompt_source(config: TrainConfig) -> str:
     """The source of a run's training prompts; "" for games of its environment. InputError where there is none."""
-    if config.prompts or config.environment or (config.tools and config.system_prompt):
+    if config.prompts or config.world or (config.tools and config.system_prompt):
         return config.prompts
     if config.tools:
         raise InputError(
