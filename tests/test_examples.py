@@ -72,8 +72,8 @@ def test_what_the_readme_counts() -> None:
     assert len(text.splitlines()) <= 220
     counts = [int(number) for number in re.findall(r"(\d+) published methods", text)]
     assert counts == [len(algorithms.names())] * 2
-    assert len(list((ROOT / "colab").glob("*.ipynb"))) == len(re.findall(r"\]\(colab/\d", text)) == 6
-    assert "six notebooks" in text
+    assert len(list((ROOT / "colab").glob("*.ipynb"))) == len(re.findall(r"\]\(colab/\d", text)) == 7
+    assert "seven notebooks" in text
     assert len(TASKS) == 13
     assert "thirteen small tasks" in (ROOT / "docs/compositions.md").read_text()
 

@@ -18,6 +18,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "4_the_catalogue": {"METHOD": "dr_grpo", "TASK": "addition", "ITERATIONS": 10, "SEEDS": 2},
     "5_from_notebook_to_pod": {"STEPS": 2, "MESH": "fsdp=2,tensor=4"},
     "6_preferences": {"STEPS": 1, "PAIRS": 2, "ASKED": 16, "HELD_OUT": 8},
+    "7_bring_your_own_agent": {"STEPS": 1, "PROMPTS": 2, "SAMPLES": 4, "HELD_OUT": 4},
 }
 MOST_MEMORY = 10 * 2**30  # bytes on the host, less than the free runtimes of Colab have
 

@@ -86,7 +86,7 @@ VERL_OTHER: dict[str, str] = {
     "reward_model": REWARD_MODEL,
     "reward.": REWARD_MODEL,
     "trainer.experiment_name": "is the folder of the run here: --output runs/NAME",
-    "trainer.logger": "is --wandb, --trackio or --mlflow PROJECT here, and TensorBoard's files are written anyhow",
+    "trainer.logger": "is --wandb PROJECT here, or --trackio and --mlflow, and TensorBoard's files are written anyhow",
     "trainer.n": MESH,
     "trainer.resume_mode": "is --resume auto here, or --resume RUN",
     "trainer.total_epochs": LENGTH,

@@ -165,7 +165,7 @@ TRL_OTHER: dict[str, str] = {
     "processing_class": "has no counterpart here, since the model's tokenizer is used: leave it out",
     "push_to_hub": HUB,
     "ref_model": "has no counterpart here, since the reference is the initial model: leave it out",
-    "report_to": "is --wandb, --trackio or --mlflow PROJECT here, and TensorBoard's files are written anyhow",
+    "report_to": "is --wandb PROJECT here, or --trackio and --mlflow, and TensorBoard's files are written anyhow",
     "reward_model_name_or_path": REWARD_MODEL,
     "reward_weights": "is written after each reward here: --rewards 'number_match*1' 'my.py:style*0.5'",
     "run_name": "is the folder of the run here: --output runs/NAME",

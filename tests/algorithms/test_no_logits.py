@@ -12,7 +12,7 @@ import pytest
 from heavy import few
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.core.needs import OF_TEACHER, fill_in, value_of
+from jaxrl_llm.core.needs import OF_TEACHER, fill_in, value_of, values_of
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import plan_steps
@@ -20,6 +20,7 @@ from jaxrl_llm.learner.teacher import with_head
 from jaxrl_llm.learner.update import gradient
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.critic import critic_of, init_critic
+from jaxrl_llm.models.scores import init_reward_model
 
 N, L, V, D = 8, 64, 30_000, 8
 CONFIG = ModelConfig(
@@ -74,6 +75,8 @@ def test_a_whole_iteration_makes_no_array_of_all_logits(name: str) -> None:
     if (critic := critic_of(algorithm.needs, "shared")) is not None:
         policy = dataclasses.replace(policy, critic=critic)
         params = init_critic(jax.random.key(1), policy, params, critic)
+    for labels in values_of(algorithm.needs, "scores"):  # a reward model, which has no logits
+        policy, params = init_reward_model(jax.random.key(2), policy, params, tuple(map(str, range(int(labels)))))
     of_teacher = {need for need in algorithm.needs if value_of(need)[0] in OF_TEACHER}  # which is the reference
     batch, _, _ = fill_in(batch_of_groups(), algorithm.needs - of_teacher)
     steps = plan_steps(batch, micro_batches=2)

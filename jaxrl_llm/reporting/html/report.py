@@ -35,6 +35,7 @@ from jaxrl_llm.reporting.html.shown_completions import (
     squares,
     training_groups,
 )
+from jaxrl_llm.reporting.html.timeline import timeline
 from jaxrl_llm.reporting.html.verdict import held_out
 from jaxrl_llm.reporting.prompt_table import groups_text, listed, prompt_table, tried_text
 from jaxrl_llm.utils.errors import InputError, missing_package, shown
@@ -113,6 +114,7 @@ def _one_run(run: RunData, defaults: Defaults | None) -> dict[str, Any]:
         "changes": reward_changes(run.rows),
         "groups": [(group, as_tree([samples[row.offset] for row in shown_of(group)])) for group in chosen],
         "logged_groups": len(groups),
+        "timeline": timeline(run),
         "prompts": _prompts(run),
         "scales": {part: [_scale(kind, limit) for kind, limit in own.items()] for part, own in limits.items()},
     }

@@ -33,7 +33,7 @@ from jaxrl_llm.utils.process import stop_if
 logger = logging.getLogger("jaxrl_llm.rollouts")
 LOOK = 0.2  # seconds between two looks for Ctrl-C while a step waits for groups
 FAILURES = 3  # of the devices, after which the run ends with the next
-APART = 1 << 20  # sample numbers of a group; those of the next of the same prompt follow
+APART = 1 << 16  # sample numbers of a group; those of the next of the same prompt follow
 Choose = Callable[[Sequence[Waiting]], Sequence[GroupKey] | None]
 
 
