@@ -20,7 +20,7 @@ from jaxrl_llm.reporting import read_jsonl
 from jaxrl_llm.training.loop import train
 
 
-def accuracy(folder: Path, config: Any) -> dict[str, float]:
+def figures(folder: Path, config: Any) -> dict[str, float]:
     """Figures of a run, which is run if it is not there."""
     if not (folder / "summary.json").exists() or "eval_after" not in json.loads((folder / "summary.json").read_text()):
         draws = int(1.5 * config.steps * config.prompts_per_step)
@@ -53,7 +53,7 @@ def main() -> None:
                 config = dataclasses.replace(config, eval_size=256, max_staleness=bound)
                 if bound:
                     config = dataclasses.replace(config, stale_correction=correction)
-                found = accuracy(folder, config)
+                found = figures(folder, config)
                 lines.append(((bound, correction if bound else "none"), found))
                 said = "  ".join(f"{name} {value:.2f}" for name, value in found.items())
                 print(

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rollout_tail import tail_limits
 
+from jaxrl_llm.rollouts.asynchronous.staleness import Waiting, in_flight, taken
 from jaxrl_llm.rollouts.program_host import Draws, Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Rule
@@ -29,7 +30,6 @@ from jaxrl_llm.rollouts.runtime.group_run import GroupRun
 from jaxrl_llm.rollouts.runtime.in_flight import InFlight
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
-from jaxrl_llm.rollouts.runtime.staleness import Waiting, in_flight, taken
 from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Request, Tokens
 from jaxrl_llm.sampling.stats import Stats
 

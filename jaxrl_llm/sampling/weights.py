@@ -106,7 +106,7 @@ def take_weights(
     return Weights(loop, loop, mesh, moved, time.perf_counter() - start)
 
 
-def renewed(policy: Policy, weights: Weights, params: Params) -> Weights | None:
+def replace_adapters(policy: Policy, weights: Weights, params: Params) -> Weights | None:
     """The weights with the adapters (`models.lora`) of `params`, where nothing else differs: they alone are moved.
 
     None where that cannot be: parameters without adapters, those of the unembedding, which are in the loop's own, and

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxrl_llm.core.source import Curriculum, Replay, Source, Step
 from jaxrl_llm.replay.disk import is_available, on_disk
-from jaxrl_llm.rollouts.runtime.asynchronous import asynchronous
+from jaxrl_llm.rollouts.asynchronous.source import asynchronous
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Clock, Experience, state_of
 from jaxrl_llm.rollouts.runtime.sources import no_replay, shuffled_epochs

@@ -23,7 +23,7 @@ DISPATCH = threading.Lock()
 """Held while programs that span several devices are started from threads, so that all devices get them in one order."""
 
 
-class Both(NamedTuple):
+class BothLocks(NamedTuple):
     """Two locks as one."""
 
     first: threading.Lock

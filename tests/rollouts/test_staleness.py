@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxrl_llm.rollouts.asynchronous.staleness import Waiting, in_flight, taken
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey
-from jaxrl_llm.rollouts.runtime.staleness import Waiting, in_flight, taken
 
 STEPS = 9
 

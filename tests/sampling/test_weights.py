@@ -36,7 +36,7 @@ from jaxrl_llm.sampling.weight_layouts import (
     loop_specs,
     options_for,
 )
-from jaxrl_llm.sampling.weights import renewed, take_weights
+from jaxrl_llm.sampling.weights import replace_adapters, take_weights
 
 
 def test_layers_share_the_memory_of_the_parameters(vectors: Any) -> None:
@@ -210,7 +210,7 @@ def assert_only_adapters_move(policy: Policy, base: Any, mesh: Any = None) -> No
     first, second = (adapters_like(lora.init(jax.random.key(0), policy.config, 2), seed) for seed in (1, 2))
     base, _ = lora.split(lora.scaled(combine(base, first), 2, 4.0))
     before, after = (take_weights(policy, combine(base, adapters), mesh) for adapters in (first, second))
-    found = renewed(policy, before, combine(base, second))
+    found = replace_adapters(policy, before, combine(base, second))
     assert found is not None
     for kept, anew, old in zip(found[:2], after[:2], before[:2], strict=True):
         jax.tree.map(np.testing.assert_array_equal, kept, anew)
@@ -228,7 +228,7 @@ def test_of_weights_with_adapters_these_alone_are_taken_again(vectors: Any, name
     model = vectors(name)
     with quick_compiles():
         assert_only_adapters_move(model.policy, model.params)
-        assert renewed(model.policy, take_weights(model.policy, model.params), model.params) is None
+        assert replace_adapters(model.policy, take_weights(model.policy, model.params), model.params) is None
 
 
 APART = """

@@ -22,8 +22,8 @@ from compiling import with_devices
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.rollouts.runtime import continuous
-from jaxrl_llm.rollouts.runtime.step_order import FILE, StepOrder, of_host, read_order, write_order
+from jaxrl_llm.rollouts.asynchronous import sampler
+from jaxrl_llm.rollouts.asynchronous.step_order import FILE, StepOrder, of_host, read_order, write_order
 from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.training import loop, running
 from jaxrl_llm.training.config import TrainConfig
@@ -245,7 +245,7 @@ def test_a_sampler_that_fails_is_started_again(
         return
     with pytest.MonkeyPatch.context() as patch:
         told = list[Any]()
-        patch.setattr(continuous.logger, "warning", lambda *said: told.append(said))
+        patch.setattr(sampler.logger, "warning", lambda *said: told.append(said))
         runs.train(config)
     assert [said[1] for said in told] == ["INTERNAL: the device is lost"] * failures
     assert taken_by(config.output) == taken_by(finished[0].output)

@@ -25,14 +25,14 @@ from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.two_model_decode import alone, beside
-from jaxrl_llm.sampling.weights import Weights, apart_from, renewed, take_weights
+from jaxrl_llm.sampling.weights import Weights, apart_from, replace_adapters, take_weights
 from jaxrl_llm.utils.errors import InputError
 
 
 def weights_of(setup: Experience, params: Params, before: Weights | None = None) -> Weights:
     """The sampler's weights of the policy that learns. before: those of the last step."""
     policy, own = setup.policy, {name: x for name, x in params.items() if name != LEAGUE}
-    found = renewed(policy, before, own) if setup.frozen and before is not None else None
+    found = replace_adapters(policy, before, own) if setup.frozen and before is not None else None
     weights = found or take_weights(policy, own, setup.mesh, setup.sampling.weight_dtype)
     return apart_from(weights, lora.split(own)[1] if setup.frozen else own) if setup.beside else weights
 

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import jax
 
+from jaxrl_llm.rollouts.asynchronous.staleness import Waiting
+from jaxrl_llm.rollouts.asynchronous.step_order import NEVER
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.driver import Driver
@@ -24,8 +26,6 @@ from jaxrl_llm.rollouts.runtime.group_run import Group, GroupRun
 from jaxrl_llm.rollouts.runtime.in_flight import InFlight
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
-from jaxrl_llm.rollouts.runtime.staleness import Waiting
-from jaxrl_llm.rollouts.runtime.step_order import NEVER
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.process import stop_if

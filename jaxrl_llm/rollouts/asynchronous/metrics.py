@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxrl_llm.rollouts.runtime.continuous import Taken
+from jaxrl_llm.rollouts.asynchronous.sampler import Taken
 from jaxrl_llm.sampling.stats import Stats
 
 

@@ -25,10 +25,13 @@ from jaxrl_llm.distributed.hosts import Hosts
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rewards.streamed import StreamedScores
+from jaxrl_llm.rollouts.asynchronous.metrics import ages, sampler_metrics, staleness_metrics
+from jaxrl_llm.rollouts.asynchronous.sampler import Entry, Sampler, Taken
+from jaxrl_llm.rollouts.asynchronous.staleness import Waiting, in_flight, taken
+from jaxrl_llm.rollouts.asynchronous.step_order import NEVER, StepOrder, of_host, write_order
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.admission import Collected
 from jaxrl_llm.rollouts.runtime.collate import mean_metrics, program_metrics, rows_of, to_batch
-from jaxrl_llm.rollouts.runtime.continuous import Entry, Sampler, Taken
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.engines import engines_of, weights_of
 from jaxrl_llm.rollouts.runtime.multihost_gather import of_all_hosts
@@ -38,14 +41,11 @@ from jaxrl_llm.rollouts.runtime.source import begun, continued, driver_of, exper
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
 from jaxrl_llm.rollouts.runtime.sources import draw, rollout_metrics
-from jaxrl_llm.rollouts.runtime.staleness import Waiting, in_flight, taken
-from jaxrl_llm.rollouts.runtime.staleness_metrics import ages, sampler_metrics, staleness_metrics
-from jaxrl_llm.rollouts.runtime.step_order import NEVER, StepOrder, of_host, write_order
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import Weights
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.process import interruptible
-from jaxrl_llm.utils.threads import DISPATCH, Both
+from jaxrl_llm.utils.threads import DISPATCH, BothLocks
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class _Beside:
         self.streamed: StreamedScores | None = None
         self.weights: Weights | None = None  # of the last step, where the next differ in adapters alone
         self.turn = threading.Lock()  # held while the sampler must not run programs
-        self.lock = Both(self.turn, DISPATCH)
+        self.lock = BothLocks(self.turn, DISPATCH)
         if rule.turns:
             self.turn.acquire()
 
@@ -163,10 +163,12 @@ class _Beside:
         counts, parts, runs, stats = [each] * hosts.units, list[Taken](), list[dict[str, float]](), list[Stats]()
         while True:
             parts.append(self._take(setup, counts[hosts.index], step, sum(len(one.logs) for one in parts)))
-            groups, scored = self._scored(setup, parts[-1], counts, step)
-            stats, runs = [*stats, *groups.stats], [*runs, program_metrics(groups.groups)]
-            good = None if rounds is None else rounds.add(groups.groups, scored)
-            if rounds is None or good is None or not rounds.missing:
+            found, scored = self._scored(setup, parts[-1], counts, step)
+            stats, runs = [*stats, *found.stats], [*runs, program_metrics(found.groups)]
+            if rounds is None:
+                break
+            good = rounds.add(found.groups, scored)
+            if not rounds.missing:
                 break
             # What a host lacks comes to it with these weights; it takes as many of those that are complete.
             by_host = np.split(~good, np.cumsum(counts)[:-1])
@@ -178,9 +180,9 @@ class _Beside:
             new, dropped, self.begun = [*new, *more], dropped + lost, (before, state)
             self._enter(setup, None, more)
         self.in_flight = [count + came - each for count, came in zip(self.in_flight, missing, strict=True)]
-        metrics = rollout_metrics(stats, dropped) | mean_metrics(runs) | self._told(setup, parts, stats, step, began)
+        metrics = rollout_metrics(stats, dropped) | mean_metrics(runs) | self._metrics(setup, parts, stats, step, began)
         state = state._replace(pool=())
-        return (Step(scored, rows_of(groups.groups), metrics) if rounds is None else rounds.step(metrics)), state
+        return (Step(scored, rows_of(found.groups), metrics) if rounds is None else rounds.step(metrics)), state
 
     def _enter(self, setup: Experience, driver: Driver | None, flight: Sequence[tuple[GroupLog, Task]]) -> None:
         """Let weights (None: those there are) and groups come in."""
@@ -230,7 +232,7 @@ class _Beside:
         with setup.clock("wait"):
             return of_all_hosts(hosts, places, own, scored, batch_of)
 
-    def _told(
+    def _metrics(
         self, setup: Experience, parts: Sequence[Taken], stats: Sequence[Stats], step: int, began: bool
     ) -> dict[str, float]:
         """Metrics of a step of all hosts, whose order is written. began: with the sampler."""
