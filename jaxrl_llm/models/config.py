@@ -37,6 +37,14 @@ class ScoreHead(NamedTuple):
     pad_token_id: int | None  # the score is that of a row's last token that has another id; None: of its last token
 
 
+class Unmasking(NamedTuple):
+    """How a masked-diffusion model writes (LLaDA, 2502.09992): blocks one after another, each from masks to tokens."""
+
+    mask_token: int  # stands in the place of a token that is not known
+    block: int = 32  # places of a block, which is whole even where the text ends within it
+    at_a_time: int = 2  # tokens of a block that are drawn in each forward pass, those of which the model is surest
+
+
 class LayerKind(NamedTuple):
     """Layers of a model that have the same weights and compute the same, but for windows and rotations."""
 
@@ -114,6 +122,7 @@ class ModelConfig:
     convolution: int = 0  # taps of a gated short convolution in place of attention; 0: none (LFM2)
     gated_attention: bool = False  # what a head gives is multiplied by a sigmoid of the token's own (Qwen3.5)
     score: ScoreHead | None = None  # None: a language model
+    unmasking: Unmasking | None = None  # a masked-diffusion model, whose tokens see their whole row; None: a causal one
 
     @property
     def known_tokens(self) -> int:

@@ -52,8 +52,8 @@ def forward(
     """Hidden states after the last norm, [N, L, D], and the cache with these tokens in it.
 
     tokens int32[N, L]; positions int32[N, L] rotate the heads; segments int32[N, L]: a token sees the earlier
-    tokens (by slot, not by position) of its own segment, and 0 is padding, which nothing sees. Padding may stand
-    anywhere. With a cache the tokens are written to its next L slots. Options: `dtype` is that of weights and states
+    tokens (by slot, not by position) of its own segment, of a masked-diffusion model the later ones too, and 0 is
+    padding, which nothing sees. Padding may stand anywhere. With a cache the tokens are written to its next L slots. Options: `dtype` is that of weights and states
     (default: the parameters'); norms, rotations, attention logits and softmax are float32. `activations` is that of
     states alone. `rounding` rounds projections, see `quantised.KINDS`. `remat` recomputes each layer in the backward
     pass; see `Remat`.
@@ -66,9 +66,13 @@ def forward(
         seen_positions = jax.lax.dynamic_update_slice(cache.positions, positions, (0, first))
         seen_segments = jax.lax.dynamic_update_slice(cache.segments, segments, (0, first))
     slot = first + jnp.arange(L)
-    earlier = jnp.arange(seen_positions.shape[1])[None, :] <= slot[:, None]
     same = (segments[:, :, None] == seen_segments[:, None, :]) & (segments[:, :, None] > 0)
-    visible = same & earlier
+    if config.unmasking is None:
+        visible = same & (jnp.arange(seen_positions.shape[1])[None, :] <= slot[:, None])
+    elif cache is None:
+        visible = same
+    else:
+        raise InputError("a masked-diffusion model keeps no keys and values, since later tokens change them")
     distance = positions[:, :, None] - seen_positions[:, None, :]
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array, memory: Any, how: Weighing) -> tuple[jax.Array, Any]:

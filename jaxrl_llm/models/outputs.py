@@ -14,6 +14,7 @@ from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.critic import implicit_logp, values_at
 from jaxrl_llm.models.divergence import divergence
+from jaxrl_llm.models.elbo import elbo_terms
 from jaxrl_llm.models.hooked import Places, hooked_logp
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.layers.routing import check_experts, of_all_rows
@@ -31,13 +32,14 @@ class Wanted(NamedTuple):
 
     # Of MEASURES, "values", "hidden", "greedy", "internal_logp", "heated_logp", "top_tokens", "top_logp",
     # "implicit_logp", "scores", "experts", "router_load", "head_states", "most_probable", "teacher_top_logp",
-    # "teacher_divergence".
+    # "teacher_divergence", "elbo_terms".
     names: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = ()  # "tempered_logp:T" for each, a multiple of the sampling temperature
     layer: int = 0  # of "internal_logp", counting from 1
     heat: float = 0.0  # of "heated_logp", a multiple of the sampling temperature
     top: int = 0  # of "top_tokens" and "top_logp"; of "most_probable"
     beta: float = 0.0  # of "teacher_divergence"
+    masks: int = 0  # of "elbo_terms"
 
 
 # Sums over the vocabulary of what is made of its log-probabilities.
@@ -72,6 +74,7 @@ def wanted_of(needs: Iterable[str], names: Iterable[str] | None = None) -> Wante
         heat=heats[0] if heats else 0.0,
         top=int(max([*values_of(needs, "top_tokens"), *values_of(needs, "top_logp")], default=0)),
         beta=betas[0] if betas else 0.0,
+        masks=int(max(values_of(needs, "elbo_terms"), default=0)),
     )
 
 
@@ -115,6 +118,8 @@ def policy_outputs(
     ids and log-probabilities of its K = `top` most probable tokens. With info["teacher_top"] of them "teacher_top_logp"
     [N, L, K] are the policy's log-probabilities of these ids, and with info["teacher_states"] "teacher_divergence"
     f32[N, L] is the generalised Jensen-Shannon divergence from it, with `beta`; both differentiable.
+    Of a masked-diffusion model "elbo_terms" f32[N, n] are n = `masks` samples of the bound on its likelihood of a row,
+    differentiable (`models.elbo`).
     "experts" int[N, L, layers, k] are of all tokens, not only of actions, and so is "router_load", the `moe.Load` of a
     mixture [layers, E], of which tokens that rows share count once with a packing; one of both at a time.
 
@@ -175,6 +180,8 @@ def policy_outputs(
     if "implicit_logp" in wanted.names:
         found["implicit_logp"] = implicit_logp(policy, params, batch, packing)
     placed = {name: scatter(values, view, batch) for name, values in found.items()}
+    if "elbo_terms" in wanted.names:
+        placed["elbo_terms"] = elbo_terms(policy, params, batch, wanted.masks)
     if record is not None:
         placed[record] = of_all_rows(view.routing, batch) if record == EXPERTS else view.routing
     return PolicyOutputs(placed.pop("logp"), placed.pop("entropy"), placed or None)

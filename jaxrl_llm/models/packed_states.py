@@ -14,6 +14,7 @@ from jaxrl_kernels.packed_attention import PackedTokens
 from jaxrl_llm.core.hooks import Hook, state_in
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.canvases import canvases
 from jaxrl_llm.models.layers.attention import Attend, Weighing, attention
 from jaxrl_llm.models.layers.moe import NOT_RECORDED
 from jaxrl_llm.models.layers.packed_attention import by_kernel
@@ -42,11 +43,16 @@ def view_of(
 ) -> View:
     """The tokens that a packing chooses (None: those of whole rows), and at which temperatures they were drawn.
 
-    record: what `packed_states` shall record.
+    record: what `packed_states` shall record. Of a masked-diffusion model the rows are those of `canvases`.
     """
-    packing = whole_rows(batch) if packing is None else packing
-    given = None if batch.experts is None else batch.experts[:, :, : policy.config.num_layers]
-    states, routing = packed_states(policy, params, batch.tokens, packing, given, record)
+    tokens, given = batch.tokens, None
+    if policy.config.unmasking is not None:
+        tokens, packing = canvases(batch, policy.config.unmasking)
+    else:
+        packing = whole_rows(batch) if packing is None else packing
+    if batch.experts is not None:
+        given = batch.experts[:, :, : policy.config.num_layers]
+    states, routing = packed_states(policy, params, tokens, packing, given, record)
     at = packing.row, packing.column  # what is past the end is read at the end
 
     def gather(x: jax.Array) -> jax.Array:
@@ -113,7 +119,7 @@ def packed_states(
 
     # Where there is no token, any serves.
     source, *numbers = (concatenated([getattr(level, name) for level in levels]) for name in PackedRows.__annotations__)
-    if takes_kernels(policy.mesh):
+    if takes_kernels(policy.mesh) and config.unmasking is None:  # their numbers are of tries
         attend = by_kernel(config, PackedTokens(*numbers), _attended(packing, tiles[0]), policy.mesh)
     else:
         attend = _by_levels(config, packing, split, concatenated)

@@ -56,6 +56,7 @@ class Tools:
         temperature: float | None = None,
         reference: bool = False,
         snapshot: int | None = None,
+        fixed: Sequence[int] = (),
     ) -> Episode:
         """Sample a completion of an episode, or of a prompt's token ids, and return the longer episode.
 
@@ -67,7 +68,8 @@ class Tools:
         min-p; log-probabilities are then those at this temperature, while the update computes them at the run's.
         reference: draw from the reference policy of the run, the initial one or the method's other, which the rollout
         must declare, `Demands.reference`; such tokens are not to be trained on. snapshot: draw from the policy in this
-        place of the rollout's league, `Demands.league`; nor are these.
+        place of the rollout's league, `Demands.league`; nor are these. fixed: of a masked-diffusion model, token ids
+        that stand at places of the completion, from its first; -1 where one is to be drawn.
 
         Raises InputError for a context of the wrong type, a number or limit out of range, and if a program asks twice
         for the same sample.
@@ -87,9 +89,10 @@ class Tools:
         if until <= place:  # the context is full
             return replace(episode, truncated=True)
         stop = None if pause_at is None or place + pause_at >= until else place + pause_at
-        call = Call(episode.sample if not greedy else -1 - episode.sample, place, checksum(episode.tokens))
+        known = checksum((*episode.tokens, *fixed))
+        call = Call(episode.sample if not greedy else -1 - episode.sample, place, known)
         draws = Draws(0.0 if greedy else temperature, reference, snapshot)
-        answer = await self._host.draw(call, episode, until, stop, draws)
+        answer = await self._host.draw(call, episode, until, stop, draws, tuple(fixed))
         longer = episode + answer.segment
         cut_short = stop is None and not answer.ended
         return replace(longer, ended=answer.ended, truncated=cut_short)

@@ -53,8 +53,10 @@ class ProgramHost(Protocol):
     first_step: int  # training step in which the program first started
     repeat: int  # number of the group among those of its prompt that started in that step
 
-    async def draw(self, call: Call, context: Episode, until: int, pause_at: int | None, draws: Draws) -> Answer:
-        """Tokens of a completion. until: most tokens after the episode's prompt."""
+    async def draw(
+        self, call: Call, context: Episode, until: int, pause_at: int | None, draws: Draws, fixed: tuple[int, ...] = ()
+    ) -> Answer:
+        """Tokens of a completion. until: most tokens after the episode's prompt. fixed: see `Request`."""
 
     async def scores(self, episodes: Sequence[Episode]) -> list[Episode]:
         """Return the episodes with their rewards."""

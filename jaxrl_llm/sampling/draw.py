@@ -81,7 +81,7 @@ def draw(policy: Policy, params: Params, hidden: Array, counters: Array, setting
     return Drawn(token, logp, entropy, floor, chosen - jax.nn.logsumexp(whole, axis=1))
 
 
-def _unembedding(policy: Policy, params: Params, hidden: Array) -> tuple[Array, Array]:
+def unembedding(policy: Policy, params: Params, hidden: Array) -> tuple[Array, Array]:
     """The unembedding [V, D], padded if `weights.take_weights` padded it, and hidden states [N, D] padded to match."""
     head = params["head"] if "head" in params else policy.unembedding(params)
     hidden = policy.head_states(params, hidden)
@@ -91,7 +91,7 @@ def _unembedding(policy: Policy, params: Params, hidden: Array) -> tuple[Array, 
 
 def _logits(policy: Policy, params: Params, hidden: Array) -> Array:
     """f32[N, V]; columns beyond the vocabulary, and of ids that the tokenizer does not have, are -inf."""
-    head, hidden = _unembedding(policy, params, hidden)
+    head, hidden = unembedding(policy, params, hidden)
     return policy.without_unknown(policy.logits_of({"embed": head, "unembed": head}, hidden))
 
 
@@ -99,9 +99,9 @@ def _logits(policy: Policy, params: Params, hidden: Array) -> Array:
 def _fused(
     policy: Policy, params: Params, hidden: Array, counters: Array, settings: DrawSettings
 ) -> tuple[Array, Array, Array]:
-    unembedding, hidden = _unembedding(policy, params, hidden)
+    head, hidden = unembedding(policy, params, hidden)
     known = policy.config.known_tokens
     return fused_sample(
-        hidden, unembedding, counters, temperature=settings.temperature, softcap=policy.config.logit_softcap,
-        vocab_size=known if known < unembedding.shape[0] else None,
+        hidden, head, counters, temperature=settings.temperature, softcap=policy.config.logit_softcap,
+        vocab_size=known if known < head.shape[0] else None,
     )  # fmt: skip

@@ -29,6 +29,7 @@ from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.speculative.tail import TailRows, most_rows
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import Weights
+from jaxrl_llm.utils.errors import InputError
 
 CHUNK = 64  # decode steps before the loop returns to the host, at most
 IDLE_SHARE = 32  # the loop returns to the host when one row in this many is idle and requests are waiting
@@ -94,6 +95,8 @@ class Engine:
 
     def submit(self, request: Request) -> int:
         """Queue a request. Returns its number, which is the index of its completion."""
+        if request.fixed:
+            raise InputError("only a masked-diffusion model writes around fixed tokens: let a completion begin with them")
         number, self._submitted = self._submitted, self._submitted + 1
         self.stats.asked += 1
         if request.begun.size >= request.until:

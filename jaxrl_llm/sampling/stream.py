@@ -14,7 +14,8 @@ from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.capacity import Shape, size_for
 from jaxrl_llm.sampling.checks import check_requests
 from jaxrl_llm.sampling.draw import DrawSettings
-from jaxrl_llm.sampling.engine import CHUNK, Cut, Engine
+from jaxrl_llm.sampling.engine import CHUNK, Cut
+from jaxrl_llm.sampling.engine_of import engine_of
 from jaxrl_llm.sampling.requests import Completion, Request
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.stats import Stats
@@ -114,7 +115,7 @@ def _stream(
                 yield Completion(index, request.begun, False, request.limit)
             return
         devices = row_shards(weights.mesh, SAMPLED_ROWS)
-        engine = Engine(
+        engine = engine_of(
             policy, weights, settings, size_for(open_ones, slots, devices, shape),
             cut=cut, cache_dtype=cache_dtype, policy_step=policy_step, stats=stats,
             speculative_tokens=speculative_tokens, drafts=drafts, record_experts=record_experts,

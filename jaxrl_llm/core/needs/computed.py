@@ -15,6 +15,7 @@ from jaxrl_llm.core.needs.placeholders import (
     flat_rank,
     near,
     no_scores,
+    no_terms,
     no_turns,
     no_values,
     of_top,
@@ -211,6 +212,12 @@ COMPUTED = (
     Need(
         "teacher_states", "info['teacher_states']", "[N, L, D]", "states that the teacher's unembedding multiplies",
         teacher_states, _of_teacher("head_states"),
+    ),
+    Need(
+        "elbo_terms", "info['elbo_terms']", "[N, n]",
+        "n samples of the bound on a row's log-likelihood under a masked-diffusion model, before the update",
+        StandIn("0", uniform(-30, -5, 4, rows=True), no_terms), _read("elbo_terms"), "elbo_terms",
+        by_outputs="elbo_terms",
     ),
     Need(
         "teacher_divergence", "info['teacher_divergence']", "[N, L]",

@@ -66,6 +66,11 @@ def no_scores(batch: Trajectories, number: float | None) -> Array:
     return jnp.zeros((*batch.tokens.shape, int(number or 1)))
 
 
+def no_terms(batch: Trajectories, number: float | None) -> Array:
+    """Samples of 0 nats, f32[N, n]."""
+    return jnp.zeros((batch.tokens.shape[0], int(number or 1)))
+
+
 def flat_rank(batch: Trajectories, number: float | None) -> Array:
     """The measures of states that are all the same, f32[N, 3]."""
     return jnp.tile(jnp.asarray([1.0, 0.0, 0.0]), (batch.tokens.shape[0], 1))

@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxrl_llm.models.config import ModelConfig, ScoreHead
 from jaxrl_llm.models.config_checks import check_settings, check_together
-from jaxrl_llm.models.families import deepseek_v3, gemma, gemma4, glm4, gpt_oss, lfm2, llama, olmo3, qwen, qwen3_5
+from jaxrl_llm.models.families import deepseek_v3, gemma, gemma4, glm4, gpt_oss, lfm2, llada, llama, olmo3, qwen, qwen3_5
 from jaxrl_llm.models.families.classifiers import SETTINGS as CLASSIFIER_SETTINGS
 from jaxrl_llm.models.families.classifiers import read_score_head, write_score_head
 from jaxrl_llm.models.families.family import FULL, SLIDING, Family, Tensor
@@ -43,6 +43,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_5_text": qwen3_5.QWEN3_5,
     "qwen3_5_moe_text": qwen3_5.QWEN3_5_MOE,
     "lfm2": lfm2.LFM2,
+    "llada": llada.LLADA,
 }
 # Of models with towers for images or sound: where the language model's settings are, and its model type if not said.
 WRAPPERS = {
@@ -69,8 +70,12 @@ __all__ = [
 
 
 def language_model(raw: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the language model within those of a model with towers; others as they are."""
+    """The settings of the language model within those of a model with towers, by their common names; others as they
+    are."""
     inner, name = raw.get("text_config"), raw.get("model_type")
+    if isinstance(name, str) and name in FAMILIES and (spelled := FAMILIES[name].spelled):
+        common = {own: setting for setting, own in spelled.items()}
+        return {common.get(setting, setting): value for setting, value in raw.items()}
     if not isinstance(name, str) or name not in WRAPPERS or not isinstance(inner, dict):
         return raw
     shared = {key: raw[key] for key in ("tie_word_embeddings", "eos_token_id", "quantization_config") if key in raw}
@@ -198,4 +203,5 @@ def to_hf(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
     if "partial_rotary_factor" in rope:
         out["partial_rotary_factor"] = first["partial_rotary_factor"]
     own |= write_score_head(config, family)
-    return {name: value for name, value in (out | own).items() if name not in family.unwritten}
+    found = {name: value for name, value in (out | own).items() if name not in family.unwritten}
+    return {family.spelled.get(name, name): value for name, value in found.items()}

@@ -48,20 +48,21 @@ class Family(NamedTuple):
     skipped: tuple[str, ...]  # beginnings of the names of tensors that are no part of the language model
     partial: bool  # whether heads may be rotated in part
     unwritten: tuple[str, ...]  # common settings that its config.json has not
+    spelled: Mapping[str, str]  # common settings by another name in its config.json
 
 
 def family(
     architecture: str, gguf: str = "", *, read: Any = None, write: Any = None, types: Any = None, thetas: Any = None,
     settings: Mapping[str, Kind] | None = None, tensors: tuple[Tensor, ...] = (), others: tuple[Tensor, ...] = (),
     prefixes: tuple[str, ...] = (), skipped: tuple[str, ...] = (), partial: bool = False,
-    unwritten: tuple[str, ...] = (), **defaults: Any,
+    unwritten: tuple[str, ...] = (), spelled: Mapping[str, str] | None = None, **defaults: Any,
 ) -> Family:  # fmt: skip
     """A family that is Llama but for what is given. defaults: of settings."""
     usual = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0}
     return Family(
         architecture, gguf, MappingProxyType(usual | defaults), read or (lambda raw, where: {}),
         write or (lambda config: {}), types or all_alike, thetas, settings or {}, tensors, others, prefixes, skipped,
-        partial, unwritten,
+        partial, unwritten, spelled or {},
     )  # fmt: skip
 
 

@@ -16,11 +16,11 @@ from jaxrl_llm.models import lora
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params
-from jaxrl_llm.rollouts.program_host import Draws, MakeEngine
+from jaxrl_llm.rollouts.program_host import Completes, Draws, MakeEngine
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
 from jaxrl_llm.sampling.capacity import for_conversations, lasting, size_for
-from jaxrl_llm.sampling.engine import Engine
+from jaxrl_llm.sampling.engine_of import engine_of
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
 from jaxrl_llm.sampling.stats import Stats
@@ -71,7 +71,7 @@ def engines_of(
             slots, setup.group_size, max(groups, 1), devices, setup.rollout.demands.turns == 1
         )
 
-    def make(requests: Sequence[Request], draws: Draws, stats: Stats) -> Engine:
+    def make(requests: Sequence[Request], draws: Draws, stats: Stats) -> Completes:
         temperature, learns = draws.temperature, draws.learns
         usual = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
         settings = settings_of(policy, key, *(usual if temperature is None else (temperature, 1.0, 0, 0.0)))
@@ -90,7 +90,7 @@ def engines_of(
         tokens = max(size.tokens, setup.rollout.room(sampling.max_new_tokens, policy.config.max_positions))
         size = size._replace(tokens=tokens, parked=parked)
         setup.watch(stats)
-        return Engine(
+        return engine_of(
             drawing, taken, settings, size,
             cut=cut_at(policy.tokenizer, sampling.stop) if sampling.stop else None,
             cache_dtype=sampling.cache_dtype, policy_step=step, stats=stats,
@@ -101,5 +101,5 @@ def engines_of(
     return make
 
 
-def _no_engine(requests: Sequence[Request], draws: Draws, stats: Stats) -> Engine:
+def _no_engine(requests: Sequence[Request], draws: Draws, stats: Stats) -> Completes:
     raise InputError("the rollout asked for a sample, but declares that all its episodes are given: leave that out")

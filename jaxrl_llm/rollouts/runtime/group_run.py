@@ -58,6 +58,7 @@ class Ticket:
     stop: int | None  # tokens after the prompt at which to return to the program; None: at the end
     draws: Draws
     answered: asyncio.Future[Answer]
+    fixed: tuple[int, ...] = ()  # see `Request`
 
     def request(self, segment_tokens: int) -> Request:
         """The engine's request, which continues the tokens drawn so far."""
@@ -66,7 +67,7 @@ class Ticket:
         pauses += [begun.size + segment_tokens] if segment_tokens else []
         return Request(
             self.context.prompt, self.until, self.context.prompt_id, self.group.numbers.of(self.context.sample),
-            begun, min(pauses) if pauses else None, self.call.place,
+            begun, min(pauses) if pauses else None, self.call.place, self.fixed,
         )  # fmt: skip
 
     def note(self, completion: Completion) -> bool:
@@ -198,7 +199,9 @@ class GroupRun:
             self.task, [*episodes, *[blank] * missing], [*unfinished, *[False] * missing], self.error is not None
         )
 
-    async def draw(self, call: Call, context: Episode, until: int, stop: int | None, draws: Draws) -> Answer:
+    async def draw(
+        self, call: Call, context: Episode, until: int, stop: int | None, draws: Draws, fixed: tuple[int, ...] = ()
+    ) -> Answer:
         """See `ProgramHost`."""
         if draws.reference and not self.run.driver.rollout.demands.reference:
             raise InputError(
@@ -213,7 +216,8 @@ class GroupRun:
         known = self.drawn.get(call)
         if known is None and any((old.number, old.place) == place for old in self.before.drawn):
             raise self.not_deterministic(f"sample {context.sample} continues other tokens at token {call.place}")
-        ticket = Ticket(self, call, context, until, stop, draws, asyncio.get_running_loop().create_future())
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        ticket = Ticket(self, call, context, until, stop, draws, answered, fixed)
         self.asked[place] = ticket
         if known is not None and ticket.is_answered_by(known):
             ticket.answered.set_result(known)

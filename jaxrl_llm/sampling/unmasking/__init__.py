@@ -1,0 +1,1 @@
+"""Sampling from masked-diffusion models: tokens take the place of masks, block after block."""
