@@ -35,6 +35,7 @@ FAMILIES = (  # in the order of the data flow, after those to begin with
     "preferences",
     "judged",
     "distillation",
+    "diffusion",
 )
 
 

@@ -63,6 +63,8 @@ class Engine:
         turns: bool = False,
     ) -> None:
         """turns: requests of conversations, which come back; they keep their rows while nobody else needs them."""
+        if policy.config.unmasking is not None:
+            raise InputError("a masked-diffusion model draws tokens in no order: take sampling.engine_of.engine_of")
         self.policy, self.weights, self.settings = policy, weights, settings
         self.cut, self.policy_step, self.turns = cut, policy_step, turns
         self.dtype, self.stats = cache_dtype or policy.activation_dtype, Stats() if stats is None else stats

@@ -73,7 +73,8 @@ def language_model(raw: dict[str, Any]) -> dict[str, Any]:
     """The settings of the language model within those of a model with towers, by their common names; others as they
     are."""
     inner, name = raw.get("text_config"), raw.get("model_type")
-    if isinstance(name, str) and name in FAMILIES and (spelled := FAMILIES[name].spelled):
+    spelled = FAMILIES[name].spelled if isinstance(name, str) and name in FAMILIES else {}
+    if any(own in raw for own in spelled.values()):
         common = {own: setting for setting, own in spelled.items()}
         return {common.get(setting, setting): value for setting, value in raw.items()}
     if not isinstance(name, str) or name not in WRAPPERS or not isinstance(inner, dict):

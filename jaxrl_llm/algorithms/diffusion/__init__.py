@@ -1,0 +1,1 @@
+"""Loss: of masked-diffusion language models, whose likelihoods are bounded by samples."""
