@@ -1,7 +1,7 @@
 """What a masked-diffusion model sees of a batch: rows with masks in place of actions (LLaDA, 2502.09992).
 
 A response is written in blocks (`config.Unmasking`), of which the last is whole: the places after the response's end
-are masks. The model sees a row and these places, its canvas, in which all tokens see each other, and a token is predicted
+are masks. The model sees a row and these places, its canvas, in which all tokens see each other. A token is predicted
 from the state of its own place.
 
 The log-probability of a response that is used wherever an algorithm reads one is that of all its tokens at once, each

@@ -23,7 +23,7 @@ SHAPES = {
     "[N, L]": (N, L), "[N]": (N,), "[N, 2]": (N, 2), "[N, 3]": (N, 3), "[N, 4]": (N, 4), "[N, U]": (N, 3),
     "[] each": (), "[N, L, K]": (N, L, TOP), "[N, T]": (N, L + 2), "[N, A]": (N, 3), "[N, K]": (N, -(-L // 4)),
     "[N, L, H]": (N, L, 4), "[N, L, S]": (N, L, 1), "[N, L, D]": (N, L, 2), "[N, L, 2, K]": (N, L, 2, TOP),
-    "[N, C]": (N, 3),
+    "[N, C]": (N, 3), "[N, n]": (N, 4),
 }  # fmt: skip
 OF_TOP = ("top_tokens", "top_logp")
 OTHERS = (
@@ -35,6 +35,7 @@ OTHERS = (
     "scores",
     "most_probable",
     "head_states",
+    "elbo_terms",
     *OF_TOP,
 )
 PROBABILITIES = ("squared_probability", "cubed_probability", "reference_affinity")

@@ -65,7 +65,9 @@ def slow_logits(tokens: np.ndarray) -> np.ndarray:
     for layer in range(2):
         at = f"model.transformer.blocks.{layer}."
         y = norm(x, at + "attn_norm")
-        q, k, v = (heads(y, at + n, c, r) for n, c, r in (("q_proj", 4, True), ("k_proj", 2, True), ("v_proj", 2, False)))
+        q, k, v = (
+            heads(y, at + n, c, r) for n, c, r in (("q_proj", 4, True), ("k_proj", 2, True), ("v_proj", 2, False))
+        )
         logits = np.einsum("qhd,khd->hqk", q, np.repeat(k, 2, 1)) / 2
         weights = np.exp(logits - logits.max(-1, keepdims=True))
         out = np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), np.repeat(v, 2, 1))
@@ -103,7 +105,8 @@ def test_files_and_settings_are_read_back_equal() -> None:
     assert CONFIG.unmasking == Unmasking(19, 4, 2)
     written = to_hf(CONFIG)
     assert from_hf(written) == CONFIG
-    assert written["d_model"] == 16 and "hidden_size" not in written
+    assert written["d_model"] == 16
+    assert "hidden_size" not in written
     tensors = {name: (lambda x=x: x) for name, x in to_tensors(PARAMS, CONFIG).items()}
     again = from_tensors(tensors, CONFIG, jnp.float32)
     jax.tree.map(np.testing.assert_array_equal, again, PARAMS)

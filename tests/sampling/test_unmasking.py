@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxrl_kernels import sample_logits
 
 from jaxrl_llm.models.config import Unmasking
 from jaxrl_llm.models.families import from_hf
@@ -22,7 +23,6 @@ from jaxrl_llm.sampling.sampler import sample, settings_of
 from jaxrl_llm.sampling.unmasking.unmask import PASSES
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.utils.errors import InputError
-from jaxrl_kernels import sample_logits
 
 V, MASK, STOP = 24, 23, 1
 CONFIG = dataclasses.replace(
@@ -71,7 +71,9 @@ def slow(request: Request, temperature: float = 1.0) -> list[int]:
             row = [*request.prompt, *ids, *(MASK if token is None else token for token in block)]
             logits = POLICY.logits(PARAMS, jnp.asarray([row]))[0, -6:]
             place = len(ids) + np.arange(6) + PASSES * number
-            keys = np.stack([np.full(6, int(settings.seed)), np.full(6, request.prompt_id), np.full(6, request.sample), place], 1)
+            keys = np.stack(
+                [np.full(6, int(settings.seed)), np.full(6, request.prompt_id), np.full(6, request.sample), place], 1
+            )
             divided = logits / (temperature or 1.0)
             token, logp, _ = sample_logits(divided, jnp.asarray(keys, jnp.uint32), temperature=float(temperature > 0))
             sure = sorted(free, key=lambda i: (int(token[i]) == MASK, -float(logp[i]), i))

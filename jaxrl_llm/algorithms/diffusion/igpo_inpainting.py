@@ -88,8 +88,8 @@ def inpainted(
     """Samples; a group in which none succeeds is sampled again with parts of a solution in their places, and takes in
     those samples that succeed then, `most` at most.
 
-    Provides info["guided"], which has for each token of such a group whether it was given. The other arguments are
-    those of `igpo_inpainting`. InputError where low is above high.
+    Provides info["guided"], 1 for those; their info["inpainted"] has for each token whether it was given. The other
+    arguments are those of `igpo_inpainting`. InputError where low is above high.
     """
     if low > high:
         raise InputError(f"low is {low:g}, above high {high:g}: give the smaller share of given tokens first")
@@ -105,10 +105,11 @@ def inpainted(
             tools.sample(task.prompt, number=task.samples + number, fixed=fixed)
             for number, fixed in enumerate(canvases)
         ))  # fmt: skip
-        marked = [one.with_info(guided=_given(fixed, one)) for one, fixed in zip(drawn, canvases, strict=True)]
+        marked = [
+            one.with_info(guided=1.0, inpainted=_given(fixed, one)) for one, fixed in zip(drawn, canvases, strict=True)
+        ]
         right = [one for one in await tools.score(marked) if succeeds(one)][:most]
-        plain = [one.with_info(guided=[0.0] * one.size) for one in found[len(right) :]]
-        return [*right, *plain] if right else None
+        return [*right, *found[len(right) :]] if right else None
 
     return replace(repair((none_succeed(succeeds), fix)), name="inpainted", columns=(column,))
 
@@ -148,17 +149,15 @@ def given_places(
 
 @part
 def uncertain_where_given(keep: Fraction = 0.2) -> Transform:
-    """Drop the given tokens, info["guided"], of a row but those of the `keep` share with the largest entropies.
+    """Drop the given tokens, info["inpainted"], of a row but those of the `keep` share with the largest entropies.
 
     At least one stays in a row that has some. Entropies are the sampler's, `batch.entropy`.
     """
 
     def apply(batch: Trajectories) -> Trajectories:
-        if "guided" not in (batch.info or {}):
+        if "inpainted" not in (batch.info or {}):  # none was, in the whole batch
             return batch
-        guided = jnp.nan_to_num(batch.need("guided"))
-        guided = jnp.broadcast_to(guided if guided.ndim == 2 else guided[:, None], batch.tokens.shape)
-        given = (guided > 0) & batch.action_mask
+        given = (jnp.nan_to_num(batch.need("inpainted")) > 0) & batch.action_mask
         entropy = jnp.where(given, batch.need("entropy"), -jnp.inf)
         rank = jnp.argsort(jnp.argsort(-entropy, axis=1, stable=True), axis=1)
         most = jnp.maximum(jnp.floor(keep * jnp.sum(given, axis=1) + 1e-6), 1)

@@ -10,7 +10,19 @@ from typing import Any
 
 from jaxrl_llm.models.config import ModelConfig, ScoreHead
 from jaxrl_llm.models.config_checks import check_settings, check_together
-from jaxrl_llm.models.families import deepseek_v3, gemma, gemma4, glm4, gpt_oss, lfm2, llada, llama, olmo3, qwen, qwen3_5
+from jaxrl_llm.models.families import (
+    deepseek_v3,
+    gemma,
+    gemma4,
+    glm4,
+    gpt_oss,
+    lfm2,
+    llada,
+    llama,
+    olmo3,
+    qwen,
+    qwen3_5,
+)
 from jaxrl_llm.models.families.classifiers import SETTINGS as CLASSIFIER_SETTINGS
 from jaxrl_llm.models.families.classifiers import read_score_head, write_score_head
 from jaxrl_llm.models.families.family import FULL, SLIDING, Family, Tensor

@@ -27,16 +27,15 @@ def _read(raw: Values, where: str) -> dict[str, Any]:
     block, at_a_time = raw.get("block_length") or _USUAL.block, raw.get("tokens_per_step") or _USUAL.at_a_time
     if raw["mask_token_id"] >= size:
         raise InputError(f"{where}: mask_token_id {raw['mask_token_id']} is not in the vocabulary of {size} tokens")
-    found: dict[str, Any] = {"unmasking": Unmasking(raw["mask_token_id"], block, min(at_a_time, block))}
-    return found | {"vocab_size": size, "num_tokens": raw["vocab_size"] if size != raw["vocab_size"] else 0}
+    return {"vocab_size": size, "unmasking": Unmasking(raw["mask_token_id"], block, min(at_a_time, block))}
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
     own = config.unmasking or _USUAL
     return {
-        "vocab_size": config.num_tokens or config.vocab_size, "embedding_size": config.vocab_size,
-        "mask_token_id": own.mask_token, "block_length": own.block, "tokens_per_step": own.at_a_time,
-        "block_type": "llama", "layer_norm_type": "rms", "rope": True, "include_bias": False, "include_qkv_bias": False,
+        "embedding_size": config.vocab_size, "mask_token_id": own.mask_token, "block_length": own.block,
+        "tokens_per_step": own.at_a_time, "block_type": "llama", "layer_norm_type": "rms", "rope": True,
+        "include_bias": False, "include_qkv_bias": False,
     }  # fmt: skip
 
 

@@ -249,7 +249,7 @@ def _with_tokenizer(policy: Policy, tokenizer: Any) -> Policy:
 
 
 def _tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     if (folder / "tokenizer.model").exists() and not (folder / "tokenizer.json").exists():
         try:
@@ -261,7 +261,8 @@ def _tokenizer(folder: Path) -> Any:
             read_json(folder / name)
     try:
         # Otherwise transformers asks on the terminal whether it may run a folder's own code.
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        kind = AutoTokenizer if _known_to_transformers(folder) else PreTrainedTokenizerFast
+        tokenizer = kind.from_pretrained(folder, trust_remote_code=False)
         tokenizer.decode(tokenizer.encode("a"))
     except FATAL:
         raise
@@ -271,6 +272,15 @@ def _tokenizer(folder: Path) -> Any:
     if not isinstance(template, str | dict | None):
         raise InputError(f"{folder}: the tokenizer's chat_template is {shown(template)}, but must be a text")
     return tokenizer
+
+
+def _known_to_transformers(folder: Path) -> bool:
+    """Whether transformers has the model's type, by which it chooses a tokenizer; else tokenizer.json says it all."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    if not ((folder / "tokenizer.json").exists() and (folder / "config.json").exists()):
+        return True
+    return read_json(folder / "config.json").get("model_type", "") in CONFIG_MAPPING_NAMES
 
 
 def folder_of_hub(name: str) -> Path:

@@ -152,8 +152,7 @@ class UnmaskingEngine:
     def running(self) -> Iterator[tuple[int, Tokens]]:
         """The number and tokens of each request that has drawn some."""
         begun = [number for number, written in self.open.items() if len(written.ids) > written.request.begun.size]
-        for number, tokens in self._tokens([(number, len(self.open[number].ids)) for number in begun]).items():
-            yield number, tokens
+        yield from self._tokens([(number, len(self.open[number].ids)) for number in begun]).items()
 
     def cancel(self, number: int) -> None:
         """Give up a request; nothing for one that is completed."""
@@ -163,10 +162,9 @@ class UnmaskingEngine:
         """The next block of each request, and rows of nothing for the rest."""
         B, R = self.own.block, self.rows
         W = self.width + -(-self.most // B) * B
-        canvas = Canvas(
-            np.zeros((R, W), np.int32), np.zeros(R, np.int32), np.zeros((R, B), np.int32), np.ones((R, B), bool),
-            *(np.zeros(R, np.int32) for _ in range(3)),
-        )  # fmt: skip
+        shapes = ((R, W), np.int32), (R, np.int32), ((R, B), np.int32), ((R, B), bool), *((R, np.int32),) * 3
+        canvas: Any = Canvas(*(np.zeros(size, kind) for size, kind in shapes))  # type: ignore[arg-type]
+        canvas.known[:] = True
         for row, (request, ids) in enumerate(written):
             start = len(ids) // B * B
             before = (*request.prompt, *ids[:start])

@@ -1,4 +1,4 @@
-"""A block of a masked-diffusion model's response: some tokens are drawn in each pass (LLaDA, 2502.09992, section 2.4)."""
+"""A block of a masked-diffusion model's response: each pass draws some tokens (LLaDA, 2502.09992, section 2.4)."""
 
 from __future__ import annotations
 
