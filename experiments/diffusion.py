@@ -80,8 +80,8 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=[*METHODS], choices=[*METHODS])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--start", type=int, default=400, help="supervised steps")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=3e-4)
     given = parser.parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
     taught, asked, held = (
