@@ -28,7 +28,7 @@ LATER = {
 LATEST = {"teacher_token_logp", "teacher_top", "teacher_top_logp", "teacher_states", "teacher_divergence"}
 
 # And after these.
-NEWEST = {"task", "feasible", "baseline_reward", "votes"}
+NEWEST = {"task", "feasible", "baseline_reward", "votes", "elbo_terms"}
 
 # What changes other methods too: rewards are combined with the reward, and rows of one episode count once.
 STRUCTURE = {"sound", "turn_rewards", "episode", "first_turn"}
@@ -90,6 +90,8 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
     extras["scores"] = jnp.asarray(last.normal(size=(N, L, labels)), jnp.float32)
     for name in ("teacher_top_logp", "teacher_divergence"):
         extras[name] = jnp.asarray(NEEDS[name].stand_in.draw(latest, behaviour), jnp.float32)
+    terms = fields["info"]["elbo_terms"]
+    extras["elbo_terms"] = jnp.asarray(terms + 0.3 * newest.normal(size=terms.shape), jnp.float32)
     return Case(batch.replace(turn=turn.astype(jnp.int32)), PolicyOutputs(logp, entropy, extras))
 
 

@@ -177,7 +177,7 @@ def test_each_is_computed_from_the_policy_that_it_is_of() -> None:
 
 def test_stand_ins_fill_in_what_a_batch_lacks_and_are_named() -> None:
     batch = bare()
-    numbers = {"tempered_logp": "tempered_logp:0.5", "target_values": "target_values:4"}
+    numbers = {"tempered_logp": "tempered_logp:0.5", "target_values": "target_values:4", "elbo_terms": "elbo_terms:4"}
     asked = {numbers.get(name, name) for name in NEEDS}
     full, extras, words = fill_in(batch, asked)
     assert set(words) == asked - {"feedback", "turns"}

@@ -57,20 +57,29 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Wanted]]:
 
 def test_all_that_is_read_of_a_policy_takes_one_forward_pass(passes: list[tuple[Any, Wanted]]) -> None:
     asked = {name for name, need in NEEDS.items() if need.compute is not None} - {"reference_affinity"}
-    asked = asked - {"tempered_logp", "internal_logp", "heated_logp", *OF_TEACHER, *IN_OTHER_CONTEXTS, *OF_TARGET}
-    asked |= {"tempered_logp:0.5", "tempered_logp:2", "internal_logp:3", "heated_logp:1.5"}
+    asked = asked - {
+        "tempered_logp",
+        "internal_logp",
+        "heated_logp",
+        "elbo_terms",
+        *OF_TEACHER,
+        *IN_OTHER_CONTEXTS,
+        *OF_TARGET,
+    }
+    asked |= {"tempered_logp:0.5", "tempered_logp:2", "internal_logp:3", "heated_logp:1.5", "elbo_terms:8"}
     found = provide(POLICY, frozenset(asked), NOW, INITIAL, BATCH, previous=BEFORE)
     names = {*MEASURES, "values", "hidden", "internal_logp", "heated_logp", "implicit_logp", "greedy", "scores"}
+    names |= {"elbo_terms"}
     assert len(passes) == 3
     assert (INITIAL, NOTHING) in passes
     assert (BEFORE, NOTHING) in passes
-    assert (NOW, Wanted(tuple(sorted(names)), (0.5, 2.0), 3, 1.5)) in passes
+    assert (NOW, Wanted(tuple(sorted(names)), (0.5, 2.0), 3, 1.5, masks=8)) in passes
     assert float(found.old_logp[0, 0]) == -1
     assert float(found.reference_logp[0, 0]) == -2
     assert float(found.previous_logp[0, 0]) == -3
     assert found.values.shape == (N, L, 2)
     assert set(found.info) == {*MEASURES, "hidden_square", "effective_rank", "tempered_logp:0.5", "tempered_logp:2",
-                               "internal_logp", "heated_logp", "implicit_logp", "drift", "greedy",
+                               "internal_logp", "heated_logp", "implicit_logp", "drift", "greedy", "elbo_terms",
                                "scores"}  # fmt: skip
     assert found.info["hidden_square"].tolist() == [[4.0] * L] * N
 
@@ -105,7 +114,7 @@ def test_what_is_needed_must_be_there_to_compute_it_from(passes: list[tuple[Any,
 def test_objectives_find_what_is_differentiated_and_no_more() -> None:
     assert set(DURING_UPDATE) == {
         "values", "mean_logp", "internal_logp", "heated_logp", "top_logp", "implicit_logp", "greedy", "scores",
-        "teacher_top_logp", "teacher_divergence",
+        "teacher_top_logp", "teacher_divergence", "elbo_terms",
     }  # fmt: skip
     needs = {"values:2", "internal_logp:6", "squared_probability", "tempered_logp:0.5", "hidden_square", "guided"}
     assert wanted_of(needs, DURING_UPDATE) == Wanted(("internal_logp", "values"), (), 6)
