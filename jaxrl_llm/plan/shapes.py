@@ -118,6 +118,11 @@ def checked(
             "a forward pass of it"
         )
     model = model or config_of(config.model)
+    if model.unmasking is not None:
+        raise InputError(
+            f"jaxrl plan knows models that predict the next token, but {config.model} is a masked-diffusion model: "
+            "plan a Llama of its size, whose weights are as many, and add forward passes of all rows for each block"
+        )
     algorithm = with_routing(config, algorithm, model)
     check_mesh(model, mesh)
     check_mesh(model, sampler, "the sampling mesh")

@@ -141,6 +141,22 @@ def with_routing(config: TrainConfig, algorithm: Algorithm, model: ModelConfig) 
     return algorithm if asked == "method" else dataclasses.replace(algorithm, routing=asked)
 
 
+def check_likelihood(config: TrainConfig, algorithm: Algorithm, model: ModelConfig) -> None:
+    """InputError where a method needs the likelihoods of the other kind of model, causal or masked-diffusion."""
+    name, bound = config.algorithm, values_of(algorithm.needs, "elbo_terms")
+    if model.unmasking is None and bound:
+        raise InputError(
+            f"{name} is for masked-diffusion models, but {config.model} ({model.family}) predicts the next token: take "
+            "a llada model, or grpo"
+        )
+    given = algorithm.rollout is not None and algorithm.rollout.demands.given
+    if model.unmasking is not None and given and not bound:
+        raise InputError(
+            f"{name} needs the likelihoods of given responses, but {config.model} is a masked-diffusion model, which "
+            "has bounds on them: take masked_sft"
+        )
+
+
 def method_digests(config: TrainConfig, given: Given | None = None) -> dict[str, str]:
     """A digest of a method that is not in the catalogue, under its name among the digests of a run's inputs.
 

@@ -50,6 +50,7 @@ from jaxrl_llm.training.folder.code_digest import code_digest
 from jaxrl_llm.training.inputs import Inputs, make_rewards, prompt_sets, split_prompts
 from jaxrl_llm.training.method import (
     check_components,
+    check_likelihood,
     check_method,
     method_digests,
     named,
@@ -259,6 +260,7 @@ def set_up(
     with phase(f"load the model {config.model}"):
         policy, params, tokenizer = load_model(config, algorithm.needs, mesh, sampler)
     algorithm = with_routing(config, algorithm, policy.config)
+    check_likelihood(config, algorithm, policy.config)
     for layer in values_of(algorithm.needs, "internal_logp"):
         inner_policy(policy, params, int(layer))  # raises InputError for a layer that the model does not have
     model = policy.config

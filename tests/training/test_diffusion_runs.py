@@ -92,5 +92,16 @@ def test_speculation_is_refused(tmp_path: Path, model: Path) -> None:
 @pytest.mark.parametrize("name", ["bgpo", "masked_sft"])
 def test_a_causal_model_is_refused_by_methods_of_the_bound(tmp_path: Path, name: str) -> None:
     more = {"reward": "constant", "rewards": ("given",), "group_size": 1} if name == "masked_sft" else {}
-    with pytest.raises(InputError, match="masked-diffusion model"):
+    with pytest.raises(InputError, match="predicts the next token"):
         runs.train(config_of(tmp_path, runs.MODEL, name, **more))
+
+
+def test_supervised_steps_of_causal_models_are_refused(tmp_path: Path, model: Path) -> None:
+    with pytest.raises(InputError, match="take masked_sft"):
+        runs.train(config_of(tmp_path, model, "sft", group_size=1, rewards=("given",), reward="constant"))
+
+
+def test_a_plan_is_refused(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = runs.as_arguments(config_of(tmp_path, model, "grpo"))
+    assert runs.main(["plan", *arguments, "--topology", "cpu:1"]) == 2
+    assert "jaxrl plan knows models that predict the next token" in capsys.readouterr().err
