@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import jax
 
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.row_adapters import can_stack, stacked
 from jaxrl_llm.sampling.capacity import Size, lasting
 from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.sampling.requests import Request, Tokens
@@ -50,7 +52,7 @@ class Progress(NamedTuple):
     finish: str | None = None  # "stop", "length", or None while it goes on
 
 
-Kind = tuple[str | None, How]  # the adapter and the settings of an engine
+Kind = tuple[str | None, How]  # the adapter, where it is alone in its engine, and the settings
 Tell = Callable[[Progress | BaseException], None]
 
 
@@ -65,8 +67,9 @@ class Engines:
 
     slots: completions of equal settings that decode at a time; others wait. seed: of all noise, with the prompt id and
     the sample number of a request. adapters: by name, parameters with adapters, which share the other arrays of
-    `params` (`parameters.combine`), and so their memory. Engines of settings that were not asked for longest make room
-    for new ones.
+    `params` (`parameters.combine`), and so their memory. They decode together, a row with each (`models.row_adapters`),
+    but where they adapt experts or embeddings: then one after another. Engines of settings that were not asked for
+    longest make room for new ones.
     """
 
     def __init__(
@@ -74,8 +77,13 @@ class Engines:
     ) -> None:
         base = take_weights(policy, params)
         self.policy, self.weights = policy, dict[str | None, Weights]({None: base})
-        for name, adapted in adapters.items():
-            self.weights[name] = with_adapters(policy, base, adapted)
+        self.numbers = dict[str, int]()  # of adapters that decode together
+        if adapters and can_stack(policy.config, [params, *adapters.values()]):
+            self.weights[None] = with_adapters(policy, base, stacked(params, [*adapters.values()]))
+            self.numbers = {name: number for number, name in enumerate(adapters, start=1)}
+        else:
+            for name, adapted in adapters.items():
+                self.weights[name] = with_adapters(policy, base, adapted)
         self.most = max(MOST_ENGINES, len(self.weights))
         self.slots, self.key = slots, jax.random.key(seed)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -155,7 +163,10 @@ class Engines:
         self._jobs.pop((kind, number)).tell(Progress(tokens, finish))
 
     def _submit(self, job: _Job, place: list[tuple[Kind, int]]) -> None:
-        kind, request = (job.asked.adapter, job.asked.how), job.asked.request
+        name, request = job.asked.adapter, job.asked.request
+        kind: Kind = (None if name in self.numbers else name, job.asked.how)
+        if name in self.numbers:
+            request = replace(request, adapter=self.numbers[name])
         try:
             number = self._engine(kind, request).submit(request)
         except BaseException as error:
