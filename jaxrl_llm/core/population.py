@@ -10,7 +10,9 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import layout
+from jaxrl_llm.utils.errors import InputError
 
+OF_NOISE = 0x6E6F6973
 SEEDS = 2**24  # seeds of noise are whole numbers below it, which float32 holds exactly, as a batch carries them
 
 
@@ -27,16 +29,16 @@ class Population:
     rank: int = 1
     reuse: int = 1
     """Steps in a row that have the same noise; 0: all."""
-    temperature: float = 0.0
-    """At which members draw tokens; 0 is greedy."""
     seed: int = 0
     """Of the noise of all steps; a run puts its own here."""
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, jax.Array):
+                raise InputError(f"a population's {name} is an array, but is part of the program: give a plain number")
         check_number("a population's sigma", self.sigma, above=0)
         check_number("a population's rank", self.rank, least=1, whole=True)
         check_number("a population's reuse", self.reuse, least=0, whole=True)
-        check_number("a population's temperature", self.temperature, least=0)
         check_number("a population's seed", self.seed, least=0, most=2**32 - 1, whole=True)
 
     __repr__ = layout
@@ -49,4 +51,5 @@ class Population:
 def noise_seed(key: jax.Array, population: Population, step: Any) -> jax.Array:
     """`Population.seed_at` a step of a run that has a key, which may be traced, instead of the population's seed."""
     epoch = step // population.reuse if population.reuse else 0
-    return jax.random.bits(jax.random.fold_in(key, epoch), dtype=jnp.uint32) % SEEDS
+    own = jax.random.fold_in(key, OF_NOISE)  # unlike all that is drawn from the key itself
+    return jax.random.bits(jax.random.fold_in(own, epoch), dtype=jnp.uint32) % SEEDS

@@ -155,9 +155,7 @@ def test_the_worked_example_of_the_paper_s_code(monkeypatch: pytest.MonkeyPatch)
     np.testing.assert_allclose(found[:, 0], [[-0.2, 0.1], [0.2, -0.1]], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"sigma": 0.0}, {"rank": 0}, {"reuse": -1}, {"temperature": -1.0}, {"seed": -1}, {"rank": 1.5}]
-)
+@pytest.mark.parametrize("wrong", [{"sigma": 0.0}, {"rank": 0}, {"reuse": -1}, {"seed": -1}, {"rank": 1.5}])
 def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=f"a population's {next(iter(wrong))} "):
         Population(**wrong)
@@ -182,7 +180,7 @@ def adapted(model: Any, seed: int, rank: int, *targets: str) -> Any:
         (("llama_tied", jnp.float32), ("llama_tied", jnp.bfloat16), ("gemma4_e2b", jnp.float32)),
         [("llama_tied", jnp.float32)],
         unpack=True,
-    ),  # fmt: skip
+    ),
 )
 def test_several_adapters_in_one_batch_are_each_alone(vectors: Callable[[str], Any], name: str, dtype: Any) -> None:
     """Of unlike ranks and targets, beside the model without any; the base may have adapters of its own."""
