@@ -116,6 +116,22 @@ def test_however_they_are_decoded(vectors: Callable[[str], Any], how: dict[str, 
     assert len({tuple(one.tokens.token.tolist()) for one in found}) > 2
 
 
+@pytest.mark.heavy
+def test_members_of_rounded_weights(vectors: Callable[[str], Any]) -> None:
+    """The weights are rounded, and what members add to their products is not: it is as large as without rounding."""
+    model = vectors("llama_tied")
+    policy = dataclasses.replace(model.policy, population=POPULATION)
+    requests = [Request(PROMPTS[0], 1, adapter=n) for n in range(6)]
+    apart = []
+    for dtype in (None, "int8"):
+        weights = of_members(take_weights(policy, model.params, weight_dtype=dtype), SEED)
+        plain = take_weights(model.policy, model.params, weight_dtype=dtype)
+        (base,) = drawn(model.policy, plain, requests[:1])
+        found = drawn(policy, weights, requests)
+        apart.append([one.tokens.entropy[0] - base.tokens.entropy[0] for one in found])
+    assert np.std(apart[0]) > 5 * np.std(np.subtract(*apart))
+
+
 def test_two_members_share_their_noise_and_no_others() -> None:
     members = Members(jnp.uint32(1), jnp.int32(0), jnp.arange(4), POPULATION)
     into, out = noise(members, "query", 5, 3)

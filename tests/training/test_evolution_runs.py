@@ -9,12 +9,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from test_agent_runs import config_of as agents
 from tiny_runs import MODEL, Taken, lines_of, reproducible, small_config, train, watched
 
 from jaxrl_llm.core.population import Population
 from jaxrl_llm.distributed import data_mesh
 from jaxrl_llm.distributed.chips import topology_of
 from jaxrl_llm.models import load_policy
+from jaxrl_llm.models.members import with_members
+from jaxrl_llm.models.policy import positions_of
 from jaxrl_llm.plan.shapes import checked as checked_plan
 from jaxrl_llm.plan.shapes import full_batch
 from jaxrl_llm.rollouts.program_host import Task
@@ -77,6 +80,27 @@ def test_a_resumed_run_repeats(tmp_path: Path) -> None:
     assert sums[0] == sums[1]
     lines = [reproducible(tmp_path / name / "run" / "metrics.jsonl") for name in ("a", "b")]
     assert lines[0] == lines[1]
+
+
+@pytest.mark.heavy
+def test_a_member_plays_a_whole_episode(tmp_path: Path) -> None:
+    """Of several turns, whose tokens are all those of its weights, also after the environment's."""
+    taken: list[Taken] = []
+    changes = {"hyperparameters": {"sigma": 0.02}, "steps": 1, "top_p": 1.0, "temperature": 1.0, "group_size": 4}
+    with watched(taken):
+        train(agents(tmp_path, algorithm="eggroll", **changes))
+    batch, params = taken[0].scored.batch, taken[0].params
+    policy, _, _ = load_policy(tmp_path / "model")
+    policy = dataclasses.replace(policy, population=Population(0.02))
+    assert np.asarray(batch.turn).max() > 0
+    info = batch.info or {}
+    own = with_members(policy, params, np.asarray(info["member"], np.int32), info["member_seed"][0])
+    real = np.asarray(batch.token_mask, np.int32)
+    hidden, _ = policy.forward(own, np.asarray(batch.tokens), positions_of(real), real)
+    logp = jax.nn.log_softmax(policy.logits_of(own, hidden))[:, :-1]
+    logp = np.take_along_axis(np.asarray(logp), np.asarray(batch.tokens)[:, 1:, None], axis=2)[..., 0]
+    where = np.asarray(batch.action_mask)[:, 1:]
+    np.testing.assert_allclose(logp[where], np.asarray(batch.behaviour_logp)[:, 1:][where], atol=1e-4)
 
 
 @pytest.mark.parametrize(
