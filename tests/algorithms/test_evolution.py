@@ -24,7 +24,10 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.population import Population
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.learner.interactive import prepare
+from jaxrl_llm.learner.interactive import update as step_update
 from jaxrl_llm.learner.microbatches import plan_steps
+from jaxrl_llm.learner.nonfinite import not_finite
 from jaxrl_llm.learner.step import Learner, learn_batch, of_population
 from jaxrl_llm.learner.update import gradient, init_state, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params
@@ -168,6 +171,21 @@ def test_no_token_goes_through_the_model() -> None:
     for scope in ("attention", "mlp"):
         assert f"/{scope}" in grpo.as_text()
         assert f"/{scope}" not in long.as_text()
+
+
+def test_an_update_step_by_step_and_what_is_not_finite() -> None:
+    """Without a run: the same gradient, and a name for what is not finite, without a pass either."""
+    params, optimizer = init_params(jax.random.key(0), CONFIG, scale=0.5), optax.sgd(1.0)
+    batch = rows_of([1.0, 0.0, 3.0, 0.5], [0, 0, 1, 1])
+    _, ready = prepare(METHOD, None, batch)
+    expected = gradient(POLICY, METHOD.objective, params, ready)[0]
+    state = init_state(jax.tree.map(jnp.copy, params), optimizer)
+    after, metrics = step_update(Policy(CONFIG), METHOD, optimizer, state, ready)
+    assert float(metrics["finite"]) == 1
+    jax.tree.map(lambda a, b, g: np.testing.assert_allclose(a, b - g, atol=1e-6), after.params, params, expected)
+    large = ready.replace(advantages=ready.advantages * 1e38)
+    found = not_finite(POLICY, METHOD.objective, params, large, plan_steps(large))
+    assert found.startswith(("the loss", "the gradient of"))
 
 
 def test_updates_align_with_the_gradient_of_a_linear_fitness() -> None:
