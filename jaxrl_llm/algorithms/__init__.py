@@ -30,6 +30,7 @@ FAMILIES = (  # in the order of the data flow, after those to begin with
     "turn_credit",
     "agents",
     "score_function",
+    "evolution",
     "policy_loss",
     "regularisation",
     "preferences",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.league import League
+from jaxrl_llm.core.population import Population
 from jaxrl_llm.core.repr import layout
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.utils.errors import InputError, shown
@@ -71,6 +72,8 @@ class Rollout:
     demands: Demands = field(default_factory=Demands)
     hook: Hook | None = None
     """What tokens are drawn through at the run's temperature, see `rollouts.hooked`."""
+    population: Population | None = None
+    """Whose members draw its samples, see `rollouts.evolved`."""
     wrap: Callable[[Rollout], Rollout] | None = None
     """Of a method's rollout: what it makes of the run's own, such as the agents of an environment."""
     agent: Any = None
@@ -79,6 +82,11 @@ class Rollout:
     def __post_init__(self) -> None:
         if not callable(self.program):
             raise InputError(f"a rollout's program is {shown(self.program)}, but must be an async function")
+        if self.population is not None and self.hook is not None:
+            raise InputError(
+                f"the rollout {self.name} draws through the hook {self.hook.name}, and members of a population draw "
+                "greedily: leave out one of the two"
+            )
 
     __repr__ = layout
 

@@ -16,6 +16,7 @@ from jaxrl_llm.in_jax.completions import Completions
 from jaxrl_llm.in_jax.tasks.task import Task, observed
 from jaxrl_llm.in_jax.turns import converse, greedy_return, sample_episodes
 from jaxrl_llm.models.forward import empty_cache
+from jaxrl_llm.models.members import with_members
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards.environment import GIVEN
 
@@ -70,9 +71,11 @@ def roll_out(
 
 def sample_batch(
     policy: Policy, params: Params, task: Task, key: Array, step: Array | int, prompts: int, group_size: int,
-    by_turn: bool = False,
+    by_turn: bool = False, seed: Array | None = None,
 ) -> tuple[Trajectories, Array]:  # fmt: skip
     """A scored batch: `group_size` completions of each of so many fresh prompts; and those prompts, int32[n, P].
+
+    seed: of the noise of the policy's population, uint32[]; then row n is of its member n, which is greedy.
 
     Rewards are what training is told (`Task.observe`); `true_reward` tells the truth. by_turn: with an environment the
     rewards of turns are apart from the rest; see `turns.sample_episodes`.
@@ -81,10 +84,16 @@ def sample_batch(
         return sample_episodes(policy, params, task, task.environment, key, step, prompts, group_size, by_turn)
     for_prompts, for_tokens = jax.random.split(key)
     shown = jax.vmap(task.sample)(jax.random.split(for_prompts, prompts))
-    drawn = roll_out(policy, params, task, shown, for_tokens, group_size)
+    own, info = params, dict[str, Array]()
+    if seed is not None:
+        number = jnp.arange(prompts * group_size)
+        own = with_members(policy, params, number, seed)
+        info = {"member": number.astype(jnp.float32), "member_seed": jnp.full(number.shape, seed, jnp.float32)}
+    drawn = roll_out(policy, own, task, shown, for_tokens, group_size, greedy=seed is not None)
     repeated, P = jnp.repeat(shown, group_size, axis=0), task.prompt_length
     components, reward = jax.vmap(task.score)(repeated, drawn.tokens)
-    info = None if task.observe is None else {"true_reward": reward}
+    if task.observe is not None:
+        info["true_reward"] = reward
     components, reward = observed(task, jax.random.fold_in(key, 2), components, reward)
 
     def beside(x: Array) -> Array:
@@ -109,7 +118,7 @@ def sample_batch(
         rewards=components,
         reward=reward,
         entropy=beside(drawn.entropy),
-        info=info,
+        info=info or None,
     )
     return batch, shown
 

@@ -25,6 +25,7 @@ from jaxrl_llm.algorithms.parts import check_needs, check_whole, going_without, 
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.checks import expect
 from jaxrl_llm.core.needs import of_previous, of_reference, value_of, values_of
+from jaxrl_llm.core.population import Population, noise_seed
 from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.shapes import in_words
@@ -44,6 +45,7 @@ from jaxrl_llm.models.critic import critic_of, init_critic
 from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params, positions_of
+from jaxrl_llm.rollouts.evolved import MEMBERS
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.keywords import belonging, checked_keywords, unknown_keyword
 
@@ -83,7 +85,7 @@ PAIRS = frozenset({"chosen", "rejected"})  # columns of a data set that `Task.pa
 
 def provided(task: Task) -> frozenset[str]:
     """What runs on a task provide of the needs that only some runs provide."""
-    found = {"greedy_reward"}
+    found = {"greedy_reward", *MEMBERS}
     if task.given is not None or task.environment is not None:
         found.add("turns")
     if task.environment is not None:
@@ -108,9 +110,17 @@ def trains_on_pairs(method: Algorithm, task: Task) -> bool:
 
 def experience_of(method: Algorithm, task: Task) -> set[str]:
     """Which of rollout, curriculum and replay a method names, that the task does not have."""
-    rollout = None if trains_on_pairs(method, task) else method.rollout
+    rollout = method.rollout
+    if trains_on_pairs(method, task) or population_of(method, task) is not None:
+        rollout = None
     found = {"rollout": rollout, "curriculum": method.prompts, "replay": method.replay}
     return {name for name, value in found.items() if value is not None}
+
+
+def population_of(method: Algorithm, task: Task) -> Population | None:
+    """The population whose members draw the method's samples, of a task of one turn."""
+    rollout = method.rollout
+    return None if rollout is None or rollout.wrap is None or task.environment is not None else rollout.population
 
 
 def build(make: Callable[..., Algorithm], settings: LabSettings, task: Task, given: dict[str, Any]) -> Algorithm:
@@ -185,6 +195,8 @@ def make_train(
         for_params, for_steps = jax.random.split(key)
         reference = fresh_params(for_params, task, settings) if start is None else start
         policy, params = make_policy(task, settings), reference
+        if (population := population_of(method, task)) is not None:
+            policy = dataclasses.replace(policy, population=population)
         paired = trains_on_pairs(method, task) and "rollout" not in experience
         rows = 2 if paired else settings.group_size
         if (critic := critic_of(method.needs, "shared")) is not None:
@@ -195,8 +207,9 @@ def make_train(
             step, key = at
             for_batch, for_update = jax.random.split(key)
             state, memory, feedback, moving, previous, target = carry
+            seed = None if population is None else noise_seed(for_steps, population, step)
             size = settings.prompts, settings.group_size
-            batch, prompts = sample_batch(policy, state.params, task, for_batch, step, *size, by_turn(method))
+            batch, prompts = sample_batch(policy, state.params, task, for_batch, step, *size, by_turn(method), seed)
             # As the task gave them: a method's transform may make other rewards of them.
             seen = {"reward": jnp.mean(true_reward(batch)), "length": jnp.mean(batch.lengths)}
             seen |= {f"reward/{name}": jnp.mean(value) for name, value in (batch.rewards or {}).items()}

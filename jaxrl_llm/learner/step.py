@@ -6,6 +6,7 @@ Batches can be filled up to one size (`full_size.fill_up`).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -76,6 +77,7 @@ def learn_batch(
     default all do. With the algorithm's `phases` each turn has an update of its own. Of a mixture of experts the
     algorithm's `routing` is replayed; InputError where the batch lacks the experts that it was sampled with.
     """
+    learner = learner._replace(policy=of_population(learner.policy, learner.algorithm))
     policy, algorithm, mesh = learner.policy, learner.algorithm, learner.mesh
     routing = routing_of(algorithm.routing, policy, batch)
     trained, slices = _trained(batch), learner.minibatches * learner.micro_batches
@@ -93,6 +95,12 @@ def learn_batch(
         return _learn(learner, state, memory, to_mesh(batch, mesh), phase)
     count, batch = phase_count(batch), without_factor(batch)
     return by_turns(_learn, learner, state, memory, to_mesh(batch, mesh), phase, algorithm.phases, count)
+
+
+def of_population(policy: Policy, algorithm: Algorithm) -> Policy:
+    """The policy with the population whose members draw the method's samples, if there is one."""
+    population = None if algorithm.rollout is None else algorithm.rollout.population
+    return policy if population is None else dataclasses.replace(policy, population=population)
 
 
 class Phase(NamedTuple):

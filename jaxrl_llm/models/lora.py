@@ -37,6 +37,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.kinds import number, require_kind, shown, whole
 from jaxrl_llm.models.parameters import (
     ADAPTED,
+    LORA_FACTORS,
     LORA_IN,
     LORA_OUT,
     LORA_SCALE,
@@ -181,7 +182,7 @@ def own_adapters(found: Params) -> Params:
 
 
 def _is_of_adapter(name: str) -> bool:
-    return name == LORA_SCALE or _is_matrix(name)
+    return name in (LORA_SCALE, LORA_FACTORS) or _is_matrix(name)
 
 
 def _is_matrix(name: str) -> bool:

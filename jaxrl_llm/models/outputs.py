@@ -18,6 +18,7 @@ from jaxrl_llm.models.elbo import elbo_terms
 from jaxrl_llm.models.hooked import Places, hooked_logp
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.layers.routing import check_experts, of_all_rows
+from jaxrl_llm.models.members import perturbations
 from jaxrl_llm.models.packed_states import EXPERTS, LOAD, View, logp_at, numbers_of, packed_states, view_of
 from jaxrl_llm.models.packing import Packing, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
@@ -32,7 +33,7 @@ class Wanted(NamedTuple):
 
     # Of MEASURES, "values", "hidden", "greedy", "internal_logp", "heated_logp", "top_tokens", "top_logp",
     # "implicit_logp", "scores", "experts", "router_load", "head_states", "most_probable", "teacher_top_logp",
-    # "teacher_divergence", "elbo_terms".
+    # "teacher_divergence", "elbo_terms", "perturbation" (alone).
     names: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = ()  # "tempered_logp:T" for each, a multiple of the sampling temperature
     layer: int = 0  # of "internal_logp", counting from 1
@@ -48,6 +49,7 @@ MEASURES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "cubed_probability": lambda logp: jnp.exp(3 * logp),
     "mean_logp": lambda logp: logp,  # divided by the size of the vocabulary below
 }
+PERTURBATION = "perturbation"
 NOTHING = Wanted()
 # What objectives find in outputs.extras.
 DURING_UPDATE = tuple(need.name for need in NEEDS.values() if need.by_outputs is not None)
@@ -123,6 +125,10 @@ def policy_outputs(
     "experts" int[N, L, layers, k] are of all tokens, not only of actions, and so is "router_load", the `moe.Load` of a
     mixture [layers, E], of which tokens that rows share count once with a packing; one of both at a time.
 
+    Where "perturbation" f32[N] is wanted, of the row's member of the policy's population and differentiable (see
+    `members.perturbations`), no token goes through the model: log-probabilities and entropies are the sampler's, and
+    there is nothing else.
+
     Of a reward model log-probabilities and entropies are 0, and "scores" [N, L, labels] those of the token before each
     action, differentiable; it has nothing else.
 
@@ -134,9 +140,11 @@ def policy_outputs(
     check_batch(batch)
     check_experts(policy, batch)
     record = next((name for name in (EXPERTS, LOAD) if name in wanted.names), None)
-    view = view_of(policy, params, batch, packing, record)
+    if PERTURBATION in wanted.names:
+        return _perturbed(policy, params, batch, wanted)
     if policy.config.score:
-        return _scored(params, view, batch, wanted)
+        return _scored(params, view_of(policy, params, batch, packing, record), batch, wanted)
+    view = view_of(policy, params, batch, packing, record)
     logp, entropy = _drawn_from(policy, params, view, batch, packing)
     found = {"logp": logp, "entropy": entropy}
     whole = distribution_at(policy, params, view)
@@ -185,6 +193,17 @@ def policy_outputs(
     if record is not None:
         placed[record] = of_all_rows(view.routing, batch) if record == EXPERTS else view.routing
     return PolicyOutputs(placed.pop("logp"), placed.pop("entropy"), placed or None)
+
+
+def _perturbed(policy: Policy, params: Params, batch: Trajectories, wanted: Wanted) -> PolicyOutputs:
+    """The outputs of an update by evolution. InputError for what only a pass through the model finds."""
+    if other := {*wanted.names, *(["tempered_logp"] if wanted.temperatures else [])} - {PERTURBATION}:
+        raise InputError(
+            f"an update by evolution runs no model, and has no {', '.join(sorted(other))}: leave out one of the two"
+        )
+    drawn = jnp.where(batch.action_mask, batch.behaviour_logp, 0.0)
+    entropy = jnp.zeros_like(drawn) if batch.entropy is None else jnp.where(batch.action_mask, batch.entropy, 0.0)
+    return PolicyOutputs(drawn, entropy, {PERTURBATION: perturbations(policy, params, batch)})
 
 
 def _scored(params: Params, view: View, batch: Trajectories, wanted: Wanted) -> PolicyOutputs:

@@ -204,5 +204,6 @@ def straight_through_layer(layer: dict[str, Any], kind: str | None) -> dict[str,
 
 
 def cast(tree: Any, dtype: Any) -> Any:
-    """Arrays in a dtype; rounded ones as they are."""
-    return jax.tree.map(lambda x: x if is_rounded(x) else x.astype(dtype), tree, is_leaf=is_rounded)
+    """Arrays of floats in a dtype; rounded ones, and whole numbers, as they are."""
+    stays = lambda x: is_rounded(x) or not jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
+    return jax.tree.map(lambda x: x if stays(x) else x.astype(dtype), tree, is_leaf=is_rounded)

@@ -117,5 +117,10 @@ class Draws(NamedTuple):
         """Whether it draws from the policy that learns."""
         return not self.reference and self.snapshot is None
 
+    @property
+    def trained(self) -> bool:
+        """Whether it draws as the run trains: from the policy that learns, at the run's temperature."""
+        return self.learns and self.temperature is None
+
 
 MakeEngine = Callable[[Sequence[Request], Draws, Stats], Completes]  # (first requests, from what to draw, stats)

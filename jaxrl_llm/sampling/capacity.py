@@ -27,7 +27,7 @@ class Size(NamedTuple):
 
 def size_for(requests: Sequence[Request], slots: int = 0, devices: int = 1, shape: Shape | None = None) -> Size:
     """The capacity for these requests. slots, devices, shape: see `stream` and `capacity.plan`."""
-    shape = shape or plan([request.prompt for request in requests], slots, devices)
+    shape = shape or plan([request.prefix for request in requests], slots, devices)
     width = bucket(max(len(request.prompt) for request in requests))
     return Size(shape, width, bucket(max(request.limit for request in requests), least=4))
 

@@ -169,7 +169,7 @@ def check_requests(requests: Sequence[Request], vocabulary: int) -> None:
         name = f"request {number}"
         if not isinstance(request, Request):
             raise InputError(f"{name} is a {type(request).__name__}, but must be a Request")
-        for of, least in {"limit": 1, "prompt_id": -(2**31), "sample": -(2**31), "pause_at": 0}.items():
+        for of, least in {"limit": 1, "prompt_id": -(2**31), "sample": -(2**31), "pause_at": 0, "adapter": 0}.items():
             value = getattr(request, of)
             whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
             if not (whole and least <= value < 2**31) and not (of == "pause_at" and value is None):

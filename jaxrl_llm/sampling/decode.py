@@ -20,6 +20,7 @@ from jaxrl_llm.models.layers.attention import Weighing
 from jaxrl_llm.models.layers.parts import Rotations, rotations_of
 from jaxrl_llm.models.layers.recurrent import State, step_flow
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.row_adapters import for_rows
 from jaxrl_llm.sampling.draw import Drawn, DrawSettings, draw
 from jaxrl_llm.sampling.kv_cache import (
     LayerCache,
@@ -52,6 +53,7 @@ class RowState(NamedTuple):
     limit: Array  # int32[B], number of own tokens at which it ends
     prompt_id: Array  # int32[B], keys the noise together with `sample`
     sample: Array  # int32[B]
+    adapter: Array  # int32[B], which of the weights' adapters it has, see `models.row_adapters`
 
 
 class LoopCounts(NamedTuple):
@@ -94,7 +96,7 @@ def empty_ring_cache(policy: Policy, rows: int, tokens: int, dtype: Any, record:
 def no_rows(rows: int) -> RowState:
     """The state of empty rows."""
     zeros, ones = jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool)
-    return RowState(zeros, zeros, zeros, ~ones, ones, zeros, zeros, zeros, zeros)
+    return RowState(zeros, zeros, zeros, ~ones, ones, zeros, zeros, zeros, zeros, zeros)
 
 
 @jax.named_scope("append")
@@ -189,7 +191,7 @@ def decode(
     No row may be fresh: call `begin` first.
     """
     T = ring_cache.drawn.token.shape[1]
-    params = narrowed(policy, params)
+    params = for_rows(policy, narrowed(policy, params), rows.adapter)
 
     def rotations(rows: RowState) -> tuple[Rotations, ...]:
         """Rotary embeddings of each row's next position.

@@ -40,10 +40,10 @@ Cut = Callable[[np.ndarray], int | None]  # own tokens int32[n] -> length at whi
 class Engine:
     """Completes requests under one set of weights. It takes requests at any time, even while others are decoding.
 
-    A request waits for a free row; requests with the same prompt share its prefill and its cache. A request that does
-    not fit makes the engine grow: rows that are decoding then continue from their tokens, whose keys and values are
-    recomputed. The caches stay on the device; the host keeps a few numbers for each row. The arguments are those of
-    `stream`.
+    A request waits for a free row; requests with the same prompt and adapter share its prefill and its cache. A request
+    that does not fit makes the engine grow: rows that are decoding then continue from their tokens, whose keys and
+    values are recomputed. The caches stay on the device; the host keeps a few numbers for each row. The arguments are
+    those of `stream`.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Engine:
             self._grow(request)
         self.requests[number] = request
         # Who began first ends first, so that few conversations are under way at a time.
-        self.schedule.add(number, request.prompt, first=self.turns and request.begun.size > 0)
+        self.schedule.add(number, request.prefix, first=self.turns and request.begun.size > 0)
         return number
 
     def _grow(self, request: Request) -> None:
@@ -121,7 +121,7 @@ class Engine:
         self._take_drawn()
         self._allocate(size)
         for number, waiting in self.requests.items():
-            self.schedule.add(number, waiting.prompt)
+            self.schedule.add(number, waiting.prefix)
 
     def _take_drawn(self) -> None:
         """Let the requests that are decoding begin with the tokens that they have drawn."""
@@ -160,7 +160,7 @@ class Engine:
         for row, tokens in self._drawn(list(self.schedule.placed)).items():
             number = self.schedule.placed[row].request
             request = self.requests.pop(number)
-            left.append(Completion(number, tokens, False, request.limit, self.prompt_experts.get(request.prompt)))
+            left.append(Completion(number, tokens, False, request.limit, self.prompt_experts.get(request.prefix)))
         for number, request in self.requests.items():
             left.append(Completion(number, request.begun, False, request.limit))
         self.requests, self.tail = {}, None
@@ -196,6 +196,7 @@ class Engine:
             rows.fresh[row], rows.done[row] = begun.size == 0, False
             rows.limit[row] = request.until
             rows.prompt_id[row], rows.sample[row] = request.prompt_id, request.sample
+            rows.adapter[row] = request.adapter
             self.prefix_slot[row] = prefix_slot
         self.rows = rows
 
@@ -253,12 +254,12 @@ class Engine:
             self.kept.rows[row] = self._kept(row, request, request.begun.token)
             self.requests[number] = replace(request, begun=tokens)
             self._free(row)
-            self.schedule.add(number, request.prompt)
+            self.schedule.add(number, request.prefix)
         self.tail = None
 
     def _kept(self, row: int, request: Request, tokens: np.ndarray) -> Kept:
         last = absolute_step(self.steps, int(np.asarray(self.rows.last)[row]), self.size.tokens)
-        return Kept(request.prompt, tokens, last)
+        return Kept(request.prefix, tokens, last)
 
     def ended(self) -> Iterator[Completion]:
         """Yield the completions of rows that are done, and free the rows."""
@@ -279,7 +280,7 @@ class Engine:
                 self.drafts.add(request.prompt_id, tokens.token)
             del self.requests[number]
             self.stats.finished += 1
-            yield Completion(number, tokens, ended, request.limit, self.prompt_experts.get(request.prompt))
+            yield Completion(number, tokens, ended, request.limit, self.prompt_experts.get(request.prefix))
         if not self.schedule.placed:
             self.tail = None
 

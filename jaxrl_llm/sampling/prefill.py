@@ -6,7 +6,7 @@ that it takes is donated.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,8 +23,10 @@ from jaxrl_llm.models.layers.recurrent import State, rows_flow
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, TENSOR, AnyMesh, row_axes, row_shards, takes_kernels
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.row_adapters import are_by_row, for_rows
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, no_experts, pack
+from jaxrl_llm.sampling.requests import Prefix
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.two_model_decode import empty_layers, run, width
 from jaxrl_llm.sampling.weights import Weights
@@ -36,21 +38,21 @@ def prefill_prompts(
     policy: Policy,
     weights: Weights,
     prefix_cache: PrefixCache,
-    prompts: Sequence[tuple[int, Hashable]],
+    prompts: Sequence[tuple[int, Prefix]],
     size: Size,
     stats: Stats,
 ) -> PrefixCache:
-    """Run new prompts, pairs of prompt slot and token ids, through the model.
+    """Run new prompts, pairs of prompt slot and prefix, through the model.
 
     They are batched by width: the width of the cache, halved as often as the prompt still fits.
     """
-    widths: dict[int, list[tuple[int, list[int]]]] = {}
-    for slot, prompt in prompts:
-        ids: list[int] = list(prompt)  # type: ignore[call-overload]
+    widths: dict[int, list[tuple[int, list[int], int]]] = {}
+    for slot, (prompt, adapter) in prompts:
+        ids = list(prompt)
         width = size.width
         while width % 2 == 0 and width // 2 >= max(len(ids), 32):
             width //= 2
-        widths.setdefault(width, []).append((slot, ids))
+        widths.setdefault(width, []).append((slot, ids, adapter))
     devices = row_shards(weights.mesh, SAMPLED_ROWS)
     for width, batch in widths.items():
         most = min(max(PREFILL_TOKENS // width, 1), -(-size.shape.prompts // devices))
@@ -60,13 +62,15 @@ def prefill_prompts(
             rows = most if 2 * len(batch) > most else devices
             part, batch = batch[:rows], batch[rows:]
             padding = rows - len(part)
-            tokens, _ = pad_rows([ids for _, ids in part] + [[0]] * padding, width)
-            length = np.asarray([len(ids) for _, ids in part] + [1] * padding, np.int32)
-            into = np.asarray([slot for slot, _ in part] + [size.shape.prompts] * padding, np.int32)
-            arrays = weights.spread((tokens, length, into))
+            tokens, _ = pad_rows([ids for _, ids, _ in part] + [[0]] * padding, width)
+            length = np.asarray([len(ids) for _, ids, _ in part] + [1] * padding, np.int32)
+            into = np.asarray([slot for slot, _, _ in part] + [size.shape.prompts] * padding, np.int32)
+            numbers = np.asarray([number for _, _, number in part] + [0] * padding, np.int32)
+            own = numbers if are_by_row(policy, weights.prompts) else None
+            arrays = weights.spread((tokens, length, into, own))
             prefix_cache = prefill(policy, weights.prompts, prefix_cache, *arrays)
             stats.prompts += len(part)
-            stats.prompt_tokens += sum(len(ids) for _, ids in part)
+            stats.prompt_tokens += sum(len(ids) for _, ids, _ in part)
             stats.padded_tokens += tokens.size
     return prefix_cache
 
@@ -83,12 +87,20 @@ def empty_prefix_cache(policy: Policy, prompts: int, length: int, dtype: Any, re
 
 @jax.jit(static_argnames=("policy",), donate_argnames=("prefix_cache",))
 def prefill(
-    policy: Policy, params: Params, prefix_cache: PrefixCache, tokens: Array, length: Array, into: Array
+    policy: Policy,
+    params: Params,
+    prefix_cache: PrefixCache,
+    tokens: Array,
+    length: Array,
+    into: Array,
+    adapter: Array | None = None,
 ) -> PrefixCache:
     """Run prompts through the model, each once, and write them to prompt slots.
 
     tokens: int32[R, L], right-padded; length: int32[R]; into: int32[R], prompt slots, where P marks a padding row.
+    adapter: int32[R], where weights have adapters by row.
     """
+    params = for_rows(policy, params, adapter)
     kept = prefix_cache.experts
     hidden, kvs, experts = recorded_pass(policy, params, tokens, length, kept is not None)
     last = jnp.take_along_axis(hidden, (length - 1)[:, None, None], axis=1)[:, 0]

@@ -54,9 +54,16 @@ _NO_IDS, _NO_NUMBERS = np.zeros(0, np.int32), np.zeros(0, np.float32)
 NO_TOKENS = Tokens(_NO_IDS, _NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS, _NO_IDS)
 
 
+class Prefix(NamedTuple):
+    """A prompt as the caches hold it: its keys and values are those of one adapter."""
+
+    prompt: tuple[int, ...]
+    adapter: int = 0
+
+
 @dataclass(frozen=True)
 class Request:
-    """One completion to sample. Requests with the same prompt share its prefill and its cache."""
+    """One completion to sample. Requests with the same prompt and adapter share its prefill and its cache."""
 
     prompt: tuple[int, ...]
     limit: int  # most tokens of the completion, including `begun`
@@ -65,8 +72,14 @@ class Request:
     begun: Tokens = NO_TOKENS  # tokens of an unfinished completion to continue
     pause_at: int | None = None  # number of tokens at which to return the completion unfinished; None: never
     given: int = 0  # leading tokens of `begun` from earlier turns, which are not searched for stop strings
+    adapter: int = 0  # which of the weights' adapters it is drawn with, see `models.row_adapters`
     # Ids at places of the completion, from its first, that are not drawn; -1: they are. Of a masked-diffusion model.
     fixed: tuple[int, ...] = ()
+
+    @property
+    def prefix(self) -> Prefix:
+        """What the caches hold of its prompt."""
+        return Prefix(self.prompt, self.adapter)
 
     @property
     def until(self) -> int:

@@ -22,13 +22,13 @@ from jaxrl_llm.sampling.weights import Weights
 def experts_of_prompts(
     weights: Weights, prefix_cache: PrefixCache, prompts: Sequence[tuple[int, Any]]
 ) -> dict[Any, np.ndarray]:
-    """int[tokens, layers, k] of each prompt. prompts: pairs of prompt slot and prompt, as they were just computed."""
+    """int[tokens, layers, k] of each prompt. prompts: pairs of prompt slot and prefix, as they were just computed."""
     if not prompts or prefix_cache.experts is None:
         return {}
     slots = np.asarray([slot for slot, _ in prompts], np.int32)
     index = np.resize(slots, 1 << (len(slots) - 1).bit_length())
     found = np.asarray(weights.fetched(_rows(prefix_cache.experts, index)))
-    return {prompt: found[i, : len(prompt)].copy() for i, (_, prompt) in enumerate(prompts)}
+    return {prefix: found[i, : len(prefix.prompt)].copy() for i, (_, prefix) in enumerate(prompts)}
 
 
 @jax.jit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -73,7 +73,7 @@ class Schedule:
 
     def admit(
         self, row_for: Callable[[int, list[int]], int] = lambda request, free: free[0]
-    ) -> tuple[list[Assignment], list[tuple[int, Hashable]]]:
+    ) -> tuple[list[Assignment], list[tuple[int, Any]]]:
         """Give free rows to waiting requests. Returns the assignments, and new prompts with their prompt slots.
 
         row_for: which of the free rows a request takes, where the shape leaves it open.

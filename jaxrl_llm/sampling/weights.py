@@ -20,6 +20,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import cast, kind_of
+from jaxrl_llm.models.row_adapters import SEED
 from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.sampling.two_model_decode import beside
 from jaxrl_llm.sampling.weight_layouts import adapter_loop_params, converter, loop_params, options_for, shardings
@@ -153,6 +154,19 @@ def with_adapters(policy: Policy, weights: Weights, params: Params) -> Weights:
     replaced = ("head", "unembed") if "head" in own else ()
     loop = combine({name: x for name, x in weights.loop.items() if name not in replaced}, own)
     return Weights(params if policy.rounding is None else loop, loop, device=weights.device)
+
+
+def of_members(weights: Weights, seed: Any) -> Weights:
+    """The weights for a policy with a population, whose members have noise of this seed, uint32[].
+
+    A request's `adapter` is then the number of a member; it must not be decoded with another policy.
+    """
+    seed = jnp.asarray(seed, jnp.uint32)
+    if weights.mesh is not None:
+        seed = jax.device_put(seed, NamedSharding(weights.mesh, PartitionSpec()))
+    elif weights.device is not None:
+        seed = jax.device_put(seed, weights.device)
+    return weights._replace(prompts=weights.prompts | {SEED: seed}, loop=weights.loop | {SEED: seed})
 
 
 def apart_from(weights: Weights, params: Params) -> Weights:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -13,10 +14,13 @@ import jax
 
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.row_adapters import can_stack, stacked
 from jaxrl_llm.sampling.capacity import Size, lasting
 from jaxrl_llm.sampling.engine import Engine
+from jaxrl_llm.sampling.engine_of import engine_of
 from jaxrl_llm.sampling.requests import Request, Tokens
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
+from jaxrl_llm.sampling.unmasking.engine import UnmaskingEngine
 from jaxrl_llm.sampling.weights import Weights, take_weights, with_adapters
 from jaxrl_llm.utils.threads import named
 
@@ -50,7 +54,7 @@ class Progress(NamedTuple):
     finish: str | None = None  # "stop", "length", or None while it goes on
 
 
-Kind = tuple[str | None, How]  # the adapter and the settings of an engine
+Kind = tuple[str | None, How]  # the adapter, where it is alone in its engine, and the settings
 Tell = Callable[[Progress | BaseException], None]
 
 
@@ -65,8 +69,9 @@ class Engines:
 
     slots: completions of equal settings that decode at a time; others wait. seed: of all noise, with the prompt id and
     the sample number of a request. adapters: by name, parameters with adapters, which share the other arrays of
-    `params` (`parameters.combine`), and so their memory. Engines of settings that were not asked for longest make room
-    for new ones.
+    `params` (`parameters.combine`), and so their memory. They decode together, a row with each (`models.row_adapters`),
+    but where they adapt experts or embeddings: then one after another. Engines of settings that were not asked for
+    longest make room for new ones.
     """
 
     def __init__(
@@ -74,12 +79,17 @@ class Engines:
     ) -> None:
         base = take_weights(policy, params)
         self.policy, self.weights = policy, dict[str | None, Weights]({None: base})
-        for name, adapted in adapters.items():
-            self.weights[name] = with_adapters(policy, base, adapted)
+        self.numbers = dict[str, int]()  # of adapters that decode together
+        if adapters and can_stack(policy.config, [params, *adapters.values()]):
+            self.weights[None] = with_adapters(policy, base, stacked(params, [*adapters.values()]))
+            self.numbers = {name: number for number, name in enumerate(adapters, start=1)}
+        else:
+            for name, adapted in adapters.items():
+                self.weights[name] = with_adapters(policy, base, adapted)
         self.most = max(MOST_ENGINES, len(self.weights))
         self.slots, self.key = slots, jax.random.key(seed)
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._engines: OrderedDict[Kind, Engine] = OrderedDict()
+        self._engines: OrderedDict[Kind, Engine | UnmaskingEngine] = OrderedDict()
         self._jobs: dict[tuple[Kind, int], _Job] = {}
         self._thread = threading.Thread(target=self._run, daemon=True, name="server engines")
 
@@ -136,7 +146,7 @@ class Engines:
                     except BaseException as error:  # of this engine alone
                         self._fail(kind, error)
 
-    def _advance(self, kind: Kind, engine: Engine) -> None:
+    def _advance(self, kind: Kind, engine: Engine | UnmaskingEngine) -> None:
         engine.advance(CHUNK)
         for number, tokens in list(engine.running()):
             job = self._jobs[kind, number]
@@ -155,7 +165,10 @@ class Engines:
         self._jobs.pop((kind, number)).tell(Progress(tokens, finish))
 
     def _submit(self, job: _Job, place: list[tuple[Kind, int]]) -> None:
-        kind, request = (job.asked.adapter, job.asked.how), job.asked.request
+        name, request = job.asked.adapter, job.asked.request
+        kind: Kind = (None if name in self.numbers else name, job.asked.how)
+        if name in self.numbers:
+            request = replace(request, adapter=self.numbers[name])
         try:
             number = self._engine(kind, request).submit(request)
         except BaseException as error:
@@ -175,7 +188,7 @@ class Engines:
             if of == kind:
                 self._jobs.pop((of, number)).tell(error if isinstance(error, Exception) else RuntimeError(named(error)))
 
-    def _engine(self, kind: Kind, request: Request) -> Engine:
+    def _engine(self, kind: Kind, request: Request) -> Engine | UnmaskingEngine:
         if kind not in self._engines:
             adapter, how = kind
             idle = [other for other, engine in self._engines.items() if not engine.busy]
@@ -186,6 +199,6 @@ class Engines:
                 bucket(max(request.limit, ROOM)),
             )  # fmt: skip
             settings = settings_of(self.policy, self.key, *how)
-            self._engines[kind] = Engine(self.policy, self.weights[adapter], settings, size)
+            self._engines[kind] = engine_of(self.policy, self.weights[adapter], settings, size)
         self._engines.move_to_end(kind)
         return self._engines[kind]

@@ -35,6 +35,7 @@ def check_rollout(config: TrainConfig, algorithm: Algorithm) -> None:
         )
     strategy_of(config, algorithm)
     check_hook(config, algorithm, rollout)
+    check_population(config, rollout)
     if is_among(config.rewards) and ENVIRONMENT not in rollout.provides:
         raise InputError(
             "rewards has environment, but the run has no environment that gives it: give one, or another reward"
@@ -94,6 +95,24 @@ def check_hook(config: TrainConfig, algorithm: Algorithm, rollout: Rollout) -> N
         raise InputError(f"the second policy of the hook {hook.name} begins as the initial one, not as another model")
 
 
+def check_population(config: TrainConfig, rollout: Rollout) -> None:
+    """InputError if the samples are those of a population, which the run's settings do not fit."""
+    if rollout.population is None:
+        return
+    own, usual = config.sampling, TrainConfig.temperature
+    conflicts = {
+        config.adapts: (bool(config.adapts), "its members perturb the model's own matrices"),
+        "max_staleness": (config.max_staleness > 0, "its members are of one step"),
+        "temperature, top_k, top_p and min_p": (own.truncating or own.temperature != usual, "its members are greedy"),
+        "router_aux_coefficient and router_bias_speed": (
+            config.router_aux_coefficient > 0 or config.router_bias_speed > 0, "its update runs no model",
+        ),
+    }  # fmt: skip
+    for name, (conflict, why) in conflicts.items():
+        if conflict:
+            raise InputError(f"{config.algorithm} learns by evolution: {why}, so leave out {name}")
+
+
 def hook_of(config: TrainConfig, algorithm: Algorithm, own_source: bool = False) -> Hook | None:
     """What tokens are drawn through that are trained on. own_source: of a source of its own, what the method's says."""
     rollout = algorithm.rollout if own_source else rollout_of(config, algorithm)
@@ -121,9 +140,16 @@ def check_columns(config: TrainConfig, algorithm: Algorithm, rows: Sequence[Mapp
 def rollout_of(config: TrainConfig, algorithm: Algorithm) -> Rollout:
     """The configured rollout program, else the method's, with a greedy baseline if the method needs one.
 
-    Of a run with an environment or tools, `rollouts.agents.agent`. InputError for an unknown program, and for
-    an environment or tools beside another rollout.
+    A population has the run's seed. Of a run with an environment or tools, `rollouts.agents.agent`. InputError for an
+    unknown program, and for an environment or tools beside another rollout.
     """
+    found = _rollout_of(config, algorithm)
+    if found.population is None:
+        return found
+    return dataclasses.replace(found, population=dataclasses.replace(found.population, seed=config.seed))
+
+
+def _rollout_of(config: TrainConfig, algorithm: Algorithm) -> Rollout:
     if is_agent(config):
         what = "environment" if config.environment else "harness" if config.harness else "tools"
         if config.rollout != TrainConfig.rollout:
@@ -192,6 +218,11 @@ def strategy_of(config: TrainConfig, algorithm: Algorithm) -> Partial | None:
         raise InputError(
             f"the rollout {rollout.name} draws all tokens of an episode through the hook of one step, but oversample "
             "and segment_tokens continue it in others: leave them out"
+        )
+    if strategy is not None and rollout.population is not None:
+        raise InputError(
+            f"the members of the rollout {rollout.name} are of one step, but oversample and segment_tokens continue "
+            "their completions in others: leave them out"
         )
     if strategy is not None and rollout.demands.league is not None:
         raise InputError(

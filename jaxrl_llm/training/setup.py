@@ -35,6 +35,7 @@ from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.io.digest import tokenizer_digest
 from jaxrl_llm.models.io.load import Shardings, load_tokenizer
 from jaxrl_llm.models.io.reward_model import is_scoring
+from jaxrl_llm.models.members import check_members
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import frozen_weight
@@ -261,6 +262,8 @@ def set_up(
         policy, params, tokenizer = load_model(config, algorithm.needs, mesh, sampler)
     algorithm = with_routing(config, algorithm, policy.config)
     check_likelihood(config, algorithm, policy.config)
+    if not own_source and rollout_of(config, algorithm).population is not None:
+        check_members(policy.config)
     for layer in values_of(algorithm.needs, "internal_logp"):
         inner_policy(policy, params, int(layer))  # raises InputError for a layer that the model does not have
     model = policy.config

@@ -30,6 +30,9 @@ LATEST = {"teacher_token_logp", "teacher_top", "teacher_top_logp", "teacher_stat
 # And after these.
 NEWEST = {"task", "feasible", "baseline_reward", "votes", "elbo_terms"}
 
+# And these by themselves.
+OF_MEMBERS = {"perturbation", "member", "member_seed"}
+
 # What changes other methods too: rewards are combined with the reward, and rows of one episode count once.
 STRUCTURE = {"sound", "turn_rewards", "episode", "first_turn"}
 
@@ -61,12 +64,12 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
         "prompt_id": GROUP + 10,
         "truncated": random.random(N) < 0.2,
     }
-    later, latest, newest = (np.random.default_rng([seed, number]) for number in (1, 2, 3))
+    later, latest, newest, of_members = (np.random.default_rng([seed, number]) for number in (1, 2, 3, 4))
     for need in NEEDS.values():
         if need.name in ("values", "feedback", "turns"):  # drawn elsewhere
             continue
         drawn = latest if need.name in LATEST else later if need.name in LATER else random
-        drawn = newest if need.name in NEWEST else drawn
+        drawn = newest if need.name in NEWEST else of_members if need.name in OF_MEMBERS else drawn
         value = need.stand_in.draw(drawn, behaviour)
         if need.name not in STRUCTURE or need.name in algorithm.needs:
             for number in values_of(algorithm.needs, need.name) or [None]:
@@ -88,8 +91,8 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
     extras["greedy"] = jnp.asarray(NEEDS["greedy"].stand_in.draw(last, behaviour), jnp.float32)
     labels = int(max(values_of(algorithm.needs, "scores"), default=1))
     extras["scores"] = jnp.asarray(last.normal(size=(N, L, labels)), jnp.float32)
-    for name in ("teacher_top_logp", "teacher_divergence"):
-        extras[name] = jnp.asarray(NEEDS[name].stand_in.draw(latest, behaviour), jnp.float32)
+    for name, drawn in (("teacher_top_logp", latest), ("teacher_divergence", latest), ("perturbation", of_members)):
+        extras[name] = jnp.asarray(NEEDS[name].stand_in.draw(drawn, behaviour), jnp.float32)
     terms = fields["info"]["elbo_terms"]
     extras["elbo_terms"] = jnp.asarray(terms + 0.3 * newest.normal(size=terms.shape), jnp.float32)
     return Case(batch.replace(turn=turn.astype(jnp.int32)), PolicyOutputs(logp, entropy, extras))

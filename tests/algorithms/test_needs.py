@@ -89,7 +89,7 @@ def test_what_is_put_into_a_batch_is_found_in_it_and_nothing_else(name: str) -> 
 def test_a_need_is_computed_or_provided_and_not_both() -> None:
     for need in NEEDS.values():
         assert (need.compute is None) or (need.provider is None)
-        of_update = need.name in ("feedback", "teacher_top_logp", "teacher_divergence")
+        of_update = need.name in ("feedback", "teacher_top_logp", "teacher_divergence", "perturbation")
         assert (need.compute is None) == (of_update or need.provider is not None)
         if need.measure is not None:
             assert need.compute is not None

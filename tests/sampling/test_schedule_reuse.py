@@ -19,7 +19,7 @@ from jaxrl_llm.sampling.batch import BatchRow, assemble
 from jaxrl_llm.sampling.capacity import size_for
 from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.engine import Engine
-from jaxrl_llm.sampling.requests import Completion, Request, Tokens
+from jaxrl_llm.sampling.requests import Completion, Prefix, Request, Tokens
 from jaxrl_llm.sampling.resume.reuse import Kept, absolute_step, best_reuse
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import take_weights
@@ -212,8 +212,10 @@ def test_which_row_is_reused_against_a_ring_written_out(data: st.DataObject) -> 
     for step in range(start + 1, steps):
         ring[step % columns] = step - start - 1 if step <= last else -1
     begun = list(range(n))[: data.draw(st.integers(2, n))] + data.draw(st.lists(st.just(99), max_size=3))
-    found = best_reuse({3: Kept((1,), np.arange(n), last)}, (1,), np.asarray(begun), steps, columns)
-    assert best_reuse({3: Kept((1,), np.arange(n), last)}, (2,), np.asarray(begun), steps, columns) is None
+    kept, prompt = {3: Kept(Prefix((1,)), np.arange(n), last)}, Prefix((1,))
+    found = best_reuse(kept, prompt, np.asarray(begun), steps, columns)
+    for other in (Prefix((2,)), Prefix((1,), adapter=1)):
+        assert best_reuse(kept, other, np.asarray(begun), steps, columns) is None
     if found is None:
         return
     own = len(begun) - 1

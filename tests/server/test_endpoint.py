@@ -114,16 +114,15 @@ def test_a_completion_is_the_engine_s(client: Any, policy: Any) -> None:
 
 
 def test_adapters_are_models_by_name(policy: Any) -> None:
-    """They share the model's memory, and each gives what the engine does with its parameters."""
+    """They share the model's memory and one engine, and each gives what the engine does with its parameters."""
     own, params = policy
-    adapters = {name: adapted(own, params, seed) for seed, name in enumerate(("one", "two"))}
-    engines = Engines(own, params, slots=2, seed=5, adapters=adapters)
-    leaves = {x.unsafe_buffer_pointer() for x in jax.tree.leaves(engines.weights[None].prompts)}
-    for name in adapters:
-        weights, own_adapters = lora.split(engines.weights[name].prompts)
-        shared = [x.unsafe_buffer_pointer() in leaves for x in jax.tree.leaves(weights)]
-        assert sum(shared) == len(leaves), name
-        assert not {x.unsafe_buffer_pointer() for x in jax.tree.leaves(own_adapters)} & leaves
+    adapters = {name: adapted(own, params, seed, rank) for seed, name, rank in ((0, "one", 2), (1, "two", 3))}
+    engines = Engines(own, params, slots=4, seed=5, adapters=adapters)
+    leaves = {x.unsafe_buffer_pointer() for x in jax.tree.leaves(params)}
+    weights, own_adapters = lora.split(engines.weights[None].prompts)
+    shared = [x.unsafe_buffer_pointer() in leaves for x in jax.tree.leaves(weights)]
+    assert sum(shared) == len(leaves)
+    assert not {x.unsafe_buffer_pointer() for x in jax.tree.leaves(own_adapters)} & leaves
     with serving(engines, {name: PromptFormat() for name in adapters}) as url:
         client = openai.OpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=120)
         assert [model.id for model in client.models.list()] == ["tiny", "one", "two"]
@@ -139,16 +138,17 @@ def test_adapters_are_models_by_name(policy: Any) -> None:
             together = dict(zip(("tiny", "one", "two"), pool.map(ask, ("tiny", "one", "two")), strict=True))
         assert together == {name: greedy((own, of), "Ab", 9) for name, of in (("tiny", params), *adapters.items())}
         assert len({tuple(ids) for ids in together.values()}) == 3
+        assert len(engines._engines) == 1
         with pytest.raises(openai.NotFoundError, match="'three' does not exist: this endpoint has tiny, one, two"):
             ask("three")
 
 
-def adapted(policy: Any, params: Any, seed: int) -> Any:
+def adapted(policy: Any, params: Any, seed: int, rank: int = 2) -> Any:
     """The parameters with adapters that change what is drawn."""
-    adapters = lora.init(jax.random.key(seed), policy.config, rank=2)
+    adapters = lora.init(jax.random.key(seed), policy.config, rank=rank)
     noise = jax.random.key(seed + 10)
     adapters = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(noise, x.shape), adapters)
-    return lora.scaled(combine(params, adapters), 2, 4.0)
+    return lora.scaled(combine(params, adapters), rank, 4.0)
 
 
 def test_a_stream_has_the_same_text_and_tokens(client: Any) -> None:

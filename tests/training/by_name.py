@@ -114,6 +114,7 @@ METHODS: dict[str, Case] = {
     "degrpo": Case(settings={"rewards": ("by_mode(number_match)",)}),
     "drive_pre_grpo": Case(settings={"num_prompts": 4}),
     "drpo_dataset_reset": Case(metrics=("rollout/prefixed", "value/loss")),
+    "eggroll": Case({"sigma": 0.01}, {"temperature": 1.0, "top_p": 1.0}, info=("member", "member_seed")),
     "ettrl": Case({"trees": 2, "forks": 1, "branches": 1}, metrics=("rollout/leaves",), info=("node", "answer_key")),
     "ghpo": Case(metrics=("rollout/guided",), logged=HINTS),
     "gui_r1": Case(settings={"rewards": ("gui_action", "gui_format")}),

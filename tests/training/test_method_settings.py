@@ -41,6 +41,7 @@ TAKEN: dict[str, dict[str, Any]] = {
         "eval_metric": "indicators/top_entropy",
         "eval_patience": 3,
     },
+    "eggroll": {},  # with an even group
     "brpo": {},
     "cgpo_judges": {},
     "popri": {},
@@ -50,6 +51,7 @@ TAKEN: dict[str, dict[str, Any]] = {
 }
 CONTRADICTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("spo_single_stream", {"group_size": 4}, "group_size is 4: give 1"),
+    ("eggroll", {"group_size": 5}, "group_size is 5: give 8"),
     ("pa_rl", {"group_size": 10}, "group_size is 10: give 16"),
     ("pa_rl", {"group_size": 4, "hyperparameters": {"keep": 4}}, "group_size is 4: give 8"),
     ("dpo", {"rewards": ("number_match",)}, "rewards is number_match: give given"),

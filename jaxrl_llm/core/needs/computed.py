@@ -18,6 +18,7 @@ from jaxrl_llm.core.needs.placeholders import (
     no_terms,
     no_turns,
     no_values,
+    none_of_rows,
     of_top,
     of_turns,
     ones,
@@ -224,5 +225,10 @@ COMPUTED = (
         "generalised Jensen-Shannon divergence (beta after a colon) from the teacher of teacher_states",
         StandIn("0", uniform(0, 1), lambda batch, number: jnp.zeros(batch.tokens.shape)),
         by_outputs="teacher_divergence",
+    ),
+    Need(
+        "perturbation", "info['perturbation']", "[N]",
+        "inner product of the policy's projections with what the row's member of a population adds to them",
+        StandIn("0", uniform(-1, 1, rows=True), none_of_rows), by_outputs="perturbation",
     ),
 )  # fmt: skip

@@ -32,6 +32,7 @@ from jaxrl_llm.core.needs.providers import own_rollout, own_source, reward_entry
 from jaxrl_llm.core.needs.types import Need
 
 AGENT = "--environment MODULE:NAME, or a --rollout that returns rollouts.agents.agent(ENVIRONMENT)"
+EVOLVED = "a rollout in rollouts.evolved.evolved, as the method's own is"
 PROVIDED = (
     Need(
         "greedy_reward", "info['greedy_reward']", "[N]", "reward of the greedy completion of the row's prompt",
@@ -39,6 +40,14 @@ PROVIDED = (
             "the mean of the group", whole(2), lambda batch, number: bucket_moments(batch.group, batch.scores)[1]
         ),
         provider="a rollout in rollouts.programs.with_greedy_baseline, as --rollout is by itself",
+    ),
+    Need(
+        "member", "info['member']", "[N]", "number of the population's member that drew the row",
+        StandIn("each row has its own", whole(8), one_each), provider=EVOLVED,
+    ),
+    Need(
+        "member_seed", "info['member_seed']", "[N]", "seed of the noise of the step's population",
+        StandIn("0", whole(2**20), none_of_rows), provider=EVOLVED,
     ),
     Need(
         "guided", "info['guided']", "[N]", "1 where the row, or [N, L] the token, was sampled with guidance",

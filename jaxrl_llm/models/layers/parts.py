@@ -16,6 +16,7 @@ import numpy as np
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import exact_bits
+from jaxrl_llm.models.layers.by_row import with_members
 from jaxrl_llm.models.layers.products import product
 from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
 from jaxrl_llm.models.quantised import Weight, dense
@@ -223,10 +224,15 @@ softmax.defvjp(_softmax, _softmax_backward)
 
 
 def project(x: Array, weight: Weight, layer: dict[str, Any], name: str, joined: bool = False) -> Array:
-    """`linear`, plus the adapter's output where one layer's dictionary has an adapter for `name`.
+    """`linear`, plus the adapter's output where one layer's dictionary has an adapter for `name`, and what each row's
+    own member of a population adds (`by_row`).
 
     joined: compute both as one product, see `joined_product`, unless the weight is rounded.
     """
+    return with_members(_adapted(x, weight, layer, name, joined), x, layer, name)
+
+
+def _adapted(x: Array, weight: Weight, layer: dict[str, Any], name: str, joined: bool) -> Array:
     if name + LORA_IN not in layer:
         return linear(x, weight)
     into, out = layer[name + LORA_IN].reshape(x.shape[-1], -1), layer[name + LORA_OUT]
@@ -238,8 +244,12 @@ def project(x: Array, weight: Weight, layer: dict[str, Any], name: str, joined: 
 
 
 def scaled_low_rank(x: Array, found: dict[str, Any]) -> Array:
-    """What the first matrix of an adapter gives times the factor that is beside it, if one is, in the dtype of x."""
-    return x * found[LORA_SCALE].astype(x.dtype) if LORA_SCALE in found else x
+    """What the first matrix of an adapter gives, x [N, L, r], times the factor that is beside it, if one is, in the
+    dtype of x. The factor is one number, or one for each row and rank [N, r]: 0 where the row has another adapter."""
+    if LORA_SCALE not in found:
+        return x
+    scale = found[LORA_SCALE].astype(x.dtype)
+    return x * (scale[:, None] if scale.ndim else scale)
 
 
 def with_adapter(layer: dict[str, Any], name: str) -> Array:

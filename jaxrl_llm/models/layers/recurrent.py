@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxrl_kernels.delta_rule import DeltaInputs
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.layers.by_row import ROWS
 from jaxrl_llm.models.layers.delta import CHUNK, in_rows, one_step
 from jaxrl_llm.models.layers.parts import accumulation_dtype, linear, project, rms_norm
 from jaxrl_llm.models.parameters import LORA_IN
@@ -108,7 +109,7 @@ def in_parts(x: Array, weight: Weight, layer: Layer, name: str, joined: bool = F
     cancel, scaling magnifies it.
     """
     K = x.shape[-1]
-    if x.dtype.itemsize < 4 or K % PARTS or not isinstance(weight, Array) or name + LORA_IN in layer:
+    if x.dtype.itemsize < 4 or K % PARTS or not isinstance(weight, Array) or {name + LORA_IN, ROWS} & {*layer}:
         return project(x, weight, layer, name, joined)
     a, b, c, d = (linear(x[..., i : i + K // PARTS], weight[i : i + K // PARTS]) for i in range(0, K, K // PARTS))
     return (a + b) + (c + d)

@@ -14,6 +14,7 @@ from typing import Any
 
 from jaxrl_llm.models.parameters.adapters import (
     ADAPTED,
+    LORA_FACTORS,
     LORA_IN,
     LORA_OUT,
     LORA_SCALE,
@@ -33,9 +34,9 @@ from jaxrl_llm.models.parameters.table import TABLE
 from jaxrl_llm.models.parameters.weight import Path
 
 __all__ = [
-    "ADAPTED", "AXES", "LORA_IN", "LORA_OUT", "LORA_SCALE", "PROJECTIONS", "Params", "adapted_by_default",
-    "adapted_weights", "adapter_axes", "axis_sizes", "combine", "head_shapes", "head_weights", "parameter_shapes",
-    "put", "shape_of", "weights", "without_critic",
+    "ADAPTED", "AXES", "LORA_FACTORS", "LORA_IN", "LORA_OUT", "LORA_SCALE", "PROJECTIONS", "Params",
+    "adapted_by_default", "adapted_weights", "adapter_axes", "axis_sizes", "combine", "head_shapes", "head_weights",
+    "parameter_shapes", "put", "shape_of", "weights", "without_critic",
 ]  # fmt: skip
 
 Params = dict[str, Any]  # a pytree of arrays

@@ -107,6 +107,8 @@ def _check(setup: Experience) -> None:
         what = "has the weights of one policy, but this rollout draws from a league"
     elif setup.rollout.hook is not None and not setup.rollout.hook.lasting:
         what = f"continues episodes under new weights, but the hook {setup.rollout.hook.name} is of one step"
+    elif setup.rollout.population is not None:
+        what = f"continues episodes under new weights, but the members of {setup.rollout.name} are of one step"
     if what:
         raise InputError(f"max_staleness is above 0, but asynchronous sampling {what}: leave one of the two out")
 

@@ -25,7 +25,7 @@ from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.two_model_decode import alone, beside
-from jaxrl_llm.sampling.weights import Weights, apart_from, replace_adapters, take_weights
+from jaxrl_llm.sampling.weights import Weights, apart_from, of_members, replace_adapters, take_weights
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -85,7 +85,12 @@ def engines_of(
         elif hook is not None:
             settings = settings._replace(state=jax.tree.map(jnp.float32, first_state(hook, state.controls)))
             drawing, taken = dataclasses.replace(policy, hook=hook), weights
-        own = turns or (temperature is None and learns)
+        population = setup.rollout.population if draws.trained else None
+        if population is not None:  # all randomness is in the weights
+            settings = settings_of(policy, key, 0.0)
+            drawing = dataclasses.replace(drawing, population=population)
+            taken = of_members(taken, population.seed_at(step))
+        own = turns or draws.trained
         size = size_for(requests, slots, devices, shape if own else None)
         tokens = max(size.tokens, setup.rollout.room(sampling.max_new_tokens, policy.config.max_positions))
         size = size._replace(tokens=tokens, parked=parked)

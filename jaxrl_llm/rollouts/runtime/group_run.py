@@ -67,7 +67,8 @@ class Ticket:
         pauses += [begun.size + segment_tokens] if segment_tokens else []
         return Request(
             self.context.prompt, self.until, self.context.prompt_id, self.group.numbers.of(self.context.sample),
-            begun, min(pauses) if pauses else None, self.call.place, self.fixed,
+            begun, min(pauses) if pauses else None, self.call.place,
+            self.group.member(self.context.sample) if self.draws.trained else 0, self.fixed,
         )  # fmt: skip
 
     def note(self, completion: Completion) -> bool:
@@ -177,8 +178,23 @@ class GroupRun:
         """See `ProgramHost`."""
         return any(value is one for one in self.resumed.values())
 
+    def member(self, sample: int) -> int:
+        """The member of the rollout's population that draws a sample; 0 where there is no population."""
+        return 0 if self.run.driver.rollout.population is None else self.numbers.member(sample)
+
     def group(self) -> Group:
-        """The group's current episodes: those that the program returned, else the longest of each sample."""
+        """The group's current episodes: those that the program returned, else the longest of each sample.
+
+        Of a population, each says which member drew it.
+        """
+        found, population = self._group(), self.run.driver.rollout.population
+        if population is None:
+            return found
+        seed = float(population.seed_at(self.step))
+        marked = [one.with_info(member=self.member(one.sample), member_seed=seed) for one in found.episodes]
+        return found._replace(episodes=marked)
+
+    def _group(self) -> Group:
         if self.episodes is not None:
             return Group(self.task, self.episodes, [False] * len(self.episodes))
         newest: dict[int, Ticket] = {}

@@ -21,6 +21,7 @@ class SampleNumbers(NamedTuple):
     own: int = 0
     extra: int = 0
     stride: int = 1
+    members: SampleNumbers | None = None  # the same among the samples of all prompts
 
     def of(self, number: int) -> int:
         """The number of the program's sample `number`, at least 0, among all samples of the prompt.
@@ -30,17 +31,26 @@ class SampleNumbers(NamedTuple):
         """
         return self.first + number if number < self.own else self.extra + self.stride * (number - self.own)
 
+    def member(self, number: int) -> int:
+        """The number of the program's sample `number` among the samples of all groups in flight."""
+        return number if self.members is None else self.members.of(number)
+
 
 def sample_numbers(tasks: Sequence[Task]) -> list[SampleNumbers]:
     """The numbers of each group in flight, in their order; they depend on nothing but prompts and counts of samples."""
-    groups = Counter(task.prompt_id for task in tasks)
-    total = Counter[int]()
-    for task in tasks:
-        total[task.prompt_id] += task.samples
+    samples = [task.samples for task in tasks]
+    of_prompts, of_all = _numbers([task.prompt_id for task in tasks], samples), _numbers([0] * len(tasks), samples)
+    return [own._replace(members=among) for own, among in zip(of_prompts, of_all, strict=True)]
+
+
+def _numbers(keys: Sequence[int], samples: Sequence[int]) -> list[SampleNumbers]:
+    """The numbers of groups with so many samples, where none is given twice to groups of one key."""
+    groups, total = Counter(keys), Counter[int]()
+    for key, count in zip(keys, samples, strict=True):
+        total[key] += count
     place, first, out = Counter[int](), Counter[int](), []
-    for task in tasks:
-        i = task.prompt_id
-        out.append(SampleNumbers(first[i], task.samples, total[i] + place[i], groups[i]))
-        place[i] += 1
-        first[i] += task.samples
+    for key, count in zip(keys, samples, strict=True):
+        out.append(SampleNumbers(first[key], count, total[key] + place[key], groups[key]))
+        place[key] += 1
+        first[key] += count
     return out

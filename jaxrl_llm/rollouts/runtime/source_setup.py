@@ -83,6 +83,11 @@ def check_setup(setup: Experience) -> None:
             f"the {part} needs all groups of a step in that step, but {by} some of them to later steps: leave "
             f"{'it' if setup.beside else 'them'} out"
         )
+    if setup.partial is not None and setup.rollout.population is not None:
+        raise InputError(
+            f"the members of the rollout {setup.rollout.name} are of one step, but partial rollouts continue their "
+            "completions in others: leave these out"
+        )
     if setup.rollout.demands.reference and (setup.reference is None or isinstance(setup.reference, Mixture)):
         raise InputError(
             f"the rollout {setup.rollout.name} draws from a reference policy: give its parameters, reference=..., of "

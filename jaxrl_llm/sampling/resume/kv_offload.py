@@ -58,7 +58,7 @@ class Store:
     def best(self, request: Request, steps: int, columns: int) -> Reused | None:
         """From what a request can continue; places of the store are the negative rows -1, -2, ..."""
         beside = {-1 - place: kept for place, kept in self.parked.items()}
-        return best_reuse({**self.rows, **beside}, request.prompt, request.begun.token, steps, columns, self._whole)
+        return best_reuse({**self.rows, **beside}, request.prefix, request.begun.token, steps, columns, self._whole)
 
     def row_for(self, requests: Mapping[int, Request], steps: int, columns: int, number: int, free: list[int]) -> int:
         """The free row that a request, given by its number, takes: its own, else one that holds nothing, else the one

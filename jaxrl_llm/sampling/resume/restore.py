@@ -18,6 +18,7 @@ from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.layers.attention import Weighing, attention
 from jaxrl_llm.models.layers.recurrent import State, rows_flow
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.row_adapters import for_rows
 from jaxrl_llm.sampling.capacity import Shape
 from jaxrl_llm.sampling.decode import RingCache, narrowed
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, pack, take_columns
@@ -78,6 +79,7 @@ def extend_rows(
         "source": [how.source for _, how in reused] + [0] * padding,
         "into": [place.row for place, _ in reused] + [shape.rows] * padding,
         "slot": [place.prefix_slot // shape.slots_per_prompt for place, _ in reused] + [0] * padding,
+        "adapter": [requests[place.request].adapter for place, _ in reused] + [0] * padding,
     }
     arrays: dict[str, Any] = {name: np.asarray(values, np.int32) for name, values in columns.items()}
     into = arrays.pop("into")
@@ -111,10 +113,12 @@ def restore_rows(
         length = np.asarray([len(row) for row in ids] + [1] * padding, np.int32)
         prompt = np.asarray([len(requests[p.request].prompt) for p in part] + [1] * padding, np.int32)
         into = np.asarray([p.row for p in part] + [shape.rows] * padding, np.int32)
+        adapter = np.asarray([requests[p.request].adapter for p in part] + [0] * padding, np.int32)
         drawn = ring_cache.drawn
         layers, experts = restore(
-            policy, weights.prompts, ring_cache.layers, drawn.experts, tokens, length, prompt, into, ring_cache.step
-        )
+            policy, weights.prompts, ring_cache.layers, drawn.experts, tokens, length, prompt, into, ring_cache.step,
+            adapter,
+        )  # fmt: skip
         ring_cache = ring_cache._replace(layers=layers, drawn=drawn._replace(experts=experts))
         stats.continued_tokens += sum(map(len, ids))
         stats.padded_tokens += tokens.size
@@ -139,13 +143,15 @@ def restore(
     prompt: Array,
     into: Array,
     step: Array,
+    adapter: Array,
 ) -> tuple[tuple[Any, ...], Array | None]:
     """Write the own tokens of continued completions to the ring KV cache, as if they were drawn just before `step`.
 
     tokens: int32[R, L], prompt and own tokens, right-padded; length: int32[R], of both together; prompt: int32[R],
     length of the prompt; into: int32[R], rows. The keys of own tokens depend on the prompt, so both are recomputed.
-    ring_experts: `Drawn.experts` of the ring KV cache.
+    ring_experts: `Drawn.experts` of the ring KV cache. adapter: int32[R], see `models.row_adapters`.
     """
+    params = for_rows(policy, params, adapter)
     _, kvs, experts = recorded_pass(policy, params, tokens, length, ring_experts is not None)
     own = length - prompt
 
@@ -183,18 +189,20 @@ def extend(
     shift: Array,
     source: Array,
     slot: Array,
+    adapter: Array,
     step: Array,
 ) -> tuple[tuple[Any, ...], Array | None]:
     """Continue completions whose first own tokens are still in the ring KV cache: copy those, recompute the others.
 
     tokens: int32[R, M], the own tokens to recompute, right-padded. usable: int32[R], the number of own tokens before
     them, which are copied from the rows `source`, int32[R], moved by `shift`, int32[R], columns. own: int32[R], own
-    tokens in the cache afterwards. slot: int32[R], prompt slot of each request. params: those of the decode loop.
+    tokens in the cache afterwards. slot: int32[R], prompt slot of each request. adapter: int32[R],
+    its adapter. params: those of the decode loop.
     ring_experts: `Drawn.experts` of the ring KV cache.
 
     Returns the new rows, which `put_rows` writes: a program that read and wrote the cache would copy all of it.
     """
-    M = tokens.shape[1]
+    params, M = for_rows(policy, params, adapter), tokens.shape[1]
     positions = prefix_cache.length[slot][:, None] + usable[:, None] + jnp.arange(M)
 
     def attend(q: Array, k: Array, v: Array, memory: Any, how: Weighing) -> tuple[Array, LayerCache]:

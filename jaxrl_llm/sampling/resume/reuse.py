@@ -10,13 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.sampling.requests import Prefix
+
 LEAST_REUSED = 4  # fewer tokens are not worth a copy
 
 
 class Kept(NamedTuple):
     """A row that ended and whose keys and values are still in the ring KV cache."""
 
-    prompt: tuple[int, ...]
+    prefix: Prefix
     tokens: np.ndarray  # int32[n], after the prompt; the cache has keys and values of all but the last
     last: int  # step at which the last token was drawn
     copied: int | None = None  # decode steps until it was copied; None: it is in the ring KV cache itself
@@ -42,7 +44,7 @@ def absolute_step(steps: int, column: int, columns: int) -> int:
 
 
 def best_reuse(
-    kept: dict[int, Kept], prompt: tuple[int, ...], begun: np.ndarray, steps: int, columns: int, whole: bool = False
+    kept: dict[int, Kept], prefix: Prefix, begun: np.ndarray, steps: int, columns: int, whole: bool = False
 ) -> Reused | None:
     """The row from which a request that continues `begun` can copy the most tokens; None if there is none.
 
@@ -52,7 +54,7 @@ def best_reuse(
     """
     found, own = None, len(begun) - 1
     for row, one in kept.items():
-        if one.prompt != prompt:
+        if one.prefix != prefix:
             continue
         tokens, n = one.tokens, len(one.tokens)
         most = min(n - 1, own)

@@ -22,6 +22,7 @@ from jaxrl_llm.models.layers.attention import Weighing
 from jaxrl_llm.models.layers.parts import rotations_of
 from jaxrl_llm.models.layers.recurrent import State, committed, pending_flow
 from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.row_adapters import for_rows
 from jaxrl_llm.sampling.decode import RingCache, RowState, narrowed
 from jaxrl_llm.sampling.draw import Drawn, DrawSettings, draw
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, merge_sinks, pack, take_columns
@@ -139,7 +140,7 @@ def verify(
     width: the most tokens drafted for a row. Where fewer than half of the rows that are not done have drafts, a pass
     runs the newest tokens alone.
     """
-    params = narrowed(policy, params)
+    params = for_rows(policy, narrowed(policy, params), rows.adapter)
     Carry = tuple[Tail, RowState, TailCounts, Draft]
 
     def draft(tail: Tail, rows: RowState) -> Draft:

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.models.policy import Policy
+from jaxrl_llm.models.row_adapters import are_by_row
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.requests import Completion, Request, Tokens
@@ -61,6 +62,7 @@ class UnmaskingEngine:
             ("conversations with an environment or tools", turns, "answer prompts in one turn"),
             ("a sampling hook", policy.hook is not None, "leave it out"),
             ("speculative_tokens", speculative_tokens, "leave it out"),
+            ("adapters or members by row", are_by_row(policy, weights.loop), "sample with one set of weights"),
         ):
             if given:
                 raise InputError(f"a masked-diffusion model does not support {name}: {instead}")

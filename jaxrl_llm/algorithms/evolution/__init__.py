@@ -1,0 +1,1 @@
+"""Evolution strategies: updates from what members with perturbed weights earn, without backpropagation."""
