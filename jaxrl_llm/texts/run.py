@@ -209,7 +209,7 @@ def _warnings(totals: Mapping[str, int]) -> list[str]:
     """What the counts of a run say is wrong."""
     found, proposed = list[str](), totals.get("texts/proposed", 0)
     if (asked := totals.get("judge/verdicts", 0)) and totals["judge/unreadable"] == asked:
-        found.append(f"the judge gave no readable verdict in {several(asked, 'reply')}: no text could win")
+        found.append(f"the judge gave no readable verdict of {several(asked, 'question')}: no text could win")
     names = ("empty", "duplicates", "too_long", "unreadable")
     if proposed and sum(totals.get(f"texts/{name}", 0) for name in names) >= proposed:
         found.append(f"all {several(proposed, 'proposal')} were empty, known, too long or unreadable")

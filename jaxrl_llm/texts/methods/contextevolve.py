@@ -95,7 +95,7 @@ def remembered(old: Sequence[Experience], new: Sequence[Experience], most: int) 
         question = one.text.partition("\n")[0]
         held = found.get(question)
         if held is None or (one.weight, -len(one.text)) > (held.weight, -len(held.text)):
-            found[question] = replace(one, uses=held.uses if held else 0)
+            found[question] = replace(one, uses=(held or one).uses)
     kept = sorted(range(len(found)), key=lambda at: (-list(found.values())[at].weight, -at))[:most]
     return tuple(one for at, one in enumerate(found.values()) if at in set(kept))
 

@@ -39,7 +39,7 @@ def operations_of(reply: str) -> list[Operation]:
     [Operation(kind='add', text='Write the sum first.', number=0), Operation(kind='delete', text='', number=2)]
     """
     found = list[Operation]()
-    for line in reply.splitlines():
+    for line in reply.replace("*", "").splitlines():
         if made := re.match(r"\W*ADD\W*:\s*(.*\S)", line, flags=re.IGNORECASE):
             found.append(Operation("add", made[1][:LONGEST]))
         elif made := re.match(r"\W*MODIFY\W+(\d{1,6})\W*:\s*(.*\S)", line, flags=re.IGNORECASE):
