@@ -47,8 +47,8 @@ def spo_prompt(
 
     in which the order of the two answers alternates. The policy is asked all of it; rewards are only logged. `rewrite`
     and `judge` are the texts of what it is asked, with the slots {text} and {right} (its answers), and {question},
-    {first} and {second} ("": our own). By "words" it rewrites the text, by "examples" `shots` of its answers become worked examples
-    in it, by "both" one or the other, drawn.
+    {first} and {second} ("": our own). By "words" it rewrites the text, by "examples" `shots` of its answers become
+    worked examples in it, by "both" one or the other, drawn.
     """
     require_choice("spo_prompt: by", by, KINDS)
     rewrite, judge = rewrite or REWRITE, judge or JUDGE
