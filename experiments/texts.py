@@ -6,7 +6,7 @@ The task is sums of two one-digit numbers, in the wording of reasoning-gym; the 
 All methods begin with "Answer the question.". A run is `jaxrl texts` with its own seed of training prompts and samples;
 the policy is proposer, judge and source of examples. The table has the greedy accuracy on the same held-out prompts,
 one answer each, with the first text and with the optimised one: the mean of the differences over seeds, and its
-standard error. Runs that are there already are read and not repeated.
+standard error. Runs that are there already are read and not repeated; one that was killed goes on.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def result(name: str, seed: int, output: Path) -> dict[str, Any]:
     seconds = folder.with_suffix(".seconds")
     if not seconds.exists():
         begin = time.perf_counter()
-        optimise(config_of(name, seed, folder), TEXT, reply_tokens=24)
+        resumed = (folder / "state.json").exists()
+        optimise(config_of(name, seed, folder), TEXT, reply_tokens=24, resume=resumed)
         seconds.write_text(f"{time.perf_counter() - begin:.0f}")
     found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return {**found, "seconds": float(seconds.read_text())}
@@ -87,11 +88,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--output", type=Path, required=True, help="a folder, whose runs are kept")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--only", type=int, nargs="+", default=range(len(RUNS)), help="places in RUNS, from 0")
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     use_compile_cache()
     for seed in range(options.seeds):
-        for name in RUNS:
+        for name in (list(RUNS)[place] for place in options.only):
             print(f"{name}, seed {seed}", flush=True)
             result(name, seed, options.output)
     print(table(options.output, options.seeds))

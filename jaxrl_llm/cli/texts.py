@@ -24,7 +24,6 @@ SETTINGS = (
     "stop", "slots", "rewards", "reward_time_limit", "reward_default", "eval_prompts", "eval_size", "eval_reward",
 )  # fmt: skip
 DEFAULTS: dict[str, Any] = {"output": "runs/texts", "steps": 10, "prompts_per_step": 8, "group_size": 4}
-USAGE = "jaxrl texts METHOD [OPTIONS]"
 
 
 def texts_command(arguments: list[str]) -> int:
@@ -53,7 +52,7 @@ def texts_command(arguments: list[str]) -> int:
         raise InputError(f"jaxrl texts needs a method: {', '.join(TEXT_METHODS)}")
     if method and method not in TEXT_METHODS:
         raise unknown("method of texts", method, TEXT_METHODS)
-    config, text, tokens = _parsed(method, rest[1:] if method else rest, asks)
+    config, text, tokens = parse_texts(method, ["--help"] if asks else rest[1:])
     from jaxrl_llm.texts.run import optimise
 
     with preemptible():
@@ -62,8 +61,8 @@ def texts_command(arguments: list[str]) -> int:
     return 0
 
 
-def _parsed(method: str, arguments: list[str], asks: bool) -> tuple[TrainConfig, str, int]:
-    """(the configuration, the text to begin with, tokens of replies)."""
+def parse_texts(method: str, arguments: list[str]) -> tuple[TrainConfig, str, int]:
+    """(the configuration, the text to begin with, tokens of replies) of the options after a method; "" has no own."""
     from jaxrl_llm.core.hyperparameters import hyperparameters_of
 
     hints, docs = typing.get_type_hints(TrainConfig), setting_docs(TrainConfig)
@@ -96,7 +95,7 @@ def _parsed(method: str, arguments: list[str], asks: bool) -> tuple[TrainConfig,
             ("algorithm", described(group, f"Hyper-parameters of {method}."), dataclasses.field(default_factory=group))
         )
     made = dataclasses.make_dataclass("texts", rows, frozen=True)
-    found = parse(made, ["--help"] if asks else arguments, f"jaxrl texts {method or 'METHOD'}", texts_command.__doc__)
+    found = parse(made, arguments, f"jaxrl texts {method or 'METHOD'}", texts_command.__doc__)
     values = {name: getattr(found, name) for name in SETTINGS}
     chosen = {one.name: getattr(found.algorithm, one.name) for one in parameters}
     config = TrainConfig(**values, algorithm=method, hyperparameters=chosen, tensorboard=False, checkpoint_every=1)
