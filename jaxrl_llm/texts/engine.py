@@ -60,8 +60,11 @@ class Engine(Protocol):
 class TextPrompts:
     """Prompts of tasks under a text: a system message where there is a chat template, else a text before the prompt."""
 
-    def __init__(self, config: TrainConfig, tokenizer: Any, context: int, rows: Sequence[Row], first: str) -> None:
-        """rows: of which those stay, as `rows`, that fit under the text `first`. context: of the model, tokens; 0: any.
+    def __init__(
+        self, config: TrainConfig, tokenizer: Any, context: int, rows: Sequence[Row], first: str,
+        held_out: Sequence[Row] = (),
+    ) -> None:  # fmt: skip
+        """rows, held_out: of which those stay that fit under the text `first`. context: of the model, tokens; 0: any.
 
         Raises InputError for prompts that no text can be put before, and where no row is left.
         """
@@ -69,15 +72,20 @@ class TextPrompts:
         self.chat = config.prompt_format == "chat" and has_chat_template(tokenizer)
         most = config.max_prompt_tokens
         self.limit = min(most, context - config.max_new_tokens) if context else most
-        self._check(rows)
-        lengths = [len(self.ids(first, row)) for row in rows]
-        self.rows = [row for row, length in zip(rows, lengths, strict=True) if length <= self.limit]
-        if not self.rows:
-            raise InputError(
-                f"no prompt fits beside the text: the shortest has {min(lengths)} tokens with it, of {self.limit}: "
-                "raise max_prompt_tokens, or shorten the text"
-            )
-        self._longest = rows[max((n, at) for at, n in enumerate(lengths) if n <= self.limit)[1]]
+        sets, self._longest, longest = list[list[Row]](), rows[0], -1
+        for some in (rows, held_out):
+            self._check(some)
+            lengths = [len(self.ids(first, row)) for row in some]
+            sets.append([row for row, length in zip(some, lengths, strict=True) if length <= self.limit])
+            if some and not sets[-1]:
+                raise InputError(
+                    f"no prompt fits beside the text: the shortest has {min(lengths)} tokens with it, of {self.limit}: "
+                    "raise max_prompt_tokens, or shorten the text"
+                )
+            for row, length in zip(some, lengths, strict=True):
+                if longest < length <= self.limit:
+                    self._longest, longest = row, length
+        self.rows, self.held_out = sets
 
     def _check(self, rows: Sequence[Row]) -> None:
         if self.config.prompt_format == "rendered":

@@ -45,7 +45,6 @@ class Parts(NamedTuple):
     params: Params
     rewards: Sequence[Reward]
     prompts: TextPrompts
-    held_out: list[Row]
     reply_tokens: int
 
     def engine(self, step: int) -> StepEngine:
@@ -76,9 +75,10 @@ def optimise(
     with read_inputs(config, resume=resume) as inputs:
         rows, held_out = _rows(inputs)
         policy, params, tokenizer = load_model(config, frozenset())
-        prompts = TextPrompts(config, tokenizer, policy.config.max_positions, rows, text)
-        kept = TextPrompts(config, tokenizer, policy.config.max_positions, held_out, text).rows
-        parts = Parts(config, method, policy, params, inputs.rewards, prompts, kept, reply_tokens)
+        prompts = TextPrompts(config, tokenizer, policy.config.max_positions, rows, text, held_out)
+        if dropped := len(rows) + len(held_out) - len(prompts.rows) - len(prompts.held_out):
+            say(f"{several(dropped, 'prompt')} with more than {prompts.limit} tokens left out")
+        parts = Parts(config, method, policy, params, inputs.rewards, prompts, reply_tokens)
         state, first = method.init(text), 0
         if resume:
             state, first = state_of_json(begun.get("state")), begun["step"]
@@ -137,9 +137,9 @@ def tasks_of(config: TrainConfig, rows: Sequence[Row], step: int) -> list[Row]:
 
 def evaluate_text(parts: Parts, text: str) -> Evaluation:
     """Greedy accuracy on the held-out prompts under a text."""
-    config = parts.config
+    config, asked = parts.config, parts.prompts.under(text, parts.prompts.held_out)
     return evaluate_policy(
-        parts.policy, parts.params, parts.prompts.under(text, parts.held_out), parts.rewards, judge=config.eval_reward,
+        parts.policy, parts.params, asked, parts.rewards, judge=config.eval_reward,
         max_new_tokens=config.max_new_tokens, stop=config.stop, slots=config.slots or 128, seed=config.seed,
     )  # fmt: skip
 
@@ -147,7 +147,7 @@ def evaluate_text(parts: Parts, text: str) -> Evaluation:
 def _evaluate(parts: Parts, folder: RunFolder, summary: dict[str, Any], name: str, text: str, step: int) -> None:
     result = evaluate_text(parts, text)
     judge = parts.config.eval_reward or parts.rewards[0].name
-    rows = [dict(row) for row in parts.held_out]
+    rows = [dict(row) for row in parts.prompts.held_out]
     summary[name] = result.figures
     folder.log_completions(step, name, parts.prompts.tokenizer, result.scored, rows, SHOWN, judge)
     folder.write(folder.summary, summary)

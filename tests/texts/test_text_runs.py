@@ -193,6 +193,10 @@ def test_rows_that_do_not_fit_are_left_out() -> None:
     rows = [{"prompt": "x" * n} for n in (3, 9, 5)]
     prompts = TextPrompts(TrainConfig(max_prompt_tokens=9, prompt_format="plain"), Letters(), 0, rows, "Go")
     assert prompts.rows == [rows[0], rows[2]]
+    held_out = [{"prompt": "x" * 4}, *rows]
+    other = TextPrompts(TrainConfig(max_prompt_tokens=9, prompt_format="plain"), Letters(), 0, rows[:1], "Go", held_out)
+    assert (other.rows, other.held_out) == (rows[:1], [held_out[0], rows[0], rows[2]])
+    assert not other.fits("Go.")  # the longest is held out
     assert (prompts.fits("Go"), prompts.fits("Go."), prompts.limit) == (True, False, 9)
 
 
