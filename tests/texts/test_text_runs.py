@@ -27,6 +27,12 @@ TEMPLATE = (
     "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}a:{% endif %}"
 )
+SMALL: dict[str, dict[str, Any]] = {
+    "contextevolve": {"children": 1, "directed": 1, "shots": 1, "parents": 1},
+    "polca": {"by": "both", "shots": 1, "best": 1},
+    "spo_prompt": {"votes": 1},
+    "training_free_grpo": {"lessons": "examples", "most": 2},
+}
 FILES = ("state.json", "metrics.jsonl", "text.txt", "text.yaml", "completions.jsonl")
 pytestmark = pytest.mark.usefixtures("quickly")
 
@@ -61,7 +67,7 @@ def files_of(folder: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", texts.names())
 def test_a_killed_run_that_is_resumed_is_the_uninterrupted_one(config: TrainConfig, method: str) -> None:
-    how = {"lessons": "examples"} if method == "training_free_grpo" else {}
+    how = SMALL[method]
     config = dataclasses.replace(config, algorithm=method, hyperparameters=how)
     texts.optimise(config, "Say it.", reply_tokens=8, say=quiet)
     whole = files_of("run")
