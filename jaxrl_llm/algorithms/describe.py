@@ -60,14 +60,20 @@ def parameters(name: str) -> list[Hyperparameter]:
 
 def values_of(method: str, parameter: Hyperparameter) -> str:
     """The valid values of a hyper-parameter in words: "0 to 1", "whole, at least 1", '"std" or "none"'."""
-    build, kind = constructor(method), parameter.type
+    return values_in(constructor(method), parameter)
+
+
+def values_in(build: Callable[..., Any], parameter: Hyperparameter) -> str:
+    """`values_of` a parameter of the function that builds a method."""
+    kind = parameter.type
     if parameter.name == "preset":
         return _either(presets_of(build))
     optional = " or None" if parameter.is_optional else ""
     if kind is bool:
         return TYPE_NAMES[kind] + optional
     if kind is str:
-        return _either(choices(build, parameter.name)) + optional
+        words = "text" if parameter.default == "" and not parameter.choices else None
+        return (words or _either(choices(build, parameter.name))) + optional
     least, most, above, _ = parameter.range
     if most is not None and most < 2**31 - 1:
         words = f"{least} to {most}"
@@ -93,19 +99,19 @@ def _either(texts: Any) -> str:
     return " or ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted) or "a name"
 
 
-def listing(find: str = "") -> str:
+def listing(find: str = "", more: str = "") -> str:
     """A table of the methods by family: name, year, title, and what a run needs that others do without.
 
     Methods that lack a part are marked. Those to begin with come first.
 
     find: list only methods whose name, docstring, parameters or needs contain all of its words, ignoring case.
-    InputError if there is none.
+    more: further lines, after the families. InputError if there is neither a method nor these.
     """
     words = find.lower().split()
     cards = {name: method_card(name) for name in names() if all(word in _searched(name) for word in words)}
-    if not cards:
+    if not cards and not more:
         raise InputError(f"no method mentions {shown(find)}: run `jaxrl algorithms` to list all")
-    width = max(len(name) for name in cards)
+    width = max(map(len, cards), default=0)
     text = list[str]()
     if not words:
         begin = max(len(name) for name in START)
@@ -113,6 +119,7 @@ def listing(find: str = "") -> str:
     for stage, methods in by_stage().items():
         lines = [_line(cards[name], width) for name in methods if name in cards]
         text += [f"\n{stage}", *lines] if lines else []
+    text += ["", more] if more else []
     if any(missing(name) for name in cards):
         text += ["", f"{MARK} lacks a part, or needs what only some runs provide: jaxrl algorithms NAME says what."]
     return "\n".join(text).lstrip("\n")
@@ -152,7 +159,7 @@ def page(name: str) -> str:
             f"Incomplete in some runs; to train without: --algorithm.without {','.join(lacks)}\n" + _lacks(lacks)
         )
     if facts.beside:
-        paragraphs.append("Also in the paper, but not implemented:\n" + _lacks(facts.beside))
+        paragraphs.append(beside_of(facts))
     paragraphs += [
         "Hyper-parameters (--algorithm.NAME VALUE; the run fills in its own where they are None):\n" + _table(name),
         "Needs beyond a sampled and scored batch:\n" + _needs(name),
@@ -164,11 +171,15 @@ def page(name: str) -> str:
 
 
 def _table(name: str) -> str:
-    """One line per hyper-parameter: default, valid values, origin, and its values in presets."""
-    sets, rows = presets_of(constructor(name)), list[list[str]]()
-    for one in parameters(name):
+    return table_of(constructor(name))
+
+
+def table_of(build: Callable[..., Any]) -> str:
+    """The hyper-parameters of the function that builds a method, a line each: default, values, origin, presets."""
+    sets, rows = presets_of(build), list[list[str]]()
+    for one in hyperparameters_of(build):
         others = [f"{preset}: {_plain(sets[preset][one.name])}" for preset in sets if one.name in sets[preset]]
-        said = [f"{one.name} = {_plain(one.default)}", values_of(name, one)]
+        said = [f"{one.name} = {_plain(one.default)}", values_in(build, one)]
         rows.append([*said, "; ".join(filter(None, [one.origin, *others]))])
     if not rows:
         return "  none"
@@ -178,6 +189,11 @@ def _table(name: str) -> str:
 
 def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) and math.isfinite(value) else repr(value)
+
+
+def beside_of(facts: Facts) -> str:
+    """The parts of the paper that are not here, a line each."""
+    return "Also in the paper, but not implemented:\n" + _lacks(facts.beside)
 
 
 def _lacks(parts: Parts) -> str:

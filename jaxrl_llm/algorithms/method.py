@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
-from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hyperparameters import checked
 from jaxrl_llm.utils.errors import InputError, shown
 
 Parameters = ParamSpec("Parameters")
+Built = TypeVar("Built")  # an Algorithm, or a TextMethod
 Parts = Mapping[str, tuple[str, str]]  # name of a part -> (what is not here, what would provide it)
 
 
@@ -19,8 +19,8 @@ class Facts:
     """What is known of a method.
 
     paper: "arXiv 2402.03300", or another name of the source; year: of its first version. test: FILE::TEST in
-    tests/algorithms, which compares the method's own part with an independent computation: a slow loop, or the paper's
-    worked example.
+    tests/algorithms (of methods of texts in tests/texts), which compares the method's own part with an independent
+    computation: a slow loop, or the paper's worked example.
 
     lacks: parts that are not implemented, and without which the method is a simpler one than its name says: what the
     paper's results rest on, or what makes the method another than GRPO or PPO. A run is refused unless it excludes each
@@ -51,15 +51,16 @@ def method(
     lacks: Parts | None = None,
     needs: Mapping[str, str] | None = None,
     beside: Parts | None = None,
-) -> Callable[[Callable[Parameters, Algorithm]], Callable[Parameters, Algorithm]]:
+) -> Callable[[Callable[Parameters, Built]], Callable[Parameters, Built]]:
     """Decorate the function that builds a method with its `Facts`, and check its hyper-parameters when it is called.
 
-    The function has the name of its file, in a folder of `jaxrl_llm.algorithms`; its parameters are annotated with
-    ranges and origins (`core.hyperparameters`), and its docstring has the equations after a line with its title.
+    The function has the name of its file, in a folder of `jaxrl_llm.algorithms` or in `jaxrl_llm.texts.methods`; its
+    parameters are annotated with ranges and origins (`core.hyperparameters`), and its docstring has the equations after
+    a line with its title.
     """
     facts = Facts(paper, year, test, lacks or {}, needs or {}, beside or {})
 
-    def decorate(build: Callable[Parameters, Algorithm]) -> Callable[Parameters, Algorithm]:
+    def decorate(build: Callable[Parameters, Built]) -> Callable[Parameters, Built]:
         made = checked(build)
         made.__dict__["facts"] = facts
         return made

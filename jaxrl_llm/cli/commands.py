@@ -24,7 +24,8 @@ from jaxrl_llm.cli.peer_options import method_name, translated
 from jaxrl_llm.cli.plan import plan_command
 from jaxrl_llm.cli.reward_eval import reward_eval_command
 from jaxrl_llm.cli.serve import serve_command
-from jaxrl_llm.core.signatures import has_settings, hyperparameters
+from jaxrl_llm.cli.texts import texts_command
+from jaxrl_llm.core.signatures import TEXT_METHODS, has_settings, hyperparameters
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.json_text import located
 from jaxrl_llm.training.folder.resume_checks import ACCEPT, MAY_DIFFER
@@ -142,11 +143,15 @@ def algorithms_command(arguments: list[str]) -> int:
     if words is not None and arguments:
         raise InputError(f"--find searches all methods: remove {' '.join(arguments)}")
     name = method_name(only(arguments)) if arguments else None
-    if name is not None:
+    if name is not None and name not in TEXT_METHODS:
         hyperparameters(name)  # an unknown name is told before JAX is imported, which takes a second
     from jaxrl_llm.algorithms.describe import listing, page
+    from jaxrl_llm.texts import describe as of_texts
 
-    print(listing(words or "") if name is None else page(name))
+    if name is None:
+        print(listing(words or "", of_texts.lines(words or "")))
+    else:
+        print(of_texts.page(name) if name in TEXT_METHODS else page(name))
     return 0
 
 
@@ -270,6 +275,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train_command,
     "eval": eval_command,
     "sample": sample_command,
+    "texts": texts_command,
     "reward-eval": reward_eval_command,
     "serve": serve_command,
     "algorithms": algorithms_command,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm.cli.peer_overrides import TUNIX_OTHER, TUNIX_SAME, VERL_OTHER, VERL_SAME
-from jaxrl_llm.core.signatures import known_methods, options
+from jaxrl_llm.core.signatures import TEXT_METHODS, known_methods, options
 from jaxrl_llm.utils.errors import InputError, InputErrors, unknown
 from jaxrl_llm.utils.peer_names import (
     COMMANDS,
@@ -31,7 +31,7 @@ def method_name(name: str) -> str:
     ('grpo', 'dr_grpo', 'gropo')
     """
     plain = re.sub(r"[-. ]", "_", name.strip().lower())
-    known = known_methods()
+    known = known_methods() | {*TEXT_METHODS}
     return next((one for one in (plain, METHODS.get(plain.replace("_", "")), METHODS.get(plain)) if one in known), name)
 
 
@@ -215,6 +215,8 @@ def unknown_command(name: str, known: Sequence[str]) -> InputError:
     if name in COMMANDS:
         here = COMMANDS[name]
         return InputError(f"jaxrl {name} is {here}" if here.startswith("not") else f"jaxrl {name} is {here} here")
+    if method in TEXT_METHODS:
+        return InputError(f"{name} is a method: jaxrl texts {method} optimises a text with it")
     if method in known_methods():
         return InputError(f"{name} is a method: jaxrl train --algorithm {method} trains with it")
     return unknown("command", name, known)

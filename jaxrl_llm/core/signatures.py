@@ -27,6 +27,7 @@ NOT_GIVEN = (
     "the run's algorithm was given by a Python program ({0!r}), and is in no file: resume it there, with "
     "train(Run(FOLDER).config, resume=True, algorithm={0})"
 )
+TEXT_METHODS = ("contextevolve", "polca", "spo_prompt", "training_free_grpo")  # files of jaxrl_llm/texts/methods
 _TYPES = {kind.__name__: kind for kind in TYPE_NAMES}
 
 
@@ -76,6 +77,8 @@ def unknown_method(name: str, known: Iterable[str]) -> InputError:
     "unknown algorithm 'gropo': did you mean 'grpo'? Known: grpo"
     """
     here = COMMANDS.get(name, "")
+    if name in TEXT_METHODS:
+        return InputError(f"{name} optimises a text and trains no weights: run it with jaxrl texts {name}")
     return (
         InputError(f"the algorithm {name} is {here}")
         if here.startswith("not here")

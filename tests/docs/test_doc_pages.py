@@ -21,6 +21,7 @@ from jaxrl_llm.cli import commands as command_line
 from jaxrl_llm.cli.host_options import host_options
 from jaxrl_llm.cli.options import parse_config
 from jaxrl_llm.cli.program import main
+from jaxrl_llm.cli.texts import parse_texts
 from jaxrl_llm.in_jax.tasks import TASKS, get_task
 from jaxrl_llm.rewards.registry import names as reward_names
 from jaxrl_llm.training.config import OptimizerConfig, TrainConfig
@@ -33,6 +34,7 @@ OTHERS = {
     "--topology", "--shardings", "--slices", "--json", "--picture", "--find", "--compare", "--overwrite", "--samples",
     "--jsonl", "--stats", "--size", "--traceback", "--no-deps", "--kills", "--algorithm.without", "--algorithm.preset",
     "--algorithms", "--tasks", "--first-seed", "--keep-unread", "--adapters", "--name", "--host", "--port",
+    "--text",
 }  # fmt: skip
 SMALL = {
     "--steps": "1", "--prompts-per-step": "2", "--group-size": "4", "--max-new-tokens": "4", "--eval-size": "2",
@@ -102,6 +104,8 @@ def test_its_commands_are_valid(page: Path) -> None:
     for block in blocks(page):
         for words in commands(block.text) if block.language in ("bash", "") else []:
             assert words[0] in command_line.COMMANDS, words
+            if words[0] == "texts" and words[1] != "--resume":
+                assert parse_texts(words[1], words[2:])[1], "a command that has a text to begin with"
             if words[0] == "train" and words[1] not in ("--resume", "--help") and "--config" not in words:
                 _, settings = host_options([w for w in words[1:]])
                 settings = [w for w in settings if w != "--resume" and w != "auto"]

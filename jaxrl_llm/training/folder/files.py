@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxrl_llm.core.signatures import TEXT_METHODS
 from jaxrl_llm.reporting.logging.writers import read_json, truncate_jsonl
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.json_text import from_dict, located, to_dict
@@ -35,6 +36,7 @@ FIGURES = ("accuracy", "low", "high", "prompts", "length")  # entries of an eval
 # of the run where no setting names them, and what is known of an algorithm that is not in the catalogue
 # (`method.record_of`).
 STARTED_IN, CHOSEN_MESH, COMPOSED, STARTED_ON = "started_in", "chosen_mesh", "composed", "started_on"
+TEXT_SETTINGS = "text.yaml"  # of a run of jaxrl texts: the settings with which a run has its text in its prompts
 
 
 class RunFolder:
@@ -275,12 +277,18 @@ class RunFolder:
 def run_config(path_or_name: str) -> TrainConfig:
     """The configuration of a run, with its day, or the defaults with the given model.
 
-    InputError as `RunFolder.read_config`.
+    That of a run of jaxrl texts has the text that it found. InputError as `RunFolder.read_config`.
     """
     folder = RunFolder(path_or_name, reading=True)
     if not folder.is_run():
         return TrainConfig(model=path_or_name)
-    return dataclasses.replace(folder.read_config(), date=folder.recorded_date())
+    config = dataclasses.replace(folder.read_config(), date=folder.recorded_date())
+    return dataclasses.replace(config, **read_json(folder.path / TEXT_SETTINGS)) if is_of_texts(config) else config
+
+
+def is_of_texts(config: TrainConfig) -> bool:
+    """Whether a run optimises a text (`jaxrl_llm.texts`) and has the weights of its model."""
+    return config.algorithm in TEXT_METHODS
 
 
 def has_begun(config: TrainConfig, accept: bool) -> bool:

@@ -15,7 +15,7 @@ from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
-from jaxrl_llm.training.folder.files import RunFolder, run_config
+from jaxrl_llm.training.folder.files import RunFolder, is_of_texts, run_config
 from jaxrl_llm.training.folder.resume_checks import PARAMETER_SETTINGS, check_changes
 from jaxrl_llm.training.method import make_algorithm
 from jaxrl_llm.training.setup import load_model, model_digests, split_parameters
@@ -33,6 +33,8 @@ def load_run(
 ) -> tuple[TrainConfig, Policy, Params, Any]:
     """Configuration, policy, parameters and tokenizer of a run's newest checkpoint, or of a model (as `load_policy`).
 
+    Those of a run of jaxrl texts are its model's.
+
     With LoRA, the parameters are the model's together with the adapters (`lora.merge` adds them to the weights).
     adapter: a folder of adapters for a model that is no run, as for `load_policy`.
     digests: of further inputs to compare, named as in `inputs.Inputs.digests`.
@@ -47,6 +49,8 @@ def load_run(
             f"{path_or_name} is a run, and --adapter is for a model: write the run's model first, with jaxrl export"
         )
     config = folder.read_config()
+    if is_of_texts(config):
+        return run_config(path_or_name), *load_model(config, frozenset())
     needs = needs_of(folder, config)
     if not Path(folder.checkpoints_for(1)).is_dir():
         raise InputError(f"{path_or_name} has no checkpoints yet")

@@ -1,0 +1,1 @@
+"""Optimise a text with the policy itself, without changing its weights: jaxrl texts METHOD."""

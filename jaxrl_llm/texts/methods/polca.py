@@ -1,0 +1,92 @@
+"""POLCA."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.core.hyperparameters import OURS
+from jaxrl_llm.core.ranges import Count, Fraction
+from jaxrl_llm.texts.candidates import Candidate, State, apart, begun, observed, one_of, replaced, top
+from jaxrl_llm.texts.engine import Answer, Engine, Row
+from jaxrl_llm.texts.method import TextMethod
+from jaxrl_llm.texts.proposer import KINDS, REWRITE, By, accepted, brief_of, check_slots, filled, propose
+from jaxrl_llm.utils.errors import require_choice
+
+SUMMARY = "These instructions were tried:\n{notes}\n\nSay in one or two sentences what works and what does not."
+
+
+@method(
+    paper="arXiv 2603.14769",
+    year=2026,
+    test="test_polca.py::test_a_step_by_hand",
+    beside={
+        "embeddings": (
+            "texts are compared by the counts of their words, not by a model's embeddings", "a model of embeddings"),
+        "code": ("text parameters that are programs", "tasks that run them"),
+    },
+)  # fmt: skip
+def polca(
+    best: Annotated[Count, OURS] = 2,
+    proposals: Annotated[Count, OURS] = 2,
+    epsilon: Annotated[Fraction, OURS] = 0.05,
+    by: Annotated[By, OURS] = "words",
+    shots: Annotated[Count, OURS] = 3,
+    rewrite: Annotated[str, OURS] = "",
+) -> TextMethod:
+    """POLCA: a pool of texts by mean reward, tried again and again, that are far enough apart.
+
+    Q has texts with the sum of their rewards, the number of these and notes. In a step, on its tasks:
+
+        1. the `best` texts of Q by mean reward answer the tasks again, and their sums grow
+        2. the policy sums up the notes on all of Q, and makes `proposals` new texts of each of the best
+        3. a new text stays if its distance to every text of Q and to those kept before it is above epsilon
+        4. those that stay answer the same tasks and join Q
+
+    The text is the one of the largest mean. The distance of two texts is 1 - cosine of the counts of their words. By
+    "words" the policy writes another instruction, asked by `rewrite`, a text with the slots {text}, {summary}, {right}
+    and {wrong} ("": our own); by "examples" `shots` of its right answers become worked examples; by "both" these
+    alternate.
+    """
+    require_choice("polca: by", by, KINDS)
+    rewrite = rewrite or REWRITE
+    check_slots("rewrite", rewrite, ("text",))
+
+    def step(state: State, tasks: Sequence[Row], engine: Engine) -> State:
+        memory = state.candidates
+        memory, answers = tried(engine, memory, [one.text for one in top(memory, best)], tasks)
+        summary = _summary(engine, memory) if by != "examples" else ""
+        briefs = [brief_of(text, found, summary) for text, found in answers.items()]
+        new = accepted(engine, propose(engine, briefs, proposals, by, shots, rewrite), [x.text for x in memory])
+        kept = apart(new, [one.text for one in memory], epsilon)
+        engine.counts["texts/too_near"] += len(new) - len(kept)
+        memory, _ = tried(engine, memory, kept, tasks)
+        return State(state.first, memory)
+
+    return TextMethod(begun, step, lambda state: top(state.candidates, 1)[0].text)
+
+
+def tried(
+    engine: Engine, memory: Sequence[Candidate], texts: Sequence[str], tasks: Sequence[Row]
+) -> tuple[tuple[Candidate, ...], dict[str, list[Answer]]]:
+    """The memory with the texts' answers to the tasks, which are one batch, in their statistics; and the answers."""
+    groups = engine.answers([(text, row) for text in texts for row in tasks])
+    answers, new = dict[str, list[Answer]](), list[Candidate]()
+    for at, text in enumerate(texts):
+        own = [one for group in groups[at * len(tasks) : (at + 1) * len(tasks)] for one in group]
+        answers[text] = own
+        right = sum(one.reward > 0 for one in own)
+        new.append(observed(one_of(memory, text), [x.reward for x in own], [f"{right} of {len(own)} right"], keep=3))
+    return replaced(memory, new), answers
+
+
+def _summary(engine: Engine, memory: Sequence[Candidate], most: int = 6) -> str:
+    """What the policy says of the best and the worst texts of the memory; "" where there is one only."""
+    ordered = top([one for one in memory if one.count], len(memory))
+    if len(ordered) < 2:
+        return ""
+    shown = ordered if len(ordered) <= most else (*ordered[: most // 2], *ordered[-most // 2 :])
+    notes = "\n".join(f"- {' '.join(one.text.split())} ({'; '.join(one.feedback)})" for one in shown)
+    (replies,) = engine.replies([filled(SUMMARY, notes=notes)])
+    return replies[0] if replies else ""
