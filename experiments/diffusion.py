@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/diffusion"))
     parser.add_argument("--methods", nargs="+", default=[*METHODS], choices=[*METHODS])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--temperature", type=float, default=1.2)
     parser.add_argument("--rate", type=float, default=1e-3)
     given = parser.parse_args()

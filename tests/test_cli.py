@@ -33,6 +33,7 @@ from jaxrl_llm.sampling import completion_texts, live
 from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Tokens
 from jaxrl_llm.sampling.sampler import requests_of
 from jaxrl_llm.sampling.stats import Stats
+from jaxrl_llm.texts import method as texts
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.json_text import from_dict, to_dict
@@ -549,7 +550,9 @@ def test_export_writes_the_parameters_of_the_newest_checkpoint(
 
 def test_algorithms_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
     lines = output_of(capsys, "algorithms").partition("\n\n")[2].splitlines()  # after those to start with
-    assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == algorithms.names()
+    assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == sorted(
+        [*algorithms.names(), *texts.names()]
+    )
     assert any(line.startswith("  grpo ") and "Group Relative Policy Optimization" in line for line in lines)
     text = output_of(capsys, "algorithms", "grpo")
     assert "def grpo(" in text

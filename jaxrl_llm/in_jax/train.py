@@ -184,8 +184,9 @@ def make_train(
         if rule is not None and rule.update is None:
             raise InputError("the laboratory has one model: this method's reference has others, as runs do")
         method = going_without(method, names_in(without))
-        if values_of(method.needs, "scores"):
-            raise InputError("the laboratory has language models, and this method trains a reward model: use a run")
+        for need, what in (("scores", "trains a reward model"), ("elbo_terms", "is for masked-diffusion models")):
+            if values_of(method.needs, need):
+                raise InputError(f"the laboratory has causal language models, and this method {what}: use a run")
         if method.phases is not None:
             raise InputError("the laboratory updates all turns at once, and this method one after the other: use a run")
         rate = given.get("learning_rate", settings.learning_rate)

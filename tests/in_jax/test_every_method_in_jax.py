@@ -19,9 +19,10 @@ TASK = sequence_lock(1, 2)
 
 
 def in_the_laboratory(method: algorithms.Algorithm) -> bool:
-    """Others have references of several models, of which the laboratory has one, or train reward models."""
+    """Others have references of several models, of which the laboratory has one, train reward models, or need the
+    bounds of masked-diffusion models."""
     moves = method.reference is None or method.reference.update is not None
-    return moves and not values_of(method.needs, "scores")
+    return moves and not values_of(method.needs, "scores") and not values_of(method.needs, "elbo_terms")
 
 
 OF_ONE_MODEL = [name for name in algorithms.names() if in_the_laboratory(algorithms.get(name))]

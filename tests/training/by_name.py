@@ -69,16 +69,18 @@ class Case:
 def experience_methods() -> list[str]:
     """Methods that name a rollout, a curriculum, a replay or a reference, and methods of rewards; only whole ones.
 
-    Those of responses that the data set gives have runs of their own, in test_preference_runs.py, and those that ask a
-    judge in test_judged_runs.py.
+    Those of responses that the data set gives have runs of their own, in test_preference_runs.py, those that ask a
+    judge in test_judged_runs.py, and those of masked-diffusion models in test_diffusion_runs.py.
     """
+    families = algorithms.families()
 
     def of_experience(one: algorithms.Algorithm) -> bool:
         if one.rollout is not None and (one.rollout.demands.given or "judged" in one.rollout.name):
             return False
         return any(part is not None for part in (one.rollout, one.prompts, one.replay, one.reference))
 
-    names = [name for name in algorithms.names() if name in OF_REWARDS or of_experience(algorithms.get(name))]
+    names = [name for name in algorithms.names() if families[name] != "diffusion"]
+    names = [name for name in names if name in OF_REWARDS or of_experience(algorithms.get(name))]
     return [name for name in names if name in OF_REWARDS or not set(missing(name)) - set(lacks_of(name))]
 
 

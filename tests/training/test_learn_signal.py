@@ -29,7 +29,8 @@ NOT_OF_THE_GROUP_ALONE = {
     "icpo_in_context", "igpo_information_gain", "infopo", "ipa", "istar", "multi_turn_recipe", "nlpo", "open_rs",
     "optimal_token_baseline", "otr", "pa_rl", "pairwise_rl", "pav", "pf_ppo", "poad", "polychromic", "popri", "ppo",
     "ppo_max", "ppo_outer_scale", "process_reward_model",
-    "r3l", "reinforce", "reinforce_plus_plus", "remax", "rlgf", "rloo", "safe_entropy_aware", "salsa", "sft", "spear",
+    "r3l", "reinforce", "reinforce_plus_plus", "remax", "rlgf", "rloo", "safe_entropy_aware", "salsa", "sft",
+    "masked_sft", "spear",
     "spo_segment", "spo_self_play", "srgpo", "subpo", "t_ppo", "trloo", "tscac", "ttrl", "ui_r1", "ui_s1", "vapo",
     "vc_ppo", "verpo", "wmar_reservoir_replay",
 }  # fmt: skip
@@ -39,7 +40,8 @@ ONE_SAMPLE_A_PROMPT = {
     "gigpo", "hgpo", "hiper", "igpo_information_gain", "ipa", "istar", "multi_turn_recipe", "nlpo",
     "optimal_token_baseline", "otr", "p3o_pairwise", "pa_rl", "pairwise_rl", "pav", "pf_ppo", "poad", "ppo", "ppo_max",
     "ppo_outer_scale", "process_reward_model",
-    "r3l", "reinforce", "reinforce_plus_plus", "remax", "riskpo", "rlgf", "safe_entropy_aware", "salsa", "sft", "spear",
+    "r3l", "reinforce", "reinforce_plus_plus", "remax", "riskpo", "rlgf", "safe_entropy_aware", "salsa", "sft",
+    "masked_sft", "spear",
     "spo_segment", "spo_self_play", "spo_single_stream", "srgpo", "subpo", "t_ppo", "trloo", "tscac", "vapo", "vc_ppo",
     "wmar_reservoir_replay",
 }  # fmt: skip

@@ -83,7 +83,8 @@ def eggroll(
 
     with the mean of the n's group, or with `baseline` "population" that of all, and the variance of all. The optimiser
     of the run gets the gradient -sqrt(N) U: that of the loss -(1/sqrt(N)) sum_n z_n <sign_n sigma E_n, W>, which is
-    linear in W, so that there are forward passes of sampling alone, and no backward pass. rank: r.
+    linear in W, so that there are forward passes of sampling alone, and no backward pass. rank: r, the rank
+    of each member's perturbation.
 
     Embeddings, norms, biases, and the experts of a mixture stay as they are. The run's optimiser is AdamW; the paper's
     code has SGD by default, in whose step sigma is a factor.
