@@ -85,7 +85,7 @@ PAIRS = frozenset({"chosen", "rejected"})  # columns of a data set that `Task.pa
 
 def provided(task: Task) -> frozenset[str]:
     """What runs on a task provide of the needs that only some runs provide."""
-    found = {"greedy_reward", *MEMBERS}
+    found = {"greedy_reward"} | (set(MEMBERS) if task.environment is None else set())
     if task.given is not None or task.environment is not None:
         found.add("turns")
     if task.environment is not None:
