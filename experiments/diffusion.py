@@ -1,10 +1,9 @@
 """Learning of a masked-diffusion model from rewards: python -m experiments.diffusion --output /tmp/diffusion
 
-A tiny LLaDA over letters, from random weights, is taught by `masked_sft` to copy a word or to reverse it, one time in
-two each. Then it is rewarded for the letters of the reversed word, and learns with as many samples by each method:
-`grpo`, `bgpo` and `igpo_inpainting` (which may look at parts of the reversed word where a group fails), at the
-temperature of the last one's paper. Accuracy is greedy, on 256 words that no run has seen: the share that is reversed.
-Prints a line for each run, then means over seeds with their standard errors.
+A tiny LLaDA over letters, from random weights, is taught by `masked_sft` to answer a word with its first letter, five
+times over, or with its last one, seven times in ten the first. Then only the last one is rewarded, and it learns with
+as many samples by each method, `grpo` and `bgpo`, at the temperature 1.2. Accuracy is greedy, on 256 words that no run
+has seen. Prints a line for each run, then means over seeds with their standard errors.
 """
 
 from __future__ import annotations
@@ -27,13 +26,9 @@ from jaxrl_llm.training.config import OptimizerConfig, TrainConfig
 from jaxrl_llm.training.loop import train
 
 LETTERS, SIZE = "abcdefgh", 5
-COPIES = 0.5  # of the words that are taught
-REWARD = f"{Path(__file__).resolve()}:letters"
-METHODS: dict[str, dict[str, Any]] = {
-    "grpo": {"kl_coefficient": 0.0},
-    "bgpo": {},
-    "igpo_inpainting": {"free": 0, "success": 0.99},
-}
+FIRST = 0.7  # of the words that are taught, those answered with their first letter
+REWARD = f"{Path(__file__).resolve()}:right_letters"
+METHODS: dict[str, dict[str, Any]] = {"grpo": {"kl_coefficient": 0.0}, "bgpo": {}}
 
 
 def words(seed: int, count: int) -> list[str]:
@@ -44,13 +39,12 @@ def words(seed: int, count: int) -> list[str]:
     return ["".join(LETTERS[digit] for digit in number // places % len(LETTERS)) for number in every]
 
 
-def write_rows(path: Path, seed: int, count: int, copies: float = 0.0) -> str:
-    """A file of tasks: a word, and it reversed, or with probability `copies` itself."""
-    copied = np.random.default_rng(seed).uniform(size=count) < copies
-    answers = [word if same else word[::-1] for word, same in zip(words(seed, count), copied, strict=True)]
+def write_rows(path: Path, seed: int, count: int, first: float = 0.0) -> str:
+    """A file of tasks: a word, and its last letter five times, or with probability `first` its first one."""
+    of_first = np.random.default_rng(seed).uniform(size=count) < first
     rows = [
-        {"prompt": f"{word}>", "answer": answer, "solution": answer}
-        for word, answer in zip(words(seed, count), answers, strict=True)
+        {"prompt": f"{word}>", "answer": SIZE * word[0 if by_first else -1]}
+        for word, by_first in zip(words(seed, count), of_first, strict=True)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
@@ -71,10 +65,9 @@ def write_model(folder: Path, seed: int) -> str:
     return str(save_policy(folder, policy, params, tokenizer, overwrite=True))
 
 
-def letters(completions: Any = (), answer: Any = (), **columns: Any) -> list[float]:
-    """The share of the letters that are right."""
-    pairs = zip(completions, answer, strict=True)
-    return [sum(a == b for a, b in zip(text, word, strict=False)) / max(len(text), SIZE) for text, word in pairs]
+def right_letters(completions: Any = (), answer: Any = (), **columns: Any) -> list[float]:
+    """1 for the right word."""
+    return [float(text == word) for text, word in zip(completions, answer, strict=True)]
 
 
 def accuracies(folder: Path, config: TrainConfig) -> tuple[float, float]:
@@ -103,12 +96,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/diffusion"))
     parser.add_argument("--methods", nargs="+", default=[*METHODS], choices=[*METHODS])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--temperature", type=float, default=1.2)
     parser.add_argument("--rate", type=float, default=1e-3)
     given = parser.parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
-    taught = write_rows(given.output / "taught.jsonl", 0, 8192, COPIES)
+    taught = write_rows(given.output / "taught.jsonl", 0, 8192, FIRST)
     asked = write_rows(given.output / "asked.jsonl", 1, 4096)
     held = write_rows(given.output / "held.jsonl", 2, 256)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in given.methods}
