@@ -13,9 +13,12 @@ from extensions.docstrings import escaped, restructured
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.composition import composition
 from jaxrl_llm.algorithms.describe import START, by_stage, method_card, parameters, values_of
+from jaxrl_llm.algorithms.method import Facts
 from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.algorithms.presets import presets_of
 from jaxrl_llm.core.needs import need_of
+from jaxrl_llm.texts import describe
+from jaxrl_llm.texts import method as texts
 
 API = {
     "jaxrl_llm": "The front door",
@@ -45,6 +48,7 @@ API = {
     "jaxrl_llm.environments.tools.base": "Tools of agents",
     "jaxrl_llm.environments.sandbox": "The sandbox",
     "jaxrl_llm.sampling": "Sampling",
+    "jaxrl_llm.texts": "Texts in place of weights",
     "jaxrl_llm.models": "Models",
     "jaxrl_llm.learner.step": "Learning from a batch",
     "jaxrl_llm.learner.inputs": "Needs of a batch",
@@ -125,22 +129,40 @@ def stage_page(stage: str, methods: list[str]) -> str:
     return "\n".join(out)
 
 
+def extent(facts: Facts) -> str:
+    """How much of a method there is: whole, or half and what is missing; and what stands beside it that is not here."""
+    parts = [f"half: {what}" for what, _ in facts.lacks.values()] or ["whole"]
+    return escaped("; ".join([*parts, *(f"not here: {what}" for what, _ in facts.beside.values())]))
+
+
 def index_page() -> str:
     """The first page of the catalogue: where to start, then a table of all methods by stage."""
     out = heading("All methods", "=")
-    out += [f"The catalogue has {len(algorithms.names())} methods. Seven are good places to start:", ""]
+    half = sum(bool(method_card(name).facts.lacks) for name in algorithms.names())
+    out += [
+        f"The catalogue has {len(algorithms.names())} methods, of which {half} are half: a run by such a name must leave "
+        "out what is missing (``--algorithm.without``). Seven are good places to start:",
+        "",
+    ]
     out += [f"* :ref:`{name} <method-{name}>`: {escaped(why)}." for name, why in START.items()]
     out += ["", ".. toctree::", "   :maxdepth: 1", "", *(f"   {slug(stage)}" for stage in by_stage()), ""]
     for stage, methods in by_stage().items():
-        out += [*heading(stage, "-"), ".. list-table::", "   :widths: 30 10 60", ""]
+        out += [*heading(stage, "-"), ".. list-table::", "   :widths: 25 8 37 30", ""]
         for name in methods:
             card = method_card(name)
             out += [
                 f"   * - :ref:`{name} <method-{name}>`",
                 f"     - {card.facts.year}",
                 f"     - {escaped(card.title)}",
+                f"     - {extent(card.facts)}",
             ]
         out += [""]
+    out += [*heading("Texts in place of weights", "-"), "Run by ``jaxrl texts NAME``.", ""]
+    out += [".. list-table::", "   :widths: 25 8 37 30", ""]
+    for name in texts.names():
+        facts, title = describe.facts(name), (inspect.getdoc(texts.constructor(name)) or "").partition("\n\n")[0]
+        out += [f"   * - {name}", f"     - {facts.year}", f"     - {escaped(title)}", f"     - {extent(facts)}"]
+    out += [""]
     return "\n".join(out)
 
 

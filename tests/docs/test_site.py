@@ -22,6 +22,8 @@ from extensions.tex import GREEK, display, tex
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.describe import START, by_stage, parameters
+from jaxrl_llm.algorithms.parts import lacks_of
+from jaxrl_llm.texts import method as texts
 
 PACKAGES = ("sphinx", "myst_parser", "furo")
 
@@ -99,6 +101,11 @@ def test_pages_of_the_catalogue_have_every_method() -> None:
             section = text.split(f".. _method-{name}:")[1].split(".. _method-")[0]
             assert f"algorithm = {name}()" in section
             assert all(f"``{one.name}``" in section for one in parameters(name))
+    index = found["methods/index.rst"]
+    lacking = [name for name in algorithms.names() if lacks_of(name)]
+    assert lacking
+    assert index.count("- half\\:") + index.count("- half:") == len(lacking)
+    assert all(f"   * - {name}\n" in index for name in texts.names())
     table = re.findall(r"^\| `(\w+)` \|", (DOCS / "algorithms.md").read_text(), flags=re.MULTILINE)
     assert table == list(START)
     assert len(table) == 7
