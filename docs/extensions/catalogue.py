@@ -140,8 +140,8 @@ def index_page() -> str:
     out = heading("All methods", "=")
     half = sum(bool(method_card(name).facts.lacks) for name in algorithms.names())
     out += [
-        f"The catalogue has {len(algorithms.names())} methods, of which {half} are half: a run by such a name must leave "
-        "out what is missing (``--algorithm.without``). Seven are good places to start:",
+        f"The catalogue has {len(algorithms.names())} methods, of which {half} are half: a run by such a name must "
+        "leave out what is missing (``--algorithm.without``). Seven are good places to start:",
         "",
     ]
     out += [f"* :ref:`{name} <method-{name}>`: {escaped(why)}." for name, why in START.items()]
