@@ -61,7 +61,7 @@ def soft_logp(
     """
     thinking = policy.thinking
     assert thinking is not None
-    hidden, head = policy.head_states(params, states), policy.unembedding(params)
+    hidden, head = policy.head_states(params, states), jnp.asarray(policy.unembedding(params))
     ids = jnp.maximum(thoughts[:, 0], 0).astype(jnp.int32)
     dtype, cap = accumulation_dtype(policy.dtype), policy.config.logit_softcap
 

@@ -40,8 +40,8 @@ def soft_grpo(
         log f(g | theta) = sum_j [-u_j - exp(-u_j)],  u_j = g_j - log p_theta_j;    rho = f(g | theta) / f(g | old)
 
     with p_theta renormalised over the same tokens, and that of a token of the answer is of probabilities. g and ids are
-    data, s is made of the current E, and the loss is that of `grpo` (clip_low, clip_high, average), with k3 of the same
-    log-densities. Rewards see the most heavily weighed token of each mixture.
+    data, s is made of the current E, and the loss is that of `grpo` (clip_low, clip_high, average, max_length), with
+    kl_coefficient times k3 of the same log-densities. Rewards see the most heavily weighed token of each mixture.
 
     density: "sum" is the paper's, above. "mean" is that of the released code, which trained the models: the mean over
     the j with log p_j > -3, with log(p + 1e-6) in place of log p, and u clipped to [-1.5, 3], as is eps in sampling.
