@@ -11,6 +11,7 @@ from jaxrl_llm.core.league import League
 from jaxrl_llm.core.population import Population
 from jaxrl_llm.core.repr import layout
 from jaxrl_llm.core.shapes import bucket
+from jaxrl_llm.core.soft_thinking import SoftThinking
 from jaxrl_llm.utils.errors import InputError, shown
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class Rollout:
     """What tokens are drawn through at the run's temperature, see `rollouts.hooked`."""
     population: Population | None = None
     """Whose members draw its samples, see `rollouts.evolved`."""
+    thinking: SoftThinking | None = None
+    """How its samples think before they answer, see `rollouts.soft`."""
     wrap: Callable[[Rollout], Rollout] | None = None
     """Of a method's rollout: what it makes of the run's own, such as the agents of an environment."""
     agent: Any = None
@@ -86,6 +89,15 @@ class Rollout:
             raise InputError(
                 f"the rollout {self.name} draws through the hook {self.hook.name}, and members of a population draw "
                 "greedily: leave out one of the two"
+            )
+        if self.thinking is not None and (self.hook is not None or self.population is not None):
+            what = "draws through a hook" if self.population is None else "is drawn by members of a population"
+            raise InputError(f"the rollout {self.name} {what}, which soft thinking does not support: leave out one")
+        if self.thinking is not None and (self.converses or self.demands.reference or self.demands.league is not None):
+            what = "goes on after observations" if self.converses else "also draws from other policies"
+            raise InputError(
+                f"the rollout {self.name} {what}, but soft thinking is of one completion of the policy that learns: "
+                "leave out one of the two"
             )
 
     __repr__ = layout

@@ -115,6 +115,7 @@ _FORMS = {  # the kind and the axes of each array: N rows, L positions, other ax
     "turn_rewards": "n NK",
     "state_key": "i NK",
     "experts": "i NLDK",
+    "thoughts": "f NLRK",
 }
 
 

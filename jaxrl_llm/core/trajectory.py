@@ -53,6 +53,7 @@ class Trajectories(flax.struct.PyTreeNode):
     values: Array | None = None  # f32[N, L] (or [N, L, H]) of the critic before the update, at each action
     returns: Array | None = None  # f32[N, L] regression targets of the critic
     experts: Array | None = None  # int8/int16[N, L, layers, k] with which a mixture sees each token; -1: its choice
+    thoughts: Array | None = None  # f32[N, L, 3, K] records of soft tokens, see `core.soft_thinking`; ids -1: none
     info: dict[str, Array] | None = None  # [N, ...] further arrays, which only some methods use, by name
     totals: dict[str, Array] | None = None  # counts over the whole batch, of which this may be a slice; see `totals_of`
     controls: dict[str, Array] | None = None  # f32[] written by controllers, read by objectives

@@ -26,7 +26,7 @@ from jaxrl_llm.learner import update as programs
 from jaxrl_llm.learner.checks import check_finite
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import plan_steps
-from jaxrl_llm.learner.step import of_population
+from jaxrl_llm.learner.step import as_sampled
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError
@@ -101,7 +101,7 @@ def update(
     """
     if not isinstance(algorithm, Objective):
         expect("what is minimised", algorithm, Algorithm)
-        policy = of_population(policy, algorithm)
+        policy = as_sampled(policy, algorithm)
     objective = algorithm if isinstance(algorithm, Objective) else algorithm.objective
     mesh = getattr(policy, "mesh", None)
     steps = plan_steps(

@@ -79,11 +79,12 @@ def plan_steps(
     check_batch(batch)
     for name, count in (("epochs", epochs), ("minibatches", minibatches), ("micro_batches", micro_batches)):
         check_count(name, count)
-    if not all(known(getattr(batch, name)) for name in TokenRows._fields):
+    read = {name: x for name in TokenRows._fields if (x := getattr(batch, name)) is not None}
+    if not all(map(known, read.values())):
         raise InputError("steps are planned on the host, which cannot read this batch: plan them outside of jit")
     if mesh is not None and not isinstance(mesh, Mesh):
         raise InputError(f"mesh is {type(mesh).__name__} {shown(mesh)}, but must be a jax.sharding.Mesh")
-    here = TokenRows(*(np.asarray(getattr(batch, name)) for name in TokenRows._fields))
+    here = TokenRows(**{name: np.asarray(x) for name, x in read.items()})
     given = np.arange(len(here.group)) if rows is None else np.asarray(rows)
     N, parts = len(given), minibatches * micro_batches
     if N % parts:

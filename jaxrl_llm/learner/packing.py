@@ -156,7 +156,7 @@ def pack(
     chunk = CHUNK if runs else 1
     multiple = math.lcm(multiple, chunk)
     n, L = len(slices[0]), rows.tokens.shape[1]
-    split = [prefix_tries(TokenRows(*(x[chosen] for x in rows)), np.arange(n)) for chosen in slices]
+    split = [prefix_tries(rows.of(chosen), np.arange(n)) for chosen in slices]
     W0, R0 = size_of_prefixes(
         split, max(len(np.unique(rows.group[chosen])) for chosen in slices), columns * multiple, chunk
     )

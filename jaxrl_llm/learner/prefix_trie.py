@@ -23,6 +23,19 @@ class TokenRows(NamedTuple):
     token_mask: Array  # bool[N, L]
     action_mask: Array  # bool[N, L]
     group: Array  # int32[N]
+    thoughts: Array | None = None  # f32[N, L, 3, K], soft tokens, which rows share only where all of them is equal
+
+    def of(self, chosen: Array) -> TokenRows:
+        """Some of the rows."""
+        return TokenRows(*(None if x is None else x[chosen] for x in self))  # type: ignore[arg-type]
+
+    def spelled(self, row: int, path: Array) -> Array:
+        """uint32[n] or [n, words]: what the model sees of a row's tokens, equal where these are."""
+        tokens = self.tokens[row, path].astype(">u4")
+        if self.thoughts is None:
+            return tokens
+        own = np.ascontiguousarray(self.thoughts[row, path], ">f4").reshape(len(path), -1)
+        return np.concatenate([tokens[:, None], own.view(">u4")], axis=1)
 
 
 class DepthFirst(NamedTuple):
@@ -72,7 +85,7 @@ def prefix_tries(rows: TokenRows, chosen: Array) -> list[PrefixTrie]:
     out: list[PrefixTrie] = []
     for group in members.values():
         # As big-endian bytes, sequences of tokens are in the order of their bytes.
-        spelled = {m.row: rows.tokens[m.row, m.path].astype(">u4") for m in group}
+        spelled = {m.row: rows.spelled(m.row, m.path) for m in group}
         group = sorted(group, key=lambda m: spelled[m.row].tobytes())
         common = [0] + [_common(spelled[a.row], spelled[b.row]) for a, b in pairwise(group)]
         # The first and the last in order share what all share.
@@ -87,7 +100,7 @@ def prefix_tries(rows: TokenRows, chosen: Array) -> list[PrefixTrie]:
 def _common(a: Array, b: Array) -> int:
     """The length of the longest common prefix of two sequences."""
     n = min(len(a), len(b))
-    different = a[:n] != b[:n]
+    different = (a[:n] != b[:n]).reshape(n, -1).any(axis=1)
     return int(different.argmax()) if different.any() else n
 
 

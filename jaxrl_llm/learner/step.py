@@ -77,7 +77,7 @@ def learn_batch(
     default all do. With the algorithm's `phases` each turn has an update of its own. Of a mixture of experts the
     algorithm's `routing` is replayed; InputError where the batch lacks the experts that it was sampled with.
     """
-    learner = learner._replace(policy=of_population(learner.policy, learner.algorithm))
+    learner = learner._replace(policy=as_sampled(learner.policy, learner.algorithm))
     policy, algorithm, mesh = learner.policy, learner.algorithm, learner.mesh
     routing = routing_of(algorithm.routing, policy, batch)
     trained, slices = _trained(batch), learner.minibatches * learner.micro_batches
@@ -97,10 +97,11 @@ def learn_batch(
     return by_turns(_learn, learner, state, memory, to_mesh(batch, mesh), phase, algorithm.phases, count)
 
 
-def of_population(policy: Policy, algorithm: Algorithm) -> Policy:
-    """The policy with the population whose members draw the method's samples, if there is one."""
-    population = None if algorithm.rollout is None else algorithm.rollout.population
-    return policy if population is None else dataclasses.replace(policy, population=population)
+def as_sampled(policy: Policy, algorithm: Algorithm) -> Policy:
+    """The policy as the method's samples are drawn: by the members of a population, or with soft thoughts, if so."""
+    if (rollout := algorithm.rollout) is None or (rollout.population is None and rollout.thinking is None):
+        return policy
+    return dataclasses.replace(policy, population=rollout.population, thinking=rollout.thinking)
 
 
 class Phase(NamedTuple):

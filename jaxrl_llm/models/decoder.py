@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.soft_thinking import Mixture
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.attention import Attend, norm
 from jaxrl_llm.models.layers.embedding import embed, layer_inputs
@@ -55,6 +56,7 @@ def run(
     absorbed: bool = False,
     again: Callable[[Any, Any], Any] = _given,
     flow: Flow | None = None,
+    mixed: Mixture | None = None,
 ) -> tuple[jax.Array, Any]:
     """Hidden states after the last norm, [N, L, D], and the layers' memory as `attend` leaves it.
 
@@ -65,11 +67,11 @@ def run(
     token, in the same form). counted: bool[N, L], without `record`: the second result is (memory, the `moe.Load` of
     these tokens, [layers, E] each, zeros of layers without experts). absorbed: see `attention.latent_heads`. again:
     the memory that a layer gets which attends to another's keys, made of what that one got and what it left; the former
-    by default. flow: of layers that carry states; a model without any needs none. For the other arguments see
-    `forward`.
+    by default. flow: of layers that carry states; a model without any needs none. mixed: what the model sees in
+    place of some tokens, see `embedding.embed`. For the other arguments see `forward`.
     """
     dtype = dtype or params["embed"].dtype
-    x = placement.states(embed(params, config, tokens, dtype).astype(activations or dtype), False)
+    x = placement.states(embed(params, config, tokens, dtype, mixed).astype(activations or dtype), False)
     rotations = rotations or rotations_of(config, positions, accumulation_dtype(dtype))
     layers, inputs = params["layers"], layer_inputs(params, config, tokens, x, dtype)
     settings = Settings(config, attend, flow, placement, dtype, rounding, record, absorbed, counted)

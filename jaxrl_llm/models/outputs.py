@@ -23,6 +23,7 @@ from jaxrl_llm.models.packed_states import EXPERTS, LOAD, View, logp_at, numbers
 from jaxrl_llm.models.packing import Packing, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.scores import scores_of
+from jaxrl_llm.models.soft_thinking import check_thoughts, soft_logp
 from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.models.vocabulary import Distribution, logp_of_tokens, most_probable, vocabulary_sum
 from jaxrl_llm.utils.errors import InputError
@@ -132,6 +133,10 @@ def policy_outputs(
     Of a reward model log-probabilities and entropies are 0, and "scores" [N, L, labels] those of the token before each
     action, differentiable; it has nothing else.
 
+    Where the batch has `thoughts`, soft tokens go through the model as mixtures of the current embeddings; their
+    log-probability is the log-density of their scores, and their entropy that over their K tokens
+    (`core.soft_thinking`).
+
     Where the batch has `experts`, a mixture sees its tokens with these instead of its router's choice (routing replay).
 
     InputError for parameters of another policy, and arrays of the batch that do not fit its tokens.
@@ -139,6 +144,7 @@ def policy_outputs(
     check_params(policy, params)
     check_batch(batch)
     check_experts(policy, batch)
+    check_thoughts(policy, batch, (*wanted.names, *(["heated_logp"] if wanted.temperatures else [])))
     record = next((name for name in (EXPERTS, LOAD) if name in wanted.names), None)
     if PERTURBATION in wanted.names:
         return _perturbed(policy, params, batch, wanted)
@@ -146,6 +152,10 @@ def policy_outputs(
         return _scored(params, view_of(policy, params, batch, packing, record), batch, wanted)
     view = view_of(policy, params, batch, packing, record)
     logp, entropy = _drawn_from(policy, params, view, batch, packing)
+    if batch.thoughts is not None:
+        thoughts = batch.thoughts.at[view.row, view.column].get(mode="clip")
+        soft, *of_soft = soft_logp(policy, params, view.states, view.temperature, thoughts)
+        logp, entropy = (jnp.where(soft, x, y) for x, y in zip(of_soft, (logp, entropy), strict=True))
     found = {"logp": logp, "entropy": entropy}
     whole = distribution_at(policy, params, view)
     source = whole._replace(

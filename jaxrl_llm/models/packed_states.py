@@ -12,6 +12,7 @@ from jaxrl_kernels import fused_logprob
 from jaxrl_kernels.packed_attention import PackedTokens
 
 from jaxrl_llm.core.hooks import Hook, state_in
+from jaxrl_llm.core.soft_thinking import mixture
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.models.canvases import canvases
 from jaxrl_llm.models.config import ModelConfig
@@ -52,7 +53,7 @@ def view_of(
         packing = whole_rows(batch) if packing is None else packing
     if batch.experts is not None:
         given = batch.experts[:, :, : policy.config.num_layers]
-    states, routing = packed_states(policy, params, tokens, packing, given, record)
+    states, routing = packed_states(policy, params, tokens, packing, given, record, batch.thoughts)
     at = packing.row, packing.column  # what is past the end is read at the end
 
     def gather(x: jax.Array) -> jax.Array:
@@ -85,7 +86,7 @@ def logp_at(policy: Policy, params: Params, view: View) -> tuple[jax.Array, jax.
 
 def packed_states(
     policy: Policy, params: Params, tokens: Array, packing: Packing, experts: Array | None = None,
-    record: str | None = None,
+    record: str | None = None, thoughts: Array | None = None,
 ) -> tuple[Array, Any]:  # fmt: skip
     """The hidden states [M, D] that actions were chosen from, and what is recorded. tokens int32[N, L], of the batch.
 
@@ -95,6 +96,8 @@ def packed_states(
     experts: int[N, L, layers, k], with which the tokens go through a mixture of experts (see `moe.expert_mlp`);
     of a token that several rows share, those of the row that is packed. record, of the tokens that are packed: EXPERTS,
     int[N, L, layers, k], NOT_RECORDED elsewhere; LOAD, their `moe.Load` [layers, E]. None: the second result is None.
+    thoughts: f32[N, L, 3, K], soft tokens of a policy with `thinking`, which the model sees as mixtures; rows share
+    them only where they are equal.
     """
     config, levels = policy.config, packing.levels
     where = placement(config, policy.mesh)
@@ -126,9 +129,12 @@ def packed_states(
     flow = paths_flow(packing, tiles[0], tiles[1] == 1, split, concatenated) if config.recurrent else None
     position = numbers[-1]
     given = None if experts is None else experts.reshape(-1, *experts.shape[2:])[source]
+    mixed = None
+    if thoughts is not None and policy.thinking is not None:
+        mixed = mixture(policy.thinking, thoughts.reshape(-1, *thoughts.shape[2:])[source])
     hidden, memory = policy.run(
         params, tokens.reshape(-1)[source], position, attend, remat=policy.remat, placement=where, experts=given,
-        record=record == EXPERTS, counted=numbers[0] > 0 if record == LOAD else None, flow=flow,
+        record=record == EXPERTS, counted=numbers[0] > 0 if record == LOAD else None, flow=flow, mixed=mixed,
     )  # fmt: skip
     states = _states(hidden, packing, tiles, sum(sizes), where)
     if record != EXPERTS:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.population import Population
+from jaxrl_llm.core.soft_thinking import SoftThinking
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.checks import check_key, check_params, check_tokens
 from jaxrl_llm.models.config import ModelConfig
@@ -49,6 +50,7 @@ class Policy:
     rounding: str | None = None  # "int8" or "float8": compute with projections rounded to it (models.quantised)
     hook: Hook | None = None  # what tokens are drawn through; with `other`, the second policy is params["other"]
     population: Population | None = None  # whose members rows are, in sampling, and in an update by evolution
+    thinking: SoftThinking | None = None  # how rows think before they answer
     teacher: Head | None = None  # whose unembedding params["teacher"] has, of a divergence from it
     tokenizer: Any = field(default=None, compare=False, repr=False)  # for prompts given as text
 
@@ -62,6 +64,7 @@ class Policy:
         unusual["rounding"] = self.rounding, None
         unusual["hook"] = None if self.hook is None else self.hook.name, None
         unusual["population"] = self.population, None
+        unusual["thinking"] = self.thinking, None
         others = [f", {name}={value}" for name, (value, usual) in unusual.items() if value != usual]
         return f"Policy({config.family}: {size}, {dtype}{''.join(others)})"
 

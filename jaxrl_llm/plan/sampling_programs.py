@@ -137,7 +137,7 @@ def compile_sampling(
         """What the host makes for a call: it is on no particular device."""
         return jax.ShapeDtypeStruct(shape, dtype)
 
-    rows = spread(jax.eval_shape(lambda: no_rows(shape.rows)), own)
+    rows = spread(jax.eval_shape(lambda: no_rows(shape.rows, policy.thinking)), own)
     filters = Filters(*(number(kind) for kind in (jnp.int32, jnp.float32, jnp.float32))) if filtered else None
     stops = number(jnp.int32, len(policy.config.eos_token_ids))
     settings = DrawSettings(number(jnp.uint32), number(jnp.float32), filters, None, stops)

@@ -31,6 +31,7 @@ from jaxrl_llm.models.layers.moe import index_dtype
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Policy, init_params
+from jaxrl_llm.models.soft_thinking import check_thinking
 from jaxrl_llm.models.stacks import map_kinds
 from jaxrl_llm.plan.layers import config_of
 from jaxrl_llm.plan.reward_models import Weights, model_bytes, model_weights
@@ -136,6 +137,9 @@ def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None
     found = state_shapes(config, model, algorithm)
     policy = found.policy
     policy = dataclasses.replace(policy, mesh=mesh) if mesh.size > 1 else policy
+    if (thinking := rollout_of(config, algorithm).thinking) is not None:
+        check_thinking(thinking, model)
+        policy = dataclasses.replace(policy, thinking=dataclasses.replace(thinking, end=0))  # any token serves
     optimizer = optimizer_of(config, algorithm)
     with ahead_of_time():
         frozen, reference, state, policies = (
@@ -251,7 +255,7 @@ def full_batch(
 
     It has the fields that a rollout's has. What the method needs of a rollout has the value that stands in for it. It
     has the most rows that a step may have: as many as the rollout may return, and those of a replay. model: of a
-    mixture of experts the batch has those that a rollout records.
+    mixture of experts the batch has those that a rollout records. Where the rollout thinks softly all tokens are soft.
     """
     config = as_trained(config, algorithm)
     P, T, G = config.max_prompt_tokens, config.max_new_tokens, config.group_size
@@ -271,6 +275,10 @@ def full_batch(
         shape = (*batch.tokens.shape, model.num_layers, model.experts_per_token)
         chosen: Any = np.zeros(shape, index_dtype(model))
         batch = batch.replace(experts=chosen)
+    if (thinking := rollout_of(config, algorithm).thinking) is not None:
+        ids = random.integers(0, vocabulary, (*batch.tokens.shape, thinking.top_k))
+        each: Any = np.stack([ids, np.zeros(ids.shape) - 1, np.zeros(ids.shape) - 2], axis=2).astype(np.float32)
+        batch = batch.replace(thoughts=np.where(batch.action_mask[..., None, None], each, np.float32(-1)))
     for text in sorted(algorithm.needs):
         (_, carried), need = value_of(text), need_of(text)
         if need.provider is not None and need.stand_in.value is not None and need.of(batch, carried) is None:

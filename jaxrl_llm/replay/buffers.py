@@ -22,6 +22,7 @@ import numpy as np
 from jaxrl_llm.core.trajectory import SHARED, Trajectories
 from jaxrl_llm.rewards.groups import PADDING
 from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.sampling.requests import RECORDS
 from jaxrl_llm.utils.errors import InputError
 
 Store = dict[str, np.ndarray]
@@ -51,7 +52,7 @@ def to_rows(scored: Scored) -> Store:
     }
     for name, value in _fields(batch):
         x = np.asarray(value)
-        by_token = (x.shape == mask.shape and name not in ("turn_rewards", "state_key")) or name == "experts"
+        by_token = (x.shape == mask.shape and name not in ("turn_rewards", "state_key")) or name in RECORDS
         out[f"token:{name}" if by_token else f"row:{name}"] = x[mask] if by_token else x
     return out
 

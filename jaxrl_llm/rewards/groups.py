@@ -12,6 +12,7 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.rewards.entry_arrays import alike
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rewards.workers.calling import Logged, all_logged
+from jaxrl_llm.sampling.requests import RECORDS
 from jaxrl_llm.sampling.routed_experts import of_rows
 
 
@@ -54,9 +55,11 @@ def concatenate_groups(groups: list[Scored]) -> Scored:
     batches = [widened(group.batch, first) for first, group in zip(starts, groups, strict=False)]
     infos: Any = alike([(batch.info or {}, len(batch.group)) for batch in batches])
     batches = [batch.replace(info=info or None) for batch, info in zip(batches, infos, strict=True)]
-    if any(batch.experts is not None for batch in batches):
-        none = [[None] * len(batch.group) if batch.experts is None else list(batch.experts) for batch in batches]
-        batches = [b.replace(experts=x) for b, x in zip(batches, _split(none, width), strict=True)]
+    for name in RECORDS:
+        found = [getattr(batch, name) for batch in batches]
+        if any(x is not None for x in found):
+            rows = [[None] * len(b.group) if x is None else list(x) for b, x in zip(batches, found, strict=True)]
+            batches = [b.replace(**{name: x}) for b, x in zip(batches, _split(rows, width), strict=True)]
     if any(batch.token_rewards is not None for batch in batches):
         batches = [b.replace(token_rewards=_or_zeros(b.token_rewards, b.tokens.shape)) for b in batches]
     return Scored(
@@ -68,15 +71,15 @@ def concatenate_groups(groups: list[Scored]) -> Scored:
     )
 
 
-def _split(experts: Sequence[Sequence[Any]], width: int) -> list[np.ndarray]:
-    """The experts of the rows of several batches, padded to one width."""
-    whole = of_rows([row for rows in experts for row in rows], width)
+def _split(records: Sequence[Sequence[Any]], width: int) -> list[np.ndarray]:
+    """The records of the rows of several batches, such as their experts, padded to one width."""
+    whole = of_rows([row for rows in records for row in rows], width)
     assert whole is not None
-    return np.split(whole, np.cumsum([len(rows) for rows in experts])[:-1])
+    return np.split(whole, np.cumsum([len(rows) for rows in records])[:-1])
 
 
 def _or_zeros(values: Any, shape: tuple[int, ...]) -> Any:
     return np.zeros(shape, np.float32) if values is None else values
 
 
-PADDING = {"turn": -1, "support_floor": -np.inf, "experts": -1}  # of fields of tokens; 0 of the others
+PADDING = {"turn": -1, "support_floor": -np.inf, **dict.fromkeys(RECORDS, -1)}  # of fields of tokens; 0 of the others

@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_llm.core.shapes import bucket, check_batch, pad_rows
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.sampling.checks import check_not_negative, check_tokenizer
-from jaxrl_llm.sampling.requests import Tokens
+from jaxrl_llm.sampling.requests import RECORDS, Tokens
 from jaxrl_llm.sampling.routed_experts import of_rows
 
 
@@ -58,7 +58,7 @@ def assemble(rows: Sequence[BatchRow], temperature: float, truncating: bool, pol
         real[place] = True
         action[place] = True if row.actions is None else row.actions
         turn[place] = 0 if row.turns is None else row.turns
-        for to, x in zip((tokens, logp, entropy, floor, whole, step), row.tokens[:-1], strict=True):
+        for to, x in zip((tokens, logp, entropy, floor, whole, step), row.tokens[: -len(RECORDS)], strict=True):
             to[place] = x
     different = truncating or not np.array_equal(whole, logp)
     fields: dict[str, Any] = {
@@ -76,8 +76,16 @@ def assemble(rows: Sequence[BatchRow], temperature: float, truncating: bool, pol
         "untruncated_logp": whole if different else None,
         "entropy": entropy,
         "experts": of_rows([row.experts for row in rows], L),
+        "thoughts": of_rows([_after_prompt(row) for row in rows], L),
     }
     return Trajectories(**fields)
+
+
+def _after_prompt(row: BatchRow) -> np.ndarray | None:
+    """f32[len(prompt) + n, 3, K]: the records of a row's soft tokens, -1 of others; None where it has none."""
+    if (own := row.tokens.thoughts) is None:
+        return None
+    return np.concatenate([np.full((len(row.prompt), *own.shape[1:]), -1, own.dtype), own])
 
 
 def prompts_of(batch: Trajectories) -> Iterator[list[int]]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.soft_thinking import SoftThinking, mixture, no_thoughts
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.layers.attention import Weighing
 from jaxrl_llm.models.layers.parts import Rotations, rotations_of
@@ -54,6 +55,10 @@ class RowState(NamedTuple):
     prompt_id: Array  # int32[B], keys the noise together with `sample`
     sample: Array  # int32[B]
     adapter: Array  # int32[B], which of the weights' adapters it has, see `models.row_adapters`
+    # Of a policy that thinks softly, else None: whether its next token is soft, bool[B]; and the record of its newest
+    # token, f32[B, 3, K], as which the model sees it.
+    thinking: Array | None = None
+    thought: Array | None = None
 
 
 class LoopCounts(NamedTuple):
@@ -86,24 +91,31 @@ def narrowed(policy: Policy, params: Params) -> Params:
 
 def empty_ring_cache(policy: Policy, rows: int, tokens: int, dtype: Any, record: bool = False) -> RingCache:
     """An empty ring KV cache for `tokens` own tokens of each row. record: with room for their experts."""
-    names, shape = Drawn._fields[:-1], (rows, tokens)
+    names, shape = ("token", "logp", "entropy", "floor", "untruncated_logp"), (rows, tokens)
     drawn = Drawn(*(jnp.zeros(shape, jnp.int32 if name == "token" else jnp.float32) for name in names))
     if record:
         drawn = drawn._replace(experts=no_experts(policy.config, rows, tokens))
+    if policy.thinking is not None:
+        drawn = drawn._replace(thoughts=no_thoughts(policy.thinking, rows, tokens))
     return RingCache(jnp.int32(0), empty_layers(policy, rows, tokens, dtype), drawn)
 
 
-def no_rows(rows: int) -> RowState:
-    """The state of empty rows."""
+def no_rows(rows: int, thinking: SoftThinking | None = None) -> RowState:
+    """The state of empty rows. thinking: the policy's."""
     zeros, ones = jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool)
-    return RowState(zeros, zeros, zeros, ~ones, ones, zeros, zeros, zeros, zeros, zeros)
+    found = RowState(zeros, zeros, zeros, ~ones, ones, zeros, zeros, zeros, zeros, zeros)
+    return found if thinking is None else found._replace(thinking=~ones, thought=no_thoughts(thinking, rows))
 
 
 @jax.named_scope("append")
 def _append(
-    drawn: Drawn, rows: RowState, new: Drawn, which: Array, column: Array, stop_tokens: Array
+    policy: Policy, drawn: Drawn, rows: RowState, new: Drawn, which: Array, column: Array, stop_tokens: Array
 ) -> tuple[Drawn, RowState]:
     """Append a token to the rows `which`, bool[B]; rows.own counts the tokens before it."""
+    if policy.thinking is not None and new.thoughts is not None:
+        thought = jnp.where(which[:, None, None], new.thoughts, jnp.asarray(rows.thought))
+        ended = which & (new.token == policy.thinking.end_token(policy.tokenizer))
+        rows = rows._replace(thinking=jnp.asarray(rows.thinking) & ~ended, thought=thought)
 
     def put(old: Array, x: Array) -> Array:
         before = jax.lax.dynamic_slice_in_dim(old, column, 1, axis=1)
@@ -123,7 +135,7 @@ def _draw(policy: Policy, params: Params, hidden: Array, rows: RowState, setting
     """The next token of each row, from hidden states [B, D]."""
     seeds = jnp.broadcast_to(settings.seed, rows.own.shape)
     counters = jnp.stack([seeds, rows.prompt_id, rows.sample, rows.own], axis=1)
-    return draw(policy, params, hidden, counters.astype(jnp.uint32), settings)
+    return draw(policy, params, hidden, counters.astype(jnp.uint32), settings, rows.thinking)
 
 
 def _slot_of_row(prefix_cache: PrefixCache, prefix_slots: PrefixSlots | None, rows: int) -> Array:
@@ -171,7 +183,8 @@ def begin(
     new = _draw(policy, params, prefix_cache.hidden[slot], rows, settings)
     if prefix_cache.experts is not None:
         new = new._replace(experts=prefix_cache.experts[slot, jnp.maximum(prefix_cache.length[slot] - 1, 0)])
-    return _append(drawn, rows, new, rows.fresh & ~rows.done, (step - 1) % drawn.token.shape[1], settings.stop_tokens)
+    column = (step - 1) % drawn.token.shape[1]
+    return _append(policy, drawn, rows, new, rows.fresh & ~rows.done, column, settings.stop_tokens)
 
 
 @jax.jit(static_argnames=("policy",), donate_argnames=("ring_cache",))
@@ -226,11 +239,14 @@ def decode(
         pairs = zip(ring_cache.layers, prefix_cache.layers, strict=True)
         memory = tuple(own if isinstance(own, State) else (own, prefix) for own, prefix in pairs)
         flow = step_flow(~rows.done)
+        mixed = None
+        if policy.thinking is not None and rows.thought is not None:
+            mixed = mixture(policy.thinking, rows.thought[:, None])
         record = ring_cache.drawn.experts is not None
         hidden, layers = run(
             policy, params, rows.newest[:, None], position[:, None], attend, memory, rotations=rotated, record=record,
             again=lambda got, left: (left, got[1]),  # another layer's keys are attended to after they are written
-            flow=flow,
+            flow=flow, mixed=mixed,
         )  # fmt: skip
         layers, experts = layers if record else (layers, None)
         which = ~rows.done
@@ -238,7 +254,7 @@ def decode(
         new = _draw(policy, params, hidden[:, 0], rows, settings)
         if experts is not None:
             new = new._replace(experts=experts[:, 0])
-        drawn, rows = _append(ring_cache.drawn, rows, new, which, ring_cache.step % T, settings.stop_tokens)
+        drawn, rows = _append(policy, ring_cache.drawn, rows, new, which, ring_cache.step % T, settings.stop_tokens)
         counts = LoopCounts(counts.steps + 1, counts.live + jnp.sum(which, dtype=jnp.int32))
         return RingCache(ring_cache.step + 1, layers, drawn), rows, counts, rotations(rows)
 

@@ -7,8 +7,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxrl_kernels import fused_sample, sample_logits
+from jaxrl_kernels.sample.noise import OF_TOKENS, bits_at, gumbel, row_keys
 
 from jaxrl_llm.core.hooks import Context, first_state
+from jaxrl_llm.core.soft_thinking import (
+    SoftThinking,
+    drawn_thoughts,
+    entropy_of_kept,
+    heaviest,
+    log_density,
+    no_thoughts,
+)
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.filters import Filters, keep, support_floor
@@ -36,6 +45,7 @@ class Drawn(NamedTuple):
     floor: Array  # f32[N], log-probability at or above which the filters kept tokens (-inf without), or `Hook.remember`
     untruncated_logp: Array  # f32[N], under the distribution before filters, `allowed`, and a hook that truncates
     experts: Array | None = None  # int[N, layers, k], of the token from whose state it was drawn; None: not recorded
+    thoughts: Array | None = None  # f32[N, 3, K], records of soft tokens; None: of a policy that does not think so
 
 
 def seed_of(key: Array) -> Array:
@@ -44,15 +54,25 @@ def seed_of(key: Array) -> Array:
 
 
 @jax.named_scope("draw")
-def draw(policy: Policy, params: Params, hidden: Array, counters: Array, settings: DrawSettings) -> Drawn:
+def draw(
+    policy: Policy,
+    params: Params,
+    hidden: Array,
+    counters: Array,
+    settings: DrawSettings,
+    thinking: Array | None = None,
+) -> Drawn:
     """Draw a token for each row from hidden states [N, D], or [N, 2 D] of two policies (`pairs`).
 
     counters: uint32[N, 4], seed, prompt id, sample number and position; the noise is keyed on nothing else. Temperature
     0 takes the most probable token, with its log-probability under the untempered distribution. Without filters and
     `allowed`, accelerators allocate no [N, V] array; with them, or with a hook of the policy, the logits are one.
+
+    thinking: bool[N], of a policy with `thinking`: the rows that draw a soft token (`core.soft_thinking`), whose `logp`
+    is the log-density of its scores, and `entropy` that of the renormalised distribution over its K tokens.
     """
     N, hook = hidden.shape[0], policy.hook
-    if settings.filters is None and settings.allowed is None and hook is None:
+    if settings.filters is None and settings.allowed is None and hook is None and thinking is None:
         token, logp, entropy = _fused(policy, params, hidden, counters, settings)
         return Drawn(token, logp, entropy, jnp.full(N, -jnp.inf), logp)
     logits, *others = (_logits(policy, weights, states) for weights, states in of_both(policy, params, hidden))
@@ -68,17 +88,49 @@ def draw(policy: Policy, params: Params, hidden: Array, counters: Array, setting
             floor = hook.remember(scaled, numbers, context)
         scaled = hook.apply(scaled, numbers, context._replace(remembered=floor))
         whole = whole if hook.truncates else scaled
+    soft = None
     permitted = jnp.ones((N, 1), bool)
     if settings.allowed is not None:
         permitted = jnp.pad(settings.allowed, (0, logits.shape[1] - settings.allowed.shape[0]))[None]
     scaled_permitted = jnp.where(permitted, scaled, -jnp.inf)
+    if thinking is not None:
+        soft = _soft(policy, scaled_permitted, counters, settings)
     if settings.filters is not None:
         kept = keep(scaled_permitted, settings.filters) & permitted
         floor, permitted = support_floor(scaled_permitted, kept), kept
     masked = jnp.where(permitted, scaled, -jnp.inf)
     token, logp, entropy = sample_logits(masked, counters, temperature=jnp.where(settings.temperature > 0, 1.0, 0.0))
     chosen = jnp.take_along_axis(whole, token[:, None], axis=1)[:, 0]
-    return Drawn(token, logp, entropy, floor, chosen - jax.nn.logsumexp(whole, axis=1))
+    drawn = Drawn(token, logp, entropy, floor, chosen - jax.nn.logsumexp(whole, axis=1))
+    if thinking is None or soft is None:
+        return drawn
+    drawn = drawn._replace(thoughts=no_thoughts(_thinking_of(policy), N))
+
+    def chosen_of(x: Array, y: Array) -> Array:
+        return jnp.where(jnp.expand_dims(thinking, tuple(range(1, x.ndim))), x, y)
+
+    return jax.tree.map(chosen_of, soft, drawn)
+
+
+def _thinking_of(policy: Policy) -> SoftThinking:
+    if policy.thinking is None:
+        raise InputError("the policy does not think softly: dataclasses.replace(policy, thinking=...)")
+    return policy.thinking
+
+
+def _soft(policy: Policy, logits: Array, counters: Array, settings: DrawSettings) -> Drawn:
+    """A soft token for each row from tempered logits [N, V], -inf where forbidden."""
+    thinking = _thinking_of(policy)
+    keys = row_keys(counters)
+
+    def noise_at(ids: Array) -> Array:
+        return jnp.where(settings.temperature > 0, gumbel(bits_at(keys, OF_TOKENS, ids)), 0.0)
+
+    thoughts = drawn_thoughts(thinking, logits, noise_at)
+    kept, logp = thoughts[:, 0] >= 0, thoughts[:, 2]
+    density = log_density(thinking, logp, thoughts)
+    floor = jnp.full(logits.shape[0], -jnp.inf)
+    return Drawn(heaviest(thoughts), density, entropy_of_kept(logp, kept), floor, density, thoughts=thoughts)
 
 
 def unembedding(policy: Policy, params: Params, hidden: Array) -> tuple[Array, Array]:

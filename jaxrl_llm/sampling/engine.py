@@ -8,13 +8,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.capacity import Size
-from jaxrl_llm.sampling.decode import RowState, begin, decode, empty_ring_cache, no_rows, states_of_prompts
+from jaxrl_llm.sampling.decode import begin, decode, empty_ring_cache, no_rows, states_of_prompts
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixSlots
 from jaxrl_llm.sampling.prefill import empty_prefix_cache, prefill_prompts
@@ -25,6 +26,7 @@ from jaxrl_llm.sampling.resume.reuse import Kept, absolute_step
 from jaxrl_llm.sampling.routed_experts import experts_of_prompts
 from jaxrl_llm.sampling.sampled_tokens import check_finite, in_ring
 from jaxrl_llm.sampling.scheduler import Assignment, Schedule
+from jaxrl_llm.sampling.soft_tokens import thinking_policy
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.speculative.tail import TailRows, most_rows
 from jaxrl_llm.sampling.stats import Stats
@@ -65,6 +67,8 @@ class Engine:
         """turns: requests of conversations, which come back; they keep their rows while nobody else needs them."""
         if policy.config.unmasking is not None:
             raise InputError("a masked-diffusion model draws tokens in no order: take sampling.engine_of.engine_of")
+        if policy.thinking is not None:
+            policy = thinking_policy(policy, turns=turns, speculative_tokens=speculative_tokens)
         self.policy, self.weights, self.settings = policy, weights, settings
         self.cut, self.policy_step, self.turns = cut, policy_step, turns
         self.dtype, self.stats = cache_dtype or policy.activation_dtype, Stats() if stats is None else stats
@@ -84,7 +88,7 @@ class Engine:
         of_prompts = partial(empty_prefix_cache, self.policy, shape.prompts, size.width, self.dtype, self.record)
         of_rows = partial(empty_ring_cache, self.policy, shape.rows, size.tokens, self.dtype, self.record)
         self.prefix_cache, self.ring_cache = weights.zeros(of_prompts), weights.zeros(of_rows)
-        self.rows = no_rows(shape.rows)
+        self.rows = no_rows(shape.rows, self.policy.thinking)
         beside = partial(empty_ring_cache, self.policy, size.parked, size.tokens, self.dtype, self.record)
         self.kept = store_of(self.policy, weights, beside, size.parked)  # rows that ended
         self.steps = 0
@@ -186,7 +190,7 @@ class Engine:
             self._begin(assigned)
 
     def _begin(self, assigned: list[Assignment]) -> None:
-        rows: Any = RowState(*map(np.array, self.rows))  # type: ignore[arg-type]
+        rows: Any = jax.tree.map(np.array, self.rows)
         for number, row, prefix_slot in assigned:
             request = self.requests[number]
             begun = request.begun.token
@@ -197,6 +201,10 @@ class Engine:
             rows.limit[row] = request.until
             rows.prompt_id[row], rows.sample[row] = request.prompt_id, request.sample
             rows.adapter[row] = request.adapter
+            if self.policy.thinking is not None:
+                thoughts = request.begun.thoughts
+                rows.thinking[row] = self.policy.thinking.end not in begun
+                rows.thought[row] = thoughts[-1] if thoughts is not None and begun.size else -1
             self.prefix_slot[row] = prefix_slot
         self.rows = rows
 
@@ -216,7 +224,7 @@ class Engine:
         if waiting or self.turns:
             leave_at = min(rows - live + max(rows // IDLE_SHARE, 1), rows)
         self.ring_cache = self.kept.park_overwritten(self.ring_cache, self.steps, chunk, self.shortest)
-        numbers = self.weights.spread(RowState(*map(jnp.asarray, self.rows)))
+        numbers = self.weights.spread(jax.tree.map(jnp.asarray, self.rows))
         shared = self.policy, self.weights.loop, self.prefix_cache, slots
         if fresh:
             if self.policy.config.recurrent:
@@ -273,8 +281,10 @@ class Engine:
             elif not done[row]:
                 continue
             ended = end is not None or bool(np.isin(tokens.token[-1], np.asarray(self.settings.stop_tokens)))
-            # Tokens of speculation are not in the ring KV cache.
-            self.kept.rows[row] = self._kept(row, request, drawn.token if self.tail is None else request.begun.token)
+            # Tokens of speculation are not in the ring KV cache. What soft tokens left is told by no ids.
+            if self.policy.thinking is None:
+                tokens_there = drawn.token if self.tail is None else request.begun.token
+                self.kept.rows[row] = self._kept(row, request, tokens_there)
             self._free(row)
             if self.speculative_tokens:
                 self.drafts.add(request.prompt_id, tokens.token)

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 from jaxrl_kernels.partition import mesh_of
 
 from jaxrl_llm.core.shapes import pad_rows
+from jaxrl_llm.core.soft_thinking import Mixture
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.layers.attention import Attend, Weighing, attention
 from jaxrl_llm.models.layers.packed_attention import LANES, by_kernel, causal_tokens
@@ -132,18 +133,20 @@ def prefill(
     )
 
 
-def recorded_pass(policy: Policy, params: Params, tokens: Array, length: Array, record: bool) -> tuple[Array, Any, Any]:
+def recorded_pass(
+    policy: Policy, params: Params, tokens: Array, length: Array, record: bool, mixed: Mixture | None = None
+) -> tuple[Array, Any, Any]:
     """`causal_pass`: hidden states, keys and values, and experts, None where they are not recorded."""
-    hidden, kvs = causal_pass(policy, params, tokens, length, record)
+    hidden, kvs = causal_pass(policy, params, tokens, length, record, mixed)
     return (hidden, *kvs) if record else (hidden, kvs, None)
 
 
 def causal_pass(
-    policy: Policy, params: Params, tokens: Array, length: Array, record: bool = False
+    policy: Policy, params: Params, tokens: Array, length: Array, record: bool = False, mixed: Mixture | None = None
 ) -> tuple[Array, Any]:
     """Hidden states [R, L, D] (of two policies [R, L, 2 D]), and keys (after RoPE) and values [R, L, K, h] of layers.
 
-    record: instead of the latter, (keys and values, experts int[R, L, layers, k]).
+    record: instead of the latter, (keys and values, experts int[R, L, layers, k]). mixed: see `decoder.run`.
 
     tokens: int32[R, L], right-padded; length: int32[R]. Long rows take the attention kernel where there is one.
     """
@@ -159,7 +162,7 @@ def causal_pass(
         return attention(q, k, v, None, how)[0], (k, v)
 
     flow = rows_flow(length) if config.recurrent else None
-    return run(policy, params, tokens, positions, attend, record=record, placement=placed, flow=flow)
+    return run(policy, params, tokens, positions, attend, record=record, placement=placed, flow=flow, mixed=mixed)
 
 
 def between_layers(mesh: AnyMesh | None, rows: int, tokens: int) -> Placement:

@@ -20,6 +20,7 @@ class Tokens(NamedTuple):
     policy_step: np.ndarray  # int32, training step of the weights that drew the token
     # int8 or int16 [n, layers, k], the experts of the token before each, from whose state it was drawn; -1: not known
     experts: np.ndarray | None = None
+    thoughts: np.ndarray | None = None  # f32[n, 3, K], records of soft tokens, see `core.soft_thinking`; -1: none
 
     @property
     def size(self) -> int:
@@ -40,18 +41,24 @@ class Tokens(NamedTuple):
 
 
 def joined(parts: Sequence[Tokens]) -> Tokens:
-    """These tokens one after another. Where only some have experts, those of the others are not known."""
-    columns: list[Any] = [np.concatenate(x) for x in zip(*(part[:-1] for part in parts), strict=True)]
-    known = next((part.experts for part in parts if part.experts is not None), None)
-    if known is None:
-        return Tokens(*columns)
-    shape = known.shape[1:]
-    filled = [np.full((p.size, *shape), -1, known.dtype) if p.experts is None else p.experts for p in parts]
-    return Tokens(*columns)._replace(experts=np.concatenate(filled))
+    """These tokens one after another. Where only some have one of RECORDS, those of the others are -1."""
+
+    def column(name: str) -> Any:
+        found = [getattr(part, name) for part in parts]
+        known = next((x for x in found if x is not None), None)
+        if known is None:
+            return None
+        missing = (np.full((part.size, *known.shape[1:]), -1, known.dtype) for part in parts)
+        return np.concatenate([empty if x is None else x for x, empty in zip(found, missing, strict=True)])
+
+    return Tokens(*map(column, Tokens._fields))
 
 
 _NO_IDS, _NO_NUMBERS = np.zeros(0, np.int32), np.zeros(0, np.float32)
 NO_TOKENS = Tokens(_NO_IDS, _NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS, _NO_IDS)
+
+
+RECORDS = ("experts", "thoughts")  # of `Tokens`, the last fields, which not all tokens have
 
 
 class Prefix(NamedTuple):
@@ -108,11 +115,12 @@ class Completion:
         return not self.ended and self.tokens.size < self.limit
 
 
-def as_tokens(drawn: Sequence[Any], row: int, count: int, policy_step: int) -> Tokens:
-    """The last `count` tokens of one row of the result of `decode.finished`."""
-    of_row: list[Any] = [None if x is None else np.array(x[row, x.shape[1] - count :]) for x in drawn]
-    of_row.insert(-1, np.full(count, policy_step, np.int32))
-    return Tokens(*of_row)
+def as_tokens(drawn: Any, row: int, count: int, policy_step: int) -> Tokens:
+    """The last `count` tokens of one row of the result of `decode.finished`, a `Drawn`."""
+    of_row: dict[str, Any] = {
+        name: None if x is None else np.array(x[row, x.shape[1] - count :]) for name, x in drawn._asdict().items()
+    }
+    return Tokens(policy_step=np.full(count, policy_step, np.int32), **of_row)
 
 
 def first_not_finite(tokens: Tokens) -> int | None:

@@ -66,7 +66,10 @@ def in_order(prompt_length: int, of_prompt: np.ndarray | None, tokens: Tokens) -
 
 
 def of_rows(experts: Sequence[np.ndarray | None], length: int) -> np.ndarray | None:
-    """int[N, length, layers, k]: the experts of N rows, padded with NOT_RECORDED; None where no row has any."""
+    """int[N, length, layers, k]: the experts of N rows, padded with NOT_RECORDED; None where no row has any.
+
+    Other records of tokens too, such as soft ones f32[N, length, 3, K], which are -1 where there is none.
+    """
     known = next((one for one in experts if one is not None), None)
     if known is None:
         return None

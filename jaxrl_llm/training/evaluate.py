@@ -275,10 +275,13 @@ def evaluate_run(
 ) -> Evaluation:  # fmt: skip
     """Greedy accuracy on a run's held-out prompts after `step` steps; see `evaluate_policy`.
 
+    A policy whose samples think softly does so here, without noise.
+
     `play` is for a run with an environment.
     """
     assert parts.held_out is not None
-    if rollout_of(config, parts.algorithm).demands.given:
+    rollout = rollout_of(config, parts.algorithm)
+    if rollout.demands.given:
         return Evaluation(*evaluate_given(config, parts, params))
     state = state_of(step, config.steps, config.prompts_per_step, len(parts.prompts.rows))
     mesh = None if parts.sampler.size == 1 else parts.sampler
@@ -296,7 +299,8 @@ def evaluate_run(
         )
     rewards = [one for one in parts.rewards if one.function is not judge_reward]  # which reads groups of training
     return evaluate_policy(
-        parts.policy, params, parts.held_out, rewards, judge=config.eval_reward,
+        dataclasses.replace(parts.policy, thinking=rollout.thinking), params, parts.held_out, rewards,
+        judge=config.eval_reward,
         max_new_tokens=config.max_new_tokens, stop=config.stop,
         slots=-(-(config.slots or config.prompts_per_step * config.group_size) // parts.hosts.units),
         mesh=mesh, hosts=parts.hosts, watch=watch, state=state,

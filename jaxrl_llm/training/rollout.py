@@ -36,6 +36,7 @@ def check_rollout(config: TrainConfig, algorithm: Algorithm) -> None:
     strategy_of(config, algorithm)
     check_hook(config, algorithm, rollout)
     check_population(config, rollout)
+    check_soft_thinking(config, algorithm, rollout)
     if is_among(config.rewards) and ENVIRONMENT not in rollout.provides:
         raise InputError(
             "rewards has environment, but the run has no environment that gives it: give one, or another reward"
@@ -111,6 +112,17 @@ def check_population(config: TrainConfig, rollout: Rollout) -> None:
     for name, (conflict, why) in conflicts.items():
         if conflict:
             raise InputError(f"{config.algorithm} learns by evolution: {why}, so leave out {name}")
+
+
+def check_soft_thinking(config: TrainConfig, algorithm: Algorithm, rollout: Rollout) -> None:
+    """InputError if the method thinks softly and its rollout does not, or as the run's settings do not fit."""
+    own = None if algorithm.rollout is None else algorithm.rollout.thinking
+    if own != rollout.thinking:
+        raise InputError(f"the rollout {rollout.name} does not think as {config.algorithm} learns: leave out rollout")
+    if own is not None and config.speculative_tokens:
+        raise InputError(
+            f"{config.algorithm} thinks softly, which speculation cannot draft: leave out speculative_tokens"
+        )
 
 
 def hook_of(config: TrainConfig, algorithm: Algorithm, own_source: bool = False) -> Hook | None:

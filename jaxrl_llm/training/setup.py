@@ -40,6 +40,7 @@ from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import frozen_weight
 from jaxrl_llm.models.scores import init_reward_model, padding_of
+from jaxrl_llm.models.soft_thinking import check_thinking
 from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.models import on_devices
@@ -264,6 +265,9 @@ def set_up(
     check_likelihood(config, algorithm, policy.config)
     if not own_source and rollout_of(config, algorithm).population is not None:
         check_members(policy.config)
+    if not own_source and (thinking := rollout_of(config, algorithm).thinking) is not None:
+        check_thinking(thinking, policy.config)
+        thinking.end_token(tokenizer)
     for layer in values_of(algorithm.needs, "internal_logp"):
         inner_policy(policy, params, int(layer))  # raises InputError for a layer that the model does not have
     model = policy.config

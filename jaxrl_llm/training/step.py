@@ -14,7 +14,7 @@ from jaxrl_llm.distributed.on_hosts import to_numpy
 from jaxrl_llm.learner.checks import check_provided
 from jaxrl_llm.learner.microbatches import filled
 from jaxrl_llm.learner.nonfinite import NotFiniteError, not_finite, refusal
-from jaxrl_llm.learner.step import Learner, learn_batch, of_population
+from jaxrl_llm.learner.step import Learner, as_sampled, learn_batch
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.training.config import TrainConfig
@@ -47,7 +47,7 @@ def learn(
     source should provide, and NotFiniteError if the update was rejected because a loss, gradient or parameter was not
     finite.
     """
-    policy = of_population(dataclasses.replace(parts.policy, hook=parts.hook), parts.algorithm)
+    policy = as_sampled(dataclasses.replace(parts.policy, hook=parts.hook), parts.algorithm)
     frozen = with_second_policy(state.policies.get("other"), parts.frozen)
     rule = parts.algorithm.reference
     share = 0.0 if rule is None else rule.initial_share

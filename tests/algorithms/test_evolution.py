@@ -28,7 +28,7 @@ from jaxrl_llm.learner.interactive import prepare
 from jaxrl_llm.learner.interactive import update as step_update
 from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.nonfinite import not_finite
-from jaxrl_llm.learner.step import Learner, learn_batch, of_population
+from jaxrl_llm.learner.step import Learner, as_sampled, learn_batch
 from jaxrl_llm.learner.update import gradient, init_state, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.layers import by_row
@@ -47,7 +47,7 @@ CONFIG = ModelConfig(
     head_dim=4, norm_epsilon=1e-5, tie_embeddings=True, rope_of_layer=(0, 0), window_of_layer=(0, 0), query_scale=0.5,
 )  # fmt: skip
 METHOD = eggroll(sigma=0.1, rank=2)
-POLICY = of_population(Policy(CONFIG), METHOD)
+POLICY = as_sampled(Policy(CONFIG), METHOD)
 
 
 def rows_of(rewards: Any, groups: Any, seeds: Any = 5, L: int = 6) -> Trajectories:
@@ -160,7 +160,7 @@ def test_no_token_goes_through_the_model() -> None:
 
     def compiled(method: Algorithm, length: int) -> Any:
         batch = prepared(method, rows_of([1.0, 0.0] * 2, [0, 0, 1, 1], L=length))
-        policy = of_population(Policy(CONFIG), method)
+        policy = as_sampled(Policy(CONFIG), method)
         run = jax.jit(lambda state: update(policy, method.objective, optimizer, state, batch))
         return run.lower(init_state(params, optimizer)).compile()
 

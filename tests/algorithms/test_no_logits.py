@@ -16,7 +16,7 @@ from jaxrl_llm.core.needs import OF_TEACHER, fill_in, value_of, values_of
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import plan_steps
-from jaxrl_llm.learner.step import of_population
+from jaxrl_llm.learner.step import as_sampled
 from jaxrl_llm.learner.teacher import with_head
 from jaxrl_llm.learner.update import gradient
 from jaxrl_llm.models import ModelConfig, Policy, init_params
@@ -72,7 +72,7 @@ KINDS = sorted({"grpo", "ppo", *OF_NEEDS.values()})
 def test_a_whole_iteration_makes_no_array_of_all_logits(name: str) -> None:
     # This one's hidden layer is one of a larger model.
     algorithm = algorithms.get(name, **({"layer": 1} if name == "bupo" else {}))
-    policy, params = of_population(Policy(CONFIG), algorithm), init_params(jax.random.key(0), CONFIG)
+    policy, params = as_sampled(Policy(CONFIG), algorithm), init_params(jax.random.key(0), CONFIG)
     if (critic := critic_of(algorithm.needs, "shared")) is not None:
         policy = dataclasses.replace(policy, critic=critic)
         params = init_critic(jax.random.key(1), policy, params, critic)

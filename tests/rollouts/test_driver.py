@@ -22,6 +22,7 @@ from jaxrl_llm.rollouts.program_host import NotDeterministicError, Task
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.rollouts.runtime.replay_log import Answer, Call, GroupLog, Pool, from_arrays, to_arrays
+from jaxrl_llm.sampling.requests import RECORDS
 from jaxrl_llm.utils.errors import InputError
 
 WANTED = 4
@@ -224,8 +225,8 @@ def test_a_pool_comes_back_from_arrays(pool: Pool) -> None:
         assert list(one.drawn) == sorted(other.drawn)
         for x, y in zip(one.drawn.values(), other.drawn.values(), strict=True):
             assert x.ended == y.ended
-            assert x.tokens.experts is y.tokens.experts is x.before is y.before is None
-            for a, b in zip(x.tokens[:-1], y.tokens[:-1], strict=True):
+            assert x.tokens.experts is y.tokens.experts is x.before is y.before is x.tokens.thoughts is None
+            for a, b in zip(x.tokens[: -len(RECORDS)], y.tokens[: -len(RECORDS)], strict=True):
                 assert a.dtype == b.dtype
                 np.testing.assert_array_equal(a, b)
     assert {name: x.tobytes() for name, x in to_arrays(back).items()} == {n: x.tobytes() for n, x in arrays.items()}

@@ -90,6 +90,8 @@ def engines_of(
             settings = settings_of(policy, key, 0.0)
             drawing = dataclasses.replace(drawing, population=population)
             taken = of_members(taken, population.seed_at(step))
+        if setup.rollout.thinking is not None and learns:
+            drawing = dataclasses.replace(drawing, thinking=setup.rollout.thinking)
         own = turns or draws.trained
         size = size_for(requests, slots, devices, shape if own else None)
         tokens = max(size.tokens, setup.rollout.room(sampling.max_new_tokens, policy.config.max_positions))

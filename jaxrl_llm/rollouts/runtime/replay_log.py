@@ -79,7 +79,8 @@ def to_arrays(pool: Pool) -> dict[str, np.ndarray]:
     answers = [answer for log in pool for answer in log.drawn.values()]
     calls = [call for log in pool for call in log.drawn]
     tokens = joined([answer.tokens for answer in answers] or [NO_TOKENS])
-    experts = {} if tokens.experts is None else {"experts": tokens.experts, **_before(answers)}
+    columns = {name: x for name, x in tokens._asdict().items() if x is not None}
+    before = {} if tokens.experts is None else _before(answers)
     recorded = json.dumps([dict(log.recorded) for log in pool]).encode()
     numbers: dict[str, Sequence[int]] = {
         "prompt_length": [len(log.prompt) for log in pool],
@@ -98,8 +99,8 @@ def to_arrays(pool: Pool) -> dict[str, np.ndarray]:
         **{name: np.asarray(values, np.int64) for name, values in numbers.items()},
         "prompt": np.concatenate([np.asarray(log.prompt, np.int32) for log in pool] or [np.zeros(0, np.int32)]),
         "recorded": np.frombuffer(recorded, np.uint8).copy(),
-        **{name: getattr(tokens, name) for name in Tokens._fields if name != "experts"},
-        **experts,
+        **columns,
+        **before,
     }
 
 

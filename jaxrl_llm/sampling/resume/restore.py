@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.shapes import bucket, pad_rows
+from jaxrl_llm.core.soft_thinking import mixture
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.layers.attention import Weighing, attention
 from jaxrl_llm.models.layers.recurrent import State, rows_flow
@@ -27,6 +28,7 @@ from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.resume.kv_offload import Store, place_rows
 from jaxrl_llm.sampling.resume.reuse import Reused
 from jaxrl_llm.sampling.scheduler import Assignment
+from jaxrl_llm.sampling.soft_tokens import thoughts_of
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.two_model_decode import run
 from jaxrl_llm.sampling.weights import Weights
@@ -114,10 +116,13 @@ def restore_rows(
         prompt = np.asarray([len(requests[p.request].prompt) for p in part] + [1] * padding, np.int32)
         into = np.asarray([p.row for p in part] + [shape.rows] * padding, np.int32)
         adapter = np.asarray([requests[p.request].adapter for p in part] + [0] * padding, np.int32)
-        drawn = ring_cache.drawn
+        drawn, thoughts = ring_cache.drawn, None
+        if policy.thinking is not None:
+            begun = [(len(requests[p.request].prompt), requests[p.request].begun) for p in part]
+            thoughts = thoughts_of(policy.thinking, begun, *tokens.shape)
         layers, experts = restore(
             policy, weights.prompts, ring_cache.layers, drawn.experts, tokens, length, prompt, into, ring_cache.step,
-            adapter,
+            adapter, thoughts,
         )  # fmt: skip
         ring_cache = ring_cache._replace(layers=layers, drawn=drawn._replace(experts=experts))
         stats.continued_tokens += sum(map(len, ids))
@@ -144,15 +149,18 @@ def restore(
     into: Array,
     step: Array,
     adapter: Array,
+    thoughts: Any = None,
 ) -> tuple[tuple[Any, ...], Array | None]:
     """Write the own tokens of continued completions to the ring KV cache, as if they were drawn just before `step`.
 
     tokens: int32[R, L], prompt and own tokens, right-padded; length: int32[R], of both together; prompt: int32[R],
     length of the prompt; into: int32[R], rows. The keys of own tokens depend on the prompt, so both are recomputed.
-    ring_experts: `Drawn.experts` of the ring KV cache. adapter: int32[R], see `models.row_adapters`.
+    ring_experts: `Drawn.experts` of the ring KV cache. adapter: int32[R], see `models.row_adapters`. thoughts:
+    f32[R, L, 3, K], records of soft tokens, of a policy that thinks so.
     """
     params = for_rows(policy, params, adapter)
-    _, kvs, experts = recorded_pass(policy, params, tokens, length, ring_experts is not None)
+    mixed = None if policy.thinking is None else mixture(policy.thinking, thoughts)
+    _, kvs, experts = recorded_pass(policy, params, tokens, length, ring_experts is not None, mixed)
     own = length - prompt
 
     def columns(S: int) -> Array:

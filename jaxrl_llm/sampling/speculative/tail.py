@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.sampling.decode import RingCache, RowState
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.kv_cache import PrefixCache
-from jaxrl_llm.sampling.requests import Request, Tokens
+from jaxrl_llm.sampling.requests import Request, Tokens, as_tokens
 from jaxrl_llm.sampling.scheduler import Assignment
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.speculative.verify import Tail, TailCounts, gather, rows_of, verify
@@ -79,7 +78,7 @@ class TailRows:
         self.shards = row_shards(weights.mesh, SAMPLED_ROWS)
         index = self._index(list(range(len(self.rows))))
         rows = np.asarray(self.rows, np.int32)[index]
-        self.state = RowState(*(np.array(x)[rows] for x in state))
+        self.state = jax.tree.map(lambda x: np.array(x)[rows], state)
         self._only_first(len(self.rows))
         tokens = np.full((len(rows), columns_of(size, width)), -1, np.int32)
         for i, row in enumerate(rows.tolist()):
@@ -96,7 +95,7 @@ class TailRows:
         """Rows after the first `count` are repetitions, which are not decoded."""
         done: np.ndarray = np.array(self.state.done)
         done[count:] = True
-        self.state = self.state._replace(done=done)  # type: ignore[arg-type]
+        self.state = self.state._replace(done=done)
 
     def advance(self, chunk: int, drafts: Drafts, stats: Stats) -> np.ndarray:
         """At most `chunk` passes. Returns the rows of the engine that are done."""
@@ -120,7 +119,7 @@ class TailRows:
         if 4 * len(index) > len(np.asarray(self.state.done)):
             return
         self.rows = [self.rows[i] for i in live]
-        self.state = RowState(*(np.array(x)[index] for x in self.state))
+        self.state = jax.tree.map(lambda x: np.array(x)[index], self.state)
         self._only_first(len(live))
         self.tail = self.weights.spread(rows_of(self.tail, index))
 
@@ -136,13 +135,11 @@ class TailRows:
 
     def drawn(self, rows: Sequence[int], policy_step: int) -> dict[int, Tokens]:
         """All tokens of some rows of the engine."""
-        *drawn, experts = (None if x is None else np.asarray(x) for x in self.weights.fetched(self.tail.drawn))
+        drawn = jax.tree.map(np.asarray, self.weights.fetched(self.tail.drawn))
         out = {}
         for row in rows:
             i, begun = self.rows.index(row), self.requests[row].begun
             end = int(np.asarray(self.state.own)[i]) + 1
-            numbers: list[Any] = [x[i, begun.size : end] for x in drawn if x is not None]
-            chosen = None if experts is None else experts[i, begun.size : end]
-            numbers += [np.full(end - begun.size, policy_step, np.int32), chosen]
-            out[row] = begun.followed_by(Tokens(*numbers))
+            of_row = jax.tree.map(lambda x: x[i : i + 1, :end], drawn)  # noqa: B023
+            out[row] = begun.followed_by(as_tokens(of_row, 0, end - begun.size, policy_step))
         return out
