@@ -91,6 +91,7 @@ def make_algorithm(config: TrainConfig, given: Given | None = None) -> Algorithm
     chosen = {name: x for name, x in config.hyperparameters.items() if name != "without" or not published}
     build = build_of(config.algorithm if given is None else given)
     facts |= _facts_of_model(config, set(inspect.signature(build).parameters) - set(chosen))
+    facts |= {f"adam_{name}": getattr(config.optimizer, name) for name in ("beta1", "beta2", "epsilon")}
     algorithm = build(**with_facts(build, chosen, learning_rate=config.optimizer.learning_rate, **facts))
     if published:
         algorithm = going_without(algorithm, _without(config))
