@@ -1,7 +1,8 @@
-"""Vines: samples of a group that go on from states that its first episode visited."""
+"""Vines, samples of a group that go on from states that its first episode visited; profiles of turns."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,9 @@ import pytest
 from test_restarts import Forgetful, Summing, replies, rows_of
 
 from jaxrl_llm.algorithms.score_function.polychromic import polychromic, vines
+from jaxrl_llm.algorithms.turn_credit.trloo import profiled
+from jaxrl_llm.data.chat.calls import Reply
+from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.utils.errors import InputError
 
@@ -37,6 +41,21 @@ def test_without_copies_they_are_episodes_of_their_own(monkeypatch: pytest.Monke
     rows = rows_of(monkeypatch, around(vines(1), agent(Forgetful)), {}, 3)
     assert not any(np.asarray(row.info["vine"]).any() for row in rows[1:] if replies(row)[0] != 1)
     assert [replies(row)[-1] for row in rows] == [1, 2, 3]
+
+
+class Measured(Summing):
+    """It says how large the reply was, but for the last one."""
+
+    def step(self, reply: Reply) -> Observation:
+        seen, said = super().step(reply), int(str(reply.message["content"]))
+        return replace(seen, info={} if seen.done else {"size": said / 8 + self.turns})
+
+
+def test_numbers_of_observations_are_on_the_tokens_of_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of(monkeypatch, around(profiled("size"), agent(Measured)), {}, 2)
+    for number, row in enumerate(rows):
+        expected = [(number + 1) / 8 + t + 1 if 0 <= t < 3 else np.nan for t in row.turns]
+        np.testing.assert_array_equal(row.info["profile"], expected)
 
 
 def test_a_group_has_room_for_its_vines() -> None:

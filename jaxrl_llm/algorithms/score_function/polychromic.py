@@ -35,7 +35,7 @@ from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.utils.errors import InputError, require_choice
 
 Diversity = Literal["share", "share_or_zero", "zero_based"]
 logger = logging.getLogger("jaxrl_llm.rollouts")
@@ -130,7 +130,7 @@ def vines(states: Count = 2, window: Count | None = None) -> Rollout:
     one. A vine has a copy of the environment as it was then. Where there can be none it is an episode of its own.
     info["vine"] says of an action that it is one of a vine's first `window` turns (None: all), by the number of its
     state from 1; -1 where the vine took it over, else 0. Provides vine. It goes around the run's agents; InputError
-    around another rollout.
+    around another rollout, and for conversations that are compacted.
     """
 
     async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
@@ -157,6 +157,8 @@ def vines(states: Count = 2, window: Count | None = None) -> Rollout:
         ]
 
     def around(inner: Rollout) -> Rollout:
+        if inner.agent is not None and inner.agent.limits.compact is not None:
+            raise InputError("episodes with vines are not compacted: leave out compact and context_tokens")
         what = "the episodes of agents have vines"
         least = max(inner.demands.min_samples, 1 + 2 * states)
         return with_episodes(inner, play, what, f"vines({states})", {"vine"}, min_samples=least)

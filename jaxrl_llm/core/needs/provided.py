@@ -216,6 +216,14 @@ PROVIDED = (
         provider="the method's own rollout",
     ),
     Need(
+        "profile", "info['profile']", "[N, L]", "number that the environment said of the action's turn; NaN for none",
+        StandIn(
+            "none is known", lambda random, logp: random.random(logp.shape),
+            lambda batch, number: jnp.full(batch.tokens.shape, jnp.nan),
+        ),
+        provider="the method's own rollout",
+    ),
+    Need(
         "pivot", "info['pivot']", "[N]", "turns of the row's episode before that from which it was tried again; else 0",
         StandIn("no episode is tried again", whole(2), none_of_rows),
         provider="the method's own rollout",
