@@ -118,7 +118,8 @@ def build_of(algorithm: Given) -> Build:
 def with_facts(build: Callable[..., Algorithm], given: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
     """The given hyper-parameters, completed by those facts of the run that are parameters of `build` and not given.
 
-    facts: max_length (longest completion, tokens), total_steps (iterations), learning_rate.
+    facts: max_length (longest completion, tokens), total_steps (iterations), learning_rate; adam_beta1,
+    adam_beta2, adam_epsilon.
     """
     known = inspect.signature(build).parameters
     chosen = {name: value for name, value in given.items() if value is not None}

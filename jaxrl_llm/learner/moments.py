@@ -6,12 +6,15 @@ the result of a step before it is taken (`stays_finite`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+
+from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.utils.errors import InputError
 
 
 class Bounded(optax.GradientTransformationExtraArgs):
@@ -98,3 +101,26 @@ def scale_by_adam(
         return jax.tree.map(scaled, state.mu, state.nu), state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def with_moments(policy: Policy, needs: Iterable[str], frozen: Params | None, state: Any) -> Params | None:
+    """The parameters that do not learn, with Adam's moments of the unembedding where an objective needs "adam_step".
+
+    state: the optimiser's. InputError where Adam is not among it, or the unembedding does not learn as a whole.
+    """
+    if "adam_step" not in needs:
+        return frozen
+    found = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, optax.ScaleByAdamState))
+    adam = [x for x in found if isinstance(x, optax.ScaleByAdamState)]
+    if not adam:
+        raise InputError(
+            "this method models a step of Adam, but the optimiser has no moments of Adam: take float32 or bfloat16 ones"
+        )
+    name = "embed" if policy.config.tie_embeddings else "unembed"
+    if name not in adam[0].mu:
+        raise InputError(
+            "this method models Adam's step of the unembedding, which does not learn here: train all weights, without "
+            "adapters"
+        )
+    moments = {"first": adam[0].mu[name], "second": adam[0].nu[name], "count": adam[0].count}
+    return {**(frozen or {}), "moments": jax.lax.stop_gradient(moments)}

@@ -12,9 +12,10 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Objective
 from jaxrl_llm.learner.inputs import outputs_of
 from jaxrl_llm.learner.microbatches import Steps
-from jaxrl_llm.learner.moments import stays_finite
+from jaxrl_llm.learner.moments import stays_finite, with_moments
 from jaxrl_llm.learner.update import TrainState, gradient
 from jaxrl_llm.models.outputs import DURING_UPDATE, wanted_of
+from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError
 
@@ -68,6 +69,9 @@ def not_finite(
         value = getattr(batch, name)
         if value is not None and not_finite_in(jnp.where(batch.loss_weights != 0, value, 0.0)) is not None:
             return f"the batch's {name}"
+    if state is not None:
+        frozen = with_moments(policy, objective.needs, frozen, state.optimizer)
+        params = combine(frozen, params)
     wanted = wanted_of(objective.needs, DURING_UPDATE)
     outputs = outputs_of(policy, params, batch, steps, wanted)
     if (name := not_finite_in({"log-probabilities": outputs.logp, "entropies": outputs.entropy})) is not None:

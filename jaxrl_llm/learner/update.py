@@ -26,7 +26,7 @@ from jaxrl_llm.learner.checks import (
 )
 from jaxrl_llm.learner.diagnostics import diagnostics, of_own_tokens
 from jaxrl_llm.learner.microbatches import Slices, Steps, check_steps, take
-from jaxrl_llm.learner.moments import bounded, in_place, stays_finite
+from jaxrl_llm.learner.moments import bounded, in_place, stays_finite, with_moments
 from jaxrl_llm.learner.router_balance import (
     RouterBalance,
     balanced,
@@ -208,7 +208,8 @@ def update(
         check_balance(balance, policy.config, frozen=bool({*(frozen or ())} - {"other", "teacher"}))
 
     def step(state: TrainState, slices: Slices | None) -> tuple[TrainState, Metrics]:
-        grads, metrics = gradient(policy, objective, state.params, batch, slices, frozen, balance)
+        fixed = with_moments(policy, objective.needs, frozen, state.optimizer)
+        grads, metrics = gradient(policy, objective, state.params, batch, slices, fixed, balance)
         load: Any = metrics.pop(LOAD, None)
         metrics = of_own_tokens(metrics) | load_metrics(load)
         norm = optax.tree.norm(grads)

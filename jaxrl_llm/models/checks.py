@@ -74,7 +74,7 @@ def check_params(policy: Any, params: Any, *, needs_critic: bool = False, needs_
             f"the parameters are {kind_of(params)}, but must be a dictionary of arrays, the second that load_policy "
             "gives"
         )
-    _decoder(params, policy.config, "", extra=("critic", "other", "teacher"))
+    _decoder(params, policy.config, "", extra=("critic", "other", "teacher", "moments"))
     hook = getattr(policy, "hook", None)
     if hook is not None and hook.other is not None and (needs_other or "other" in params):
         _decoder(_section(params, "other", ""), policy.config, "other/")

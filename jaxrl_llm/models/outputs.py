@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core.needs import NEEDS, need_of, value_of, values_of
 from jaxrl_llm.core.shapes import check_batch
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.models.adam_step import adam_step
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.critic import implicit_logp, values_at
 from jaxrl_llm.models.divergence import divergence
@@ -34,7 +35,7 @@ class Wanted(NamedTuple):
 
     # Of MEASURES, "values", "hidden", "greedy", "internal_logp", "heated_logp", "top_tokens", "top_logp",
     # "implicit_logp", "scores", "experts", "router_load", "head_states", "most_probable", "teacher_top_logp",
-    # "teacher_divergence", "elbo_terms", "perturbation" (alone).
+    # "teacher_divergence", "elbo_terms", "adam_step", "perturbation" (alone).
     names: tuple[str, ...] = ()
     temperatures: tuple[float, ...] = ()  # "tempered_logp:T" for each, a multiple of the sampling temperature
     layer: int = 0  # of "internal_logp", counting from 1
@@ -51,6 +52,7 @@ MEASURES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "mean_logp": lambda logp: logp,  # divided by the size of the vocabulary below
 }
 PERTURBATION = "perturbation"
+ADAM = ("beta1", "beta2", "epsilon")  # controls that "adam_step" reads
 NOTHING = Wanted()
 # What objectives find in outputs.extras.
 DURING_UPDATE = tuple(need.name for need in NEEDS.values() if need.by_outputs is not None)
@@ -121,6 +123,8 @@ def policy_outputs(
     ids and log-probabilities of its K = `top` most probable tokens. With info["teacher_top"] of them "teacher_top_logp"
     [N, L, K] are the policy's log-probabilities of these ids, and with info["teacher_states"] "teacher_divergence"
     f32[N, L] is the generalised Jensen-Shannon divergence from it, with `beta`; both differentiable.
+    "adam_step" [N, L, 2] is of the step that Adam would take for an action alone (`models.adam_step`), by its moments
+    params["moments"], which `learner.update` gives, the batch's advantages, and what its controls say of Adam.
     Of a masked-diffusion model "elbo_terms" f32[N, n] are n = `masks` samples of the bound on its likelihood of a row,
     differentiable (`models.elbo`).
     "experts" int[N, L, layers, k] are of all tokens, not only of actions, and so is "router_load", the `moe.Load` of a
@@ -191,6 +195,8 @@ def policy_outputs(
     if "teacher_divergence" in wanted.names:
         teacher = _of_teacher(policy, params, _at(batch, "teacher_states", view), view)
         found["teacher_divergence"] = divergence(whole, teacher, wanted.beta)
+    if "adam_step" in wanted.names:
+        found["adam_step"] = _adam_step(source, params, batch, view)
     if "hidden" in wanted.names:
         found["hidden"] = jax.lax.stop_gradient(view.states)
     if "values" in wanted.names:
@@ -234,6 +240,18 @@ def distribution_at(policy: Policy, params: Params, view: View) -> Distribution:
 def _at(batch: Trajectories, name: str, view: View) -> jax.Array:
     """What the batch has at the chosen tokens, [M, ...]."""
     return batch.need(name).at[view.row, view.column].get(mode="clip")
+
+
+def _adam_step(source: Distribution, params: Params, batch: Trajectories, view: View) -> jax.Array:
+    """f32[M, 2]. InputError where Adam's moments are not at hand, or what the transform says of it."""
+    if "moments" not in params:
+        raise InputError("a step of Adam needs its moments, which only an update has: give the objective to update")
+    said = batch.controls or {}
+    if missing := [name for name in ADAM if name not in said]:
+        raise InputError(f"a step of Adam needs the control {missing[0]}: a transform gives it, by with_controls")
+    advantages = jax.lax.stop_gradient(_at(batch, "advantages", view))
+    b1, b2, epsilon = (said[name] for name in ADAM)
+    return adam_step(source, view.targets, advantages, params["moments"], (b1, b2, epsilon))
 
 
 def _of_teacher(policy: Policy, params: Params, states: jax.Array, view: View) -> Distribution:

@@ -66,7 +66,7 @@ def vocabulary_sum(f: Callable[..., jax.Array], *distributions: Distribution, bl
     return jax.lax.scan(add, jnp.zeros(distributions[0].hidden.shape[:1]), starts)[0]
 
 
-def _columns(source: Distribution, block: int) -> tuple[jax.Array, jax.Array]:
+def unembedding_blocks(source: Distribution, block: int = BLOCK) -> tuple[jax.Array, jax.Array]:
     """The unembedding in whole blocks [B, block, D], the last one filled up, and the first number of each."""
     V, D = source.unembedding.shape
     count = -(-V // block)
@@ -74,7 +74,7 @@ def _columns(source: Distribution, block: int) -> tuple[jax.Array, jax.Array]:
     return padded.reshape(count, block, D), jnp.arange(count) * block
 
 
-def _of_columns(source: Distribution, rows: jax.Array, start: jax.Array) -> jax.Array:
+def logits_of_block(source: Distribution, rows: jax.Array, start: jax.Array) -> jax.Array:
     """The logits over the temperature of a block, f32[M, block]; -inf where it was filled up."""
     z = jnp.einsum("md,vd->mv", source.hidden, rows, preferred_element_type=accumulation_dtype(rows.dtype))
     if source.softcap:
@@ -97,7 +97,7 @@ def logp_of_tokens(source: Distribution, tokens: jax.Array, block: int = BLOCK) 
 
     @jax.checkpoint
     def add(sums: tuple[jax.Array, jax.Array], each: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
-        z = _of_columns(source, *each)
+        z = logits_of_block(source, *each)
         at = tokens - each[1]
         inside = (at >= 0) & (at < block)
         own = jnp.take_along_axis(z, jnp.clip(at, 0, block - 1), axis=1)
@@ -106,7 +106,7 @@ def logp_of_tokens(source: Distribution, tokens: jax.Array, block: int = BLOCK) 
 
     M = source.hidden.shape[0]
     first = jnp.full(M, -jnp.inf), jnp.zeros((M, tokens.shape[1]))
-    total, own = jax.lax.scan(add, first, _columns(source, block))[0]
+    total, own = jax.lax.scan(add, first, unembedding_blocks(source, block))[0]
     return own - total[:, None]
 
 
@@ -120,7 +120,7 @@ def most_probable(source: Distribution, count: int, block: int = BLOCK) -> tuple
     block, count = min(block, V), min(count, V)
 
     def add(best: tuple[jax.Array, ...], each: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
-        z = _of_columns(source, *each)
+        z = logits_of_block(source, *each)
         values, at = jax.lax.top_k(z, min(count, block))
         values, order = jax.lax.top_k(jnp.concatenate([best[0], values], axis=1), count)
         at = (at + each[1]).astype(jnp.int32)  # of 64 bits in 64-bit mode
@@ -129,5 +129,5 @@ def most_probable(source: Distribution, count: int, block: int = BLOCK) -> tuple
 
     M = source.hidden.shape[0]
     first = jnp.full((M, count), -jnp.inf), jnp.zeros((M, count), jnp.int32), jnp.full(M, -jnp.inf)
-    values, tokens, total = jax.lax.scan(add, first, _columns(source, block))[0]
+    values, tokens, total = jax.lax.scan(add, first, unembedding_blocks(source, block))[0]
     return tokens, values - total[:, None]

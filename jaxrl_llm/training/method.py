@@ -91,6 +91,7 @@ def make_algorithm(config: TrainConfig, given: Given | None = None) -> Algorithm
     chosen = {name: x for name, x in config.hyperparameters.items() if name != "without" or not published}
     build = build_of(config.algorithm if given is None else given)
     facts |= _facts_of_model(config, set(inspect.signature(build).parameters) - set(chosen))
+    facts |= {f"adam_{name}": getattr(config.optimizer, name) for name in ("beta1", "beta2", "epsilon")}
     algorithm = build(**with_facts(build, chosen, learning_rate=config.optimizer.learning_rate, **facts))
     if published:
         algorithm = going_without(algorithm, _without(config))
@@ -194,7 +195,7 @@ def _without(config: TrainConfig) -> tuple[str, ...]:
 
 def optimizer_of(config: TrainConfig, algorithm: Algorithm) -> optax.GradientTransformation:
     """The run's optimiser, in the method's outer loop where it has one."""
-    own = make_optimizer(config.optimizer, config.steps * config.epochs * config.minibatches)
+    own = make_optimizer(config.optimizer, config.gradient_steps)
     return own if algorithm.outer is None else algorithm.outer.around(own, config.epochs * config.minibatches)
 
 
@@ -271,6 +272,15 @@ def check_critic(config: TrainConfig, algorithm: Algorithm) -> None:
         raise InputError(f"{config.algorithm} has no critic: leave out {', '.join(given)}")
 
 
+def check_passes(config: TrainConfig, algorithm: Algorithm) -> None:
+    """InputError if passes over a batch change within a run whose method counts its gradient steps in rounds."""
+    if config.epochs_until and algorithm.outer is not None:
+        raise InputError(
+            f"epochs_until is {config.epochs_until}, but rounds of {config.algorithm} are of equal numbers of gradient "
+            "steps: leave it out"
+        )
+
+
 def check_components(config: TrainConfig, rewards: Sequence[Reward]) -> None:
     """InputError if a hyper-parameter that names a reward does not name one of the run's."""
     named, known = hyperparameters_of(config).get("accuracy"), [reward.name for reward in rewards]
@@ -300,6 +310,7 @@ def check_method(
         lambda: check_groups(config, algorithm),
         lambda: check_critic(config, algorithm),
         lambda: check_settings(config),
+        lambda: check_passes(config, algorithm),
         lambda: check_reference(config, algorithm),
         lambda: check_kept(config, algorithm, own_source),
         lambda: check_teacher(config, algorithm),

@@ -291,13 +291,12 @@ def set_up(
         digests[f"the weights of the teacher {config.teacher}"] = model_digests(teacher.params, tokenizer)[WEIGHTS]
     hook = hook_of(config, algorithm, own_source)
     league = None if own_source else rollout_of(config, algorithm).demands.league
-    gradient_steps = config.steps * config.epochs * config.minibatches
     optimizer = optimizer_of(config, algorithm)
     facts = RunFacts(prompts=len(prompts.rows), steps=config.steps)
     state, memory = start(policy, algorithm, optimizer, params, facts, mesh)
     parts = RunParts(
         algorithm, policy, tokenizer, prompts, held_out, rewards, optimizer,
-        learning_rate(config.optimizer, gradient_steps), digests, reference, mesh, sampler, frozen, hosts,
+        learning_rate(config.optimizer, config.gradient_steps), digests, reference, mesh, sampler, frozen, hosts,
         record=record_of(config, algorithm, given), policies=first_policies(config, algorithm, hook, params, league),
         rules=update_rules(algorithm, hook, league), hook=hook, teacher=teacher,
     )  # fmt: skip

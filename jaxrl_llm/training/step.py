@@ -53,7 +53,7 @@ def learn(
     share = 0.0 if rule is None else rule.initial_share
     reference = reference_now(parts.reference, state.policies.get("reference"), parts.frozen, share)
     learner = Learner(
-        policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs, config.minibatches,
+        policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs_at(step), config.minibatches,
         config.micro_batches, reference, frozen, state.policies, balance_of(config),
         None if isinstance(parts.teacher, ServerTeacher) else parts.teacher,
     )  # fmt: skip

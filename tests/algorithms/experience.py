@@ -33,6 +33,9 @@ NEWEST = {"task", "feasible", "baseline_reward", "votes", "elbo_terms"}
 # And these by themselves.
 OF_MEMBERS = {"perturbation", "member", "member_seed"}
 
+# And these three.
+OF_ADAM = {"adam_step", "vine", "profile"}
+
 # What changes other methods too: rewards are combined with the reward, and rows of one episode count once.
 STRUCTURE = {"sound", "turn_rewards", "episode", "first_turn"}
 
@@ -64,12 +67,13 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
         "prompt_id": GROUP + 10,
         "truncated": random.random(N) < 0.2,
     }
-    later, latest, newest, of_members = (np.random.default_rng([seed, number]) for number in (1, 2, 3, 4))
+    later, latest, newest, of_members, of_adam = (np.random.default_rng([seed, number]) for number in (1, 2, 3, 4, 5))
     for need in NEEDS.values():
         if need.name in ("values", "feedback", "turns"):  # drawn elsewhere
             continue
         drawn = latest if need.name in LATEST else later if need.name in LATER else random
         drawn = newest if need.name in NEWEST else of_members if need.name in OF_MEMBERS else drawn
+        drawn = of_adam if need.name in OF_ADAM else drawn
         value = need.stand_in.draw(drawn, behaviour)
         if need.name not in STRUCTURE or need.name in algorithm.needs:
             for number in values_of(algorithm.needs, need.name) or [None]:
@@ -93,6 +97,7 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
     extras["scores"] = jnp.asarray(last.normal(size=(N, L, labels)), jnp.float32)
     for name, drawn in (("teacher_top_logp", latest), ("teacher_divergence", latest), ("perturbation", of_members)):
         extras[name] = jnp.asarray(NEEDS[name].stand_in.draw(drawn, behaviour), jnp.float32)
+    extras["adam_step"] = jnp.asarray(NEEDS["adam_step"].stand_in.draw(of_adam, behaviour), jnp.float32)
     terms = fields["info"]["elbo_terms"]
     extras["elbo_terms"] = jnp.asarray(terms + 0.3 * newest.normal(size=terms.shape), jnp.float32)
     return Case(batch.replace(turn=turn.astype(jnp.int32)), PolicyOutputs(logp, entropy, extras))

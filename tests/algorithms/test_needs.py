@@ -23,7 +23,7 @@ SHAPES = {
     "[N, L]": (N, L), "[N]": (N,), "[N, 2]": (N, 2), "[N, 3]": (N, 3), "[N, 4]": (N, 4), "[N, U]": (N, 3),
     "[] each": (), "[N, L, K]": (N, L, TOP), "[N, T]": (N, L + 2), "[N, A]": (N, 3), "[N, K]": (N, -(-L // 4)),
     "[N, L, H]": (N, L, 4), "[N, L, S]": (N, L, 1), "[N, L, D]": (N, L, 2), "[N, L, 2, K]": (N, L, 2, TOP),
-    "[N, C]": (N, 3), "[N, n]": (N, 4),
+    "[N, C]": (N, 3), "[N, n]": (N, 4), "[N, L, 2]": (N, L, 2),
 }  # fmt: skip
 OF_TOP = ("top_tokens", "top_logp")
 OTHERS = (
@@ -89,7 +89,7 @@ def test_what_is_put_into_a_batch_is_found_in_it_and_nothing_else(name: str) -> 
 def test_a_need_is_computed_or_provided_and_not_both() -> None:
     for need in NEEDS.values():
         assert (need.compute is None) or (need.provider is None)
-        of_update = need.name in ("feedback", "teacher_top_logp", "teacher_divergence", "perturbation")
+        of_update = need.name in ("feedback", "teacher_top_logp", "teacher_divergence", "perturbation", "adam_step")
         assert (need.compute is None) == (of_update or need.provider is not None)
         if need.measure is not None:
             assert need.compute is not None

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from heavy import few
 
@@ -16,6 +17,7 @@ from jaxrl_llm.core.needs import OF_TEACHER, fill_in, value_of, values_of
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import plan_steps
+from jaxrl_llm.learner.moments import with_moments
 from jaxrl_llm.learner.step import as_sampled
 from jaxrl_llm.learner.teacher import with_head
 from jaxrl_llm.learner.update import gradient
@@ -88,6 +90,7 @@ def test_a_whole_iteration_makes_no_array_of_all_logits(name: str) -> None:
         )
         _, ready = algorithm.transform.apply(algorithm.transform.init(), batch)
         learning, frozen = with_head(policy, algorithm.objective.needs, None, None, params)
+        frozen = with_moments(policy, algorithm.objective.needs, frozen, optax.adam(1e-3).init(params))
         return gradient(learning, algorithm.objective, params, ready, steps.slices, frozen)
 
     assert V * D < ALL_LOGITS / 8

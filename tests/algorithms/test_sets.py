@@ -160,6 +160,39 @@ def test_polychromic_is_the_loop_over_all_sets(diversity: str) -> None:
     near(advantages(polychromic(3, diversity), batch), on_tokens(inside - mean, MASKS), 1e-5)
 
 
+def test_polychromic_vines_are_the_loop_over_sets_of_a_state() -> None:
+    """A group of an episode, three vines from each of two states, and a sample that could not be one."""
+    random = np.random.default_rng(4)
+    states, length = np.array([0, 1, 2, 1, 2, 1, 2, 0]), 6
+    mask = np.arange(length) < random.integers(4, length + 1, 8)[:, None]
+    scores, keys = np.round(random.random(8), 1), random.integers(0, 3, 8)
+    place = np.arange(length)
+    vine = np.where(place < states[:, None], -1.0, np.where(place < states[:, None] + 2, states[:, None], 0.0))
+    vine *= (states > 0)[:, None]  # a state's number is also the turn where its vines begin, and their window is 2
+    values = random.normal(size=mask.shape)
+    batch = batch_of(mask, scores, -np.ones(mask.shape), np.zeros(8), values=values * mask)
+    batch = batch.with_info(vine=jnp.asarray(vine, jnp.float32), answer_key=jnp.asarray(keys))
+    ready = prepared(polychromic(2, states=2, gamma=0.9, lam=0.5), batch)
+    expected = np.zeros(mask.shape)
+    for i in range(8):
+        last = int(mask[i].sum()) - 1
+        for t in range(last, -1, -1):  # GAE
+            after = 0.9 * values[i, t + 1] if t < last else scores[i]
+            expected[i, t] = after - values[i, t] + (0.45 * expected[i, t + 1] if t < last else 0.0)
+    for state in (1, 2):
+        members = np.flatnonzero(states == state)
+        sets = list(combinations(members, 2))
+        f = {s: scores[list(s)].mean() * len(set(keys[list(s)])) / 2 for s in sets}
+        for i in members:
+            own = np.mean([f[s] for s in sets if i in s]) - np.mean(list(f.values()))
+            expected[i, vine[i] == state] = own
+    kept = mask & (vine >= 0)
+    near(np.where(kept, ready.advantages, 0.0), np.where(kept, expected, 0.0), 1e-5)
+    assert (np.asarray(ready.loss_weights) != 0).tolist() == kept.tolist()
+    assert not kept[1, 0]
+    assert kept[0].sum() == mask[0].sum()
+
+
 def test_polychromic_without_keys_tells_completions_apart_by_their_tokens() -> None:
     """All differ, so diversity is 1 and the advantage that of the mean reward over the sets."""
     inside, mean, _ = of_sets(lambda s: R[list(s)].mean(), 2)

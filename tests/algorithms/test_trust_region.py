@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from batches import batch_of, outputs_of, prepared, random_batch
 from method_step import arrays, assert_matches_loop, learn, one_row
@@ -20,6 +22,10 @@ from jaxrl_llm.algorithms.policy_loss.mdpo_mirror_descent import mdpo_mirror_des
 from jaxrl_llm.algorithms.policy_loss.r2vpo import r2vpo
 from jaxrl_llm.algorithms.policy_loss.remix import remix
 from jaxrl_llm.core.transform import control
+from jaxrl_llm.learner.moments import with_moments
+from jaxrl_llm.learner.update import init_state, update
+from jaxrl_llm.models import ModelConfig, Policy, init_params
+from jaxrl_llm.models.outputs import Wanted, policy_outputs
 from jaxrl_llm.utils.errors import InputError
 
 pytestmark = pytest.mark.heavy
@@ -288,7 +294,7 @@ CURVED = {
 
 def test_capo_by_loop() -> None:
     batch = BATCH.with_info(**{name: jnp.asarray(value, jnp.float32) for name, value in CURVED.items()})
-    method = capo_curvature(change_limit=0.06, kl_limit=0.004, learning_rate=0.1)
+    method = capo_curvature(change_limit=0.06, kl_limit=0.004, learning_rate=0.1, model="gradient")
     found = learn(method, batch, LOGP)
     a, kept = X.advantages("none"), np.zeros(X.mask.shape, bool)
     squares, cubes, h2 = CURVED.values()
@@ -308,6 +314,62 @@ def test_capo_by_loop() -> None:
     assert_matches_loop(found, loss, LOGP)
 
 
+def test_capo_is_adams_step_by_loop() -> None:
+    """After two steps of Adam: the update is that of the plain loss on the tokens that full arrays keep."""
+    random, (N, L, V, rate) = np.random.default_rng(0), (4, 7, 11, 0.02)
+    config = ModelConfig(
+        family="llama", vocab_size=V, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=2, num_kv_heads=1,
+        head_dim=4, norm_epsilon=1e-5, tie_embeddings=False, rope_of_layer=(0,), window_of_layer=(0,),
+        query_scale=0.5,
+    )  # fmt: skip
+    policy, optimizer = Policy(config, remat=False), optax.adam(rate, b1=0.8, b2=0.9, eps=1e-3)
+    mask = (np.arange(L) >= 2) & (np.arange(L) < random.integers(4, L + 1, N)[:, None])
+    batch = batch_of(mask, [1.0, 0.0, 0.5, 0.2], -np.ones((N, L)), np.arange(N) // 2)
+    batch = batch.replace(tokens=jnp.asarray(random.integers(0, V, (N, L)), jnp.int32))
+    given = {"adam_beta1": 0.8, "adam_beta2": 0.9, "adam_epsilon": 1e-3}
+    method = capo_curvature(change_limit=0.05, kl_limit=0.02, learning_rate=rate, clip_low=0.9, clip_high=9.0, **given)
+    free = capo_curvature(change_limit=0.0, kl_limit=0.0, clip_low=0.9, clip_high=9.0, model="gradient")
+    state = init_state(init_params(jax.random.key(0), config, scale=0.5), optimizer)
+    _, ready = method.transform.apply(method.transform.init(), batch)
+    for _ in range(2):
+        state, _ = update(policy, free.objective, optimizer, state, ready)
+    P, Q = (np.asarray(x["unembed"], np.float64) for x in (state.optimizer[0].mu, state.optimizer[0].nu))
+    hidden = policy_outputs(policy, state.params, ready, wanted=Wanted(("hidden",))).extras["hidden"]
+    kept, a = np.zeros((N, L), bool), np.asarray(ready.advantages, np.float64)
+    for i, t in zip(*np.nonzero(mask), strict=True):
+        h = np.asarray(hidden[i, t], np.float64)
+        z = np.asarray(state.params["unembed"], np.float64) @ h
+        pi = np.exp(z) / np.exp(z).sum()
+        v = np.eye(V)[int(ready.tokens[i, t])] - pi
+        g = a[i, t] * np.outer(v, h)
+        G = (0.8 * P + 0.2 * g) / (1 - 0.8**3) / (np.sqrt((0.9 * Q + 0.1 * g**2) / (1 - 0.9**3)) + 1e-3)
+        u = G @ h
+        H = a[i, t] * ((v @ u) ** 2 - u @ (np.diag(pi) - np.outer(pi, pi)) @ u)
+        m_H, m_F = rate * np.sum(g * G) + 0.5 * rate**2 * H, 0.5 * rate**2 * (v @ u) ** 2
+        kept[i, t] = abs(m_H) < 0.05 and m_F < 0.02
+    assert 0 < kept.sum() < mask.sum()
+    copies = [jax.tree.map(jnp.copy, state) for _ in range(2)]
+    found, metrics = update(policy, method.objective, optimizer, copies[0], ready)
+    chosen = ready.replace(weights=jnp.asarray(kept, jnp.float32))
+    expected, _ = update(policy, free.objective, optimizer, copies[1], chosen)
+    assert float(metrics["adam_step/kept"]) == pytest.approx(kept.sum() / mask.sum())
+    for one, other in zip(jax.tree.leaves(found.params), jax.tree.leaves(expected.params), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_adams_step_is_refused_without_its_moments() -> None:
+    config = ModelConfig(
+        family="llama", vocab_size=5, hidden_size=4, intermediate_size=4, num_layers=1, num_heads=1, num_kv_heads=1,
+        head_dim=4, norm_epsilon=1e-5, tie_embeddings=True, rope_of_layer=(0,), window_of_layer=(0,), query_scale=0.5,
+    )  # fmt: skip
+    policy, params, needs = Policy(config), {"embed": jnp.zeros((5, 4)), "layers": {}}, {"adam_step"}
+    with pytest.raises(InputError, match="has no moments of Adam"):
+        with_moments(policy, needs, None, optax.sgd(0.1).init(params))
+    with pytest.raises(InputError, match="which does not learn here: train all weights"):
+        with_moments(policy, needs, None, optax.adam(0.1).init({"layers": {}}))
+    assert with_moments(policy, {"old_logp"}, None, None) is None
+
+
 def test_members_of_the_family_at_their_limits() -> None:
     plain = BATCH.replace(old_logp=BATCH.behaviour_logp)
     clip_only = learn(remix(kl_coefficient=0.0), plain, LOGP)
@@ -322,7 +384,7 @@ def test_members_of_the_family_at_their_limits() -> None:
         np.testing.assert_allclose(gradient, -A * X.mask / X.mask.sum(), rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(unbound.gradient, free.gradient, rtol=1e-5, atol=1e-7)
     batch = BATCH.with_info(**{name: jnp.asarray(value, jnp.float32) for name, value in CURVED.items()})
-    everything = learn(capo_curvature(change_limit=0, kl_limit=0), batch, LOGP)
+    everything = learn(capo_curvature(change_limit=0, kl_limit=0, model="gradient"), batch, LOGP)
     ordinary = learn(grpo(kl_coefficient=0, scale="none"), BATCH, LOGP)
     np.testing.assert_allclose(everything.gradient, ordinary.gradient, rtol=1e-5, atol=1e-7)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -115,6 +116,29 @@ def test_trloo_leaves_out_what_another_policy_drew() -> None:
     np.testing.assert_allclose(found.advantages[1], -0.5)  # of all three
     near = prepared(get("trloo", tolerance=2e-3, unlikely=1e-5), batch)
     np.testing.assert_array_equal(near.loss_weights, 1.0)
+
+
+def test_trloo_rejects_right_turns_whose_profile_is_low() -> None:
+    """The card's probabilities of PR = 0.25, 0.35 and 0.5, which are 0, 0.5 and 1; by draws of many steps."""
+    batch = episodes([[1, 2], [1, 2], [1, 2]], [[1, 0], [2, 1], [3, 1]])
+    profile = np.array([[0.25, 0.0], [0.35, 0.35], [0.5, np.nan]])  # of turns; the second turn of the first is wrong
+    tokens = np.where(batch.action_mask, np.take_along_axis(profile, np.maximum(batch.turn, 0), axis=1), np.nan)
+    batch = batch.with_info(profile=jnp.asarray(tokens, jnp.float32))
+    method, plain = get("trloo", profile="share"), get("trloo")
+    state, apply, kept = method.transform.init(), jax.jit(method.transform.apply), []
+    for _ in range(300):
+        state, found = apply(state, batch)
+        kept.append([[float(found.loss_weights[i][batch.turn[i] == k].mean()) for k in range(2)] for i in range(3)])
+    np.testing.assert_array_equal(found.advantages, prepared(plain, batch).advantages)  # the means have all turns
+    share = np.mean(kept, axis=0)
+    np.testing.assert_array_equal(share[[0, 0, 2, 2], [0, 1, 0, 1]], [0, 1, 1, 1])
+    assert set(np.ravel(kept)) == {0.0, 1.0}  # turns as a whole
+    np.testing.assert_allclose(share[1], 0.5, atol=0.1)
+    both = np.mean(np.prod(np.asarray(kept)[:, 1], axis=1))
+    assert both == pytest.approx(0.25, abs=0.1)  # each turn has a draw of its own
+    hard = prepared(get("trloo", profile="share", softness=0.0, least_profile=0.35), batch)
+    first = [[float(hard.loss_weights[i][batch.turn[i] == k].mean()) for k in range(2)] for i in range(3)]
+    assert first == [[0, 1], [1, 1], [1, 1]]
 
 
 @pytest.mark.parametrize("name, options", [("gigpo", {"scale": "std"}), ("salt", {}), ("srgpo", {"step_weight": 0.0})])

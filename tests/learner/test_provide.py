@@ -114,7 +114,7 @@ def test_what_is_needed_must_be_there_to_compute_it_from(passes: list[tuple[Any,
 def test_objectives_find_what_is_differentiated_and_no_more() -> None:
     assert set(DURING_UPDATE) == {
         "values", "mean_logp", "internal_logp", "heated_logp", "top_logp", "implicit_logp", "greedy", "scores",
-        "teacher_top_logp", "teacher_divergence", "elbo_terms", "perturbation",
+        "teacher_top_logp", "teacher_divergence", "elbo_terms", "perturbation", "adam_step",
     }  # fmt: skip
     needs = {"values:2", "internal_logp:6", "squared_probability", "tempered_logp:0.5", "hidden_square", "guided"}
     assert wanted_of(needs, DURING_UPDATE) == Wanted(("internal_logp", "values"), (), 6)

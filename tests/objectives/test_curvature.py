@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.algorithms.policy_loss.capo_curvature import gradient_step_effect
+from jaxrl_llm.models.adam_step import adam_step
+from jaxrl_llm.models.vocabulary import Distribution
 
 H, PI, ACTION = jnp.array([0.5, -1.0]), jnp.array([0.7, 0.2, 0.1]), 1
 
@@ -41,6 +43,19 @@ def test_worked_example_of_a_gradient_step(A: float, learning_rate: float, chang
     assert closed(A, learning_rate) == pytest.approx((change, kl), abs=1e-6)
     full = step_effect(H, PI, ACTION, A, head_gradient(H, PI, ACTION, A), learning_rate)
     assert tuple(map(float, full)) == pytest.approx(closed(A, learning_rate), rel=1e-5)
+
+
+def test_worked_example_of_adams_first_step() -> None:
+    """At zero moments G is the sign of g: u = [-1.5, 1.5, -1.5]."""
+    W = jnp.log(PI)[:, None] * H / jnp.sum(H**2)
+    source = Distribution(H[None], W, jnp.ones(1))
+    moments = {"first": jnp.zeros((3, 2)), "second": jnp.zeros((3, 2)), "count": jnp.int32(0)}
+    betas = jnp.float32(0.9), jnp.float32(0.999), jnp.float32(1e-8)
+    for block in (2, 1024):
+        slope, spread = map(float, adam_step(source, jnp.array([ACTION]), jnp.ones(1), moments, betas, block)[0])
+        change, kl = 0.001 * slope + 0.5e-6 * (slope**2 - spread), 0.5e-6 * slope**2
+        assert slope**2 - spread == pytest.approx(4.32, abs=1e-4)
+        assert (change, kl) == pytest.approx((0.002402, 0.000003), abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(2))

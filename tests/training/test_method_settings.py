@@ -28,6 +28,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     "dispo": {"epochs": 2},
     "decoupled_ppo": {"max_staleness": 4},
     "loop": {"epochs": 2},
+    "remix": {"epochs": 2, "epochs_until": 50},
     "ui_s1": {"rewards": ("environment",)},
     "trpa": {"rewards": ("tagged_levels",)},
     "ui_r1": {"rewards": ("answer_tags", "gui_kind", "gui_click")},

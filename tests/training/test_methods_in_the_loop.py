@@ -31,7 +31,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "safe_entropy_aware": {},
     "r2vpo": {"replay_share": 0.0},
     "dgpo_distribution_guided": {},
-    "capo_curvature": {"without": "adam"},
+    "capo_curvature": {"change_limit": 0.5, "kl_limit": 0.05},
     "rover": {},
     "bupo": {"layer": 1},
     "verl_velocity_rank": {},

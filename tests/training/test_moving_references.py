@@ -27,8 +27,12 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.reference import ReferenceRule, exponential_average, periodic_reset
 from jaxrl_llm.distributed import mesh_of
 from jaxrl_llm.learner.inputs import outputs_of
+from jaxrl_llm.learner.optimizer_config import OptimizerConfig
+from jaxrl_llm.learner.step import LearnedBatch, learn_batch
 from jaxrl_llm.models import load_policy, save_policy
+from jaxrl_llm.training import step as learning
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config.method_settings import fitted
 from jaxrl_llm.training.method import check_method
 from jaxrl_llm.utils.errors import InputError
 
@@ -76,12 +80,9 @@ def test_remix_is_anchored_to_the_policy_of_the_switch_and_to_the_one_before(
 ) -> None:
     """With one gradient step for each batch, the divergences are those of the weights that sampled it."""
     steps: list[Taken] = []
-    given = {"switch": 2, "hold": 0, "every": 1, "kl_coefficient": 0.5}
-    config = small_config(
-        tmp_path, steps=4, minibatches=1, algorithm="remix", hyperparameters=given, eval_size=0, **changes
-    )
+    config = small_config(tmp_path, steps=4, minibatches=1, eval_size=0, **changes)
     with watched(steps):
-        train(config)
+        train(config, algorithm=get("remix", switch=2, hold=0, every=1, kl_coefficient=0.5))
     lines = lines_of(tmp_path / "run" / "metrics.jsonl")
     policy, _, _ = load_policy(MODEL)
     assert lines[1]["replay/share"] > 0 == lines[2]["replay/share"]
@@ -97,6 +98,45 @@ def test_remix_is_anchored_to_the_policy_of_the_switch_and_to_the_one_before(
             np.testing.assert_allclose(line[name], np.mean(np.exp(-l) - 1 + l), rtol=2e-3, atol=1e-7)
     assert max(line["kl/previous"] for line in lines) > 1e-6
     assert lines[2]["kl/reference"] < 1e-7 < lines[3]["kl/reference"]
+
+
+@pytest.mark.heavy
+def test_remix_passes_over_a_batch_twice_until_its_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+
+    def watched_learning(*given: Any) -> LearnedBatch:
+        before = int(given[1].step)
+        found = learn_batch(*given)
+        taken.append(int(found.state.step) - before)
+        return found
+
+    monkeypatch.setattr(learning, "learn_batch", watched_learning)
+    optimizer = OptimizerConfig(learning_rate=2e-3, schedule="linear")
+    config = small_config(
+        tmp_path, steps=4, algorithm="remix", hyperparameters={"switch": 2}, optimizer=optimizer, eval_size=0
+    )
+    train(config)
+    assert taken == [4, 4, 2, 2]  # two minibatches in each pass
+    lines = lines_of(tmp_path / "run" / "metrics.jsonl")
+    rates = [1 - before / 12 for before in (0, 4, 8, 10)]
+    assert [line["learning_rate"] / 2e-3 for line in lines] == pytest.approx(rates, abs=1e-6)
+
+
+def test_passes_end_with_the_steps_that_are_told() -> None:
+    for until, steps in ((0, 5), (2, 5), (9, 5)):
+        config = TrainConfig(epochs=3, epochs_until=until, steps=steps, minibatches=2)
+        passes = [config.epochs_at(step) for step in range(steps)]
+        assert passes == [1 if until and step >= until else 3 for step in range(steps)]
+        assert config.gradient_steps == 2 * sum(passes)
+    with pytest.raises(InputError, match="epochs_until is 2, but epochs is 1"):
+        TrainConfig(epochs_until=2)
+    with pytest.raises(InputError, match="rounds of ppo_outer_scale are of equal numbers of gradient steps"):
+        check_method(TrainConfig(algorithm="ppo_outer_scale", epochs=2, epochs_until=2), mesh_of(""))
+    remix = fitted(TrainConfig(algorithm="remix", hyperparameters={"switch": 7}))
+    assert (remix.epochs, remix.epochs_until) == (2, 7)
+    for settings, said in (({"epochs": 2, "epochs_until": 9}, "epochs_until is 9: give 7"), ({"epochs": 1}, "give 2")):
+        with pytest.raises(InputError, match=said):
+            check_method(TrainConfig(algorithm="remix", hyperparameters={"switch": 7}, **settings), mesh_of(""))
 
 
 @pytest.mark.heavy

@@ -59,6 +59,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "archer": {"critic_updates": 1, "states": 3},
     "r3l": {"reflection_tokens": 8},
     "dyna_grpo": {},
+    "polychromic": {"states": 1},
 }
 # Episodes as a whole are compared; salt compares equal replies, which random weights do not give.
 OF_EPISODES = (
@@ -94,6 +95,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "seeupo": ENVIRONMENT,
     "r3l": ENVIRONMENT,
     "dyna_grpo": ENVIRONMENT,
+    "polychromic": {**ENVIRONMENT, "hyperparameters": {"states": 1, "without": "answer_key"}},
 }
 
 

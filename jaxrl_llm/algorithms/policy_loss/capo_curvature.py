@@ -9,6 +9,7 @@ m_H, at a KL divergence m_F between the policies:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import jax
@@ -19,10 +20,11 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import NonNegativeNumber, Number, PositiveNumber, Scale
 from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Positive
+from jaxrl_llm.core.objective import Objective
+from jaxrl_llm.core.ranges import AtLeastOne, Fraction, NonNegative, Positive
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories, row_means, totals_of
-from jaxrl_llm.core.transform import Transform, chain, stateless
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of
+from jaxrl_llm.core.transform import Metrics, Transform, chain, stateless
 from jaxrl_llm.objectives import clip, constant, policy_gradient, token_ratio
 from jaxrl_llm.utils.errors import is_off, require_choice
 
@@ -32,28 +34,26 @@ def kept_mean(values: jax.Array, batch: Trajectories) -> jax.Array:
     return jnp.sum(row_means(values, batch)) / totals_of(batch)["rows"]
 
 
-@method(
-    paper="arXiv 2510.00819",
-    year=2025,
-    test="test_trust_region.py::test_capo_by_loop",
-    lacks={"adam": ("the step model of Adam; a plain gradient step is used", "the optimiser's moments in the loss")},
-)
+@method(paper="arXiv 2510.00819", year=2025, test="test_trust_region.py::test_capo_is_adams_step_by_loop")
 def capo_curvature(
     change_limit: Annotated[float, PAPER] = 0.01,
     kl_limit: Annotated[NonNegative, PAPER] = 1e-4,
     symmetric: Annotated[bool, PAPER] = True,
+    model: Annotated[Literal["adam", "gradient"], PAPER] = "adam",
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,
     average: Annotated[Literal["sequence", "constant"], PAPER] = "sequence",
     scale: Annotated[Scale, CODE] = "none",
     learning_rate: Annotated[Positive | None, RUN] = None,
+    adam_beta1: Annotated[Fraction | None, RUN] = None,
+    adam_beta2: Annotated[Fraction | None, RUN] = None,
+    adam_epsilon: Annotated[Positive | None, RUN] = None,
     max_length: Annotated[AtLeastOne | None, RUN] = None,
 ) -> Algorithm:
     """Curvature-Aware Policy Optimization (CAPO).
 
-    Masks tokens whose own gradient step, in a second-order model of the last layer, would change the objective or the
-    policy too much. A token is kept where |m_H| < change_limit (symmetric; else 0 <= m_H < change_limit) and
-    m_F < kl_limit, with
+    Masks tokens whose own step, in a second-order model of the last layer, would change the objective or the policy too
+    much. A token is kept where |m_H| < change_limit (symmetric; else 0 <= m_H < change_limit) and m_F < kl_limit, with
 
         m_H = lr <g, G> + lr^2/2 H,  m_F = lr^2/2 (v.u)^2
 
@@ -62,15 +62,72 @@ def capo_curvature(
     divides each sequence by max_length (4096 where None), as in Dr. GRPO, for which the paper has kl_limit 1e-3 or 1e-2
     and change_limit 5e-4.
 
-    Here G = g, a plain gradient step with learning_rate (the paper's 1.5e-5 where None), which has a closed form
-    without full distributions. The paper models Adam's step.
+    model "adam": G is the step of Adam from the token's g alone, with the moments P and Q that the run's optimiser has
+    of the unembedding after n steps,
+
+        G = (b1 P + (1 - b1) g) / (1 - b1^(n+1)) / (sqrt((b2 Q + (1 - b2) g^2) / (1 - b2^(n+1))) + e)
+
+    with its b1 = adam_beta1, b2 = adam_beta2 and e = adam_epsilon, without clipping and weight decay. It takes some ten
+    operations for each token and number of the unembedding, and all weights must learn. The released code keeps moments
+    of its own, of few tokens of the vocabulary; where the unembedding is also the embedding, the run's have its
+    gradients too. model "gradient": G = g, a plain gradient step, which has a closed form without full distributions.
+    learning_rate is the peak of the run's (1.5e-5 where None, as 0.9, 0.999 and 1e-8 of Adam).
     """
     require_choice("average", average, ("sequence", "constant"))
+    require_choice("model", model, ("adam", "gradient"))
     rate, longest = 1.5e-5 if learning_rate is None else learning_rate, 4096 if max_length is None else max_length
-
-    transform = chain(group_relative(scale), keep_small_steps(rate, change_limit, kl_limit, symmetric))
     mean = kept_mean if average == "sequence" else constant(longest)
-    return Algorithm(transform, policy_gradient(token_ratio(), clip(clip_low, clip_high), mean))
+    objective, credit = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean), group_relative(scale)
+    limits = rate, change_limit, kl_limit, symmetric
+    if model == "gradient":
+        return Algorithm(chain(credit, keep_small_steps(*limits)), objective)
+    b1, b2, least = (
+        usual if x is None else x for x, usual in ((adam_beta1, 0.9), (adam_beta2, 0.999), (adam_epsilon, 1e-8))
+    )
+    return Algorithm(chain(credit, tell_adam(b1, b2, least)), with_small_adam_steps(objective, *limits))
+
+
+@part
+def tell_adam(beta1: Number, beta2: Number, epsilon: PositiveNumber) -> Transform:
+    """Controls by which the need "adam_step" knows the run's Adam."""
+
+    def tell(batch: Trajectories) -> Trajectories:
+        return batch.with_controls(beta1=jnp.float32(beta1), beta2=jnp.float32(beta2), epsilon=jnp.float32(epsilon))
+
+    return stateless(tell)
+
+
+@part
+def with_small_adam_steps(
+    objective: Objective,
+    learning_rate: PositiveNumber,
+    change_limit: NonNegativeNumber,
+    kl_limit: NonNegativeNumber,
+    symmetric: bool = True,
+) -> Objective:
+    """The objective on tokens whose step of Adam alone reaches no limit, as in `keep_small_steps`; metric "kept"."""
+
+    def masked(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        mask = batch.loss_weights != 0
+        slope, spread = jnp.moveaxis((outputs.extras or {})["adam_step"], -1, 0)
+        A = jnp.where(mask, batch.need("advantages"), 0.0)
+        change = learning_rate * A * slope + 0.5 * learning_rate**2 * A * (slope**2 - spread)
+        kept = mask & within_limits(change, 0.5 * (learning_rate * slope) ** 2, change_limit, kl_limit, symmetric)
+        loss, metrics = objective.function(outputs, batch.replace(weights=jnp.where(kept, batch.loss_weights, 0.0)))
+        share = jnp.sum(jnp.where(kept, batch.loss_weights, 0.0)) / totals_of(batch)["tokens"]
+        return loss, {**metrics, "adam_step/kept": share}
+
+    return replace(objective, function=masked, needs=objective.needs | {"adam_step"})
+
+
+def within_limits(
+    change: jax.Array, kl: jax.Array, change_limit: NonNegativeNumber, kl_limit: NonNegativeNumber, symmetric: bool
+) -> jax.Array:
+    """Whether m_H and m_F reach no limit, elementwise; a limit of 0 is off."""
+    kept = jnp.ones(change.shape, bool)
+    if not is_off(change_limit):
+        kept &= (jnp.abs(change) < change_limit) & (symmetric | (change >= 0))
+    return kept if is_off(kl_limit) else kept & (kl < kl_limit)
 
 
 def gradient_step_effect(
@@ -104,11 +161,7 @@ def keep_small_steps(
         squares, cubes, h_square = (jnp.where(mask, batch.need(name), 0.0) for name in inputs)
         p, A = jnp.exp(jnp.where(mask, batch.need("old_logp"), 0.0)), batch.need("advantages")
         change, kl = gradient_step_effect(p, squares, cubes, h_square, A, learning_rate)
-        kept = mask
-        if not is_off(change_limit):
-            kept &= (jnp.abs(change) < change_limit) & (symmetric | (change >= 0))
-        if not is_off(kl_limit):
-            kept &= kl < kl_limit
+        kept = mask & within_limits(change, kl, change_limit, kl_limit, symmetric)
         return batch.replace(weights=jnp.where(kept, batch.loss_weights, 0.0))
 
     return stateless(drop, needs={"old_logp", *inputs})

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.choices import Estimator, Number, Source
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
@@ -32,13 +33,24 @@ from jaxrl_llm.objectives.penalties import kl
 from jaxrl_llm.objectives.surrogates import Surrogate, clip
 from jaxrl_llm.replay.base import times_as_many, whole_groups
 
-
-@method(
-    paper="arXiv 2507.06892",
-    year=2025,
-    test="test_trust_region.py::test_remix_by_loop",
-    beside={"ratio": ("the raised ratio of updates to data, which falls to 1 at the switch", "--epochs, by hand")},
+PASSES = (
+    RunSetting(
+        "epochs",
+        lambda given: 2 if given["switch"] else 1,
+        lambda config, given: (config.epochs > 1) == (given["switch"] > 0),
+        "more than one pass over a batch before its switch, if there is one",
+    ),
+    RunSetting(
+        "epochs_until",
+        lambda given: given["switch"],
+        lambda config, given: config.epochs_until == given["switch"],
+        "one pass over a batch from its switch on",
+    ),
 )
+
+
+@method(paper="arXiv 2507.06892", year=2025, test="test_trust_region.py::test_remix_by_loop")
+@run_settings(*PASSES)
 def remix(
     clip_low: Annotated[NonNegative, OURS] = 0.2,
     clip_high: Annotated[NonNegative, OURS] = 0.2,
@@ -68,10 +80,10 @@ def remix(
     coefficients, estimator or clip range.
 
     The first `switch` iterations: past_share of the groups of a batch come from the last replay_age steps, whole, each
-    at most once; they join the fresh ones. Groups with equal rewards are not replayed. After them (the paper: 50 or
-    100) all groups are fresh, so that the loss is PPO's clipped one, and the reference is no longer the initial policy
-    but that of the switch. lambda goes on by its schedule, which the paper does not restart. The passes over each batch
-    are the run's: two in the paper's first phase (--epochs 2), which here the second phase has as well.
+    at most once; they join the fresh ones. Groups with equal rewards are not replayed. There are two passes over a
+    batch, or more (--epochs). After them (the paper: 50 or 100) all groups are fresh and seen once, so that the loss is
+    PPO's clipped one, and the reference is no longer the initial policy but that of the switch. lambda goes on by its
+    schedule, which the paper does not restart.
     """
     objective = policy_gradient(token_ratio(), centred_clip(clip_low, clip_high), token_mean(), needs={"old_logp"})
     objective -= entropy_coefficient * entropy()

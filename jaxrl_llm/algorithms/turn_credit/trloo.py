@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import math
+from asyncio import gather
 from collections.abc import Callable
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.filters import drop_rows
-from jaxrl_llm.advantages.turns.turns import OfTurns, compared, group_keys, turn_advantages, turn_count, turn_returns
+from jaxrl_llm.advantages.turns.turns import (
+    OfTurns,
+    compared,
+    group_keys,
+    on_tokens,
+    rewards_of_turns,
+    turn_advantages,
+    turn_count,
+    turn_returns,
+)
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.ranges import Fraction, NonNegative
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.transform import Transform, chain, counted
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.off_policy import importance_correction, mismatch
+from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse
+from jaxrl_llm.rollouts.agents.program import graded, with_episodes
+from jaxrl_llm.rollouts.context import Tools
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.selection.noise import row_noise
+from jaxrl_llm.utils.errors import InputError, is_off
 
 
 @part
@@ -32,12 +54,14 @@ def has_unlikely_token(least: float) -> Callable[[Trajectories], Array]:
     year=2026,
     test="test_turn_credit.py::test_trloo_worked_example",
     needs={"turn_rewards": "rewards of each turn", "turns": "episodes of several turns"},
-    beside={"profiling": ("the rejection of right kernels that a profiler finds idle", "the run's environment")},
 )
 def trloo(
     gamma: Annotated[float, PAPER] = 1.0,
     tolerance: Annotated[float | None, OURS] = None,
     unlikely: Annotated[float, PAPER] = 1e-4,
+    profile: Annotated[str | None, OURS] = None,
+    least_profile: Annotated[Fraction, PAPER] = 0.3,
+    softness: Annotated[NonNegative, PAPER] = 0.1,
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.28,
 ) -> Algorithm:
@@ -53,15 +77,23 @@ def trloo(
 
     With a tolerance (paper: 0.001) episodes are left out of the loss, but not of the means, where the geometric mean of
     the ratios of trainer to sampler is not within 1 +- tolerance, or where a token's is below `unlikely`. It is off by
-    default, since samplers that agree with the trainer need none. The rewards of kernels, and the rejection of right
-    ones that the profiler finds idle, belong to their environment.
+    default, since samplers that agree with the trainer need none.
+
+    profile: the name of a number PR in the info of the environment's observations, between 0 and 1, such as the share
+    of the time of a program that its generated kernels take. A turn with a reward above 0 whose PR is known stays in
+    the loss with the probability clip((PR - least_profile) / softness, 0, 1), where PR >= least_profile if softness is
+    0; it counts in the means and returns all the same. None: all turns stay. The rewards of kernels, in the paper
+    correct (1 + speed-up of at most 3 + PR), are those of the environment.
     """
     means = compared(turn_returns(gamma), same_turn(), baseline="leave_one_out", alone="value")
     credit = turn_advantages(means, needs={"turn_rewards"})
     if tolerance is not None:
         near = importance_correction("geometric", "reject", 1 - tolerance, 1 + tolerance, leave_count=True)
         credit = chain(credit, drop_rows(has_unlikely_token(unlikely)), near)
-    return Algorithm(credit, policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()))
+    objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
+    if profile is None:
+        return Algorithm(credit, objective)
+    return Algorithm(chain(credit, reject_idle(least_profile, softness)), objective, rollout=profiled(profile))
 
 
 @part
@@ -74,3 +106,55 @@ def same_turn() -> OfTurns:
         return joint_key(group, jnp.broadcast_to(jnp.arange(turns), group.shape))
 
     return keys
+
+
+@part
+def reject_idle(least: Fraction, softness: NonNegative) -> Transform:
+    """Turns with a reward above 0 stay with the probability clip((profile - least) / softness, 0, 1); see `trloo`.
+
+    The weights of others become 0. info["profile"] f32[N, L] is NaN where it is not known.
+    """
+
+    def reject(step: Array, batch: Trajectories) -> Trajectories:
+        turns = turn_count(batch)
+        salts = step.astype(jnp.uint32) * jnp.uint32(turns) + jnp.arange(turns, dtype=jnp.uint32)
+        noise = on_tokens(jax.vmap(lambda salt: row_noise(batch, salt))(salts).T, batch)
+        right = on_tokens(rewards_of_turns(batch), batch) > 0
+        profile = batch.need("profile")
+        chance = jnp.where(profile >= least, 1.0, 0.0)
+        if not is_off(softness):
+            chance = jnp.clip((profile - least) / softness, 0.0, 1.0)
+        idle = right & ~jnp.isnan(profile) & (noise >= chance)
+        return batch.replace(weights=jnp.where(idle, 0.0, batch.loss_weights))
+
+    return counted(reject, needs={"profile"})
+
+
+@part
+def profiled(name: str) -> Rollout:
+    """The episodes of the run's agents, where the environment's observations say a number `name` of the turn before.
+
+    It is info["profile"] of the turn's tokens, NaN where an observation has none. Provides profile. It goes around the
+    run's agents; InputError around another rollout, and for conversations that are compacted.
+    """
+
+    def of_row(path: Path, row: Episode) -> list[float]:
+        seen = [*(before.seen for before in path.past[1:]), path.seen]
+        said = [float(one.info.get(name, math.nan)) for one in seen]
+        begin: Any = row.info["first_turn"]
+        first = int(begin)
+        return [said[first + turn] if turn >= 0 else math.nan for turn in row.turns.tolist()]
+
+    async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
+        paths = await gather(*(converse(tools, task, number, settings) for number in range(task.samples)))
+        rows = await graded(tools, [path.one for path in paths], settings.turn_rewards)
+        return [
+            row.with_info(profile=of_row(path, row)) for path, of_one in zip(paths, rows, strict=True) for row in of_one
+        ]
+
+    def around(inner: Rollout) -> Rollout:
+        if inner.agent is not None and inner.agent.limits.compact is not None:
+            raise InputError("turns with a profile are not compacted: leave out compact and context_tokens")
+        return with_episodes(inner, play, "turns of agents have a profile", f"profiled({name})", {"profile"})
+
+    return replace(group(), wrap=around)

@@ -227,6 +227,16 @@ COMPUTED = (
         by_outputs="teacher_divergence",
     ),
     Need(
+        "adam_step", "info['adam_step']", "[N, L, 2]",
+        "what Adam's step on an action alone would do to the logits u there: by how much it raises the action's above "
+        "their mean, and their variance",
+        StandIn(
+            "0", lambda random, logp: random.uniform(0, 1, (*logp.shape, 2)),
+            lambda batch, number: jnp.zeros((*batch.tokens.shape, 2)),
+        ),
+        by_outputs="adam_step",
+    ),
+    Need(
         "perturbation", "info['perturbation']", "[N]",
         "inner product of the policy's projections with what the row's member of a population adds to them",
         StandIn("0", uniform(-1, 1, rows=True), none_of_rows), by_outputs="perturbation",

@@ -206,6 +206,24 @@ PROVIDED = (
         provider="--environment MODULE:NAME, or a --rollout in rollouts.agents.restarts.restarting",
     ),
     Need(
+        "vine", "info['vine']", "[N, L]",
+        "of an action after a state of another episode the number of that state, from 1; -1 of one that the row took "
+        "over from it; 0 of others",
+        StandIn(
+            "no row is a vine", lambda random, logp: random.integers(-1, 3, logp.shape).astype(float),
+            lambda batch, number: jnp.zeros(batch.tokens.shape),
+        ),
+        provider="the method's own rollout",
+    ),
+    Need(
+        "profile", "info['profile']", "[N, L]", "number that the environment said of the action's turn; NaN for none",
+        StandIn(
+            "none is known", lambda random, logp: random.random(logp.shape),
+            lambda batch, number: jnp.full(batch.tokens.shape, jnp.nan),
+        ),
+        provider="the method's own rollout",
+    ),
+    Need(
         "pivot", "info['pivot']", "[N]", "turns of the row's episode before that from which it was tried again; else 0",
         StandIn("no episode is tried again", whole(2), none_of_rows),
         provider="the method's own rollout",

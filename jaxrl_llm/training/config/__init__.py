@@ -236,6 +236,8 @@ class TrainConfig:
     """AdamW and its schedule."""
     epochs: int = 1
     """Passes over each batch."""
+    epochs_until: int = 0
+    """Number of first steps with `epochs` passes over their batches; later steps make one. 0: all steps."""
     minibatches: int = 1
     """Gradient steps per pass; minibatches x micro_batches must divide prompts_per_step."""
     micro_batches: int = 1
@@ -329,6 +331,16 @@ class TrainConfig:
         cache = {"dtype": usual, "float8": "float8_e4m3fn"}.get(self.cache_dtype, self.cache_dtype)
         weights = None if self.weight_dtype == "dtype" else self.weight_dtype
         return SamplingConfig(**own | {"cache_dtype": cache, "weight_dtype": weights})
+
+    def epochs_at(self, step: int) -> int:
+        """Passes over the batch of a step, counted from 0."""
+        return self.epochs if not self.epochs_until or step < self.epochs_until else 1
+
+    @property
+    def gradient_steps(self) -> int:
+        """Those of the whole run."""
+        raised = min(self.epochs_until, self.steps) if self.epochs_until else self.steps
+        return (raised * self.epochs + self.steps - raised) * self.minibatches
 
     @property
     def world(self) -> str | None:

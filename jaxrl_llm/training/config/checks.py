@@ -26,7 +26,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "group_size": (1, 2**20), "max_new_tokens": (1, 2**24), "epochs": (1, 2**20), "minibatches": (1, 2**20),
     "micro_batches": (1, 2**20), "seed": (0, 2**32 - 1), "slots": (0, 2**20), "eval_size": (0, None),
     "eval_every": (0, None), "eval_patience": (0, None), "epochs_of_data": (0, 1e6),
-    "checkpoint_every": (0, None), "keep_checkpoints": (2, None),
+    "checkpoint_every": (0, None), "keep_checkpoints": (2, None), "epochs_until": (0, None),
     "log_completions_every": (0, None), "critic_steps": (0, None), "overlong_tokens": (0, None), "top_k": (0, None),
     "router_aux_coefficient": (0, 1e3), "router_bias_speed": (0, 1),
     "segment_tokens": (0, None), "max_staleness": (0, 1024), "sampler_devices": (0, 2**20),
@@ -201,6 +201,11 @@ def check_together(config: TrainConfig) -> None:
         raise InputError("compact is given, but context_tokens is not, which says when: give it too")
     if config.players > 1 and not config.environment:
         raise InputError(f"players is {config.players}, but the run has no environment that they could play: give one")
+    if config.epochs_until and config.epochs == 1:
+        raise InputError(
+            f"epochs_until is {config.epochs_until}, but epochs is 1, one pass in all steps: raise epochs, or "
+            "leave it out"
+        )
     if config.eval_patience and not (config.eval_every and config.eval_size):
         raise InputError("eval_patience is given, but nothing is evaluated in mid-run: give eval_every and eval_size")
     if config.overlong_tokens > config.max_new_tokens:
