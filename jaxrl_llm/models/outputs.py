@@ -14,8 +14,8 @@ from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.models.adam_step import adam_step
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.critic import implicit_logp, values_at
+from jaxrl_llm.models.diffusion.elbo import elbo_terms
 from jaxrl_llm.models.divergence import divergence
-from jaxrl_llm.models.elbo import elbo_terms
 from jaxrl_llm.models.hooked import Places, hooked_logp
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.layers.routing import check_experts, of_all_rows
@@ -126,7 +126,7 @@ def policy_outputs(
     "adam_step" [N, L, 2] is of the step that Adam would take for an action alone (`models.adam_step`), by its moments
     params["moments"], which `learner.update` gives, the batch's advantages, and what its controls say of Adam.
     Of a masked-diffusion model "elbo_terms" f32[N, n] are n = `masks` samples of the bound on its likelihood of a row,
-    differentiable (`models.elbo`).
+    differentiable (`models.diffusion.elbo`).
     "experts" int[N, L, layers, k] are of all tokens, not only of actions, and so is "router_load", the `moe.Load` of a
     mixture [layers, E], of which tokens that rows share count once with a packing; one of both at a time.
 

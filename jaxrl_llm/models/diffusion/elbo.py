@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.models.canvases import MASKED, draw_masks
+from jaxrl_llm.models.diffusion.canvases import MASKED, draw_masks
 from jaxrl_llm.models.packed_states import logp_at, view_of
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError

@@ -1,0 +1,1 @@
+"""Masked-diffusion models: what they see of a batch, and bounds on likelihoods."""
