@@ -61,4 +61,4 @@ def test_only_runs_and_the_command_line_know_the_configuration_of_a_run() -> Non
     found = [path for path in ROOT.rglob("*.py") if any(name in path.read_text() for name in names)]
     rooms = {path.relative_to(ROOT).parts[0] for path in found}
     # The package itself names them for whoever imports them from there, on first use.
-    assert rooms == {"__init__.py", "training", "plan", "cli"}
+    assert rooms == {"__init__.py", "training", "plan", "cli", "texts"}

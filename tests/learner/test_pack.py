@@ -71,7 +71,7 @@ def check(rows: TokenRows, slices: list[np.ndarray], devices: int = 1, columns: 
     out = []
     for index, chosen in enumerate(slices):
         packing = jax.tree.map(lambda x, i=index: x[i], packed)
-        here, n = TokenRows(*(x[chosen] for x in rows)), len(chosen)
+        here, n = rows.of(chosen), len(chosen)
         listed = packing.row < n
         found = set(zip(packing.row[listed].tolist(), packing.column[listed].tolist(), strict=True))
         assert len(found) == listed.sum()

@@ -61,6 +61,7 @@ class UnmaskingEngine:
         for name, given, instead in (
             ("conversations with an environment or tools", turns, "answer prompts in one turn"),
             ("a sampling hook", policy.hook is not None, "leave it out"),
+            ("soft thinking", policy.thinking is not None, "leave it out"),
             ("speculative_tokens", speculative_tokens, "leave it out"),
             ("adapters or members by row", are_by_row(policy, weights.loop), "sample with one set of weights"),
         ):

@@ -77,7 +77,8 @@ def mean_field(
     """Log-probability and entropy f32[R, T] of a response's tokens, with nothing but masks in their place.
 
     tokens: int32[R, W], prompt and response. first, end: int32[R], columns of the response's first place and after that
-    of its canvas. length: int32[T], of which the size alone matters. The same as `models.diffusion.canvases` has in the update.
+    of its canvas. length: int32[T], of which the size alone matters. The update finds the same, see
+    `models.diffusion.canvases`.
     """
     own = policy.config.unmasking
     assert own is not None
