@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_engine import LIMIT, Ran, begin, length_of, resumed
 
+from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.guidance.prefixes import two_policies
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Rule
@@ -54,6 +59,52 @@ def test_the_guide_completes_the_learner(guide: str) -> None:
     assert len({int(episode.info["switch"]) for episode in episodes}) > 2
     whole = episodes_of(two_policies("learner", guide=guide, share=0.0))
     assert [e.own.token.tolist() for e in whole] == [[9, 0, 9]] * SAMPLES
+
+
+class TwoPens:
+    """Tools of which the learner writes six tokens 1, the reference policy seven tokens 2, as far as there is room."""
+
+    first_step = 0
+
+    def __init__(self) -> None:
+        self.asked = list[tuple[int, int]]()
+
+    def random(self, name: str) -> np.random.Generator:
+        return np.random.default_rng(3)
+
+    async def sample(self, context: Any, *, number: int, limit: int = 9, reference: bool = False) -> Episode:
+        context = context if isinstance(context, Episode) else Episode(tuple(context), 0, number)
+        assert (number, context.size) not in self.asked, "each is drawn with noise of its own"
+        self.asked.append((number, context.size))
+        segment = given([2] * min(7, limit) if reference else [1] * min(6, limit))._replace(sampled=True)
+        return replace(context + segment, ended=limit >= 7, truncated=limit < 7)
+
+    async def score(self, episodes: Any) -> list[Episode]:
+        return [one.scored(float(one.size)) for one in episodes]
+
+
+@pytest.mark.parametrize("begins", ["guide", "learner"])
+def test_the_reference_policy_is_a_guide(begins: Any) -> None:
+    rollout = two_policies(begins, guide="reference", share=0.7)
+    assert rollout.demands.reference
+    assert rollout.columns == ()
+    tools: Any = TwoPens()
+    task: Any = SimpleNamespace(prompt=(3,), prompt_id=0, samples=SAMPLES, limit=9)
+    found = asyncio.run(rollout.program(tools, task))
+    first, second, longest = (2, 1, 7) if begins == "guide" else (1, 2, 6)
+    heads = []
+    for episode in found:
+        tokens = episode.own.token.tolist()
+        h = tokens.index(second)
+        heads.append(h)
+        assert tokens == [first] * h + [second] * min(13 - longest, 9 - h)
+        assert h < longest
+        assert episode.info["prefix" if begins == "guide" else "switch"] == h
+        assert episode.actions.tolist() == [begins == "learner"] * h + [True] * (len(tokens) - h)
+        assert episode.reward == len(tokens)
+        assert episode.truncated == (9 - h < 7)
+    assert 0 in heads
+    assert len(set(heads)) > 2
 
 
 def test_the_learner_begins_in_the_first_steps(guide: str) -> None:

@@ -114,6 +114,21 @@ def test_a_guide_completes_responses(tmp_path: Path) -> None:
         assert (np.asarray(one.scored.batch.info["switch"]) >= 0).all()
 
 
+@pytest.mark.heavy
+def test_the_reference_policy_guides_a_run(tmp_path: Path) -> None:
+    """It completes in the first step, and begins in the second."""
+    given = {"begins": "learner_first", "learner_steps": 1, "guide": "reference", "share": 1.0}
+    config, taken = config_of(tmp_path, "rlgf", hyperparameters=given), list[runs.Taken]()
+    with runs.watched(taken):
+        runs.train(config)
+    lines = runs.lines_of(Path(config.output) / "metrics.jsonl")
+    assert all(np.isfinite(line["loss"]) and line["mismatch"] < 1e-4 for line in lines)
+    first, second = (one.scored.batch.info for one in taken)
+    assert np.asarray(first["switch"]).min() >= 0 < np.asarray(first["switch"]).max()
+    assert (np.asarray(second["switch"]) == -1).all()
+    assert lines[0]["rollout/prefixed"] == 0 < lines[1]["rollout/prefixed"]
+
+
 def test_what_a_run_lacks_is_named_before_it_starts(tmp_path: Path) -> None:
     small = config_of(tmp_path, "a2fm_apo", hyperparameters={"forced": 2})
     with pytest.raises(InputError, match=r"group_size is 4, but the rollout tagged.* needs at least 5 samples"):

@@ -25,7 +25,10 @@ from jaxrl_llm.utils.errors import is_off
     paper="arXiv 2306.11816",
     year=2023,
     test="test_guide_and_learner.py::test_rlgf_by_loop",
-    beside={"lols": ("LOLS: a guide and a learner in turns, with two critics", "a second critic")},
+    beside={
+        "lols": ("LOLS: a guide and a learner in turns, with two critics", "a second critic"),
+        "checkpoint": ("a guide that is neither the reference nor called by a function", "a second engine"),
+    },
 )
 def rlgf(
     begins: Annotated[Literal["guide", "learner", "learner_first"], CODE] = "guide",
@@ -60,10 +63,12 @@ def rlgf(
         loss = -mean min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
                + value_coefficient/2 mean max((V - R)^2, (clip(V, V_old - value_clip, V_old + value_clip) - R)^2)
 
-    Where the guide begins, its samples come from the row's `column`, a text or a list of texts: a guide does not learn,
-    so it may answer before the run. Where it completes, `guide` is FILE.py:FUNCTION of the problem and the response so
-    far, which returns the rest. LOLS, which alternates at random between both with a critic for each, is not included.
-    The guide's sampling (the paper: top-p 0.92, top-k 50) is its own.
+    guide "reference": the reference policy of the run is the guide, in the paper's experiments the model before the
+    run; it is drawn from as the learner is. Else, where the guide begins, its samples come from the row's `column`, a
+    text or a list of texts: a guide does not learn, so it may answer before the run. Where it completes, `guide` is
+    FILE.py:FUNCTION of the problem and the response so far, which returns the rest. LOLS, which alternates at random
+    between both with a critic for each, is not included.
+    The sampling of such a guide (the paper: top-p 0.92, top-k 50) is its own.
     """
     transform = chain(
         *([] if is_off(kl_coefficient) else [kl_reward(kl_coefficient, of="old")]),

@@ -27,6 +27,7 @@ from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import scored_whole
 from jaxrl_llm.utils.errors import InputError, require_choice
 
+REFERENCE = "reference"  # as a guide
 BOTH_LEARN = -1.0  # info["switch"] of an episode whose sampled tokens are all the learner's
 
 
@@ -200,24 +201,32 @@ def two_policies(
 
     column: the guide's responses, a text or a list of texts, of which each sample that the guide begins draws one; a
     row without any is sampled from the prompt. guide: FILE.py:FUNCTION of (problem, response so far) that returns the
-    rest as a text, a call of the guide; only needed where the learner begins. The rest is marked as actions, so that a
-    critic values it, but has no log-probabilities. Adds info "switch", the number of the learner's tokens before the
-    guide's, or -1 where the guide begins, and "prefix", the number of given tokens. Raises InputError for a learner
-    that begins without a guide, and for a guide that cannot be loaded.
+    rest as a text, a call of the guide; only needed where the learner begins. "reference": the guide is the reference
+    policy of the run, which draws what it begins and what it completes; no column is read. The rest is marked as
+    actions, so that a critic values it, but has no log-probabilities. Adds info "switch", the number of the learner's
+    tokens before the guide's, or -1 where the guide begins, and "prefix", the number of given tokens. Raises InputError
+    for a learner that begins without a guide, and for a guide that cannot be loaded.
     """
     require_choice("begins", begins, ("guide", "learner", "learner_first"))
     check_number("share", share, least=0, most=1)
     check_number("steps", steps, least=0, whole=True)
     if begins != "guide" and guide is None:
-        raise InputError(f"begins is {begins!r}, whose responses a guide completes: give guide, FILE.py:FUNCTION")
-    function = None if guide is None else load_function(guide, "the guide").function
+        raise InputError(
+            f"begins is {begins!r}, whose responses a guide completes: give guide, FILE.py:FUNCTION or reference"
+        )
+    own_guide = guide == REFERENCE
+    function = None if guide is None or own_guide else load_function(guide, "the guide").function
 
     async def completed(tools: Tools, task: Task, number: int, place: float, is_long: bool) -> Episode:
         """A response that the learner begins."""
-        assert function is not None
         own = await tools.sample(task.prompt, number=number)
         h = 1 + int(place * (own.size - 1)) if is_long and own.size >= 2 else 0
         begun = own.first(h)
+        if own_guide:
+            longer = await by_reference(tools, task, begun, number, task.limit - h)
+            whole = acted(begun + given(longer.own.token[h:].tolist()))
+            return replace(whole, ended=longer.ended, truncated=longer.truncated).with_info(switch=float(h), prefix=0.0)
+        assert function is not None
         so_far = tools.decode(begun.own.token.tolist())
         text = str(await tools.call(function, problem_text(tools, task), so_far, name=f"guide {number}"))
         rest = tools.given(text)
@@ -231,7 +240,21 @@ def two_policies(
             places, longs = random.random(task.samples).tolist(), (random.random(task.samples) < share).tolist()
             responses = (completed(tools, task, i, places[i], longs[i]) for i in numbers)
             return await tools.score(await gather(*responses))
-        begun = await continued(tools, task, random_prefixes(tools, task, column, share, "guide"))
+        if own_guide:
+            empty, numbers = Episode(task.prompt, task.prompt_id), range(task.samples)
+            drawn = await gather(*(by_reference(tools, task, empty, number, task.limit) for number in numbers))
+            random = tools.random("guide")
+            lengths = (reset_lengths(random, 1, one.size, share)[0] for one in drawn)
+            prefixes = [one.own.token[:h].tolist() for one, h in zip(drawn, lengths, strict=True)]
+        else:
+            prefixes = random_prefixes(tools, task, column, share, "guide")
+        begun = await continued(tools, task, prefixes)
         return [episode.with_info(switch=BOTH_LEARN) for episode in begun]
 
-    return Rollout(program, f"two_policies({begins})", columns=() if begins == "learner" else (column,))
+    columns = () if begins == "learner" or own_guide else (column,)
+    return Rollout(program, f"two_policies({begins})", columns=columns, demands=Demands(reference=own_guide))
+
+
+async def by_reference(tools: Tools, task: Task, context: Episode, number: int, limit: int) -> Episode:
+    """What the reference policy makes of a context, at most `limit` tokens more, beside the group's own samples."""
+    return await tools.sample(context, number=task.samples + number, limit=limit, reference=True)
