@@ -25,6 +25,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     "gbpo": {"epochs": 5},
     "dapo_direct_advantage": {"epochs": 4},
     "llds": {"epochs": 2},
+    "igpo_inpainting": {"epochs": 4},
     "dispo": {"epochs": 2},
     "decoupled_ppo": {"max_staleness": 4},
     "loop": {"epochs": 2},
@@ -33,7 +34,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     "trpa": {"rewards": ("tagged_levels",)},
     "ui_r1": {"rewards": ("answer_tags", "gui_kind", "gui_click")},
     **dict.fromkeys(("dpo", "ipo", "orpo", "cpo", "simpo", "reward_model", "fspo_few_shot"), PAIRS),
-    **{name: {**PAIRS, "group_size": 1} for name in ("kto", "sft", "process_reward_model")},
+    **{name: {**PAIRS, "group_size": 1} for name in ("kto", "sft", "masked_sft", "process_reward_model")},
     "lipo": LISTS,
     "spo_self_supervised": {**LISTS, "critic": "shared"},
     "likelihood_overopt_indicators": {

@@ -56,8 +56,10 @@ def test_every_need_is_tried() -> None:
     asked = {value_of(need)[0] for method in methods for need in method.needs}
     computed = {name for name, need in NEEDS.items() if need.provider is None}
     # See test_steered_methods.py, test_moving_references.py, test_replayed_runs.py, test_hinted_runs.py,
-    # test_turn_runs.py, test_preference_runs.py, test_reward_model_runs.py and test_teacher_runs.py.
+    # test_turn_runs.py, test_preference_runs.py, test_reward_model_runs.py, test_teacher_runs.py, test_evolution_runs.py
+    # and test_diffusion_runs.py.
     elsewhere = {"heated_logp", "previous_logp", "drift", "top_tokens", "top_logp", "greedy", "scores"}
+    elsewhere |= {"perturbation", "elbo_terms"}
     elsewhere |= {name for name in computed if name.startswith("teacher_")}
     assert asked == computed - elsewhere - {"answer_logp", "blanked_logp", "implicit_logp", "target_values"} | {
         "greedy_reward"

@@ -37,7 +37,7 @@ def no_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*arguments: Any, **settings: Any) -> Any:
         raise AssertionError("nothing is to be sampled")
 
-    monkeypatch.setattr(engines, "Engine", none)
+    monkeypatch.setattr(engines, "engine_of", none)
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
 
 
