@@ -25,6 +25,7 @@ from jaxrl_llm.training.method import check_groups, make_algorithm
 from jaxrl_llm.training.setup import set_up
 from jaxrl_llm.utils.errors import InputError
 
+# By the method's name, and after a colon what tells several of one apart.
 METHODS: dict[str, dict[str, Any]] = {
     "remax": {},
     "ppo": {"kl_coefficient": 0.05},
@@ -32,6 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "r2vpo": {"replay_share": 0.0},
     "dgpo_distribution_guided": {},
     "capo_curvature": {"change_limit": 0.5, "kl_limit": 0.05},
+    "capo_curvature:gradient": {"model": "gradient"},
     "rover": {},
     "bupo": {"layer": 1},
     "verl_velocity_rank": {},
@@ -41,8 +43,8 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def config_of(folder: Path, name: str, **changes: Any) -> TrainConfig:
     settings: dict[str, Any] = {
-        "algorithm": name, "hyperparameters": METHODS.get(name, {}), "steps": 2, "eval_size": 0, "minibatches": 1,
-        "top_p": 1.0, "checkpoint_every": 1, "max_new_tokens": 6,
+        "algorithm": name.partition(":")[0], "hyperparameters": METHODS.get(name, {}), "steps": 2, "eval_size": 0,
+        "minibatches": 1, "top_p": 1.0, "checkpoint_every": 1, "max_new_tokens": 6,
     }  # fmt: skip
     return runs.small_config(folder, **{**settings, **changes})
 
@@ -52,12 +54,14 @@ def lines_of(config: TrainConfig) -> list[dict[str, Any]]:
 
 
 def test_every_need_is_tried() -> None:
-    methods = [make_algorithm(TrainConfig(algorithm=name, hyperparameters=METHODS[name])) for name in METHODS]
+    methods = [
+        make_algorithm(TrainConfig(algorithm=name.partition(":")[0], hyperparameters=METHODS[name])) for name in METHODS
+    ]
     asked = {value_of(need)[0] for method in methods for need in method.needs}
     computed = {name for name, need in NEEDS.items() if need.provider is None}
     # See test_steered_methods.py, test_moving_references.py, test_replayed_runs.py, test_hinted_runs.py,
-    # test_turn_runs.py, test_preference_runs.py, test_reward_model_runs.py, test_teacher_runs.py, test_evolution_runs.py
-    # and test_diffusion_runs.py.
+    # test_turn_runs.py, test_preference_runs.py, test_reward_model_runs.py, test_teacher_runs.py,
+    # test_evolution_runs.py and test_diffusion_runs.py.
     elsewhere = {"heated_logp", "previous_logp", "drift", "top_tokens", "top_logp", "greedy", "scores"}
     elsewhere |= {"perturbation", "elbo_terms"}
     elsewhere |= {name for name in computed if name.startswith("teacher_")}
