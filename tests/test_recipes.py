@@ -135,7 +135,7 @@ def test_the_corpus_answers_its_questions() -> None:
             next(line for line in corpus.splitlines() if line.startswith(f"{person} is")).split(" in ")[1].rstrip(".")
         )
         assert f"{town} is a town on the river {row['answer']}." in corpus
-    said: Any = [[{"content": "It is the Dove."}], [{"content": "The Dove or the Esk."}]]
+    said = [[{"role": "assistant", "content": text}] for text in ("It is the Dove.", "The Dove or the Esk.")]
     assert web_search.names_river(said, answer=["Dove", "Dove"]) == [1.0, 0.0]
 
 

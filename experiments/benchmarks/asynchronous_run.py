@@ -93,7 +93,7 @@ def main() -> None:
             lengths = lengths_of(Path(name), bound, rows * given.steps)
         late = lines[first:]
         seconds = [sum(x for name, x in line.items() if name.startswith("seconds/")) for line in late]
-        waited = [line["seconds/sample"] for line in late]
+        waited = [line.get("seconds/wait" if bound else "seconds/sample", 0.0) for line in late]
         decoding = [line["sampler/decoding_seconds"] if bound else line["seconds/sample"] for line in late]
         decode = sum(decoding) / sum(line["rollout/steps"] for line in late)
         update = float(np.mean(seconds) - np.mean(waited))

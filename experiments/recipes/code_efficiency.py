@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from experiments.recipes.recipe import Row, config_of, main
 from jaxrl_llm.environments.sandbox import Limits, run_code
 from jaxrl_llm.rewards.code import code_in, code_tests
+from jaxrl_llm.rewards.verifiers import text_of
 from jaxrl_llm.training.config import TrainConfig
 
 NO_CODE, WRONG = -1.0, -0.5  # of code that does not parse; of values that are wrong, less for each that is right
@@ -90,7 +91,7 @@ def efficiency(
     """NO_CODE; WRONG and 0.4 for the share of tests that pass; 1 where all pass, and `bonus`."""
     shares, known, out = code_tests()(completions, tests=tests)["reward"], dict[str, float](), []
     for text, plain, call, share in zip(completions, reference, timed, shares, strict=True):
-        code = code_in(text if isinstance(text, str) else text[-1]["content"])
+        code = code_in(text_of(text))
         if not parses(code):
             out.append(NO_CODE)
         elif share < 1:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.recipes.recipe import Row, config_of, main
+from jaxrl_llm.rewards.verifiers import text_of
 from jaxrl_llm.training.config import TrainConfig
 
 APPROVED = (
@@ -50,7 +51,7 @@ def approval(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> lis
     where one is given, else a quarter."""
     out = []
     for text, right in zip(completions, answer, strict=True):
-        said = text if isinstance(text, str) else str(text[-1]["content"])
+        said = text_of(text)
         found = (tagged(said, "answer") or "").lower()
         if found not in ("yes", "no"):
             out.append(0.0)

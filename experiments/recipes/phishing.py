@@ -14,6 +14,7 @@ from typing import Any
 
 from experiments.recipes.drug_approval import tagged
 from experiments.recipes.recipe import Row, config_of, main
+from jaxrl_llm.rewards.verifiers import text_of
 from jaxrl_llm.training.config import TrainConfig
 
 FIRMS = ("Northbank", "Parcel Post", "Mailhost", "City Energy")
@@ -48,7 +49,7 @@ def detected(completions: Sequence[Any], answer: Sequence[str], tells: Sequence[
     """1 for the right label, and of a mail that phishes 0.5 more for a tell that it has."""
     out = []
     for text, right, known in zip(completions, answer, tells, strict=True):
-        said = text if isinstance(text, str) else str(text[-1]["content"])
+        said = text_of(text)
         hit = (tagged(said, "answer") or "").lower() == right
         named = (tagged(said, "tell") or "").lower() in known.split()
         out.append(float(hit) + 0.5 * (hit and named))

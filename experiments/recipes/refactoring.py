@@ -16,6 +16,7 @@ from typing import Any
 
 from experiments.recipes.recipe import Row, config_of, main
 from jaxrl_llm.rewards.code import code_in, code_tests
+from jaxrl_llm.rewards.verifiers import text_of
 from jaxrl_llm.training.config import TrainConfig
 
 EXPRESSIONS = ("{x} * {x} + {k}", "({x} + {k}) % 7", "abs({x} - {k}) * 2", "max({x}, {k}) - min({x}, {k})")
@@ -66,7 +67,7 @@ def refactored(completions: Sequence[Any], source: Sequence[str], tests: Sequenc
     all pass and a function was extracted."""
     shares, out = code_tests()(completions, tests=tests)["reward"], []
     for text, before, share in zip(completions, source, shares, strict=True):
-        code = code_in(text if isinstance(text, str) else text[-1]["content"])
+        code = code_in(text_of(text))
         whole = share == 1 and is_extracted(code, before)
         out.append(0.2 + 0.3 * share + 0.5 * whole if functions_in(code) else 0.0)
     return out

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.recipes.recipe import Row, config_of, main
+from jaxrl_llm.rewards.verifiers import text_of
 from jaxrl_llm.training.config import TrainConfig
 
 TOWNS = ("Alder", "Birch", "Cedar", "Dune", "Elm")
@@ -72,7 +73,7 @@ def planned(completions: Sequence[Any], trip: Sequence[str], **_: Any) -> list[f
     by_train, by_town = tables()
     out = []
     for messages, wanted in zip(completions, trip, strict=True):
-        said = messages if isinstance(messages, str) else str(messages[-1].get("content") or "")
+        said = text_of(messages)
         start, end, nights, budget = wanted.split(",")
         found = {name: re.findall(rf"<{name}>(.*?)</{name}>", said) for name in ("train", "room", "cost")}
         train = dict(by_train[start, end]).get(found["train"][-1].strip()) if found["train"] else None

@@ -15,6 +15,7 @@ from typing import Any
 
 from experiments.recipes.recipe import Row, config_of, main
 from jaxrl_llm.rewards.code import code_in
+from jaxrl_llm.rewards.verifiers import text_of
 from jaxrl_llm.training.config import TrainConfig
 
 OPERATIONS = {
@@ -74,7 +75,7 @@ def rules(completions: Sequence[Any], name: Sequence[str], **_: Any) -> list[flo
     """The share of the rules of `rules_of` that a program keeps."""
     out = []
     for text, called in zip(completions, name, strict=True):
-        found = rules_of(code_in(text if isinstance(text, str) else text[-1]["content"]), called)
+        found = rules_of(code_in(text_of(text)), called)
         out.append(sum(found.values()) / len(found))
     return out
 

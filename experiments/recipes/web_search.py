@@ -13,6 +13,7 @@ from typing import Any
 
 from experiments.recipes.recipe import Row, config_of, main
 from jaxrl_llm.environments.tools.search import search_in
+from jaxrl_llm.rewards.verifiers import text_of
 from jaxrl_llm.training.config import TrainConfig
 
 FIRST = ("Ada", "Bela", "Chen", "Dora", "Emil", "Fatu", "Gita", "Hugo", "Ines", "Jona", "Kira", "Liam")
@@ -55,7 +56,7 @@ def names_river(completions: Any, answer: Any, **_: Any) -> list[float]:
     """1 where the last reply names the right river, and no other."""
     out = []
     for messages, right in zip(completions, answer, strict=True):
-        said = messages if isinstance(messages, str) else str(messages[-1].get("content") or "")
+        said = text_of(messages)
         out.append(float([river for river in RIVER if river in said] == [right]))
     return out
 

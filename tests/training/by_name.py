@@ -132,6 +132,7 @@ METHODS: dict[str, Case] = {
     "prefixrl": Case(metrics=("rollout/parts", "rollout/prefixed"), more=True),
     "r2vpo": Case(metrics=("replay/share", "replay/age")),
     "rapo_reward_aware": Case(logged=("replay/share",)),
+    "remix": Case(settings={"epochs": 2, "epochs_until": 50}),
     "rlgf": Case(metrics=("rollout/prefixed", "value/loss")),
     "sage_self_hint": Case(logged=HINTS),
     "salsa": Case({"other": MODEL}, metrics=("value/loss",)),

@@ -97,7 +97,7 @@ def test_bytes_are_those_of_arithmetic() -> None:
     found, count = estimated_plan(config, here()), numbers(config_of(config.model))
     assert found.held["parameters"] == found.held["reference"] == 4 * count
     assert found.held["optimiser"] == 8 * count + 4 * 3  # counters of Adam, of the schedule, and of steps
-    both = tiny(algorithm="remix")  # the reference, and the weights before the last update
+    both = tiny(algorithm="remix", epochs=2, epochs_until=50)  # the reference, and the weights before the last update
     assert estimated_plan(both, here()).held["reference"] == held_by(shapes_of(both, here()))["reference"] == 8 * count
     half = dataclasses.replace(config, param_dtype="bfloat16", optimizer=OptimizerConfig(moments="bfloat16"))
     found = estimated_plan(half, here())
