@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.prompts.inspo import _new, instruction_population, probabilities
+from jaxrl_llm.algorithms.prompts.inspo import _new, instruction_population
 from jaxrl_llm.core.source import ONLY_MEASURED, Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.curriculum.records import facts_of
@@ -107,12 +107,13 @@ def test_a_proposal_that_is_no_better_stays_out() -> None:
 
 
 def test_instructions_are_drawn_by_their_weights() -> None:
-    """The card's example, and as many draws."""
-    np.testing.assert_allclose(probabilities([0.2, 0.5, 0.4], 1.0), [0.280013, 0.377978, 0.342009], atol=1e-6)
-    machine = instruction_population(("a", "b", "c"), 0.1)(facts_of([{"prompt": str(i)} for i in range(3000)], 3))
-    state = {**machine.start, "total": [0.2, 0.5, 0.4], "count": [1.0] * 3}
-    said = [row["instruction"] for row in machine.columns(state, np.arange(3000))]
-    np.testing.assert_allclose([said.count(x) / 3000 for x in "abc"], [0.035119, 0.705385, 0.259496], atol=0.03)
+    """The card's examples, by the shares of draws."""
+    facts = facts_of([{"prompt": str(i)} for i in range(3000)], 3)
+    for temperature, shares in ((1.0, [0.280013, 0.377978, 0.342009]), (0.1, [0.035119, 0.705385, 0.259496])):
+        machine = instruction_population(("a", "b", "c"), temperature)(facts)
+        state = {**machine.start, "total": [0.2, 0.5, 0.4], "count": [1.0] * 3}
+        said = [row["instruction"] for row in machine.columns(state, np.arange(3000))]
+        np.testing.assert_allclose([said.count(x) / 3000 for x in "abc"], shares, atol=0.03)
     assert said == [row["instruction"] for row in machine.columns(state, np.arange(3000))]
 
 

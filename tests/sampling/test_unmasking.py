@@ -154,7 +154,12 @@ def test_a_mask_is_drawn_only_where_nothing_else_is_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "message"), [({"turns": True}, "one turn"), ({"speculative_tokens": 2}, "speculative_tokens")]
+    ("more", "message"),
+    [
+        ({"turns": True}, "one turn"),
+        ({"cache_dtype": "int8"}, "nothing is cached"),
+        ({"speculative_tokens": 2}, "speculative_tokens"),
+    ],
 )
 def test_what_it_cannot_do_is_refused(more: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
+from scipy.special import softmax
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
@@ -96,17 +97,6 @@ def instructed() -> Rollout:
     return Rollout(program, "instructed", demands=Demands(at_once=True))
 
 
-def probabilities(weights: Sequence[float], temperature: float) -> np.ndarray:
-    """f64[n]: softmax(weights / temperature).
-
-    >>> probabilities([0.2, 0.5, 0.4], 0.1).round(6).tolist()
-    [0.035119, 0.705385, 0.259496]
-    """
-    scaled = np.asarray(weights, np.float64) / temperature
-    raised = np.exp(scaled - scaled.max())
-    return raised / raised.sum()
-
-
 @part
 def instruction_population(
     texts: tuple[str, ...], temperature: Positive = 0.1, every: Count = 10, proposals: Count = 2, checks: Count = 4,
@@ -138,7 +128,7 @@ def instruction_population(
 
         def drawn(state: State, prompt: int) -> int:
             random = np.random.default_rng([facts.seed, 6, state["step"], int(facts.rank[prompt])])
-            return int(random.choice(len(state["texts"]), p=probabilities(weights(state), temperature)))
+            return int(random.choice(len(state["texts"]), p=softmax(np.divide(weights(state), temperature))))
 
         def columns(state: State, ids: np.ndarray) -> list[dict[str, Any]]:
             apart = extra(state)

@@ -12,16 +12,12 @@ bound on it, `elbo_terms`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.models.config import Unmasking
-
-if TYPE_CHECKING:
-    from jaxrl_llm.models.packing import Packing
+from jaxrl_llm.models.packing import PackedRows, Packing
 
 MASKED = "masked"  # of a batch's info: 1 at the actions in whose place is a mask, f32[N, L]; without it at all
 LEAST = 1e-3  # of the share of tokens that are masked
@@ -32,8 +28,6 @@ def canvases(batch: Trajectories, unmasking: Unmasking) -> tuple[Array, Packing]
 
     A row's canvas ends with the block of its last action. Its masks are where info["masked"] says, and after its end.
     """
-    from jaxrl_llm.models.packing import PackedRows, Packing
-
     N, L = batch.tokens.shape
     block, W = unmasking.block, L + unmasking.block - 1
     tokens = jnp.pad(batch.tokens, ((0, 0), (0, W - L)))

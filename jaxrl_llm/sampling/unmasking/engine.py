@@ -53,16 +53,19 @@ class UnmaskingEngine:
         stats: Stats | None = None,
         speculative_tokens: int = 0,
         turns: bool = False,
+        cache_dtype: Any = None,
         **unused: Any,
     ) -> None:
-        """unused: settings of caches, drafts and experts, which this engine has not."""
+        """unused: drafts of speculation and the record of experts, which such models have not."""
         if policy.config.unmasking is None:
             raise InputError(f"a {policy.config.family} model is no masked-diffusion model: take engine.Engine")
+        other_cache = cache_dtype is not None and jnp.dtype(cache_dtype) != jnp.dtype(policy.activation_dtype)
         for name, given, instead in (
             ("conversations with an environment or tools", turns, "answer prompts in one turn"),
             ("a sampling hook", policy.hook is not None, "leave it out"),
             ("soft thinking", policy.thinking is not None, "leave it out"),
             ("speculative_tokens", speculative_tokens, "leave it out"),
+            ("another cache_dtype, since nothing is cached", other_cache, "leave it out"),
             ("adapters or members by row", are_by_row(policy, weights.loop), "sample with one set of weights"),
         ):
             if given:
