@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from jaxrl_llm.rewards.of_batch import score
     from jaxrl_llm.sampling import sample
     from jaxrl_llm.training.config import TrainConfig
-    from jaxrl_llm.training.evaluate import evaluate
+    from jaxrl_llm.training.evaluation.evaluate import evaluate
     from jaxrl_llm.training.folder.run import Run
     from jaxrl_llm.training.loop import train
     from jaxrl_llm.utils.errors import InputError

@@ -16,9 +16,11 @@ STAY = {"objective": "core.objective", "trajectory": "core.trajectory", "transfo
 _MOVES = (
     (
         "core", "",
-        "absent=transform arguments=checks part_checks=checks coefficients=ranges choices expressions=repr hooks "
+        "absent=transform expressions=repr hooks "
         "log_ratios references=reference shapes objective transform trajectory phases=algorithm"
     ),
+    ("core.arguments", "", "arguments=checks part_checks=checks coefficients=ranges choices signatures"),
+    ("core.arguments", "core", "checks ranges choices signatures hyperparameters"),
     ("core", "algorithms", "algorithm"),
     (
         "core.needs", "",
@@ -31,7 +33,7 @@ _MOVES = (
         "commands agent_demo demo config_file host_options info_commands=info lab_command=lab option_groups "
         "options peer_options peer_overrides plan_command=plan run_commands=eval_and_sample"
     ),
-    ("core", "", "by_value signatures"),
+    ("core", "", "by_value"),
     (
         "rollouts", "rollouts",
         "tools=context by_name=registry second_prompts=auxiliary_prompts rounds=adaptive"
@@ -66,9 +68,13 @@ _MOVES = (
     (
         "training", "runs",
         "loop learning=step setup config inputs method "
-        "source evaluate state metrics rollout agents reference "
+        "source state metrics rollout agents "
         "played=play swarm"
     ),
+    ("training.evaluation", "runs", "evaluate"),
+    ("training.evaluation", "training", "evaluate evaluate_given given_rows"),
+    ("training.other_policies", "runs", "reference"),
+    ("training.other_policies", "training", "reference kept_reference teacher server_teacher"),
     ("utils", "runs", "value_digest"),
     ("utils", "training.folder", "value_digest"),
     ("training.config", "runs", "config_checks=checks config_json=json_text method_settings hyperparameters"),
@@ -101,6 +107,8 @@ _MOVES = (
     ("plan", "sampling", "ahead=sampling_programs aot_programs=sampling_programs"),
     ("sampling.speculative", "sampling", "speculate=verify drafts tail"),
     ("models", "models", "check=checks rope_config=rope"),
+    ("models.outputs", "models", "adam_step divergence soft_thinking"),
+    ("models.by_row", "models", "row_adapters=adapters members"),
     ("models.layers", "models", "experts=moe packed_kernel=packed_attention moe packed_attention routing exact_bits"),
     ("models.io", "models", "digest folders gguf gguf_file gguf_tokenizer huggingface load save shards source"),
     (
@@ -169,7 +177,7 @@ def _moved() -> dict[str, str]:
     """The old path of each module -> its new one, both without the package."""
     found = {
         "needs": "core.needs",
-        "algorithms.ranges": "core.hyperparameters",
+        "algorithms.ranges": "core.arguments.hyperparameters",
         "algorithms.unfinished": "algorithms.parts",
     }
     found |= {f"algorithms.{name}": "algorithms" for name in _SPLIT.split()}

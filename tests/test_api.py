@@ -21,7 +21,7 @@ from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.update import prepare as prepare_alone
 from jaxrl_llm.learner.update import update as update_alone
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.training.evaluate import Evaluation
+from jaxrl_llm.training.evaluation.evaluate import Evaluation
 
 ROWS = [{"prompt": f"number {i:02d}:", "answer": str(i % 2)} for i in range(2)]
 KEY = jax.random.key(0)

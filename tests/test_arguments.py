@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import jaxrl_llm
-from jaxrl_llm.core.checks import check, checked, kinds_of
-from jaxrl_llm.core.ranges import Count, Range
+from jaxrl_llm.core.arguments.checks import check, checked, kinds_of
+from jaxrl_llm.core.arguments.ranges import Count, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.utils.errors import InputError
 

@@ -13,7 +13,7 @@ from jaxrl_llm.cli import commands
 from jaxrl_llm.cli.peer_options import method_name, translated, unknown_command
 from jaxrl_llm.cli.peer_overrides import TUNIX_OTHER, TUNIX_SAME, VERL_OTHER, VERL_SAME
 from jaxrl_llm.cli.program import main
-from jaxrl_llm.core.signatures import known_methods
+from jaxrl_llm.core.arguments.signatures import known_methods
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.peer_names import TRL_FLAGS, TRL_OTHER, TRL_SAME
@@ -81,7 +81,7 @@ def test_what_was_read_is_said_in_one_line(configs: list[TrainConfig], capsys: p
 def test_every_name_leads_to_an_option_that_exists() -> None:
     """Of the method where it is one of a method: some method has it."""
     from jaxrl_llm.cli.options import _command, _options_of
-    from jaxrl_llm.core.signatures import options
+    from jaxrl_llm.core.arguments.signatures import options
 
     own = {option for option in _options_of(_command("grpo", options("grpo")))} | {"--resume"}
     own |= {f"--algorithm.{one.name.replace('_', '-')}" for name in known_methods() for one in options(name)}

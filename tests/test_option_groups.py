@@ -13,7 +13,7 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.cli import option_groups
 from jaxrl_llm.cli.option_groups import GROUPS, SHARED, parameter_doc, setting_docs, undescribed
 from jaxrl_llm.cli.program import main
-from jaxrl_llm.core.signatures import options
+from jaxrl_llm.core.arguments.signatures import options
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.hyperparameters import options_of

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages, objectives
-from jaxrl_llm.core.ranges import check_moments, check_number
+from jaxrl_llm.core.arguments.ranges import check_moments, check_number
 from jaxrl_llm.utils.errors import InputError
 
 

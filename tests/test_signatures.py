@@ -9,8 +9,8 @@ import pytest
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.index import index
-from jaxrl_llm.core.hyperparameters import hyperparameters_of
-from jaxrl_llm.core.signatures import CATALOGUE, hyperparameters
+from jaxrl_llm.core.arguments.hyperparameters import hyperparameters_of
+from jaxrl_llm.core.arguments.signatures import CATALOGUE, hyperparameters
 from jaxrl_llm.utils.errors import InputError
 
 

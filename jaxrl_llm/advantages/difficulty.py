@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import jax
 
-from jaxrl_llm.core.checks import require_function
+from jaxrl_llm.core.arguments.checks import require_function
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, stateless

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import TOLERANCE
+from jaxrl_llm.core.arguments.checks import require_function
+from jaxrl_llm.core.arguments.ranges import NonNegative
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.checks import require_function
-from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, stateless

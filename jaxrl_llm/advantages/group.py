@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns.episodes import once_per_episode
+from jaxrl_llm.core.arguments.checks import require_function
+from jaxrl_llm.core.arguments.choices import Baseline, Scale
+from jaxrl_llm.core.arguments.ranges import check_moments
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_quantile, bucket_sums
-from jaxrl_llm.core.checks import require_function
-from jaxrl_llm.core.choices import Baseline, Scale
-from jaxrl_llm.core.ranges import check_moments
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.shapes import NUMBERS, check_array
 from jaxrl_llm.core.trajectory import Trajectories

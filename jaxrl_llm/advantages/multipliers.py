@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.arguments.checks import require_function
+from jaxrl_llm.core.arguments.choices import Number
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.checks import require_function
-from jaxrl_llm.core.choices import Number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.shapes import FLOATS, check_array
 from jaxrl_llm.core.trajectory import Trajectories

@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.arguments.choices import Number
+from jaxrl_llm.core.arguments.ranges import Count, OpenFraction
 from jaxrl_llm.core.buckets import bucket_moments, masked_quantile
-from jaxrl_llm.core.choices import Number
-from jaxrl_llm.core.ranges import Count, OpenFraction
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import State, Transform

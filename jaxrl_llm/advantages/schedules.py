@@ -10,8 +10,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.choices import Number
-from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.arguments.choices import Number
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.utils.errors import require_choice
 
 SHAPES = ("linear", "power", "sigmoid")

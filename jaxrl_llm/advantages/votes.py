@@ -7,8 +7,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.arguments.ranges import AtLeastOne
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.ranges import AtLeastOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, counted

@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxrl_llm.algorithms.given import Build, Given, builder, from_file
 from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
-from jaxrl_llm.core.signatures import is_in_file, unknown_method
+from jaxrl_llm.core.arguments.signatures import is_in_file, unknown_method
 from jaxrl_llm.utils.errors import InputError, shown
 
 MAINTAINED = "classic"

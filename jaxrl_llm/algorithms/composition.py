@@ -14,7 +14,7 @@ import jaxrl_llm.advantages.functional
 import jaxrl_llm.objectives.functional
 import jaxrl_llm.selection.functional  # noqa: F401  (imported, so that all doors are)
 from jaxrl_llm.algorithms import families
-from jaxrl_llm.core import ranges
+from jaxrl_llm.core.arguments import ranges
 
 PACKAGES = ("advantages", "objectives", "selection")
 # Modules whose names stay, from which a composition imports.

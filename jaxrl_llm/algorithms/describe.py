@@ -13,9 +13,9 @@ from jaxrl_llm.algorithms.composition import composition
 from jaxrl_llm.algorithms.method import Facts, Parts, facts_of
 from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.algorithms.presets import presets_of
-from jaxrl_llm.core.hyperparameters import TYPE_NAMES, Hyperparameter, hyperparameters_of
+from jaxrl_llm.core.arguments.hyperparameters import TYPE_NAMES, Hyperparameter, hyperparameters_of
+from jaxrl_llm.core.arguments.ranges import Range
 from jaxrl_llm.core.needs import need_of
-from jaxrl_llm.core.ranges import Range
 from jaxrl_llm.utils.errors import InputError, shown
 
 START = {  # methods to begin with -> why

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import hyperparameters_of
+from jaxrl_llm.core.arguments.hyperparameters import hyperparameters_of
+from jaxrl_llm.core.arguments.signatures import NOT_GIVEN, PYTHON
 from jaxrl_llm.core.shapes import in_words
-from jaxrl_llm.core.signatures import NOT_GIVEN, PYTHON
 from jaxrl_llm.core.transform import Objective, Transform
 from jaxrl_llm.rewards.workers.loading import check_file, load_value
 from jaxrl_llm.utils.errors import InputError, error_line, require_choice

@@ -13,9 +13,9 @@ from jaxrl_llm.algorithms import CATALOGUE, families
 from jaxrl_llm.algorithms.parts import missing
 from jaxrl_llm.algorithms.presets import presets_of
 from jaxrl_llm.algorithms.run_settings import run_settings_of
-from jaxrl_llm.core.hyperparameters import hyperparameters_of
-from jaxrl_llm.core.signatures import CATALOGUE as FILE
-from jaxrl_llm.core.signatures import as_record, sentences_about
+from jaxrl_llm.core.arguments.hyperparameters import hyperparameters_of
+from jaxrl_llm.core.arguments.signatures import CATALOGUE as FILE
+from jaxrl_llm.core.arguments.signatures import as_record, sentences_about
 
 
 def record(name: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
-from jaxrl_llm.core.hyperparameters import checked
+from jaxrl_llm.core.arguments.hyperparameters import checked
 from jaxrl_llm.utils.errors import InputError, shown
 
 Parameters = ParamSpec("Parameters")
@@ -55,8 +55,8 @@ def method(
     """Decorate the function that builds a method with its `Facts`, and check its hyper-parameters when it is called.
 
     The function has the name of its file, in a folder of `jaxrl_llm.algorithms` or in `jaxrl_llm.texts.methods`; its
-    parameters are annotated with ranges and origins (`core.hyperparameters`), and its docstring has the equations after
-    a line with its title.
+    parameters are annotated with ranges and origins (`core.arguments.hyperparameters`), and its docstring has the
+    equations after a line with its title.
     """
     facts = Facts(paper, year, test, lacks or {}, needs or {}, beside or {})
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from jaxrl_llm.core.checks import expect
+from jaxrl_llm.core.arguments.checks import expect
 
 Build = TypeVar("Build", bound=Callable[..., Any])
 Given = Mapping[str, Any]  # hyper-parameters of the method, with their defaults

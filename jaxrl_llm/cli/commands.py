@@ -25,7 +25,7 @@ from jaxrl_llm.cli.plan import plan_command
 from jaxrl_llm.cli.reward_eval import reward_eval_command
 from jaxrl_llm.cli.serve import serve_command
 from jaxrl_llm.cli.texts import texts_command
-from jaxrl_llm.core.signatures import TEXT_METHODS, has_settings, hyperparameters
+from jaxrl_llm.core.arguments.signatures import TEXT_METHODS, has_settings, hyperparameters
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.json_text import located
 from jaxrl_llm.training.folder.resume_checks import ACCEPT, MAY_DIFFER

@@ -63,7 +63,7 @@ def eval_command(arguments: list[str]) -> int:
     output = partial(check_output_file, args.output)
     with evaluation_inputs(config, args.prompts, args.size, output) as (rows, rewards):
         from jaxrl_llm.training.agents import is_agent
-        from jaxrl_llm.training.evaluate import evaluate_policy, play
+        from jaxrl_llm.training.evaluation.evaluate import evaluate_policy, play
         from jaxrl_llm.training.folder.load_run import load_run
         from jaxrl_llm.training.inputs import encode_for
         from jaxrl_llm.training.notes import accuracy_line

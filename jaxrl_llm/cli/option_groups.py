@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.core.hyperparameters import Hyperparameter
+from jaxrl_llm.core.arguments.hyperparameters import Hyperparameter
 
 # Name of a group -> (what it is about, its settings in order). Those of the optimiser and of the method come last.
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -18,8 +18,8 @@ from typing import Annotated, Any
 from jaxrl_llm.cli.config_file import check_kinds, check_names, in_sections, read_config
 from jaxrl_llm.cli.option_groups import GROUPS, parameter_doc, setting_docs
 from jaxrl_llm.cli.peer_options import method_name, translated, translated_settings
-from jaxrl_llm.core.hyperparameters import Hyperparameter
-from jaxrl_llm.core.signatures import is_in_file
+from jaxrl_llm.core.arguments.hyperparameters import Hyperparameter
+from jaxrl_llm.core.arguments.signatures import is_in_file
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.hyperparameters import options_of

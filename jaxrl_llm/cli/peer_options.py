@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm.cli.peer_overrides import TUNIX_OTHER, TUNIX_SAME, VERL_OTHER, VERL_SAME
-from jaxrl_llm.core.signatures import TEXT_METHODS, known_methods, options
+from jaxrl_llm.core.arguments.signatures import TEXT_METHODS, known_methods, options
 from jaxrl_llm.utils.errors import InputError, InputErrors, unknown
 from jaxrl_llm.utils.peer_names import (
     COMMANDS,

@@ -11,7 +11,7 @@ from typing import Any
 from jaxrl_llm.cli.option_groups import setting_docs
 from jaxrl_llm.cli.options import described, flag, parse, take
 from jaxrl_llm.cli.peer_options import method_name
-from jaxrl_llm.core.signatures import TEXT_METHODS, sentences_about
+from jaxrl_llm.core.arguments.signatures import TEXT_METHODS, sentences_about
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import InputError, unknown
 from jaxrl_llm.utils.process import FailsafeStream, preemptible
@@ -63,7 +63,7 @@ def texts_command(arguments: list[str]) -> int:
 
 def parse_texts(method: str, arguments: list[str]) -> tuple[TrainConfig, str, int]:
     """(the configuration, the text to begin with, tokens of replies) of the options after a method; "" has no own."""
-    from jaxrl_llm.core.hyperparameters import hyperparameters_of
+    from jaxrl_llm.core.arguments.hyperparameters import hyperparameters_of
 
     hints, docs = typing.get_type_hints(TrainConfig), setting_docs(TrainConfig)
     own = {field.name: field for field in dataclasses.fields(TrainConfig)}

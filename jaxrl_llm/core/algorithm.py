@@ -7,12 +7,12 @@ from typing import get_args
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core.checks import check, expect
-from jaxrl_llm.core.choices import Routing
+from jaxrl_llm.core.arguments.checks import check, expect
+from jaxrl_llm.core.arguments.choices import Routing
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.counted_rows import WITHOUT_SCORE, counted_alone
 from jaxrl_llm.core.needs import of_target
 from jaxrl_llm.core.outer_loop import OuterLoop
-from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.reference import ReferenceRule
 from jaxrl_llm.core.repr import expression_of, layout, record
 from jaxrl_llm.core.rollout import Rollout

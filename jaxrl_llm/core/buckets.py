@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.arguments.ranges import check_number
 
 
 def bucket_sums(keys: jax.Array, *values: jax.Array) -> tuple[jax.Array, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from jaxrl_llm.core.signatures import PYTHON
+from jaxrl_llm.core.arguments.signatures import PYTHON
 from jaxrl_llm.utils.errors import InputError
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.checks import check_fields
-from jaxrl_llm.core.ranges import Count
+from jaxrl_llm.core.arguments.checks import check_fields
+from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.core.repr import layout
 from jaxrl_llm.utils.errors import InputError
 

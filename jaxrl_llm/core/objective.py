@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.checks import expect, names_of, require_function
-from jaxrl_llm.core.ranges import check_divisor, check_number
+from jaxrl_llm.core.arguments.checks import expect, names_of, require_function
+from jaxrl_llm.core.arguments.ranges import check_divisor, check_number
 from jaxrl_llm.core.repr import Negation, Operation, layout, recorded
 from jaxrl_llm.core.shapes import check_outputs
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.repr import layout
 from jaxrl_llm.utils.errors import InputError
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.utils.errors import InputError, shown
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
-from jaxrl_llm.core.checks import check_arguments
+from jaxrl_llm.core.arguments.checks import check_arguments
 from jaxrl_llm.utils.errors import InputError
 
 P = ParamSpec("P")

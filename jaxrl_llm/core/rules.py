@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import jax
 
-from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.repr import layout
 from jaxrl_llm.core.shapes import in_words
 from jaxrl_llm.core.trajectory import Trajectories

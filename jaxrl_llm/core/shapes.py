@@ -14,7 +14,7 @@ import chex
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core.checks import expect
+from jaxrl_llm.core.arguments.checks import expect
 from jaxrl_llm.core.trajectory import REQUIRED, SHARED, PolicyOutputs, Trajectories
 from jaxrl_llm.utils.errors import InputError
 

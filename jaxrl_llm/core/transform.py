@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.checks import expect, names_of, require_function
+from jaxrl_llm.core.arguments.checks import expect, names_of, require_function
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.objective import (
     Coefficient,
     Metrics,
@@ -27,7 +28,6 @@ from jaxrl_llm.core.objective import (
     in_turn,
     merge_metrics,
 )
-from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import Call, layout, part, record
 from jaxrl_llm.core.shapes import check_batch, check_outputs, in_words
 from jaxrl_llm.core.trajectory import Trajectories

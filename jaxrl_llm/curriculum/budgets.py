@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxrl_llm.core.ranges import Count, NonNegative, OpenFraction, check_number
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative, OpenFraction, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State
 from jaxrl_llm.curriculum.rules import Machine, RuleOf

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.checks import require_function
-from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, check_number
+from jaxrl_llm.core.arguments.checks import require_function
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Curriculum, MakeCurriculum
 from jaxrl_llm.curriculum.excluded import Why

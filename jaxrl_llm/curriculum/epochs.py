@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.checks import require_function
+from jaxrl_llm.core.arguments.checks import require_function
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Curriculum, MakeCurriculum
 from jaxrl_llm.curriculum.records import Array, Memory, State, facts_of

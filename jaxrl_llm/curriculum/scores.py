@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, Positive, check_number
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Positive, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.curriculum.records import Array, PromptFacts, State
 from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from jaxrl_llm.core.ranges import Count, Range
+from jaxrl_llm.core.arguments.ranges import Count, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.curriculum.excluded import Why, where
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State

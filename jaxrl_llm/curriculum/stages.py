@@ -7,7 +7,7 @@ from typing import Annotated
 
 import numpy as np
 
-from jaxrl_llm.core.ranges import Count, Fraction, NonNegativeInt, Range
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegativeInt, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.curriculum.excluded import Why, where

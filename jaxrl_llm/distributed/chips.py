@@ -16,8 +16,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxrl_llm.core.checks import checked
-from jaxrl_llm.core.ranges import Count
+from jaxrl_llm.core.arguments.checks import checked
+from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.utils.errors import InputError, shown, unknown
 
 GIB = 2**30

@@ -12,8 +12,8 @@ import numpy as np
 from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_llm.core.checks import checked
-from jaxrl_llm.core.ranges import Count
+from jaxrl_llm.core.arguments.checks import checked
+from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.distributed.aot import place
 from jaxrl_llm.models.mesh_axes import DATA, EXPERT, FSDP, MESH_AXES, SEQUENCE, TENSOR, row_axes
 from jaxrl_llm.utils.errors import InputError, shown

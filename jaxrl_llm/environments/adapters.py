@@ -21,8 +21,8 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
-from jaxrl_llm.core.checks import checked
-from jaxrl_llm.core.ranges import Count, Seconds
+from jaxrl_llm.core.arguments.checks import checked
+from jaxrl_llm.core.arguments.ranges import Count, Seconds
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.copies import deep_copy, own_or_deep_copy
 from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation, finite, flag

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.checks import expect
+from jaxrl_llm.core.arguments.checks import expect
 from jaxrl_llm.data.chat.calls import Message, Reply
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.games import Node, kuhn_poker, matrix_game, with_forfeits

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, Positive
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import optax
 
-from jaxrl_llm.core.checks import check_fields
-from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.arguments.checks import check_fields
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.shapes import in_words
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.in_jax.tasks import Task

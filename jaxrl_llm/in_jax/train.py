@@ -23,10 +23,10 @@ import optax
 from jaxrl_llm.algorithms import CATALOGUE, Given, build_of, with_facts
 from jaxrl_llm.algorithms.parts import check_needs, check_whole, going_without, names_in
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.checks import expect
+from jaxrl_llm.core.arguments.checks import expect
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.needs import of_previous, of_reference, value_of, values_of
 from jaxrl_llm.core.population import Population, noise_seed
-from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.shapes import in_words
 from jaxrl_llm.core.trajectory import Array

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.checks import expect
+from jaxrl_llm.core.arguments.checks import expect
 from jaxrl_llm.core.needs import need_of, of_reference
 from jaxrl_llm.core.shapes import check_batch
 from jaxrl_llm.core.trajectory import Trajectories

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm.core.checks import expect
+from jaxrl_llm.core.arguments.checks import expect
 from jaxrl_llm.core.needs import value_of
 from jaxrl_llm.core.shapes import check_batch, in_words
 from jaxrl_llm.core.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals

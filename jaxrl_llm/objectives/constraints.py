@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.choices import Number
+from jaxrl_llm.core.arguments.choices import Number
 
 
 def barrier(slack: jax.Array, floor: Number = 1e-3) -> jax.Array:

@@ -11,9 +11,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.choices import NonNegativeNumber, Number
+from jaxrl_llm.core.arguments.choices import NonNegativeNumber, Number
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.log_ratios import LARGEST, k2, k3, log_ratio, source
-from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import SAMPLED, Trajectories
 from jaxrl_llm.core.transform import Transform, stateless

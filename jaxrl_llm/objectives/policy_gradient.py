@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxrl_kernels import ratio_clip
 
-from jaxrl_llm.core.checks import expect, names_of
+from jaxrl_llm.core.arguments.checks import expect, names_of
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.shapes import in_words
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories

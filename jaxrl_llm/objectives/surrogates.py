@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.choices import Number, PositiveNumber
-from jaxrl_llm.core.ranges import AboveOne, check_bounds
+from jaxrl_llm.core.arguments.choices import Number, PositiveNumber
+from jaxrl_llm.core.arguments.ranges import AboveOne, check_bounds
 from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import needed_values
-from jaxrl_llm.core.choices import Number, PositiveNumber
-from jaxrl_llm.core.ranges import Range
+from jaxrl_llm.core.arguments.choices import Number, PositiveNumber
+from jaxrl_llm.core.arguments.ranges import Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, totals_of, weighted
 from jaxrl_llm.core.transform import Metrics, Objective

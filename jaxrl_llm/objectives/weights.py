@@ -13,8 +13,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.choices import NonNegativeNumber, Number, PositiveNumber
-from jaxrl_llm.core.ranges import check_bounds, check_number
+from jaxrl_llm.core.arguments.choices import NonNegativeNumber, Number, PositiveNumber
+from jaxrl_llm.core.arguments.ranges import check_bounds, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.utils.errors import require_choice

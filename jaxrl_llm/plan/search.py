@@ -31,7 +31,7 @@ from jaxrl_llm.plan.times import calls, seconds_of
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import make_algorithm
-from jaxrl_llm.training.reference import wants_reference
+from jaxrl_llm.training.other_policies.reference import wants_reference
 from jaxrl_llm.utils.errors import InputError
 
 COMPILED = 3  # configurations that a search compiles at most

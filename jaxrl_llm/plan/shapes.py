@@ -29,9 +29,9 @@ from jaxrl_llm.models.io.adapters import adapter_params, open_adapter
 from jaxrl_llm.models.kinds import path_of
 from jaxrl_llm.models.layers.moe import index_dtype
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
+from jaxrl_llm.models.outputs.soft_thinking import check_thinking
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Policy, init_params
-from jaxrl_llm.models.soft_thinking import check_thinking
 from jaxrl_llm.models.stacks import map_kinds
 from jaxrl_llm.plan.layers import config_of
 from jaxrl_llm.plan.reward_models import Weights, model_bytes, model_weights
@@ -42,7 +42,7 @@ from jaxrl_llm.sampling.capacity import plan as slots_for
 from jaxrl_llm.sampling.requests import Tokens
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import balance_of, check_method, optimizer_of, with_routing
-from jaxrl_llm.training.reference import first_policies, wants_reference
+from jaxrl_llm.training.other_policies.reference import first_policies, wants_reference
 from jaxrl_llm.training.rollout import hook_of, rollout_of, strategy_of
 from jaxrl_llm.training.setup import keep_of, remat_of, split_parameters, with_critic, with_precision
 from jaxrl_llm.utils.errors import InputError

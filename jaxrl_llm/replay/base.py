@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.ranges import (
+from jaxrl_llm.core.arguments.ranges import (
     Count,
     Fraction,
     NonNegative,

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from flax import serialization
 
-from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.replay.buffers import Store, count, join, take, to_rows, to_scored
 from jaxrl_llm.rewards.scoring import Scored

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.shapes import check_batch
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.data.chat.encode import prompt_text

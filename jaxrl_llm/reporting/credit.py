@@ -13,9 +13,9 @@ import numpy as np
 
 from jaxrl_llm.algorithms import constructor, get
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.checks import expect
+from jaxrl_llm.core.arguments.checks import expect
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.needs import fill_in
-from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.shapes import check_batch, in_words
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import check_outputs

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 
+from jaxrl_llm.core.arguments.signatures import PYTHON
 from jaxrl_llm.core.by_value import ByValue
-from jaxrl_llm.core.signatures import PYTHON
 from jaxrl_llm.rewards.workers.calling import reads_environments
 from jaxrl_llm.rewards.workers.process import ProcessFunction
 from jaxrl_llm.rewards.workers.runner import Reward

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from jaxrl_llm.core.checks import require_function
-from jaxrl_llm.core.ranges import Count, NonNegative, check_number
+from jaxrl_llm.core.arguments.checks import require_function
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Tools

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from jaxrl_llm.core.ranges import Count, NonNegativeInt, check_number
+from jaxrl_llm.core.arguments.ranges import Count, NonNegativeInt, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.data.chat.encode import encode_prompt, is_conversation, prompt_text

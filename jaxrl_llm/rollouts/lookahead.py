@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.core.ranges import Fraction, NonNegativeInt
+from jaxrl_llm.core.arguments.ranges import Fraction, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.context import Tools

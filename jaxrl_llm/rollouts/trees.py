@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from jaxrl_llm.core.ranges import Count, Fraction, Range, check_number
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, Range, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Tools

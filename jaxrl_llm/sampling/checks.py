@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.shapes import in_words
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.requests import Request, Tokens

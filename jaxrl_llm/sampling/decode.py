@@ -17,11 +17,11 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.soft_thinking import SoftThinking, mixture, no_thoughts
 from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.models.by_row.adapters import for_rows
 from jaxrl_llm.models.layers.attention import Weighing
 from jaxrl_llm.models.layers.parts import Rotations, rotations_of
 from jaxrl_llm.models.layers.recurrent import State, step_flow
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.row_adapters import for_rows
 from jaxrl_llm.sampling.draw import Drawn, DrawSettings, draw
 from jaxrl_llm.sampling.kv_cache import (
     LayerCache,
@@ -54,7 +54,7 @@ class RowState(NamedTuple):
     limit: Array  # int32[B], number of own tokens at which it ends
     prompt_id: Array  # int32[B], keys the noise together with `sample`
     sample: Array  # int32[B]
-    adapter: Array  # int32[B], which of the weights' adapters it has, see `models.row_adapters`
+    adapter: Array  # int32[B], which of the weights' adapters it has, see `models.by_row.adapters`
     # Of a policy that thinks softly, else None: whether its next token is soft, bool[B]; and the record of its newest
     # token, f32[B, 3, K], as which the model sees it.
     thinking: Array | None = None

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.arguments.ranges import Positive
 from jaxrl_llm.core.hooks import Context, Hook, State
-from jaxrl_llm.core.ranges import Positive
 from jaxrl_llm.core.reference import ReferenceRule
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array

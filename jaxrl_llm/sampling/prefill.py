@@ -18,13 +18,13 @@ from jaxrl_kernels.partition import mesh_of
 from jaxrl_llm.core.shapes import pad_rows
 from jaxrl_llm.core.soft_thinking import Mixture
 from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.models.by_row.adapters import are_by_row, for_rows
 from jaxrl_llm.models.layers.attention import Attend, Weighing, attention
 from jaxrl_llm.models.layers.packed_attention import LANES, by_kernel, causal_tokens
 from jaxrl_llm.models.layers.recurrent import State, rows_flow
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, TENSOR, AnyMesh, row_axes, row_shards, takes_kernels
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.row_adapters import are_by_row, for_rows
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, no_experts, pack
 from jaxrl_llm.sampling.requests import Prefix

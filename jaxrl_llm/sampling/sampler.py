@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.data.chat.encode import encode_prompt, prompt_text
 from jaxrl_llm.data.chat.rendering import PromptFormat

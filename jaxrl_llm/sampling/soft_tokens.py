@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxrl_llm.core.soft_thinking import RECORD, SoftThinking
+from jaxrl_llm.models.outputs.soft_thinking import check_thinking
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.models.soft_thinking import check_thinking
 from jaxrl_llm.sampling.requests import Tokens
 from jaxrl_llm.utils.errors import InputError
 

@@ -16,11 +16,11 @@ from jaxrl_llm.distributed import bytes_to_move, named_shardings, parameter_spec
 from jaxrl_llm.distributed.aot import place
 from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host, own_copy, to_numpy
 from jaxrl_llm.models import lora
+from jaxrl_llm.models.by_row.adapters import SEED
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import cast, kind_of
-from jaxrl_llm.models.row_adapters import SEED
 from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.sampling.two_model_decode import beside
 from jaxrl_llm.sampling.weight_layouts import adapter_loop_params, converter, loop_params, options_for, shardings

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxrl_llm.core.signatures import TEXT_METHODS
+from jaxrl_llm.core.arguments.signatures import TEXT_METHODS
 from jaxrl_llm.texts.candidates import State
 from jaxrl_llm.texts.engine import Engine, Row
 from jaxrl_llm.utils.errors import unknown

@@ -20,7 +20,7 @@ from jaxrl_llm.texts.engine import Row, StepEngine, TextPrompts, means
 from jaxrl_llm.texts.method import TextMethod, constructor
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.json_text import to_dict
-from jaxrl_llm.training.evaluate import Evaluation, evaluate_policy
+from jaxrl_llm.training.evaluation.evaluate import Evaluation, evaluate_policy
 from jaxrl_llm.training.folder.files import TEXT_SETTINGS, RunFolder
 from jaxrl_llm.training.folder.lock import locked
 from jaxrl_llm.training.folder.report import write_report

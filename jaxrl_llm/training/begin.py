@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from jaxrl_llm.algorithms import Given
-from jaxrl_llm.core.checks import expect
+from jaxrl_llm.core.arguments.checks import expect
 from jaxrl_llm.core.source import Source
 from jaxrl_llm.plan.choose_mesh import with_mesh
 from jaxrl_llm.rewards.environment import ENVIRONMENT
@@ -26,8 +26,8 @@ from jaxrl_llm.training.health.goodput import Clock
 from jaxrl_llm.training.health.oom import explained
 from jaxrl_llm.training.health.watchdog import watched
 from jaxrl_llm.training.inputs import Inputs, of_length, read_inputs
-from jaxrl_llm.training.kept_reference import of_source, with_kept_reference
 from jaxrl_llm.training.method import check_provided, named
+from jaxrl_llm.training.other_policies.kept_reference import of_source, with_kept_reference
 from jaxrl_llm.training.running import Running
 from jaxrl_llm.training.setup import RunParts, set_up
 from jaxrl_llm.training.source import OfRows, source_of, timed

@@ -17,8 +17,8 @@ from jaxrl_llm.algorithms import CATALOGUE, Given, build_of, with_facts
 from jaxrl_llm.algorithms.given import from_file, name_of
 from jaxrl_llm.algorithms.parts import check_needs, check_whole, going_without, names_in, provided_by_rewards
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.signatures import PYTHON, is_in_file
 from jaxrl_llm.core.needs import value_of, values_of
-from jaxrl_llm.core.signatures import PYTHON, is_in_file
 from jaxrl_llm.core.transform import Transform, chain
 from jaxrl_llm.distributed import check_rows
 from jaxrl_llm.learner.optimizer import make_optimizer
@@ -35,9 +35,9 @@ from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.training.asynchrony import check_asynchrony, with_correction
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.method_settings import check_settings, hyperparameters_of
-from jaxrl_llm.training.reference import check_kept, check_reference
+from jaxrl_llm.training.other_policies.reference import check_kept, check_reference
+from jaxrl_llm.training.other_policies.teacher import check_teacher
 from jaxrl_llm.training.rollout import check_rollout, rollout_of
-from jaxrl_llm.training.teacher import check_teacher
 from jaxrl_llm.utils.errors import InputError, gather, unknown
 from jaxrl_llm.utils.value_digest import value_digest
 

@@ -15,7 +15,7 @@ from jaxrl_llm.core.source import Source, Step
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.evaluate import evaluate_run
+from jaxrl_llm.training.evaluation.evaluate import evaluate_run
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.health.activity import Activity
@@ -23,7 +23,7 @@ from jaxrl_llm.training.health.goodput import Clock
 from jaxrl_llm.training.health.oom import arrays_of, explained
 from jaxrl_llm.training.journal import Journal
 from jaxrl_llm.training.notes import accuracy_line
-from jaxrl_llm.training.reference import with_second_policy
+from jaxrl_llm.training.other_policies.reference import with_second_policy
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.training.state import LoopState, RunState, save, saved_when_preempted
 from jaxrl_llm.utils.errors import unknown

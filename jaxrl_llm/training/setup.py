@@ -29,18 +29,18 @@ from jaxrl_llm.learner.setup import shard, start
 from jaxrl_llm.learner.teacher import FrozenPolicy
 from jaxrl_llm.learner.update import TrainState
 from jaxrl_llm.models import load_policy, load_reward_model, lora
+from jaxrl_llm.models.by_row.members import check_members
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import critic_of, init_critic, start_as_reward_model
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.io.digest import tokenizer_digest
 from jaxrl_llm.models.io.load import Shardings, load_tokenizer
 from jaxrl_llm.models.io.reward_model import is_scoring
-from jaxrl_llm.models.members import check_members
+from jaxrl_llm.models.outputs.soft_thinking import check_thinking
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import frozen_weight
 from jaxrl_llm.models.scores import init_reward_model, padding_of
-from jaxrl_llm.models.soft_thinking import check_thinking
 from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.models import on_devices
@@ -60,10 +60,10 @@ from jaxrl_llm.training.method import (
     record_of,
     with_routing,
 )
-from jaxrl_llm.training.reference import first_policies, fixed_reference, update_rules, wants_reference
+from jaxrl_llm.training.other_policies.reference import first_policies, fixed_reference, update_rules, wants_reference
+from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher
+from jaxrl_llm.training.other_policies.teacher import load_teacher
 from jaxrl_llm.training.rollout import check_columns, hook_of, rollout_of
-from jaxrl_llm.training.server_teacher import ServerTeacher
-from jaxrl_llm.training.teacher import load_teacher
 from jaxrl_llm.utils.errors import InputError, several
 from jaxrl_llm.utils.starting import phase
 

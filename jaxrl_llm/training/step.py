@@ -22,8 +22,8 @@ from jaxrl_llm.training.full_size import at_full_size
 from jaxrl_llm.training.health.rollback import Judged, undo_spike
 from jaxrl_llm.training.method import balance_of, needs_values
 from jaxrl_llm.training.metrics import Learned, step_metrics
-from jaxrl_llm.training.reference import moved, reference_now, with_second_policy
-from jaxrl_llm.training.server_teacher import ServerTeacher
+from jaxrl_llm.training.other_policies.reference import moved, reference_now, with_second_policy
+from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.training.state import RunState
 

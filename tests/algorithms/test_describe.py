@@ -26,7 +26,7 @@ from jaxrl_llm.algorithms.describe import (
     values_of,
 )
 from jaxrl_llm.algorithms.parts import missing
-from jaxrl_llm.core.hyperparameters import Origin
+from jaxrl_llm.core.arguments.hyperparameters import Origin
 from jaxrl_llm.utils.errors import InputError
 
 ROOT = Path(__file__).parents[2]

@@ -31,9 +31,9 @@ from jaxrl_llm.learner.nonfinite import not_finite
 from jaxrl_llm.learner.step import Learner, as_sampled, learn_batch
 from jaxrl_llm.learner.update import gradient, init_state, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params
+from jaxrl_llm.models.by_row.members import perturbations
 from jaxrl_llm.models.layers import by_row
 from jaxrl_llm.models.layers.by_row import Members, inner_products, noise
-from jaxrl_llm.models.members import perturbations
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
 from jaxrl_llm.models.parameters import adapted_by_default, adapted_weights
 from jaxrl_llm.models.stacks import unstack

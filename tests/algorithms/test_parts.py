@@ -15,8 +15,8 @@ from jaxrl_llm.algorithms.describe import method_card, page
 from jaxrl_llm.algorithms.method import Facts
 from jaxrl_llm.algorithms.parts import check_needs, check_whole, missing, names_in
 from jaxrl_llm.cli.options import parse_config
+from jaxrl_llm.core.arguments.signatures import options
 from jaxrl_llm.core.needs import NEEDS, need_of
-from jaxrl_llm.core.signatures import options
 from jaxrl_llm.distributed import data_mesh
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import check_method, check_provided, make_algorithm, provided_by

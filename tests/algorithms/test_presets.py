@@ -10,7 +10,7 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.presets import presets, presets_of
 from jaxrl_llm.cli.options import parse_config
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.signatures import hyperparameters
+from jaxrl_llm.core.arguments.signatures import hyperparameters
 from jaxrl_llm.utils.errors import InputError
 
 SEEN: list[tuple[Any, ...]] = []

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models.divergence import divergence
+from jaxrl_llm.models.outputs.divergence import divergence
 from jaxrl_llm.models.vocabulary import Distribution
 from jaxrl_llm.objectives.distillation.divergences import generalised_jsd
 from jaxrl_llm.utils.errors import InputError

@@ -21,13 +21,13 @@ from heavy import few
 
 from jaxrl_llm.core.population import SEEDS, Population, noise_seed
 from jaxrl_llm.models import lora
+from jaxrl_llm.models.by_row.adapters import can_stack, stacked
+from jaxrl_llm.models.by_row.members import check_members
 from jaxrl_llm.models.layers import by_row
 from jaxrl_llm.models.layers.by_row import ROWS, Members, noise, with_members
 from jaxrl_llm.models.layers.parts import linear
-from jaxrl_llm.models.members import check_members
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.parameters import adapted_by_default, adapted_weights, combine
-from jaxrl_llm.models.row_adapters import can_stack, stacked
 from jaxrl_llm.models.stacks import map_kinds, unstack
 from jaxrl_llm.sampling.batch import BatchRow, assemble
 from jaxrl_llm.sampling.requests import Completion, Request

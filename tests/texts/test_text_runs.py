@@ -14,7 +14,7 @@ import pytest
 from jaxrl_llm import TrainConfig, texts
 from jaxrl_llm.cli.options import parse_config
 from jaxrl_llm.cli.program import main
-from jaxrl_llm.core.hyperparameters import hyperparameters_of
+from jaxrl_llm.core.arguments.hyperparameters import hyperparameters_of
 from jaxrl_llm.texts import describe, methods, run
 from jaxrl_llm.texts.engine import TextPrompts
 from jaxrl_llm.texts.method import constructor

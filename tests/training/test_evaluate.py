@@ -16,7 +16,7 @@ from jaxrl_llm.data.prompt_set import PromptSet, encode_rows
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.sampling import completion_ids, sample
-from jaxrl_llm.training.evaluate import Evaluation, evaluate_policy
+from jaxrl_llm.training.evaluation.evaluate import Evaluation, evaluate_policy
 from jaxrl_llm.training.notes import accuracy_line
 from jaxrl_llm.utils.errors import InputError
 

@@ -17,7 +17,7 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.rollouts.runtime import engines
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.reference import check_kept
+from jaxrl_llm.training.other_policies.reference import check_kept
 from jaxrl_llm.utils.errors import InputError
 
 pytestmark = pytest.mark.heavy

@@ -22,7 +22,7 @@ from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.plan.shapes import checked as checked_plan
 from jaxrl_llm.plan.shapes import full_batch, shapes_of
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.evaluate import evaluate_policy, evaluate_run
+from jaxrl_llm.training.evaluation.evaluate import evaluate_policy, evaluate_run
 from jaxrl_llm.training.method import check_method
 from jaxrl_llm.training.setup import set_up
 from jaxrl_llm.utils.errors import InputError

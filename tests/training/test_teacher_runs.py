@@ -15,7 +15,7 @@ from compiling import with_devices
 
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.teacher import load_teacher
+from jaxrl_llm.training.other_policies.teacher import load_teacher
 from jaxrl_llm.utils.errors import InputError
 
 TEACHER = runs.MODEL.parent / "gemma2"

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.returns import (
     gae,
 )
-from jaxrl_llm.core.choices import Number
+from jaxrl_llm.core.arguments.choices import Number
 
 
 def extended_gae(

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
+from jaxrl_llm.core.arguments.ranges import Count, Fraction
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
-from jaxrl_llm.core.ranges import Count, Fraction
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import Transform, stateless

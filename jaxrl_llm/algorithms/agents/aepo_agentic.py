@@ -15,8 +15,8 @@ from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import AboveOne, NonNegative, ZeroOrOne
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import AboveOne, NonNegative, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain

@@ -13,9 +13,9 @@ from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.advantages.turns.turns import TURNS, on_tokens, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RECALLED
+from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.hyperparameters import CODE, OURS, RECALLED
-from jaxrl_llm.core.ranges import Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless

@@ -13,9 +13,9 @@ from jaxrl_llm.advantages.turns.turns import turn_mask
 from jaxrl_llm.algorithms.agents.grpo_roc import of_rows
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.hyperparameters import OURS
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative
 from jaxrl_llm.core.buckets import bucket_sums, joint_key
-from jaxrl_llm.core.hyperparameters import OURS
-from jaxrl_llm.core.ranges import Count, Fraction, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain

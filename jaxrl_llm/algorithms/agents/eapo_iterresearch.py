@@ -11,8 +11,8 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.turns.episodes import episode_keys, turns_before
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS
-from jaxrl_llm.core.ranges import NonNegative, Share
+from jaxrl_llm.core.arguments.hyperparameters import OURS
+from jaxrl_llm.core.arguments.ranges import NonNegative, Share
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain

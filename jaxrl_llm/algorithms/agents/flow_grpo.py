@@ -14,10 +14,10 @@ from jaxrl_llm.advantages.turns.turns import of_episode, turn_advantages
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
+from jaxrl_llm.core.arguments.ranges import NonNegative
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.hyperparameters import CODE, PAPER
 from jaxrl_llm.core.objective import control
-from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, weighted
 from jaxrl_llm.core.transform import Transform, chain, stateless

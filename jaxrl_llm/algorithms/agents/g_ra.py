@@ -11,8 +11,8 @@ from jaxrl_llm.advantages.turns.turns import of_episode, turn_advantages
 from jaxrl_llm.algorithms.credit.branchgrpo import numbers_in
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.arguments.hyperparameters import OURS
+from jaxrl_llm.core.arguments.ranges import NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless

@@ -12,9 +12,9 @@ from jaxrl_llm.advantages.turns.episodes import episode_keys, turns_before
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.hyperparameters import CODE
+from jaxrl_llm.core.arguments.ranges import NonNegative
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.hyperparameters import CODE
-from jaxrl_llm.core.ranges import NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain

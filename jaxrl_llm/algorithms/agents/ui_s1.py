@@ -14,9 +14,9 @@ from jaxrl_llm.advantages.turns.turns import OfTurns, compared, of_episode, rewa
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import one_reward_of, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
+from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
-from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import Fraction, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain

@@ -10,9 +10,9 @@ from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
-from jaxrl_llm.core.choices import AverageName
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import AboveOne, Count, NonNegative, ZeroOrOne
+from jaxrl_llm.core.arguments.choices import AverageName
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
+from jaxrl_llm.core.arguments.ranges import AboveOne, Count, NonNegative, ZeroOrOne
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.averaging.averages import average_by_name
 from jaxrl_llm.objectives.policy_gradient import policy_gradient

@@ -9,10 +9,10 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Scale, Span
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.arguments.choices import Scale, Span
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import AboveOne, NonNegative, ZeroOrOne
 from jaxrl_llm.core.log_ratios import LARGEST
-from jaxrl_llm.core.ranges import AboveOne, NonNegative, ZeroOrOne
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.averaging.averages import token_mean
 from jaxrl_llm.objectives.off_policy import importance_correction

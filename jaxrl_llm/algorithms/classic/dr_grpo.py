@@ -7,8 +7,8 @@ from typing import Annotated
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import PAPER, RUN
-from jaxrl_llm.core.ranges import Count, NonNegative
+from jaxrl_llm.core.arguments.hyperparameters import PAPER, RUN
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative
 from jaxrl_llm.objectives.averaging.averages import constant
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import token_ratio

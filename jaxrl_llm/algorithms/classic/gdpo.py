@@ -9,9 +9,9 @@ from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import AverageName
-from jaxrl_llm.core.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.core.arguments.choices import AverageName
+from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
+from jaxrl_llm.core.arguments.ranges import NonNegative, ZeroOrOne
 
 
 @method(paper="arXiv 2601.05242", year=2026, test="test_multi_reward.py::test_gdpo_against_a_loop")

@@ -7,9 +7,9 @@ from typing import Annotated
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Scale
-from jaxrl_llm.core.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.core.arguments.choices import Scale
+from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
+from jaxrl_llm.core.arguments.ranges import NonNegative, ZeroOrOne
 from jaxrl_llm.objectives.averaging.averages import sequence_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import token_ratio

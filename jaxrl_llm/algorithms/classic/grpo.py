@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.choices import AverageName, Scale
+from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER, RUN
+from jaxrl_llm.core.arguments.ranges import AboveOne, Count, NonNegative, ZeroOrOne
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.choices import AverageName, Scale
-from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.ranges import AboveOne, Count, NonNegative, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless

@@ -10,8 +10,8 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import AverageName
-from jaxrl_llm.core.hyperparameters import PAPER
+from jaxrl_llm.core.arguments.choices import AverageName
+from jaxrl_llm.core.arguments.hyperparameters import PAPER
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.objectives import log_probability
 

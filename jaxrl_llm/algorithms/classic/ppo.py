@@ -9,9 +9,9 @@ from jaxrl_llm.advantages.normalisation import normalised_values
 from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Estimator
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import AboveOne, NonNegative, Positive
+from jaxrl_llm.core.arguments.choices import Estimator
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import AboveOne, NonNegative, Positive
 from jaxrl_llm.core.transform import Objective, Transform, chain
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.values import value_loss

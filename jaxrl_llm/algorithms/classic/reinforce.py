@@ -11,9 +11,9 @@ from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.advantages.returns import discounted_returns
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import AverageName, Baseline
-from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import Positive
+from jaxrl_llm.core.arguments.choices import AverageName, Baseline
+from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Objective, chain, stateless

@@ -8,8 +8,8 @@ from jaxrl_llm.advantages.returns import discounted_returns, whiten_advantages
 from jaxrl_llm.algorithms.classic.rloo import with_kl_reward
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
+from jaxrl_llm.core.arguments.ranges import NonNegative
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 
 

@@ -13,8 +13,8 @@ from jaxrl_llm.advantages.kl_rewards import kl_reward
 from jaxrl_llm.advantages.returns import terminal_rewards
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
+from jaxrl_llm.core.arguments.ranges import NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain

@@ -8,8 +8,8 @@ from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantag
 from jaxrl_llm.algorithms.classic.ppo import chain_present, clipped_policy
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative, Positive
+from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
 from jaxrl_llm.objectives.values import value_loss
 
 

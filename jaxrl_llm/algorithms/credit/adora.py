@@ -13,10 +13,10 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.choices import AverageName, Rule
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
+from jaxrl_llm.core.arguments.ranges import AtLeastOne, NonNegative
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.choices import AverageName, Rule
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain

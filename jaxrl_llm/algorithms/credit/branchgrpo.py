@@ -12,8 +12,8 @@ from jaxrl_llm.advantages.trees.credit import EQUAL, NODE, shared_once, tree_cre
 from jaxrl_llm.advantages.trees.values import Tree, node_values, scored_tree, shares, tree_of
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import Count, NonNegative, Range
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless

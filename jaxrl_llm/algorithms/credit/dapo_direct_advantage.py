@@ -12,11 +12,11 @@ from jaxrl_llm.advantages.filters import drop_rows
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.choices import PositiveNumber
+from jaxrl_llm.core.arguments.hyperparameters import PAPER
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
 from jaxrl_llm.core.buckets import bucket_best
-from jaxrl_llm.core.choices import PositiveNumber
-from jaxrl_llm.core.hyperparameters import PAPER
 from jaxrl_llm.core.objective import Objective
-from jaxrl_llm.core.ranges import Count, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import Count, NonNegative
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.objectives.averaging.averages import token_mean
 from jaxrl_llm.objectives.averaging.token_groups import Tokens, token_groups

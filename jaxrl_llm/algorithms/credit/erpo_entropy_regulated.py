@@ -14,10 +14,10 @@ from jaxrl_llm.advantages.multipliers import revised, standard_scores
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Number
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.arguments.choices import Number
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative
 from jaxrl_llm.core.log_ratios import log_ratio
-from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain

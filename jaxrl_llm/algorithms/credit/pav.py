@@ -13,8 +13,8 @@ from jaxrl_llm.advantages.trees.values import gains, state_values
 from jaxrl_llm.algorithms.credit.spo_segment import STATES
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS, PAPER, RECALLED
-from jaxrl_llm.core.ranges import Count, NonNegative
+from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RECALLED
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative
 from jaxrl_llm.core.reference import ReferenceRule, model_names
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories

@@ -13,8 +13,8 @@ from jaxrl_llm.advantages.multipliers import capped_bonus
 from jaxrl_llm.advantages.schedules import SHAPES, fade, progress
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, Fraction, NonNegative, Positive
+from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER, RUN
+from jaxrl_llm.core.arguments.ranges import AtLeastOne, Fraction, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain, counted

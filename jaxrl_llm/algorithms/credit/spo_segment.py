@@ -12,8 +12,8 @@ from jaxrl_llm.advantages.trees.credit import EQUAL, edges, shared_once, tree_cr
 from jaxrl_llm.advantages.trees.values import gains, state_values
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, Range, check_moments
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Range, check_moments
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless

@@ -13,8 +13,8 @@ from jaxrl_llm.advantages.trees.credit import EQUAL, tree_credit
 from jaxrl_llm.advantages.trees.values import leaves, node_values, scored_tree, shares, sums
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.ranges import AboveOne, Count, NonNegative
+from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER, RUN
+from jaxrl_llm.core.arguments.ranges import AboveOne, Count, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rules import DynamicSampling
 from jaxrl_llm.core.trajectory import Array, Trajectories

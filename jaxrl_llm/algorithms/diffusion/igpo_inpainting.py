@@ -14,8 +14,8 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import Trajectories

@@ -11,8 +11,8 @@ from jaxrl_llm.algorithms.classic.sft import as_right
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import Count
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Objective, stateless

@@ -8,8 +8,8 @@ import jax
 
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import Fraction, NonNegative
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, token_ratio

@@ -10,10 +10,10 @@ from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE
+from jaxrl_llm.core.arguments.hyperparameters import CODE
+from jaxrl_llm.core.arguments.ranges import Count, NonNegativeInt, Positive
 from jaxrl_llm.core.objective import Metrics, Objective
 from jaxrl_llm.core.population import Population
-from jaxrl_llm.core.ranges import Count, NonNegativeInt, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories, row_means, totals_of
 from jaxrl_llm.core.transform import Transform, stateless
@@ -43,8 +43,8 @@ def fitness(baseline: Baseline = "group", epsilon: float = 1e-5) -> Transform:
 def evolution() -> Objective:
     """-sqrt(N) mean_n z_n p_n over the N rows, z the advantage of a row and p its perturbation of the weights.
 
-    p is linear in the weights (`models.members.perturbations`), so that the gradient is -sqrt(N) times the update of an
-    evolution strategy, and no token goes through the model.
+    p is linear in the weights (`models.by_row.members.perturbations`), so that the gradient is -sqrt(N) times the
+    update of an evolution strategy, and no token goes through the model.
     """
 
     def loss(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Array, Metrics]:

@@ -12,8 +12,8 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.schedules import ramp
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, Fraction, NonNegative, Share
+from jaxrl_llm.core.arguments.hyperparameters import OURS, RUN
+from jaxrl_llm.core.arguments.ranges import AtLeastOne, Fraction, NonNegative, Share
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain

@@ -13,9 +13,9 @@ from jaxrl_llm.advantages.multipliers import revised, row_mean
 from jaxrl_llm.advantages.votes import vote
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain

@@ -11,9 +11,9 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.multipliers import row_mean
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.hyperparameters import OURS
+from jaxrl_llm.core.arguments.ranges import NonNegative, ZeroOrOne
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
-from jaxrl_llm.core.hyperparameters import OURS
-from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Transform, chain, stateless

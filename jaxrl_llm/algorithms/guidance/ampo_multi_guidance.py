@@ -12,10 +12,10 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.choices import Scale
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
+from jaxrl_llm.core.arguments.ranges import AboveOne, AtLeastOne, NonNegative, Positive
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.choices import Scale
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import AboveOne, AtLeastOne, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories, weighted
 from jaxrl_llm.core.transform import chain

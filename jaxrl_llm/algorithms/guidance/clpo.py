@@ -12,10 +12,10 @@ from jaxrl_llm.advantages.filters import drop_rows, uniform_groups
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.choices import AverageName, Rewrite
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RUN
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative
 from jaxrl_llm.core.buckets import joint_key
-from jaxrl_llm.core.choices import AverageName, Rewrite
-from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import Transform, chain

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.ranges import Count, NonNegative, Positive, Range
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RUN
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.trajectory import Array, Trajectories

@@ -19,8 +19,8 @@ from jaxrl_llm.advantages.returns import (
 )
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import NonNegative, Positive, ZeroOrOne
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import AboveOne, Count, NonNegative
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
+from jaxrl_llm.core.arguments.ranges import AboveOne, Count, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain, counted

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import judge_among_rewards, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.hyperparameters import OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import counted

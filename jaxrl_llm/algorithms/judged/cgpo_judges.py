@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import Given, RunSetting, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.choices import NonNegativeNumber, PositiveNumber
+from jaxrl_llm.core.arguments.hyperparameters import OURS, RECALLED, RUN
+from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_number
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.choices import NonNegativeNumber, PositiveNumber
-from jaxrl_llm.core.hyperparameters import OURS, RECALLED, RUN
 from jaxrl_llm.core.log_ratios import needed, source
-from jaxrl_llm.core.ranges import NonNegative, Positive, check_number
 from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, weighted

@@ -9,8 +9,8 @@ from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import judge_among_rewards, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS
-from jaxrl_llm.core.ranges import Count, NonNegative, Positive
+from jaxrl_llm.core.arguments.hyperparameters import OURS
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
 from jaxrl_llm.rollouts.judges.judged import against_anchor, judged, pair_judge
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import judge_among_rewards, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS
-from jaxrl_llm.core.ranges import Count, NonNegative, Positive
+from jaxrl_llm.core.arguments.hyperparameters import OURS
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.staged import staged

@@ -11,9 +11,9 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Number
-from jaxrl_llm.core.hyperparameters import PAPER
-from jaxrl_llm.core.ranges import AboveOne, Fraction, Positive
+from jaxrl_llm.core.arguments.choices import Number
+from jaxrl_llm.core.arguments.hyperparameters import PAPER
+from jaxrl_llm.core.arguments.ranges import AboveOne, Fraction, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Refresh, control

@@ -7,9 +7,9 @@ from typing import Annotated
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Scale
-from jaxrl_llm.core.hyperparameters import OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import AboveOne, Count, NonNegative, ZeroOrOne
+from jaxrl_llm.core.arguments.choices import Scale
+from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
+from jaxrl_llm.core.arguments.ranges import AboveOne, Count, NonNegative, ZeroOrOne
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.averaging.averages import constant
 from jaxrl_llm.objectives.off_policy import importance_correction

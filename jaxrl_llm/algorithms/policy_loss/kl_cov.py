@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import FractionNumber, Number, Source
-from jaxrl_llm.core.hyperparameters import CODE
+from jaxrl_llm.core.arguments.choices import FractionNumber, Number, Source
+from jaxrl_llm.core.arguments.hyperparameters import CODE
+from jaxrl_llm.core.arguments.ranges import NonNegative, ZeroOrOne
 from jaxrl_llm.core.log_ratios import absolute, needed
-from jaxrl_llm.core.ranges import NonNegative, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Refresh

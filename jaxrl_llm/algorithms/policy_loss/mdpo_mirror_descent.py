@@ -12,9 +12,9 @@ from jaxrl_llm.advantages.returns import whiten_advantages
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Estimator, Number, PositiveNumber
-from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Positive, Range
+from jaxrl_llm.core.arguments.choices import Estimator, Number, PositiveNumber
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RUN
+from jaxrl_llm.core.arguments.ranges import AtLeastOne, NonNegative, Positive, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.transform import Transform, chain, counted
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio, unclipped

@@ -8,9 +8,9 @@ from jaxrl_llm.advantages.kl_rewards import kl_reward, stepwise_kl
 from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.hyperparameters import CODE
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive, Share
 from jaxrl_llm.core.hooks import Hook
-from jaxrl_llm.core.hyperparameters import CODE
-from jaxrl_llm.core.ranges import Count, NonNegative, Positive, Share
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array

@@ -8,9 +8,9 @@ from typing import Annotated
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, Range
 from jaxrl_llm.core.outer_loop import outer_step
-from jaxrl_llm.core.ranges import NonNegative, Positive, Range
 
 
 @method(paper="arXiv 2603.06009", year=2026, test="test_outer_loops.py::test_ppo_outer_scale_by_loop")

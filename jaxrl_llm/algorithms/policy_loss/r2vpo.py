@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import Fraction, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
+from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, NonNegativeInt, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.transform import chain, controller
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio, unclipped

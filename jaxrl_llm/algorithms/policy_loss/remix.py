@@ -11,10 +11,9 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Estimator, Number, Source
-from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.log_ratios import log_ratio, needed, source
-from jaxrl_llm.core.ranges import (
+from jaxrl_llm.core.arguments.choices import Estimator, Number, Source
+from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import (
     AtLeastOne,
     Fraction,
     NonNegative,
@@ -23,6 +22,7 @@ from jaxrl_llm.core.ranges import (
     ZeroOrOne,
     check_bounds,
 )
+from jaxrl_llm.core.log_ratios import log_ratio, needed, source
 from jaxrl_llm.core.reference import Params, ReferenceRule
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories

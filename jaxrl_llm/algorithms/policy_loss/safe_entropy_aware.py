@@ -12,10 +12,10 @@ from jaxrl_llm.advantages.returns import sequence_values, whiten_advantages
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Number, PositiveNumber
-from jaxrl_llm.core.hyperparameters import CODE, OURS
+from jaxrl_llm.core.arguments.choices import Number, PositiveNumber
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source, straight_through
-from jaxrl_llm.core.ranges import Count, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Objective, State, Transform, chain, control

@@ -21,9 +21,9 @@ from jaxrl_llm.advantages.tokens.windows import extended_gae
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import FractionNumber
-from jaxrl_llm.core.hyperparameters import OURS, RUN
-from jaxrl_llm.core.ranges import Count, NonNegative, Positive
+from jaxrl_llm.core.arguments.choices import FractionNumber
+from jaxrl_llm.core.arguments.hyperparameters import OURS, RUN
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.core.trajectory import Trajectories, totals_of

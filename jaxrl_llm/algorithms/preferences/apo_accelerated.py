@@ -6,9 +6,9 @@ from typing import Annotated
 
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS, RECALLED
+from jaxrl_llm.core.arguments.hyperparameters import OURS, RECALLED
+from jaxrl_llm.core.arguments.ranges import Fraction, Positive
 from jaxrl_llm.core.outer_loop import extrapolated
-from jaxrl_llm.core.ranges import Fraction, Positive
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.preference.by_name import loss_named

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import Fraction, NonNegative, Positive, Range
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, Positive, Range
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.preference.by_name import loss_named
 from jaxrl_llm.objectives.preference.losses import PairLoss

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import Count, NonNegative, Positive, Range
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive, Range
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.preference.by_name import loss_named

@@ -9,9 +9,9 @@ import jax
 
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Estimator, Number
-from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, Positive
+from jaxrl_llm.core.arguments.choices import Estimator, Number
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RUN
+from jaxrl_llm.core.arguments.ranges import AtLeastOne, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Coefficient, Objective, chain, control

@@ -11,8 +11,8 @@ import numpy as np
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE
-from jaxrl_llm.core.ranges import Positive, check_number
+from jaxrl_llm.core.arguments.hyperparameters import CODE
+from jaxrl_llm.core.arguments.ranges import Positive, check_number
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.data.preference_rows import CHOSEN, REJECTED
 from jaxrl_llm.objectives.preference.by_name import loss_named

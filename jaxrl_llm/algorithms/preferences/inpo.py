@@ -6,8 +6,8 @@ from typing import Annotated
 
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import Count, OpenFraction, Positive
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
+from jaxrl_llm.core.arguments.ranges import Count, OpenFraction, Positive
 from jaxrl_llm.core.reference import periodic_reset, with_initial
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.preference.losses import ipo, of_sums

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import PositiveNumber
-from jaxrl_llm.core.hyperparameters import OURS, RECALLED
-from jaxrl_llm.core.ranges import Positive, check_number
+from jaxrl_llm.core.arguments.choices import PositiveNumber
+from jaxrl_llm.core.arguments.hyperparameters import OURS, RECALLED
+from jaxrl_llm.core.arguments.ranges import Positive, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, weighted
 from jaxrl_llm.core.transform import Metrics, Objective, chain

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import judge_among_rewards, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import NonNegativeNumber
+from jaxrl_llm.core.arguments.choices import NonNegativeNumber
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RUN
+from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative
 from jaxrl_llm.core.hooks import Context, Hook, State
-from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
 from jaxrl_llm.core.log_ratios import source
-from jaxrl_llm.core.ranges import Fraction, NonNegative
 from jaxrl_llm.core.reference import ReferenceRule
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, weighted

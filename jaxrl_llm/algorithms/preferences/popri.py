@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import Count, NonNegative, Positive
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories

@@ -14,8 +14,8 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.preferences.dpo import dpo
 from jaxrl_llm.algorithms.run_settings import RunSetting, given_responses, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS
-from jaxrl_llm.core.ranges import NonNegative, Positive, check_number
+from jaxrl_llm.core.arguments.hyperparameters import OURS
+from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import PositiveNumber
-from jaxrl_llm.core.hyperparameters import CODE, OURS
+from jaxrl_llm.core.arguments.choices import PositiveNumber
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
+from jaxrl_llm.core.arguments.ranges import Count, Positive
 from jaxrl_llm.core.log_ratios import source
-from jaxrl_llm.core.ranges import Count, Positive
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout

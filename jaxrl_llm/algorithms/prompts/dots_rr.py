@@ -21,9 +21,9 @@ import numpy as np
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative, NonNegativeInt, Positive, Share, ZeroOrOne
 from jaxrl_llm.core.log_ratios import LARGEST
-from jaxrl_llm.core.ranges import Count, NonNegative, NonNegativeInt, Positive, Share, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import ONLY_MEASURED
 from jaxrl_llm.core.transform import chain

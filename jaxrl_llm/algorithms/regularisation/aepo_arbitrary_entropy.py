@@ -14,8 +14,8 @@ from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.advantages.multipliers import last_entropy
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE
-from jaxrl_llm.core.ranges import AboveOne, Fraction, NonNegative, Positive
+from jaxrl_llm.core.arguments.hyperparameters import CODE
+from jaxrl_llm.core.arguments.ranges import AboveOne, Fraction, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.trajectory import Trajectories

@@ -13,10 +13,10 @@ from jaxrl_llm.advantages.multipliers import last_entropy, revised
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.score_function.otr import static_number
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Number
-from jaxrl_llm.core.hyperparameters import CODE
+from jaxrl_llm.core.arguments.choices import Number
+from jaxrl_llm.core.arguments.hyperparameters import CODE
+from jaxrl_llm.core.arguments.ranges import AboveOne, NonNegative, Positive
 from jaxrl_llm.core.log_ratios import log_ratio
-from jaxrl_llm.core.ranges import AboveOne, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain

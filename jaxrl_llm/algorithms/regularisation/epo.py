@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import AverageName, Number
-from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, check_number
+from jaxrl_llm.core.arguments.choices import AverageName, Number
+from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER, RUN
+from jaxrl_llm.core.arguments.ranges import AtLeastOne, NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, totals_of, weighted
 from jaxrl_llm.core.transform import Objective, State, Transform, chain

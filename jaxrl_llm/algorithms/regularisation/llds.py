@@ -11,9 +11,9 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.presets import presets
 from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import AverageName, Gate
-from jaxrl_llm.core.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.arguments.choices import AverageName, Gate
+from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
+from jaxrl_llm.core.arguments.ranges import NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.objectives import token_mean

@@ -13,9 +13,9 @@ from jaxrl_llm.advantages.returns import generalised_advantages
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.regularisation.salsa import names_of
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Number
-from jaxrl_llm.core.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.ranges import NonNegative, Positive
+from jaxrl_llm.core.arguments.choices import Number
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RUN
+from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
 from jaxrl_llm.core.reference import Mixture, Params, ReferenceRule, model_names
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Number
-from jaxrl_llm.core.hyperparameters import OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, ZeroOrOne
+from jaxrl_llm.core.arguments.choices import Number
+from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.core.trajectory import Trajectories

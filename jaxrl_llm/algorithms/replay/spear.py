@@ -14,9 +14,17 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.replayed import keep_stored_advantages, replayed_rows
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER, RUN
+from jaxrl_llm.core.arguments.ranges import (
+    AtLeastOne,
+    Count,
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    check_number,
+)
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.ranges import AtLeastOne, Count, Fraction, NonNegative, NonNegativeInt, Positive, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.core.trajectory import Trajectories

@@ -12,8 +12,8 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.multi_reward import parse_weights
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import AtLeastOne, NonNegative, ZeroOrOne
+from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import AtLeastOne, NonNegative, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.core.transform import chain

@@ -10,8 +10,8 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.replayed import keep_stored_advantages
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS
-from jaxrl_llm.core.ranges import Fraction, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.arguments.hyperparameters import OURS
+from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, NonNegativeInt, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.core.transform import chain

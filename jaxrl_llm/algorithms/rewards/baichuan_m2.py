@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative
 from jaxrl_llm.core.buckets import bucket_quantile
-from jaxrl_llm.core.hyperparameters import OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import Count, Fraction, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import Trajectories

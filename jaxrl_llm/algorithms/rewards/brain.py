@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.choices import Number, PositiveNumber
+from jaxrl_llm.core.arguments.hyperparameters import OURS
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.choices import Number, PositiveNumber
-from jaxrl_llm.core.hyperparameters import OURS
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Objective, chain

@@ -14,10 +14,10 @@ from jaxrl_llm.advantages.multi_reward import component as component_of
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.choices import AverageName, Scale
+from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, check_number
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.choices import AverageName, Scale
-from jaxrl_llm.core.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.ranges import Fraction, NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain

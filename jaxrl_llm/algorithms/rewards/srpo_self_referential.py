@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
+from jaxrl_llm.core.arguments.choices import AverageName, Number
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.choices import AverageName, Number
-from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import Count, NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain

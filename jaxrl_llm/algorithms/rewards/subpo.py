@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.returns import reward_to_go, scored_actions, terminal_rewards
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import AverageName
-from jaxrl_llm.core.hyperparameters import RECALLED
+from jaxrl_llm.core.arguments.choices import AverageName
+from jaxrl_llm.core.arguments.hyperparameters import RECALLED
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, stateless

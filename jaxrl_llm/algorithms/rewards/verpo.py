@@ -7,8 +7,8 @@ from typing import Annotated
 from jaxrl_llm.advantages.multi_reward import check_credit
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import OURS
-from jaxrl_llm.core.ranges import Fraction, NonNegative
+from jaxrl_llm.core.arguments.hyperparameters import OURS
+from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 from jaxrl_llm.advantages.tokens.baselines import energy_weighted_baseline
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE
-from jaxrl_llm.core.ranges import NonNegative
+from jaxrl_llm.core.arguments.hyperparameters import CODE
+from jaxrl_llm.core.arguments.ranges import NonNegative
 from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, token_ratio
 
 

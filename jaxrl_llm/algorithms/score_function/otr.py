@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.demonstrations import demonstrated_rows
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import Number
-from jaxrl_llm.core.hyperparameters import OURS, RECALLED
-from jaxrl_llm.core.ranges import Positive, Range, check_number
+from jaxrl_llm.core.arguments.choices import Number
+from jaxrl_llm.core.arguments.hyperparameters import OURS, RECALLED
+from jaxrl_llm.core.arguments.ranges import Positive, Range, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, stateless

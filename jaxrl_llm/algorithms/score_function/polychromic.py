@@ -18,9 +18,9 @@ from jaxrl_llm.advantages.sets import DIVERSITIES, diverse_sets_advantage
 from jaxrl_llm.advantages.votes import answer_keys
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.buckets import joint_key
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import Trajectories

@@ -12,10 +12,10 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.choices import NonNegativeNumber, Number, PositiveNumber, Scale
+from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
+from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_bounds
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
-from jaxrl_llm.core.choices import NonNegativeNumber, Number, PositiveNumber, Scale
-from jaxrl_llm.core.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.ranges import NonNegative, Positive, check_bounds
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, counted

@@ -8,9 +8,9 @@ from jaxrl_llm.advantages.risk import bundled_risk
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.choices import AverageName
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.ranges import Fraction, NonNegative
+from jaxrl_llm.core.arguments.choices import AverageName
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative
 from jaxrl_llm.objectives import clip
 
 

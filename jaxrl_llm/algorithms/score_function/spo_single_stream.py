@@ -11,8 +11,8 @@ from jaxrl_llm.advantages.trackers import tracked_baseline
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, NonNegativeInt, Positive
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.source import Replay

@@ -33,8 +33,8 @@ from jaxrl_llm.advantages.turns.turns import (
 )
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
+from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout

@@ -11,8 +11,8 @@ from jaxrl_llm.advantages.turns.turns import rewards_of_turns, turn_mask
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.hyperparameters import CODE, OURS
-from jaxrl_llm.core.ranges import Count, NonNegative, Positive
+from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless

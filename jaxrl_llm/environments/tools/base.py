@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from jaxrl_llm.core.checks import checked
-from jaxrl_llm.core.ranges import Count, Seconds
+from jaxrl_llm.core.arguments.checks import checked
+from jaxrl_llm.core.arguments.ranges import Count, Seconds
 from jaxrl_llm.data.chat.calls import Call, Reply
 from jaxrl_llm.environments.copies import NotCopiedError
 from jaxrl_llm.environments.protocol import MakeEnvironment, Observation

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.core.checks import checked
-from jaxrl_llm.core.ranges import Count
+from jaxrl_llm.core.arguments.checks import checked
+from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.environments.tools.base import EachEpisode
 
 CHARACTERS = 4000

@@ -17,8 +17,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from jaxrl_llm.core.checks import checked
-from jaxrl_llm.core.ranges import Seconds
+from jaxrl_llm.core.arguments.checks import checked
+from jaxrl_llm.core.arguments.ranges import Seconds
 from jaxrl_llm.environments.copies import NotCopiedError
 from jaxrl_llm.environments.tools.base import EachEpisode, Kit
 from jaxrl_llm.environments.tools.other_text import CLIENT, OtherText

@@ -8,8 +8,8 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
-from jaxrl_llm.core.checks import checked
-from jaxrl_llm.core.ranges import Range
+from jaxrl_llm.core.arguments.checks import checked
+from jaxrl_llm.core.arguments.ranges import Range
 from jaxrl_llm.environments.copies import NotCopiedError
 from jaxrl_llm.environments.sandbox import Limits, Result, Session, available, require_guards
 from jaxrl_llm.environments.tools.base import EachEpisode, shortened

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.core.checks import checked
-from jaxrl_llm.core.ranges import Count
+from jaxrl_llm.core.arguments.checks import checked
+from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.utils.errors import InputError, missing_package, shown
 
 PASSAGE = 1000  # characters of a passage of a text file

@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxrl_llm.core.checks import check_fields
-from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.arguments.checks import check_fields
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.in_jax.lab.grid import Grid
 from jaxrl_llm.in_jax.settings import LabSettings
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 
 from jaxrl_llm.algorithms import constructor
-from jaxrl_llm.core.checks import checked
+from jaxrl_llm.core.arguments.checks import checked
 from jaxrl_llm.utils.errors import InputError, shown
 
 Grid = Mapping[str, tuple[float, ...]]

@@ -18,8 +18,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_llm.algorithms import constructor, get
 from jaxrl_llm.algorithms.parts import missing
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.needs import need_of
-from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.in_jax.evaluate import evaluate_task
 from jaxrl_llm.in_jax.lab.grid import Grid, Point, hyperparameters_of, points
 from jaxrl_llm.in_jax.lab.outcome import CURVES, Measuring, Outcome, curves_of, measure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.in_jax.tasks.task import Scores, Task, number_of
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.choices import Number
-from jaxrl_llm.core.ranges import AboveOne, check_bounds
+from jaxrl_llm.core.arguments.choices import Number
+from jaxrl_llm.core.arguments.ranges import AboveOne, check_bounds
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.choices import Number, Source
+from jaxrl_llm.core.arguments.choices import Number, Source
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.log_ratios import needed, source
-from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Objective

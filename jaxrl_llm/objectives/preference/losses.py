@@ -14,9 +14,9 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.checks import require_function
-from jaxrl_llm.core.choices import Number
-from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.arguments.checks import require_function
+from jaxrl_llm.core.arguments.choices import Number
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.objectives.preference.divergences import Divergence, alpha_divergence, reverse_kl
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.arguments.checks import require_function
+from jaxrl_llm.core.arguments.choices import NonNegativeNumber, Number, PositiveNumber, Source
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.checks import require_function
-from jaxrl_llm.core.choices import NonNegativeNumber, Number, PositiveNumber, Source
 from jaxrl_llm.core.log_ratios import needed
-from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means
 from jaxrl_llm.core.transform import Metrics, Objective

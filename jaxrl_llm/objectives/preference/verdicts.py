@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.choices import NonNegativeNumber, Number, PositiveNumber, Source
+from jaxrl_llm.core.arguments.choices import NonNegativeNumber, Number, PositiveNumber, Source
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.log_ratios import needed, source
-from jaxrl_llm.core.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, totals_of, weighted
 from jaxrl_llm.core.transform import Metrics, Objective, Transform, control, stateless

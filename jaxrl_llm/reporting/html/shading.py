@@ -11,7 +11,7 @@ from numbers import Real
 from types import NoneType
 from typing import Any
 
-from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.reporting.statistics import as_number, typical_size
 from jaxrl_llm.utils.errors import InputError, shown, unknown
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from jaxrl_llm.core.checks import check_fields, checked
-from jaxrl_llm.core.ranges import Count
+from jaxrl_llm.core.arguments.checks import check_fields, checked
+from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.rewards.workers.loading import load_value
 from jaxrl_llm.utils.errors import InputError, shown, unknown

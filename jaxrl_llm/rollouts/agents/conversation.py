@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from jaxrl_llm.core.checks import check_fields
-from jaxrl_llm.core.ranges import Count
+from jaxrl_llm.core.arguments.checks import check_fields
+from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.data.chat.calls import Message, Reply
 from jaxrl_llm.data.chat.message_forms import lost_thoughts
 from jaxrl_llm.data.chat.messages import has_thought

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import numpy as np
 
-from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, Range
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jaxrl_llm.core.ranges import Count
+from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import AHEAD, OBSERVATION, Demands, Program, Rollout
 from jaxrl_llm.data.chat.rendering import PromptFormat

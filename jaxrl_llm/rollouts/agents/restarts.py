@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from jaxrl_llm.core.ranges import Range, check_number
+from jaxrl_llm.core.arguments.ranges import Range, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.agents.conversation import finished

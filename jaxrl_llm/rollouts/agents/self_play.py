@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxrl_llm.core.ranges import Count
+from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import AHEAD, Rollout
 from jaxrl_llm.data.chat.rendering import PromptFormat

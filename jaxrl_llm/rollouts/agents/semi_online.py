@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
-from jaxrl_llm.core.ranges import Count, Range
+from jaxrl_llm.core.arguments.ranges import Count, Range
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.environments.recorded import RecordedSteps

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxrl_llm.core.ranges import Count, NonNegativeInt
+from jaxrl_llm.core.arguments.ranges import Count, NonNegativeInt
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rewards.workers.loading import load_function

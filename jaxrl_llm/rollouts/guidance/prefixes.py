@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxrl_llm.core.ranges import Count, Fraction, NonNegative, check_number
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rewards.workers.loading import load_function

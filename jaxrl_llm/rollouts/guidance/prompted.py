@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.ranges import Count, check_number
+from jaxrl_llm.core.arguments.ranges import Count, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Tools

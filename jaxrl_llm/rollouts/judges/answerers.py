@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_llm.core.ranges import Count, NonNegative, check_number
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative, check_number
 from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.data.chat.encode import encode_prompt
 from jaxrl_llm.models import load_policy

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.core.ranges import Count
+from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.data.chat.messages import text_of

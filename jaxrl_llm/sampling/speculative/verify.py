@@ -18,11 +18,11 @@ import jax.numpy as jnp
 from jaxrl_kernels.decode_attention import decode_attention, merge, partial_attention
 
 from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.models.by_row.adapters import for_rows
 from jaxrl_llm.models.layers.attention import Weighing
 from jaxrl_llm.models.layers.parts import rotations_of
 from jaxrl_llm.models.layers.recurrent import State, committed, pending_flow
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.row_adapters import for_rows
 from jaxrl_llm.sampling.decode import RingCache, RowState, narrowed
 from jaxrl_llm.sampling.draw import Drawn, DrawSettings, draw
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, merge_sinks, pack, take_columns

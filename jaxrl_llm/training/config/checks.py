@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from jaxrl_llm.core.arguments.signatures import hyperparameters, known_methods
 from jaxrl_llm.core.by_value import by_value, by_values
-from jaxrl_llm.core.signatures import hyperparameters, known_methods
 from jaxrl_llm.learner.optimizer_config import SMALLEST, OptimizerConfig, check_optimizer
 from jaxrl_llm.rewards.environment import ENVIRONMENT, is_among
 from jaxrl_llm.utils.errors import InputError, gather, require, shown

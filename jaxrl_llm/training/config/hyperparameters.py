@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.core.hyperparameters import Hyperparameter
-from jaxrl_llm.core.signatures import NOT_GIVEN, PYTHON, is_in_file, of_function, options
+from jaxrl_llm.core.arguments.hyperparameters import Hyperparameter
+from jaxrl_llm.core.arguments.signatures import NOT_GIVEN, PYTHON, is_in_file, of_function, options
 from jaxrl_llm.rewards.workers.loading import check_file
 from jaxrl_llm.utils.errors import InputError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxrl_llm.algorithms import CATALOGUE
 from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings_of
-from jaxrl_llm.core.signatures import hyperparameters
+from jaxrl_llm.core.arguments.signatures import hyperparameters
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import InputError, gather, shown
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_llm.core.signatures import TEXT_METHODS
+from jaxrl_llm.core.arguments.signatures import TEXT_METHODS
 from jaxrl_llm.reporting.logging.writers import read_json, truncate_jsonl
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.json_text import from_dict, located, to_dict

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm import reporting
-from jaxrl_llm.core.signatures import options
+from jaxrl_llm.core.arguments.signatures import options
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.json_text import to_dict
 from jaxrl_llm.utils.errors import InputError

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_llm.core.signatures import PYTHON
+from jaxrl_llm.core.arguments.signatures import PYTHON
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.hyperparameters import options_of
 from jaxrl_llm.training.config.json_text import to_dict

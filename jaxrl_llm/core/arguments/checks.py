@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
-from jaxrl_llm.core.ranges import WHOLE, Range, check_number
+from jaxrl_llm.core.arguments.ranges import WHOLE, Range, check_number
 from jaxrl_llm.utils.errors import InputError, shown, unknown
 from jaxrl_llm.utils.keywords import bound
 

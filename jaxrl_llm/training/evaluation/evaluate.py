@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.source import Curriculum
 from jaxrl_llm.core.trajectory import map_rows
 from jaxrl_llm.data.chat.rendering import PromptFormat
@@ -34,7 +34,7 @@ from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.training.agents import agent_of, is_agent
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.evaluate_given import evaluate_given
+from jaxrl_llm.training.evaluation.evaluate_given import evaluate_given
 from jaxrl_llm.training.rollout import rollout_of
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.utils.errors import InputError, several, unknown

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.ranges import check_number
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.vocabulary import BLOCK, Distribution
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import jax
 
-from jaxrl_llm.core.ranges import Range
+from jaxrl_llm.core.arguments.ranges import Range
 
 Number = jax.Array | float  # an array, traced or not, passes unchecked
 NonNegativeNumber = Annotated[Number, Range(least=0)]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from jaxrl_llm.core.ranges import WHOLE, Range, check_number
+from jaxrl_llm.core.arguments.ranges import WHOLE, Range, check_number
 from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.keywords import unknown_keyword
 

@@ -24,8 +24,8 @@ from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.models.parameters import combine, without_critic
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.evaluation.given_rows import given_rows
 from jaxrl_llm.training.full_size import at_full_size
-from jaxrl_llm.training.given_rows import given_rows
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.utils.errors import InputError, several
 from jaxrl_llm.utils.process import default_cache_folder

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.models.by_row.members import with_members
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.members import with_members
 from jaxrl_llm.models.parameters import LORA_FACTORS, LORA_IN, LORA_OUT, LORA_SCALE, Params
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.models.stacks import map_kinds

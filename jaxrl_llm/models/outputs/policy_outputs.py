@@ -2,95 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.needs import NEEDS, need_of, value_of, values_of
 from jaxrl_llm.core.shapes import check_batch
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.models.adam_step import adam_step
+from jaxrl_llm.models.by_row.members import perturbations
 from jaxrl_llm.models.checks import check_params
-from jaxrl_llm.models.critic import implicit_logp, values_at
 from jaxrl_llm.models.diffusion.elbo import elbo_terms
-from jaxrl_llm.models.divergence import divergence
 from jaxrl_llm.models.hooked import Places, hooked_logp
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.layers.routing import check_experts, of_all_rows
-from jaxrl_llm.models.members import perturbations
+from jaxrl_llm.models.outputs.readings import READINGS, Seen, distribution_at, stopped, tempered_logp
+from jaxrl_llm.models.outputs.soft_thinking import check_thoughts, soft_logp
+from jaxrl_llm.models.outputs.wanted import NOTHING, Wanted
 from jaxrl_llm.models.packed_states import EXPERTS, LOAD, View, logp_at, numbers_of, packed_states, view_of
 from jaxrl_llm.models.packing import Packing, whole_rows
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.scores import scores_of
-from jaxrl_llm.models.soft_thinking import check_thoughts, soft_logp
-from jaxrl_llm.models.stacks import inner_policy
-from jaxrl_llm.models.vocabulary import Distribution, logp_of_tokens, most_probable, vocabulary_sum
 from jaxrl_llm.utils.errors import InputError
 
-
-class Wanted(NamedTuple):
-    """What `policy_outputs` shall find beside log-probabilities and entropies; static."""
-
-    # Of MEASURES, "values", "hidden", "greedy", "internal_logp", "heated_logp", "top_tokens", "top_logp",
-    # "implicit_logp", "scores", "experts", "router_load", "head_states", "most_probable", "teacher_top_logp",
-    # "teacher_divergence", "elbo_terms", "adam_step", "perturbation" (alone).
-    names: tuple[str, ...] = ()
-    temperatures: tuple[float, ...] = ()  # "tempered_logp:T" for each, a multiple of the sampling temperature
-    layer: int = 0  # of "internal_logp", counting from 1
-    heat: float = 0.0  # of "heated_logp", a multiple of the sampling temperature
-    top: int = 0  # of "top_tokens" and "top_logp"; of "most_probable"
-    beta: float = 0.0  # of "teacher_divergence"
-    masks: int = 0  # of "elbo_terms"
-
-
-# Sums over the vocabulary of what is made of its log-probabilities.
-MEASURES: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "squared_probability": lambda logp: jnp.exp(2 * logp),
-    "cubed_probability": lambda logp: jnp.exp(3 * logp),
-    "mean_logp": lambda logp: logp,  # divided by the size of the vocabulary below
-}
 PERTURBATION = "perturbation"
-ADAM = ("beta1", "beta2", "epsilon")  # controls that "adam_step" reads
-NOTHING = Wanted()
-# What objectives find in outputs.extras.
-DURING_UPDATE = tuple(need.name for need in NEEDS.values() if need.by_outputs is not None)
-
-
-def wanted_of(needs: Iterable[str], names: Iterable[str] | None = None) -> Wanted:
-    """What `policy_outputs` must find for some needs; with `names`, those whose outputs.extras objectives read."""
-    needs = [need for need in needs if names is None or value_of(need)[0] in set(names)]
-    betas = values_of(needs, "teacher_divergence")
-    if len(betas) > 1:
-        raise InputError(f"divergences from the teacher are needed with beta {betas}, but only one is supported")
-    layers = values_of(needs, "internal_logp")
-    if len(layers) > 1:
-        raise InputError(f"internal_logp is needed of the layers {layers}, but only one layer is supported")
-    heats = values_of(needs, "heated_logp")
-    if len(heats) > 1:
-        raise InputError(f"heated_logp is needed at the temperatures {heats}, but only one is supported")
-    known = map(need_of, needs)
-    measures = {found for need in known if (found := need.measure if names is None else need.by_outputs) is not None}
-    return Wanted(
-        names=tuple(sorted(measures - {"tempered_logp"})),
-        temperatures=tuple(values_of(needs, "tempered_logp")),
-        layer=int(layers[0]) if layers else 0,
-        heat=heats[0] if heats else 0.0,
-        top=int(max([*values_of(needs, "top_tokens"), *values_of(needs, "top_logp")], default=0)),
-        beta=betas[0] if betas else 0.0,
-        masks=int(max(values_of(needs, "elbo_terms"), default=0)),
-    )
-
-
-OF_TEACHER = {"teacher_logp": "top_logp", "teacher_top": "most_probable", "teacher_states": "head_states"}
-
-
-def wanted_of_teacher(needs: Iterable[str]) -> Wanted:
-    """What `policy_outputs` must find of a teacher for some needs."""
-    needs = list(needs)
-    names = {OF_TEACHER[name] for need in needs if (name := value_of(need)[0]) in OF_TEACHER}
-    return Wanted(tuple(sorted(names)), top=int(max(values_of(needs, "teacher_top"), default=0)))
 
 
 def policy_outputs(
@@ -110,8 +42,8 @@ def policy_outputs(
     share goes through the model once, forward and backward, short rows lie side by side, and the vocabulary is only
     looked at for the actions it lists. Without one every row goes through as it is. The results are the same.
 
-    What is `wanted` is in `extras`, at each action, and through a hook only where that changes temperatures by their
-    entropy (`Hook.factor`): MEASURES and tempered log-probabilities of the untruncated
+    What is `wanted` (`readings`) is in `extras`, at each action, and through a hook only where that changes
+    temperatures by their entropy (`Hook.factor`): MEASURES and tempered log-probabilities of the untruncated
     distribution, under stop-gradient; "values" of the critic, f32[N, L] or [N, L, heads]; "internal_logp", the
     log-probability under the unembedded state after a layer (no last norm); "heated_logp", at another temperature and
     without truncation, differentiable; "hidden" [N, L, D]; "greedy", 1 where the action is the most probable token.
@@ -123,7 +55,7 @@ def policy_outputs(
     ids and log-probabilities of its K = `top` most probable tokens. With info["teacher_top"] of them "teacher_top_logp"
     [N, L, K] are the policy's log-probabilities of these ids, and with info["teacher_states"] "teacher_divergence"
     f32[N, L] is the generalised Jensen-Shannon divergence from it, with `beta`; both differentiable.
-    "adam_step" [N, L, 2] is of the step that Adam would take for an action alone (`models.adam_step`), by its moments
+    "adam_step" [N, L, 2] is of the step that Adam would take for an action alone (`outputs.adam_step`), by its moments
     params["moments"], which `learner.update` gives, the batch's advantages, and what its controls say of Adam.
     Of a masked-diffusion model "elbo_terms" f32[N, n] are n = `masks` samples of the bound on its likelihood of a row,
     differentiable (`models.diffusion.elbo`).
@@ -162,47 +94,12 @@ def policy_outputs(
         logp, entropy = (jnp.where(soft, x, y) for x, y in zip(of_soft, (logp, entropy), strict=True))
     found = {"logp": logp, "entropy": entropy}
     whole = distribution_at(policy, params, view)
-    source = whole._replace(
-        hidden=jax.lax.stop_gradient(whole.hidden), unembedding=jax.lax.stop_gradient(whole.unembedding)
-    )
-    for name in sorted(set(wanted.names) & set(MEASURES)):
-        scale = 1 / policy.config.known_tokens if name == "mean_logp" else 1.0
-        found[name] = scale * vocabulary_sum(MEASURES[name], source)
+    seen = Seen(policy, params, batch, packing, wanted, view, whole, stopped(whole))
+    for name in (name for name in READINGS if name in wanted.names):
+        read = READINGS[name](seen)
+        found |= read if isinstance(read, dict) else {name: read}
     for times in wanted.temperatures:
-        tempered = view._replace(temperature=times * view.temperature, floor=None)
-        found[f"tempered_logp:{times:g}"] = jax.lax.stop_gradient(logp_at(policy, params, tempered)[0])
-    if "internal_logp" in wanted.names:
-        inner, weights = inner_policy(policy, params, wanted.layer)
-        states = view_of(inner, weights, batch, packing)._replace(floor=None)
-        found["internal_logp"] = logp_at(inner, weights, states)[0]
-    if "heated_logp" in wanted.names:
-        heated = view._replace(temperature=wanted.heat * view.temperature, floor=None)
-        found["heated_logp"] = logp_at(policy, params, heated)[0]
-    if "greedy" in wanted.names:
-        found["greedy"] = (most_probable(source, 1)[0][:, 0] == view.targets).astype(jnp.float32)
-    if "top_tokens" in wanted.names:
-        tokens, found["top_logp"] = most_probable(source, wanted.top)
-        found["top_tokens"] = tokens.astype(jnp.float32)  # exact: vocabularies are far smaller than 2^24
-    elif "top_logp" in wanted.names:
-        found["top_logp"] = logp_of_tokens(whole, _at(batch, "top_tokens", view).astype(jnp.int32))
-    if "most_probable" in wanted.names:
-        ids, logs = most_probable(source, wanted.top)
-        found["most_probable"] = jnp.stack([ids.astype(logs.dtype), logs], axis=1)
-    if "head_states" in wanted.names:
-        found["head_states"] = source.hidden
-    if "teacher_top_logp" in wanted.names:
-        found["teacher_top_logp"] = logp_of_tokens(whole, _at(batch, "teacher_top", view)[:, 0].astype(jnp.int32))
-    if "teacher_divergence" in wanted.names:
-        teacher = _of_teacher(policy, params, _at(batch, "teacher_states", view), view)
-        found["teacher_divergence"] = divergence(whole, teacher, wanted.beta)
-    if "adam_step" in wanted.names:
-        found["adam_step"] = _adam_step(source, params, batch, view)
-    if "hidden" in wanted.names:
-        found["hidden"] = jax.lax.stop_gradient(view.states)
-    if "values" in wanted.names:
-        found["values"] = values_at(policy, params, view, batch, packing)
-    if "implicit_logp" in wanted.names:
-        found["implicit_logp"] = implicit_logp(policy, params, batch, packing)
+        found[f"tempered_logp:{times:g}"] = jax.lax.stop_gradient(tempered_logp(seen, times))
     placed = {name: scatter(values, view, batch) for name, values in found.items()}
     if "elbo_terms" in wanted.names:
         placed["elbo_terms"] = elbo_terms(policy, params, batch, wanted.masks)
@@ -229,37 +126,6 @@ def _scored(params: Params, view: View, batch: Trajectories, wanted: Wanted) -> 
     nothing = jnp.zeros(batch.tokens.shape, accumulation_dtype(view.states.dtype))
     scores = {"scores": scatter(scores_of(params, view.states), view, batch)} if "scores" in wanted.names else None
     return PolicyOutputs(nothing, nothing, scores)
-
-
-def distribution_at(policy: Policy, params: Params, view: View) -> Distribution:
-    """The distributions that a view's tokens were drawn from, without truncation."""
-    states, head, config = policy.head_states(params, view.states), policy.unembedding(params), policy.config
-    return Distribution(states, head, view.temperature, config.logit_softcap, config.known_tokens)
-
-
-def _at(batch: Trajectories, name: str, view: View) -> jax.Array:
-    """What the batch has at the chosen tokens, [M, ...]."""
-    return batch.need(name).at[view.row, view.column].get(mode="clip")
-
-
-def _adam_step(source: Distribution, params: Params, batch: Trajectories, view: View) -> jax.Array:
-    """f32[M, 2]. InputError where Adam's moments are not at hand, or what the transform says of it."""
-    if "moments" not in params:
-        raise InputError("a step of Adam needs its moments, which only an update has: give the objective to update")
-    said = batch.controls or {}
-    if missing := [name for name in ADAM if name not in said]:
-        raise InputError(f"a step of Adam needs the control {missing[0]}: a transform gives it, by with_controls")
-    advantages = jax.lax.stop_gradient(_at(batch, "advantages", view))
-    b1, b2, epsilon = (said[name] for name in ADAM)
-    return adam_step(source, view.targets, advantages, params["moments"], (b1, b2, epsilon))
-
-
-def _of_teacher(policy: Policy, params: Params, states: jax.Array, view: View) -> Distribution:
-    """The teacher's distributions at the same temperatures. InputError where its unembedding is not at hand."""
-    if policy.teacher is None or "teacher" not in params:
-        raise InputError("a divergence from the whole distribution of a teacher needs its unembedding: train by a run")
-    head = params["teacher"]["unembedding"]
-    return Distribution(states.astype(head.dtype), head, view.temperature, *policy.teacher)
 
 
 def _drawn_from(

@@ -24,10 +24,10 @@ from jaxrl_llm.models.policy import Params
 from jaxrl_llm.reporting.statistics import wilson_interval
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.evaluation.given_rows import given_rows
 from jaxrl_llm.training.full_size import at_full_size
-from jaxrl_llm.training.given_rows import given_rows
-from jaxrl_llm.training.reference import reference_now
-from jaxrl_llm.training.server_teacher import ServerTeacher
+from jaxrl_llm.training.other_policies.reference import reference_now
+from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher
 from jaxrl_llm.training.setup import RunParts
 
 # Metrics that are shares, and of how many: of a number of rows of the data set, and a mask of actions.

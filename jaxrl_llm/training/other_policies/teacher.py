@@ -18,7 +18,7 @@ from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.server_teacher import ServerTeacher, check_offered
+from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher, check_offered
 from jaxrl_llm.utils.errors import InputError, shown
 
 URLS = ("http://", "https://")

@@ -16,12 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxrl_llm.core.hyperparameters import TYPE_NAMES, Hyperparameter, hyperparameters_of
-from jaxrl_llm.core.ranges import Range
+from jaxrl_llm.core.arguments.hyperparameters import TYPE_NAMES, Hyperparameter, hyperparameters_of
+from jaxrl_llm.core.arguments.ranges import Range
 from jaxrl_llm.utils.errors import InputError, unknown
 from jaxrl_llm.utils.peer_names import COMMANDS
 
-CATALOGUE = Path(__file__).parents[1] / "algorithms" / "catalogue.json"
+CATALOGUE = Path(__file__).parents[2] / "algorithms" / "catalogue.json"
 PYTHON = "python:"  # begins the name of an algorithm that a Python program gave to a run
 NOT_GIVEN = (
     "the run's algorithm was given by a Python program ({0!r}), and is in no file: resume it there, with "

@@ -1,0 +1,1 @@
+"""Evaluation of a run: held-out prompts that the policy answers, and held-out responses that it is given."""

@@ -1,0 +1,1 @@
+"""Policies beside the one that is trained: references, kept on disk or moving, and teachers."""
