@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jaxrl_llm.in_jax.train import make_train
     from jaxrl_llm.learner.interactive import prepare, update
     from jaxrl_llm.learner.optimizer_config import OptimizerConfig
-    from jaxrl_llm.learner.update import init_state
+    from jaxrl_llm.learner.train_state import init_state
     from jaxrl_llm.models import load_policy, load_reward_model, save_policy
     from jaxrl_llm.reporting.completions import show
     from jaxrl_llm.reporting.credit import compare
@@ -73,7 +73,7 @@ _MODULES = {
     "chain": "core.transform",
     "compare": "reporting.credit",
     "evaluate": "training.evaluate",
-    "init_state": "learner.update",
+    "init_state": "learner.train_state",
     "load_policy": "models",
     "load_reward_model": "models",
     "make_train": "in_jax.train",

@@ -22,7 +22,8 @@ from jaxrl_llm.in_jax.rollout import greedy_reward, roll_out
 from jaxrl_llm.in_jax.steps import draw_steps
 from jaxrl_llm.in_jax.tasks import addition
 from jaxrl_llm.in_jax.train import LabSettings, fresh_params, make_policy, make_train, warm_start
-from jaxrl_llm.learner.update import gradient, init_state, prepare, update
+from jaxrl_llm.learner.train_state import init_state
+from jaxrl_llm.learner.update import gradient, prepare, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params, save_policy
 from jaxrl_llm.models.critic import Critic, init_critic, values_of
 from jaxrl_llm.models.outputs import policy_outputs

@@ -19,7 +19,7 @@ from jaxrl_llm.distributed import data_mesh
 from jaxrl_llm.learner.setup import compile_learning
 from jaxrl_llm.learner.step import Learner
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.learner.update import init_state
+from jaxrl_llm.learner.train_state import init_state
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.rope import Rope
 from jaxrl_llm.core.trajectory import Trajectories

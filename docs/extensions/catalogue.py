@@ -52,6 +52,7 @@ API = {
     "jaxrl_llm.models": "Models",
     "jaxrl_llm.learner.step": "Learning from a batch",
     "jaxrl_llm.learner.inputs": "Needs of a batch",
+    "jaxrl_llm.learner.train_state": "What an update changes",
     "jaxrl_llm.learner.update": "Updates",
     "jaxrl_llm.learner.microbatches": "Gradient steps and packing",
     "jaxrl_llm.learner.optimizer": "The optimiser",

@@ -23,7 +23,8 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.needs import fill_in
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.learner.update import init_state, prepare, update
+from jaxrl_llm.learner.train_state import init_state
+from jaxrl_llm.learner.update import prepare, update
 from jaxrl_llm.models import load_policy
 
 

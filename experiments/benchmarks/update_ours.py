@@ -26,7 +26,8 @@ from jaxrl_llm.core.transform import Objective
 from jaxrl_llm.learner.inputs import outputs_of
 from jaxrl_llm.learner.microbatches import Steps, plan_steps
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.learner.update import TrainState, init_state, prepare, update
+from jaxrl_llm.learner.train_state import TrainState, init_state
+from jaxrl_llm.learner.update import prepare, update
 from jaxrl_llm.models import Policy, lora
 from jaxrl_llm.models.parameters import combine, parameter_shapes
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio

@@ -1,8 +1,7 @@
-"""Losses that can be added and scaled: `Objective`, a function of outputs and batch, and `Coefficient`."""
+"""Losses that can be added and scaled: `Objective`, a function of outputs and batch."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,62 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.checks import expect, names_of, require_function
+from jaxrl_llm.core.arguments.checks import expect, names_of
 from jaxrl_llm.core.arguments.ranges import check_divisor, check_number
+from jaxrl_llm.core.coefficient import Refresh, Scale, coefficient, in_turn
+from jaxrl_llm.core.loss_metrics import Metrics, merge_metrics
 from jaxrl_llm.core.repr import Negation, Operation, layout, recorded
 from jaxrl_llm.core.shapes import check_outputs
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.utils.errors import InputError, is_off
-
-Metrics = dict[str, jax.Array]
-
-
-Refresh = Callable[[PolicyOutputs, Trajectories], Trajectories]
-
-
-def in_turn(*refreshes: Refresh | None) -> Refresh | None:
-    """Compose refreshes from left to right, dropping duplicates and Nones; None if nothing is left."""
-    there = list(dict.fromkeys(one for one in refreshes if one is not None))
-    if len(there) < 2:
-        return there[0] if there else None
-
-    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
-        return functools.reduce(lambda b, one: one(outputs, b), there, batch)
-
-    return refresh
-
-
-@dataclass(frozen=True, repr=False)
-class Coefficient:
-    """The weight of a term that depends on the batch: `function: batch -> f32[]`, e.g. of `batch.controls`.
-
-    Like ratios and averages it has `needs`, and a `refresh` that computes what depends on the whole batch.
-    """
-
-    function: Callable[[Trajectories], jax.Array]
-    needs: frozenset[str] = frozenset()
-    refresh: Refresh | None = None
-
-    def __call__(self, batch: Trajectories) -> jax.Array:
-        return self.function(batch)
-
-    __repr__ = layout
-
-
-Scale = float | jax.Array | str | Callable[[Trajectories], jax.Array]  # a Coefficient is such a callable
-
-
-def coefficient(scale: Scale) -> Coefficient:
-    """A number, the name of a control, or a function of the batch as a `Coefficient`; InputError for anything else."""
-    if isinstance(scale, Coefficient):
-        return scale
-    if isinstance(scale, str):
-        return Coefficient(lambda batch: control(batch, scale))
-    if callable(scale) and not isinstance(scale, Objective):
-        require_function("the scale of an objective", scale)
-        return Coefficient(scale)
-    check_number("the scale of an objective", scale)
-    return Coefficient(lambda batch: jnp.asarray(scale))
+from jaxrl_llm.utils.errors import is_off
 
 
 @dataclass(frozen=True, repr=False)
@@ -148,6 +99,8 @@ class Objective:
         return self.refresh is None or self.by_groups
 
     def _times(self, scale: Scale) -> Objective:
+        if isinstance(scale, Objective):
+            check_number("the scale of an objective", scale)
         weight = coefficient(scale)
         if is_off(scale) or self.function is _nothing:
             return Objective(_nothing)
@@ -163,26 +116,3 @@ class Objective:
 def _nothing(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
     """A term that is statically off; sums leave it out."""
     return jnp.float32(0), {}
-
-
-def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
-    """The metrics of two terms together; a name of both is numbered in the second, so that neither is lost.
-
-    >>> merge_metrics({"kl": 1, "loss": 2}, {"kl": 3, "kl/2": 4})
-    {'kl': 1, 'loss': 2, 'kl/3': 3, 'kl/2': 4}
-    """
-    found = dict(first)
-    for name, value in second.items():
-        number = 2
-        label = name
-        while label in found or (label != name and label in second):
-            label, number = f"{name}/{number}", number + 1
-        found[label] = value
-    return found
-
-
-def control(batch: Trajectories, name: str) -> jax.Array:
-    """A number that a controller wrote; InputError if none did."""
-    if name not in (batch.controls or {}):
-        raise InputError(f"no transform wrote the control {name!r}: chain its controller before the objective")
-    return (batch.controls or {})[name]

@@ -17,17 +17,9 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.checks import expect, names_of, require_function
 from jaxrl_llm.core.arguments.ranges import check_number
-from jaxrl_llm.core.objective import (
-    Coefficient,
-    Metrics,
-    Objective,
-    Refresh,
-    Scale,
-    coefficient,
-    control,
-    in_turn,
-    merge_metrics,
-)
+from jaxrl_llm.core.coefficient import Coefficient, Refresh, Scale, coefficient, control, in_turn
+from jaxrl_llm.core.loss_metrics import Metrics, merge_metrics
+from jaxrl_llm.core.objective import Objective
 from jaxrl_llm.core.repr import Call, layout, part, record
 from jaxrl_llm.core.shapes import check_batch, check_outputs, in_words
 from jaxrl_llm.core.trajectory import Trajectories

@@ -39,7 +39,8 @@ from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.in_jax.tasks.environment import replayed
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.teacher import with_head
-from jaxrl_llm.learner.update import TrainState, init_state, update
+from jaxrl_llm.learner.train_state import TrainState, init_state
+from jaxrl_llm.learner.update import update
 from jaxrl_llm.models.checks import check_key, check_params
 from jaxrl_llm.models.critic import critic_of, init_critic
 from jaxrl_llm.models.packing import shared_prompts

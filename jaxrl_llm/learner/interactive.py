@@ -27,7 +27,7 @@ from jaxrl_llm.learner.checks import check_finite
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.step import as_sampled
-from jaxrl_llm.learner.update import TrainState
+from jaxrl_llm.learner.train_state import TrainState
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError
 

@@ -16,7 +16,7 @@ from jaxrl_llm.distributed.aot import Program, ahead_of_time, computed, place
 from jaxrl_llm.distributed.fully_sharded import fully_sharded
 from jaxrl_llm.distributed.mesh import replicate
 from jaxrl_llm.learner.step import Learner, learn_batch
-from jaxrl_llm.learner.update import TrainState, init_state
+from jaxrl_llm.learner.train_state import TrainState, init_state
 from jaxrl_llm.models.policy import Params, Policy
 
 

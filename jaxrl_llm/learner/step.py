@@ -25,8 +25,9 @@ from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import Steps, plan_steps
 from jaxrl_llm.learner.router_balance import RouterBalance
 from jaxrl_llm.learner.teacher import FrozenPolicy, with_head
+from jaxrl_llm.learner.train_state import TrainState
 from jaxrl_llm.learner.turnwise_updates import alone_at, by_turns, factor_after, phase_count, without_factor
-from jaxrl_llm.learner.update import TrainState, prepare, update
+from jaxrl_llm.learner.update import prepare, update
 from jaxrl_llm.models.layers.routing import routing_of
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy

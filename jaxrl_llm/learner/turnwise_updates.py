@@ -13,7 +13,8 @@ from jaxrl_llm.core.buckets import bucket_sums, joint_key
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import Metrics
 from jaxrl_llm.distributed.aot import compiled
-from jaxrl_llm.learner.update import FIRST, TrainState
+from jaxrl_llm.learner.train_state import TrainState
+from jaxrl_llm.learner.update import FIRST
 from jaxrl_llm.objectives.off_policy import compounded
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from jaxrl_llm.learner.router_balance import (
     with_bias_steps,
     without_load,
 )
+from jaxrl_llm.learner.train_state import TrainState, init_state  # noqa: F401  # init_state was defined here once
 from jaxrl_llm.models.layers.moe import Load
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.mesh_axes import EXPERT, FSDP, TENSOR
@@ -44,30 +45,6 @@ from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError
-
-
-class TrainState(NamedTuple):
-    """What the update changes."""
-
-    params: Params  # those that learn; see `frozen` of `update` for the others
-    optimizer: optax.OptState
-    step: jax.Array  # int32[]: gradient steps taken
-
-
-def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
-    """A state that has taken no step. It shares the parameters' buffers.
-
-    Raises InputError for parameters that are not floats or were donated, and for what is not an optimiser.
-    """
-    check_optimizer_kind(optimizer)
-    if not isinstance(params, Mapping):
-        raise InputError(f"the parameters are {in_words(params)}, but must be the dictionary that load_policy gives")
-    for path, x in jax.tree_util.tree_leaves_with_path(params):
-        if not jnp.issubdtype(getattr(x, "dtype", None) or type(x), jnp.floating):
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            raise InputError(f"the parameter {name} is {in_words(x)}, but must be an array of floats")
-    check_alive("a parameter", params, "Keep a copy of parameters that are needed after it")
-    return TrainState(params, optimizer.init(params), jnp.int32(0))
 
 
 @jax.named_scope("gradient")

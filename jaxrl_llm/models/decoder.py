@@ -65,7 +65,7 @@ def run(
     they are already computed. placement: how states and weights are sharded. experts: int[N, L, layers, k], of each
     token in each layer of a mixture, see `moe.expert_mlp`. record: the second result is (memory, the experts of each
     token, in the same form). counted: bool[N, L], without `record`: the second result is (memory, the `moe.Load` of
-    these tokens, [layers, E] each, zeros of layers without experts). absorbed: see `attention.latent_heads`. again:
+    these tokens, [layers, E] each, zeros of layers without experts). absorbed: see `latent.latent_heads`. again:
     the memory that a layer gets which attends to another's keys, made of what that one got and what it left; the former
     by default. flow: of layers that carry states; a model without any needs none. mixed: what the model sees in
     place of some tokens, see `embedding.embed`. For the other arguments see `forward`.

@@ -199,6 +199,21 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     )
 
 
+def between_layers(mesh: AnyMesh | None, rows: int, tokens: int) -> Placement:
+    """States [rows, tokens, D] with tokens over "tensor" between layers, so that devices share the norms.
+
+    What devices receive in a layer is the same: a reduce-scatter and an all-gather instead of an all-reduce.
+    """
+    if mesh is None or mesh.shape.get(TENSOR, 1) == 1 or tokens % mesh.shape[TENSOR]:
+        return ANYWHERE
+    over = row_axes(mesh, SAMPLED_ROWS) if rows % row_shards(mesh, SAMPLED_ROWS) == 0 else None
+
+    def states(x: jax.Array, whole: bool) -> jax.Array:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, jax.P(over, None if whole else TENSOR)))
+
+    return ANYWHERE._replace(states=states)
+
+
 def tokens_before_units(x: jax.Array, spec: PartitionSpec | None, mesh: Mesh | None) -> jax.Array:
     """States [N, L, D], and their gradient, with the numbers of a token next to each other in memory.
 

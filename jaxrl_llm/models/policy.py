@@ -19,7 +19,8 @@ from jaxrl_llm.models.checks import check_key, check_params, check_tokens
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.forward import Cache, forward
 from jaxrl_llm.models.kinds import number, require_kind, shown
-from jaxrl_llm.models.layers.parts import accumulation_dtype, scaled_low_rank
+from jaxrl_llm.models.layers.parts import accumulation_dtype
+from jaxrl_llm.models.layers.projections import scaled_low_rank
 from jaxrl_llm.models.parameters import put, weights
 from jaxrl_llm.models.parameters.weight import IDENTITY, PLAIN, ZEROS, Weight
 from jaxrl_llm.utils.errors import InputError

@@ -1,4 +1,4 @@
-"""Settings of rotary position embeddings, and how a config.json spells them.
+"""Settings of rotary position embeddings, their frequencies, and how a config.json spells them.
 
 Long-context models rescale the frequencies in several ways (`Rope`). There are two spellings: `rope_theta` with
 `rope_scaling`, and `rope_parameters`.
@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from jaxrl_llm.models.config_checks import LAYER_TYPES, check_rope
 from jaxrl_llm.models.kinds import given, shown
@@ -56,6 +58,52 @@ class Rope:
         if self.kind != "longrope":
             return self
         return replace(self, factors=self.long_factors if tokens > self.original_length else self.short_factors)
+
+
+def frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
+    """Rotation per position, f32[head_dim / 2] in radians, and the factor on cos and sin.
+
+    Dimensions i and i + head_dim / 2 of a head are a pair. Those that are not rotated are the last pairs, of rate 0:
+    files that leave the last dimensions of a head alone are read and written with another order (`io.layout`).
+    """
+    rates, scale = _rates(rope, head_dim)
+    missing = head_dim // 2 - rates.size
+    return np.pad(rates, (0, missing)).astype(np.float32), scale
+
+
+def _rates(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
+    """f64[pairs that are rotated], and the factor on cos and sin."""
+    if rope.kind == "none":
+        return np.zeros(0), 1.0
+    if rope.kind == "proportional":
+        pairs = int(rope.fraction * head_dim // 2)
+        return rope.theta ** -(np.arange(0, 2 * pairs, 2, dtype=np.float64) / head_dim) / rope.factor, 1.0
+    rotated = int(head_dim * rope.fraction)
+    base = rope.theta ** -(np.arange(0, rotated, 2, dtype=np.float64) / rotated)
+    if rope.kind == "linear":
+        return base / rope.factor, 1.0
+    if rope.kind in ("factors", "longrope"):
+        return base / np.asarray(rope.factors), rope.attention_factor or 1.0
+    if rope.kind == "llama3":
+        wavelength = 2 * np.pi / base
+        turns = rope.original_length / wavelength
+        keep = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)
+        return keep * base + (1 - keep) * base / rope.factor, 1.0
+    if rope.kind == "yarn":
+
+        def dimension(rotations: float) -> float:
+            """The (fractional) dimension that makes this many rotations over the original context."""
+            turns = rope.original_length / (rotations * 2 * math.pi)
+            return rotated * math.log(turns) / (2 * math.log(rope.theta))
+
+        low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+        if rope.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, rotated - 1)
+        ramp = np.clip((np.arange(rotated // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
+        scale = rope.attention_factor or (0.1 * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0)
+        return (1 - ramp) * base + ramp * base / rope.factor, scale
+    return base, 1.0
 
 
 def _rope(theta: float, scaling: dict[str, Any] | None, raw: dict[str, Any], where: str, section: str) -> Rope:

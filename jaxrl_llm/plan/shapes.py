@@ -23,7 +23,7 @@ from jaxrl_llm.distributed.chips import Topology
 from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
 from jaxrl_llm.learner.setup import shard
 from jaxrl_llm.learner.step import Learner
-from jaxrl_llm.learner.update import TrainState, init_state
+from jaxrl_llm.learner.train_state import TrainState, init_state
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.io.adapters import adapter_params, open_adapter
 from jaxrl_llm.models.kinds import path_of

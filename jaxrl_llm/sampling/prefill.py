@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 from jaxrl_kernels.partition import mesh_of
 
 from jaxrl_llm.core.shapes import pad_rows
@@ -22,8 +21,8 @@ from jaxrl_llm.models.by_row.adapters import are_by_row, for_rows
 from jaxrl_llm.models.layers.attention import Attend, Weighing, attention
 from jaxrl_llm.models.layers.packed_attention import LANES, by_kernel, causal_tokens
 from jaxrl_llm.models.layers.recurrent import State, rows_flow
-from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, TENSOR, AnyMesh, row_axes, row_shards, takes_kernels
-from jaxrl_llm.models.placement import ANYWHERE, Placement
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards, takes_kernels
+from jaxrl_llm.models.placement import ANYWHERE, between_layers
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, no_experts, pack
@@ -163,21 +162,6 @@ def causal_pass(
 
     flow = rows_flow(length) if config.recurrent else None
     return run(policy, params, tokens, positions, attend, record=record, placement=placed, flow=flow, mixed=mixed)
-
-
-def between_layers(mesh: AnyMesh | None, rows: int, tokens: int) -> Placement:
-    """States [rows, tokens, D] with tokens over "tensor" between layers, so that devices share the norms.
-
-    What devices receive in a layer is the same: a reduce-scatter and an all-gather instead of an all-reduce.
-    """
-    if mesh is None or mesh.shape.get(TENSOR, 1) == 1 or tokens % mesh.shape[TENSOR]:
-        return ANYWHERE
-    over = row_axes(mesh, SAMPLED_ROWS) if rows % row_shards(mesh, SAMPLED_ROWS) == 0 else None
-
-    def states(x: Array, whole: bool) -> Array:
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, jax.P(over, None if whole else TENSOR)))
-
-    return ANYWHERE._replace(states=states)
 
 
 def dense(policy: Policy, positions: Array, length: Array) -> Attend:

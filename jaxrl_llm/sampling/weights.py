@@ -15,15 +15,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl_llm.distributed import bytes_to_move, named_shardings, parameter_specs
 from jaxrl_llm.distributed.aot import place
 from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host, own_copy, to_numpy
-from jaxrl_llm.models import lora
-from jaxrl_llm.models.by_row.adapters import SEED
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.quantised import cast, kind_of
+from jaxrl_llm.models.quantised import kind_of
 from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.sampling.two_model_decode import beside
-from jaxrl_llm.sampling.weight_layouts import adapter_loop_params, converter, loop_params, options_for, shardings
+from jaxrl_llm.sampling.weight_layouts import converter, loop_params, options_for, shardings
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -83,12 +80,12 @@ def take_weights(
         first, second = (take_weights(policy, each, mesh, weight_dtype) for each in (own, other))
         return beside(first, second)
     params = {name: x for name, x in params.items() if name != "critic"}
-    if (spread := next((x for x in jax.tree.leaves(params) if not _is_here(x)), None)) is not None:
+    if (spread := next((x for x in jax.tree.leaves(params) if not is_here(x)), None)) is not None:
         of_all = mesh is not None and set(mesh.devices.flat) == spread.sharding.device_set
         found = _on_this_host(policy, params, mesh if of_all and mesh else spread.sharding.mesh, rounding)
         return found if of_all or mesh is None else _moved(found, of_this_host(mesh))
     if mesh is None or mesh.size == 1:
-        if rounding is None and _is_ready(policy, params):
+        if rounding is None and is_ready(policy, params):
             return Weights(*_views(params, policy.config))
         bound = [x for x in jax.tree.leaves(params) if _is_array(x) and x.committed]
         device = next(iter(bound[0].devices())) if bound else None
@@ -107,68 +104,6 @@ def take_weights(
     return Weights(loop, loop, mesh, moved, time.perf_counter() - start)
 
 
-def replace_adapters(policy: Policy, weights: Weights, params: Params) -> Weights | None:
-    """The weights with the adapters (`models.lora`) of `params`, where nothing else differs: they alone are moved.
-
-    None where that cannot be: parameters without adapters, those of the unembedding, which are in the loop's own, and
-    a second policy. Where parameters are sharded over several hosts, all of them must call this.
-    """
-    own = {name: x for name, x in params.items() if name != "critic"}
-    base, adapters = lora.split(own)
-    if set(adapters) != {"layers"} or not jax.tree.leaves(adapters) or "other" in base or "layers" not in weights.loop:
-        return None
-    start = time.perf_counter()
-    of_layers = _cast_layers(policy, adapters)
-    if (spread := next((x for x in jax.tree.leaves(of_layers) if not _is_here(x)), None)) is not None:
-        of_layers = to_numpy(of_layers, spread.sharding.mesh)
-    old, moved = weights.loop["layers"], 0
-    if weights.mesh is not None or weights.device is not None:
-        kept = tuple({name: layer[name] for name in new} for new, layer in zip(of_layers, old, strict=True))
-        places = jax.tree.map(lambda x: x.sharding, kept)
-        moved = bytes_to_move(of_layers, places)
-        of_layers = jax.device_put(of_layers, places)
-    layers = jax.block_until_ready(of_layers)
-    loop = combine(weights.loop, {"layers": layers})
-    prompts = loop
-    if isinstance(weights.prompts["layers"], dict):  # stacked, on the one device where the parameters are
-        prompts = combine(weights.prompts, jax.tree.map(jnp.copy, adapters))
-    return weights._replace(prompts=prompts, loop=loop, moved_bytes=moved, moved_seconds=time.perf_counter() - start)
-
-
-@partial(jax.jit, static_argnums=0)
-def _cast_layers(policy: Policy, adapters: Params) -> tuple[Params, ...]:
-    """Adapters by layer, in the dtype of the loop."""
-    layers: tuple[Params, ...] = unstack(adapters, policy.config)["layers"]
-    return tuple(cast(layer, policy.dtype) for layer in layers)
-
-
-def with_adapters(policy: Policy, weights: Weights, params: Params) -> Weights:
-    """Weights of one device with adapters, which share the memory of a model's own `weights`.
-
-    params: the parameters that these were taken of, together with adapters (`parameters.combine`).
-    """
-    if policy.rounding is None and _is_ready(policy, params):
-        return take_weights(policy, params)  # views of the parameters
-    params = weights.spread({name: x for name, x in params.items() if name != "critic"})
-    own = adapter_loop_params(policy, params, options_for(weights.device, rounding=policy.rounding))
-    replaced = ("head", "unembed") if "head" in own else ()
-    loop = combine({name: x for name, x in weights.loop.items() if name not in replaced}, own)
-    return Weights(params if policy.rounding is None else loop, loop, device=weights.device)
-
-
-def of_members(weights: Weights, seed: Any) -> Weights:
-    """The weights for a policy with a population, whose members have noise of this seed, uint32[].
-
-    A request's `adapter` is then the number of a member; it must not be decoded with another policy.
-    """
-    seed = jnp.asarray(seed, jnp.uint32)
-    if weights.mesh is not None:
-        seed = jax.device_put(seed, NamedSharding(weights.mesh, PartitionSpec()))
-    elif weights.device is not None:
-        seed = jax.device_put(seed, weights.device)
-    return weights._replace(prompts=weights.prompts | {SEED: seed}, loop=weights.loop | {SEED: seed})
-
-
 def apart_from(weights: Weights, params: Params) -> Weights:
     """Weights that share no memory with the parameters, which may be donated while they are in use."""
     shared = {x.unsafe_buffer_pointer() for x in jax.tree.leaves(params) if _has_pointer(x)}
@@ -183,7 +118,7 @@ def _has_pointer(x: Any) -> bool:
     return _is_array(x) and len(x.devices()) == 1
 
 
-def _is_here(x: Any) -> bool:
+def is_here(x: Any) -> bool:
     """Whether all of x is on devices of this host."""
     return not _is_array(x) or x.is_fully_addressable
 
@@ -222,7 +157,7 @@ def _is_array(x: Any) -> bool:
     return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
 
 
-def _is_ready(policy: Policy, params: Params) -> bool:
+def is_ready(policy: Policy, params: Params) -> bool:
     """Whether the parameters are stacked, in float32 and on the one CPU, so that views of them suffice."""
     here = {jax.devices()[0]}
     return (

@@ -27,7 +27,7 @@ from jaxrl_llm.distributed.on_hosts import in_units
 from jaxrl_llm.learner.optimizer import learning_rate
 from jaxrl_llm.learner.setup import shard, start
 from jaxrl_llm.learner.teacher import FrozenPolicy
-from jaxrl_llm.learner.update import TrainState
+from jaxrl_llm.learner.train_state import TrainState
 from jaxrl_llm.models import load_policy, load_reward_model, lora
 from jaxrl_llm.models.by_row.members import check_members
 from jaxrl_llm.models.config import ModelConfig

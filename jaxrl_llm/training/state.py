@@ -13,7 +13,7 @@ import jax
 
 from jaxrl_llm.core.source import Source
 from jaxrl_llm.learner.nonfinite import NotFiniteError, not_finite_in
-from jaxrl_llm.learner.update import TrainState
+from jaxrl_llm.learner.train_state import TrainState
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checkpoints import Checkpoints, Restored
 from jaxrl_llm.training.folder.files import RunFolder

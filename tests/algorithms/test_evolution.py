@@ -29,7 +29,8 @@ from jaxrl_llm.learner.interactive import update as step_update
 from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.nonfinite import not_finite
 from jaxrl_llm.learner.step import Learner, as_sampled, learn_batch
-from jaxrl_llm.learner.update import gradient, init_state, update
+from jaxrl_llm.learner.train_state import init_state
+from jaxrl_llm.learner.update import gradient, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.by_row.members import perturbations
 from jaxrl_llm.models.layers import by_row

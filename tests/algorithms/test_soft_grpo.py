@@ -22,7 +22,7 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.learner.interactive import update as step_update
 from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.step import as_sampled
-from jaxrl_llm.learner.update import init_state
+from jaxrl_llm.learner.train_state import init_state
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
 from jaxrl_llm.rollouts.hooked import top_nsigma

@@ -23,7 +23,8 @@ from jaxrl_llm.algorithms.policy_loss.r2vpo import r2vpo
 from jaxrl_llm.algorithms.policy_loss.remix import remix
 from jaxrl_llm.core.transform import control
 from jaxrl_llm.learner.moments import with_moments
-from jaxrl_llm.learner.update import init_state, update
+from jaxrl_llm.learner.train_state import init_state
+from jaxrl_llm.learner.update import update
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
 from jaxrl_llm.utils.errors import InputError

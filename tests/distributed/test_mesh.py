@@ -25,7 +25,8 @@ from jaxrl_llm import load_policy
 from jaxrl_llm.algorithms import grpo
 from jaxrl_llm.distributed import data_mesh, replicate, to_mesh
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.learner.update import init_state, prepare, update
+from jaxrl_llm.learner.update import prepare, update
+from jaxrl_llm.learner.train_state import init_state
 from jaxrl_llm.core.trajectory import Trajectories
 
 policy, params, _ = load_policy("{tiny}", remat=False)  # compiles faster

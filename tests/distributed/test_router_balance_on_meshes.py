@@ -23,7 +23,8 @@ from jaxrl_llm.distributed import mesh_of, to_mesh
 from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.router_balance import RouterBalance
 from jaxrl_llm.learner.setup import shard
-from jaxrl_llm.learner.update import init_state, update
+from jaxrl_llm.learner.update import update
+from jaxrl_llm.learner.train_state import init_state
 
 policy, params, _ = load_policy(sys.argv[1])
 nothing = Objective(lambda outputs, batch: (jnp.float32(0), {}))

@@ -16,7 +16,8 @@ from jaxrl_llm.algorithms.turn_credit.istar import implicit_preference
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.in_jax.steps import draw_steps
 from jaxrl_llm.learner.inputs import provide
-from jaxrl_llm.learner.update import gradient, init_state, update
+from jaxrl_llm.learner.train_state import init_state
+from jaxrl_llm.learner.update import gradient, update
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
 from jaxrl_llm.utils.errors import InputError

@@ -17,7 +17,8 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Objective
 from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.router_balance import RouterBalance, balance_loss, check_balance
-from jaxrl_llm.learner.update import gradient, init_state, update
+from jaxrl_llm.learner.train_state import init_state
+from jaxrl_llm.learner.update import gradient, update
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.moe import Load, expert_mlp
 from jaxrl_llm.models.outputs import Wanted, policy_outputs

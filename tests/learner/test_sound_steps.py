@@ -16,7 +16,8 @@ from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.moments import Bounded, bounded, stays_finite
 from jaxrl_llm.learner.nonfinite import not_finite, not_finite_in, refusal
 from jaxrl_llm.learner.optimizer import ROOM, OptimizerConfig, largest_step, make_optimizer
-from jaxrl_llm.learner.update import init_state, update
+from jaxrl_llm.learner.train_state import init_state
+from jaxrl_llm.learner.update import update
 
 DECAY = make_optimizer(OptimizerConfig(learning_rate=1e20, weight_decay=1e20), 4)  # parameters overflow
 ZERO = optax.adam(1e-2, eps=0.0)  # where a gradient is 0 its update is 0/0

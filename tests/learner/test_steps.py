@@ -18,7 +18,8 @@ from heavy import few
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.learner.inputs import outputs_of
 from jaxrl_llm.learner.microbatches import Steps, by_slices, filled, plan_steps, take
-from jaxrl_llm.learner.update import gradient, init_state, update
+from jaxrl_llm.learner.train_state import init_state
+from jaxrl_llm.learner.update import gradient, update
 from jaxrl_llm.models.packed_states import packed_states
 from jaxrl_llm.models.packing import whole_rows
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, sequence_mean, sequence_ratio, token_mean, token_ratio

@@ -24,7 +24,8 @@ from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import Slices, Steps, plan_steps
 from jaxrl_llm.learner.nonfinite import not_finite
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.learner.update import TrainState, gradient, init_state, prepare, update
+from jaxrl_llm.learner.train_state import TrainState, init_state
+from jaxrl_llm.learner.update import gradient, prepare, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import shared_prompts

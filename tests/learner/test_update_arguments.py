@@ -17,7 +17,8 @@ from jaxrl_llm.in_jax.steps import draw_steps
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.optimizer import OptimizerConfig, learning_rate, make_optimizer
-from jaxrl_llm.learner.update import gradient, init_state, prepare, update
+from jaxrl_llm.learner.train_state import init_state
+from jaxrl_llm.learner.update import gradient, prepare, update
 from jaxrl_llm.models import Policy, init_params
 from jaxrl_llm.utils.errors import InputError
 

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from jaxrl_llm.models.layers.parts import joined_product, linear, rms_norm, scores, softmax
+from jaxrl_llm.models.layers.parts import rms_norm, scores, softmax
+from jaxrl_llm.models.layers.projections import joined_product, linear
 
 
 def draw(seed: int, *shape: int) -> jax.Array:

@@ -14,7 +14,8 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxrl_llm import algorithms, load_policy, sample
 from jaxrl_llm.learner.microbatches import plan_steps
-from jaxrl_llm.learner.update import gradient, init_state, update
+from jaxrl_llm.learner.train_state import init_state
+from jaxrl_llm.learner.update import gradient, update
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.layers.products import product, ragged_product
 from jaxrl_llm.models.normal_float import LEVELS, NormalFloat, as_floats, normal_float

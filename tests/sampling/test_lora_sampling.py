@@ -22,8 +22,9 @@ from jaxrl_llm.models import lora
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.sampling import completion_ids
+from jaxrl_llm.sampling.adapter_weights import with_adapters
 from jaxrl_llm.sampling.weight_layouts import abstract_weights
-from jaxrl_llm.sampling.weights import take_weights, with_adapters
+from jaxrl_llm.sampling.weights import take_weights
 
 pytestmark = pytest.mark.heavy
 

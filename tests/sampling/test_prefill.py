@@ -12,9 +12,9 @@ from conftest import quick_compiles
 from heavy import few
 from jax.sharding import AbstractMesh
 
-from jaxrl_llm.models.placement import ANYWHERE
+from jaxrl_llm.models.placement import ANYWHERE, between_layers
 from jaxrl_llm.models.stacks import unstack
-from jaxrl_llm.sampling.prefill import between_layers, causal_pass, of_layer
+from jaxrl_llm.sampling.prefill import causal_pass, of_layer
 
 
 @pytest.mark.parametrize("family", few(["gemma2", "qwen3_moe", "llama"], ["gemma2"]))

@@ -25,16 +25,17 @@ from jaxrl_llm.models.by_row.adapters import can_stack, stacked
 from jaxrl_llm.models.by_row.members import check_members
 from jaxrl_llm.models.layers import by_row
 from jaxrl_llm.models.layers.by_row import ROWS, Members, noise, with_members
-from jaxrl_llm.models.layers.parts import linear
+from jaxrl_llm.models.layers.projections import linear
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.parameters import adapted_by_default, adapted_weights, combine
 from jaxrl_llm.models.stacks import map_kinds, unstack
+from jaxrl_llm.sampling.adapter_weights import of_members
 from jaxrl_llm.sampling.batch import BatchRow, assemble
 from jaxrl_llm.sampling.requests import Completion, Request
 from jaxrl_llm.sampling.sampler import settings_of
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.stream import stream
-from jaxrl_llm.sampling.weights import of_members, take_weights
+from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.utils.errors import InputError
 
 PROMPTS = ((5, 9, 200), (7, 1, 60, 61, 62, 3, 9))
@@ -251,7 +252,8 @@ from jaxrl_llm.distributed import make_mesh, shard_params
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.sampler import settings_of
 from jaxrl_llm.sampling.stream import stream
-from jaxrl_llm.sampling.weights import of_members, take_weights
+from jaxrl_llm.sampling.weights import take_weights
+from jaxrl_llm.sampling.adapter_weights import of_members
 
 policy, params, _ = load_policy(sys.argv[1])
 policy = replace(policy, population=Population(sigma=0.05, rank=2))

@@ -22,6 +22,7 @@ from jaxrl_llm.distributed import make_mesh
 from jaxrl_llm.models import Policy, lora
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.stacks import unstack
+from jaxrl_llm.sampling.adapter_weights import replace_adapters
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.prefill import causal_pass
@@ -36,7 +37,7 @@ from jaxrl_llm.sampling.weight_layouts import (
     loop_specs,
     options_for,
 )
-from jaxrl_llm.sampling.weights import replace_adapters, take_weights
+from jaxrl_llm.sampling.weights import take_weights
 
 
 def test_layers_share_the_memory_of_the_parameters(vectors: Any) -> None:

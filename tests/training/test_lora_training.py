@@ -23,7 +23,8 @@ from jaxrl_llm.cli.program import main
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.learner.update import gradient, init_state, update
+from jaxrl_llm.learner.train_state import init_state
+from jaxrl_llm.learner.update import gradient, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params, load_policy, lora
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.parameters import combine

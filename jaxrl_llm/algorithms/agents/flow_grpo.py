@@ -17,7 +17,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
 from jaxrl_llm.core.arguments.ranges import NonNegative
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.objective import control
+from jaxrl_llm.core.coefficient import control
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories, weighted
 from jaxrl_llm.core.transform import Transform, chain, stateless

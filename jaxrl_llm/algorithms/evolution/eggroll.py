@@ -12,7 +12,8 @@ from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import CODE
 from jaxrl_llm.core.arguments.ranges import Count, NonNegativeInt, Positive
-from jaxrl_llm.core.objective import Metrics, Objective
+from jaxrl_llm.core.loss_metrics import Metrics
+from jaxrl_llm.core.objective import Objective
 from jaxrl_llm.core.population import Population
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories, row_means, totals_of

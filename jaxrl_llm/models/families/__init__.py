@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm.models.config import ModelConfig, ScoreHead
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.config_checks import check_settings, check_together
+from jaxrl_llm.models.config_groups import ScoreHead
 from jaxrl_llm.models.families import (
     deepseek_v3,
     gemma,

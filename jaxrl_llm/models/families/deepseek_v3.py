@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from jaxrl_llm.models.config import Latent, ModelConfig
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config_groups import Latent
 from jaxrl_llm.models.families.family import Tensor, Values, family, full
 from jaxrl_llm.models.families.glm4 import EXPERT_TENSORS, ROUTER_SETTINGS, mixture, write_mixture
 from jaxrl_llm.models.kinds import FLAG, or_null, whole

@@ -2,7 +2,7 @@
 
 A projection is stored as [outputs, inputs]; ours is [inputs, outputs], with heads as an axis of their own, and layers
 and experts are stacked. Files may join projections, and may rotate neighbouring dimensions of a head, or only its first
-dimensions; ours rotates dimensions i and i + n / 2 of the n that are rotated or left alone (`parts.frequencies`).
+dimensions; ours rotates dimensions i and i + n / 2 of the n that are rotated or left alone (`rope.frequencies`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers.parts import Rotations, project, rms_norm, rotate, scores, softmax, unit_norm, with_adapter
+from jaxrl_llm.models.layers.parts import Rotations, rms_norm, rotate, scores, softmax, unit_norm
+from jaxrl_llm.models.layers.projections import project
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 
 Array = jax.Array
@@ -21,7 +22,6 @@ Layer = dict[str, Any]
 OfBlock = tuple[Any, Callable[[Any], Array]]  # see `attention`
 MASKED = -1e30  # finite, so that a row in which everything is masked stays finite
 MAX_LOGITS = 2**28  # of attention at a time: a gibibyte of float32
-LATENT_EPSILON = 1e-6  # of the norms of compressed queries, keys and values, whatever the model's is
 
 
 class Weighing(NamedTuple):
@@ -89,7 +89,7 @@ def _attention(q: Array, k: Array, v: Array, visible: Array, how: Weighing) -> A
 
 
 @jax.named_scope("projection")
-def _project(x: Array, layer: Layer, name: str, placement: Placement) -> Array:
+def project_heads(x: Array, layer: Layer, name: str, placement: Placement) -> Array:
     """[N, L, inputs] -> [N, L, heads, size]"""
     heads, size = layer[name].shape[1:]
     out = project(x, layer[name], layer, name, name in placement.joined).reshape(*x.shape[:2], heads, size)
@@ -120,7 +120,7 @@ def heads_of(
     turned = placement.turned or partial(_turned, config)
 
     def rotated(name: str) -> Array:
-        x = _project(y, layer, name, placement)
+        x = project_heads(y, layer, name, placement)
         if (together := layer.get(f"{name}_joint_norm")) is not None:
             flat = norm(x.reshape(*x.shape[:2], -1), together.reshape(-1), config)
             x = flat.reshape(x.shape)
@@ -131,7 +131,7 @@ def heads_of(
         q = q * rotations.growth[rope][..., None, None].astype(q.dtype)
     if shared is not None:
         return Heads(q, *shared)
-    v = _project(y, layer, "key" if config.keys_as_values else "value", placement)
+    v = project_heads(y, layer, "key" if config.keys_as_values else "value", placement)
     if config.value_norm:
         v = unit_norm(v, config.norm_epsilon)
     return Heads(q, rotated("key"), v)
@@ -139,51 +139,7 @@ def heads_of(
 
 def gate_of(y: Array, layer: Layer, placement: Placement = ANYWHERE) -> Array:
     """What multiplies the results of attention, [N, L, H, h]."""
-    return jax.nn.sigmoid(_project(y, layer, "query_gate", placement))
-
-
-def latent_heads(
-    y: Array, layer: Layer, config: ModelConfig, rotations: Rotations, rope: Any, placement: Placement = ANYWHERE,
-    absorbed: bool = False,
-) -> Heads:  # fmt: skip
-    """The heads of attention to compressed keys and values (DeepSeek-V2, 2405.04434, section 2.1).
-
-    A token has one vector c of `rank` numbers and one rotated key r for all heads. A head's key is [c U, r] and its
-    value c V. absorbed: since q . (c U) = (q U') . c, the one key [c, r] serves all heads, with queries [q U', r_q]. It
-    is their value too: `latent_values` makes a sum of values of the sum of c that heads then get. In decoding only c
-    and r are kept, and nothing is made of them for each head.
-    """
-    latent = config.latent
-    assert latent is not None
-    name = "query"
-    x = y
-    if latent.query_rank:
-        x = project(y, layer["query_in"], layer, "query_in", "query_in" in placement.joined)
-        x, name = rms_norm(x, layer["query_in_norm"], LATENT_EPSILON), "query_out"
-    q = _project(x, layer, name, placement)
-    plain, q_turned = jnp.split(q, [latent.plain], axis=-1)
-    compressed = project(y, layer["latent"], layer, "latent", "latent" in placement.joined)
-    c, k_turned = jnp.split(compressed, [latent.rank], axis=-1)
-    c = rms_norm(c, layer["latent_norm"], LATENT_EPSILON)
-    cos, sin = rotations.cos[rope], rotations.sin[rope]
-    q_turned, k_turned = rotate(q_turned, cos, sin), rotate(k_turned[:, :, None], cos, sin)
-    if rotations.growth is not None:
-        grown = rotations.growth[rope][..., None, None].astype(q.dtype)
-        plain, q_turned = plain * grown, q_turned * grown
-    if absorbed:
-        into = with_adapter(layer, "key_out")
-        plain = jnp.einsum("nlhp,rhp->nlhr", plain, into.astype(plain.dtype))
-        kept = jnp.concatenate([c[:, :, None], k_turned], -1)
-        return Heads(jnp.concatenate([plain, q_turned], -1), kept, kept)
-    keys, values = (_project(c, layer, each, placement) for each in ("key_out", "value_out"))
-    k_turned = jnp.broadcast_to(k_turned, (*keys.shape[:3], latent.rotated))
-    return Heads(jnp.concatenate([plain, q_turned], -1), jnp.concatenate([keys, k_turned], -1), values)
-
-
-def latent_values(y: Array, layer: Layer) -> Array:
-    """Sums of keys that are compressed [N, L, H, rank + rotated] -> those of values [N, L, H, g]."""
-    out = with_adapter(layer, "value_out").astype(y.dtype)
-    return jnp.einsum("nlhr,rhv->nlhv", y[..., : out.shape[0]], out)
+    return jax.nn.sigmoid(project_heads(y, layer, "query_gate", placement))
 
 
 @jax.named_scope("projection")

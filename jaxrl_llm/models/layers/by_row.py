@@ -2,7 +2,7 @@
 
 A layer's dictionary has, under ROWS, whose they are: `Members`, the members of a population (`core.population`), whose
 matrices are drawn where they are used, from a few numbers, and never kept. LoRA adapters by row need no entry of their
-own: there the factor LORA_SCALE is one for each row and rank (`parts.scaled_low_rank`, `models.by_row.adapters`).
+own: there the factor LORA_SCALE is one for each row and rank (`projections.scaled_low_rank`, `models.by_row.adapters`).
 
 N rows, L tokens, r rank.
 """

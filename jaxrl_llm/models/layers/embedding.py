@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core.soft_thinking import Mixture
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.attention import norm
-from jaxrl_llm.models.layers.parts import project, scaled_low_rank
+from jaxrl_llm.models.layers.projections import project, scaled_low_rank
 
 Params = dict[str, Any]
 

@@ -9,18 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers.attention import (
-    Attend,
-    Weighing,
-    gate_of,
-    heads_of,
-    latent_heads,
-    latent_values,
-    norm,
-    project_out,
-)
+from jaxrl_llm.models.layers.attention import Attend, Weighing, gate_of, heads_of, norm, project_out
+from jaxrl_llm.models.layers.latent import latent_heads, latent_values
 from jaxrl_llm.models.layers.moe import expert_mlp, no_load, not_recorded
-from jaxrl_llm.models.layers.parts import Rotations, project
+from jaxrl_llm.models.layers.parts import Rotations
+from jaxrl_llm.models.layers.projections import project
 from jaxrl_llm.models.layers.recurrent import convolution_mixer, delta_mixer
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 from jaxrl_llm.models.quantised import cast, straight_through_layer
@@ -39,7 +32,7 @@ class Settings(NamedTuple):
     dtype: Any
     rounding: str | None  # of `quantised.KINDS`
     record: bool  # whether layers say which experts tokens went through
-    absorbed: bool  # see `attention.latent_heads`
+    absorbed: bool  # see `latent.latent_heads`
     counted: Array | None = None  # bool[N, L], the tokens of which layers say what they ask of experts
 
 

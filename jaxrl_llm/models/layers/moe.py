@@ -25,8 +25,9 @@ from jax.sharding import PartitionSpec
 from jaxrl_kernels.partition import dividing, mesh_of
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers.parts import accumulation_dtype, scaled_low_rank, unit_norm
+from jaxrl_llm.models.layers.parts import accumulation_dtype, unit_norm
 from jaxrl_llm.models.layers.products import ragged_product
+from jaxrl_llm.models.layers.projections import scaled_low_rank
 from jaxrl_llm.models.mesh_axes import EXPERT, TENSOR
 from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
 from jaxrl_llm.models.placement import ANYWHERE, split_spec

@@ -1,11 +1,10 @@
-"""Parts of a layer: rotary position embeddings, norm, projections with their adapters, scores and softmax of attention.
+"""Parts of a layer: rotary position embeddings, norm, scores and softmax of attention.
 
 They are written so that XLA compiles their gradients to fast programs.
 """
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,57 +15,7 @@ import numpy as np
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import exact_bits
-from jaxrl_llm.models.layers.by_row import with_members
-from jaxrl_llm.models.layers.products import product
-from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
-from jaxrl_llm.models.quantised import Weight, dense
-from jaxrl_llm.models.rope import Rope
-
-
-def frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
-    """Rotation per position, f32[head_dim / 2] in radians, and the factor on cos and sin.
-
-    Dimensions i and i + head_dim / 2 of a head are a pair. Those that are not rotated are the last pairs, of rate 0:
-    files that leave the last dimensions of a head alone are read and written with another order (`io.layout`).
-    """
-    rates, scale = _rates(rope, head_dim)
-    missing = head_dim // 2 - rates.size
-    return np.pad(rates, (0, missing)).astype(np.float32), scale
-
-
-def _rates(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
-    """f64[pairs that are rotated], and the factor on cos and sin."""
-    if rope.kind == "none":
-        return np.zeros(0), 1.0
-    if rope.kind == "proportional":
-        pairs = int(rope.fraction * head_dim // 2)
-        return rope.theta ** -(np.arange(0, 2 * pairs, 2, dtype=np.float64) / head_dim) / rope.factor, 1.0
-    rotated = int(head_dim * rope.fraction)
-    base = rope.theta ** -(np.arange(0, rotated, 2, dtype=np.float64) / rotated)
-    if rope.kind == "linear":
-        return base / rope.factor, 1.0
-    if rope.kind in ("factors", "longrope"):
-        return base / np.asarray(rope.factors), rope.attention_factor or 1.0
-    if rope.kind == "llama3":
-        wavelength = 2 * np.pi / base
-        turns = rope.original_length / wavelength
-        keep = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)
-        return keep * base + (1 - keep) * base / rope.factor, 1.0
-    if rope.kind == "yarn":
-
-        def dimension(rotations: float) -> float:
-            """The (fractional) dimension that makes this many rotations over the original context."""
-            turns = rope.original_length / (rotations * 2 * math.pi)
-            return rotated * math.log(turns) / (2 * math.log(rope.theta))
-
-        low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
-        if rope.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, rotated - 1)
-        ramp = np.clip((np.arange(rotated // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
-        scale = rope.attention_factor or (0.1 * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0)
-        return (1 - ramp) * base + ramp * base / rope.factor, scale
-    return base, 1.0
+from jaxrl_llm.models.rope import Rope, frequencies
 
 
 @jax.named_scope("rotation")
@@ -122,16 +71,6 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
 def accumulation_dtype(dtype: Any) -> Any:
     """The dtype of sums and products of `dtype`: float32, or float64 of float64."""
     return jnp.promote_types(dtype, jnp.float32)
-
-
-def linear(x: Array, weight: Weight) -> Array:
-    """x [..., K] @ weight [K, N] -> [..., N], as a product of two matrices. The axes of inputs, and of outputs, of the
-    weight may be several; it may be rounded (`quantised`).
-
-    With more axes, XLA on CPU writes transposed copies of x and of the output's gradient for the weight's gradient,
-    and recomputes what they are made from: a gated MLP's gradient takes 1.4 times as long.
-    """
-    return product(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], -1)
 
 
 def unit_norm(x: Array, epsilon: float) -> Array:
@@ -221,74 +160,3 @@ def _softmax_backward(residuals: tuple[Array, Array | None], dp: Array) -> tuple
 
 
 softmax.defvjp(_softmax, _softmax_backward)
-
-
-def project(x: Array, weight: Weight, layer: dict[str, Any], name: str, joined: bool = False) -> Array:
-    """`linear`, plus the adapter's output where one layer's dictionary has an adapter for `name`, and what each row's
-    own member of a population adds (`by_row`).
-
-    joined: compute both as one product, see `joined_product`, unless the weight is rounded.
-    """
-    return with_members(_adapted(x, weight, layer, name, joined), x, layer, name)
-
-
-def _adapted(x: Array, weight: Weight, layer: dict[str, Any], name: str, joined: bool) -> Array:
-    if name + LORA_IN not in layer:
-        return linear(x, weight)
-    into, out = layer[name + LORA_IN].reshape(x.shape[-1], -1), layer[name + LORA_OUT]
-    out = out.reshape(into.shape[-1], -1)
-    if joined and isinstance(weight, Array):
-        into = into * layer[LORA_SCALE] if LORA_SCALE in layer else into
-        return joined_product(x, into, weight.reshape(x.shape[-1], -1), out)
-    return linear(x, weight) + scaled_low_rank(x @ into, layer) @ out
-
-
-def scaled_low_rank(x: Array, found: dict[str, Any]) -> Array:
-    """What the first matrix of an adapter gives, x [N, L, r], times the factor that is beside it, if one is, in the
-    dtype of x. The factor is one number, or one for each row and rank [N, r]: 0 where the row has another adapter."""
-    if LORA_SCALE not in found:
-        return x
-    scale = found[LORA_SCALE].astype(x.dtype)
-    return x * (scale[:, None] if scale.ndim else scale)
-
-
-def with_adapter(layer: dict[str, Any], name: str) -> Array:
-    """A projection with its adapter's product added, in the dtype of the weight."""
-    weight: Any = layer[name]
-    weight = weight if isinstance(weight, Array) else dense(weight)
-    if name + LORA_IN not in layer:
-        return weight
-    into, out = layer[name + LORA_IN], layer[name + LORA_OUT]
-    low_rank = into.reshape(-1, into.shape[-1]) @ out.reshape(out.shape[0], -1)
-    low_rank = low_rank * layer[LORA_SCALE] if LORA_SCALE in layer else low_rank
-    return weight + low_rank.reshape(weight.shape).astype(weight.dtype)
-
-
-@jax.custom_vjp
-def joined_product(x: Array, into: Array, weight: Array, out: Array) -> Array:
-    """x [..., K] @ (weight [K, N] + into [K, r] @ out [r, N]), as two products: x @ into, and that beside x.
-
-    By itself the product with `out` takes half as long on TPUs as that with the weight, although it has r / K of its
-    operations, because the result goes through memory twice more; and so does that with `into` in the backward pass.
-    """
-    return _joined(x, x @ into, weight, out)
-
-
-def _joined(x: Array, low_rank: Array, weight: Array, out: Array) -> Array:
-    return linear(jnp.concatenate([x, low_rank], axis=-1), jnp.concatenate([weight, out], axis=0))
-
-
-def _joined_product_forward(x: Array, into: Array, weight: Array, out: Array) -> tuple[Array, tuple[Array, ...]]:
-    low_rank = x @ into
-    return _joined(x, low_rank, weight, out), (x, low_rank, into, weight, out)
-
-
-def _joined_product_backward(residuals: tuple[Array, ...], dy: Array) -> tuple[Array, ...]:
-    x, low_rank, into, weight, out = residuals
-    d_low_rank = linear(dy, out.T)
-    of_rows = lambda a: a.reshape(-1, a.shape[-1])  # noqa: E731
-    d_into, d_weight = of_rows(x).T @ of_rows(d_low_rank), of_rows(x).T @ of_rows(dy)
-    return _joined(dy, d_low_rank, weight.T, into.T), d_into, d_weight, of_rows(low_rank).T @ of_rows(dy)
-
-
-joined_product.defvjp(_joined_product_forward, _joined_product_backward)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import jax
 
+from jaxrl_llm.rollouts.asynchronous.renewal import note_running, remove, renew, restart
 from jaxrl_llm.rollouts.asynchronous.staleness import Waiting
 from jaxrl_llm.rollouts.asynchronous.step_order import NEVER
 from jaxrl_llm.rollouts.program_host import Task
@@ -202,7 +203,7 @@ class Sampler:
                 raise
             self._failures += 1
             logger.warning("the sampler has failed and is started again: %s", str(error).splitlines()[0][:300])
-            self._run.restart()
+            restart(self._run)
             return False
 
     def _due(self) -> bool:
@@ -220,7 +221,7 @@ class Sampler:
         with self._news:
             entry, numbers = self._entries.pop(0)
         if entry.driver is not None:
-            run.renew(entry.driver)  # not within the lock here: the other thread asks for it while it has the driver's
+            renew(run, entry.driver)  # not within the lock here: the other thread asks for it while it has the driver's
         self._until, self._entered = entry.until, [*self._entered, run.turns]
         new = run.new(entry.flight, numbers, {})
         with self._news:
@@ -233,7 +234,7 @@ class Sampler:
     def _taken(self, keys: Sequence[GroupKey]) -> Taken:
         run = self._run
         groups = [self._groups.pop(key)[1] for key in keys]
-        run.remove(groups)
+        remove(run, groups)
         own = [running.stats for running in run.engines.values()]
         ended, run.stats = [one for one in run.stats if not any(one is other for other in own)], own
         seconds, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
@@ -241,6 +242,6 @@ class Sampler:
         return Taken([one.group() for one in groups], tuple(one.log() for one in groups), ended, seconds, entered)
 
     def _logs(self) -> Pool:
-        self._run.note_running()
+        note_running(self._run)
         to_come = [log for entry, _ in self._entries for log, _ in entry.flight]
         return (*(group.log() for _, group in self._groups.values()), *to_come)

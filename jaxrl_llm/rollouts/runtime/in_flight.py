@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxrl_llm.rollouts.program_host import Completes, Draws, Task, ends_the_run
 from jaxrl_llm.rollouts.runtime.admission import Admitted, Collected, Rule
@@ -17,7 +17,6 @@ from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls
 from jaxrl_llm.rollouts.runtime.group_run import GroupRun, Ticket
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Held
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
-from jaxrl_llm.sampling.requests import Completion
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.process import compiles, count_compiles, interruptible, stop_if
 
@@ -121,19 +120,6 @@ class InFlight:
         """Begin the program of a group."""
         group.begin(partial(self._ended, group))
 
-    def renew(self, driver: Driver) -> None:
-        """Go on with another driver, of new weights: its engines take over what those in use have begun."""
-        with self.driver.lock:
-            self.waiting += self.withdraw()
-        self.driver = driver
-
-    def remove(self, groups: Sequence[GroupRun]) -> None:
-        """Forget groups that are complete."""
-        gone = {id(group) for group in groups}
-        self.groups = [group for group in self.groups if id(group) not in gone]
-        self.ended = [(chunk, group) for chunk, group in self.ended if id(group) not in gone]
-        self.complete = [place for place, group in enumerate(self.groups) if any(group is one for _, one in self.ended)]
-
     def withdraw(self) -> list[Ticket]:
         """Give up the engines, and note what they have drawn. Returns the calls that are not answered."""
         open_ones = []
@@ -144,22 +130,6 @@ class InFlight:
                     open_ones.append(ticket)
         self.engines = {}
         return open_ones
-
-    def restart(self) -> None:
-        """Go on with new engines of the driver after those in use have failed, with the tokens that they gave."""
-        self.note_running(suppress=(Exception,))
-        for running in self.engines.values():
-            self.waiting += [ticket for ticket in running.tickets.values() if ticket not in self.waiting]
-        self.engines = {}
-
-    def note_running(self, suppress: tuple[type[Exception], ...] = ()) -> None:
-        """Note what the engines have drawn of the calls that are not answered. suppress: see `contextlib.suppress`."""
-        for running in self.engines.values():
-            engine: Any = running.engine  # `Engine`, not one that other hosts mirror
-            with contextlib.suppress(*suppress):
-                for number, tokens in engine.running():
-                    ticket = running.tickets[number]
-                    ticket.note(Completion(number, tokens, False, ticket.until))
 
     async def advance(self) -> bool:
         """Make progress. True when the rule is satisfied or all groups are over."""
