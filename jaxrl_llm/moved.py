@@ -103,6 +103,7 @@ _MOVES = (
         "supports=filters token_support=filters schedule=scheduler cache=kv_cache causal=prefill"
     ),
     ("sampling.resume", "sampling", "parked=kv_offload kv_offload"),
+    ("sampling.weights", "sampling", "weight_layouts=layouts"),
     ("algorithms.policy_loss", "algorithms.classic", "gspo_token"),
     ("plan", "sampling", "ahead=sampling_programs aot_programs=sampling_programs"),
     ("sampling.speculative", "sampling", "speculate=verify drafts tail"),
@@ -113,7 +114,7 @@ _MOVES = (
     ("models.io", "models", "digest folders gguf gguf_file gguf_tokenizer huggingface load save shards source"),
     (
         "advantages.turns", "advantages",
-        "turn_rewards plans episodes rounds"
+        "turn_rewards episodes rounds"
     ),
     ("advantages.trees", "advantages", "tree_credit=credit"),
     ("advantages.tokens", "advantages", "token_baselines=baselines windows"),
@@ -143,7 +144,7 @@ _MOVES = (
 # Modules that one method alone used, whose file has their names now: old path = family.method.
 _INTO_METHODS = (
     "advantages.balance=score_function.rec_off_policy_reinforce advantages.gains=rewards.subpo "
-    "advantages.implicit=turn_credit.istar advantages.informative=guidance.zppo "
+    "advantages.implicit=turn_credit.istar advantages.informative=guidance.zppo advantages.plans=turn_credit.hiper "
     "advantages.rank=credit.verl_velocity_rank advantages.retries=agents.r3l "
     "advantages.simulations=agents.dyna_grpo advantages.switched=guidance.rlgf "
     "advantages.token_rewards=guidance.drpo_dataset_reset advantages.utterances=turn_credit.archer "

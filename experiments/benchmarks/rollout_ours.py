@@ -23,8 +23,8 @@ from jaxrl_llm.sampling.prefill import empty_prefix_cache
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.stream import stream
-from jaxrl_llm.sampling.weight_layouts import abstract_weights
 from jaxrl_llm.sampling.weights import take_weights
+from jaxrl_llm.sampling.weights.layouts import abstract_weights
 from jaxrl_llm.utils.process import compiles, count_compiles, use_compile_cache
 
 # Shapes of models whose weights are made up, which need no file.

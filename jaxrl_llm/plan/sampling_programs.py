@@ -24,7 +24,7 @@ from jaxrl_llm.sampling.kv_cache import PrefixCache, PrefixSlots
 from jaxrl_llm.sampling.prefill import PREFILL_TOKENS, empty_prefix_cache, prefill
 from jaxrl_llm.sampling.speculative.tail import columns_of, most_rows, source_length
 from jaxrl_llm.sampling.speculative.verify import Tail, gather, verify
-from jaxrl_llm.sampling.weight_layouts import (
+from jaxrl_llm.sampling.weights.layouts import (
     abstract_weights,
     converter,
     loop_params,

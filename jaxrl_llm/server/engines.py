@@ -15,7 +15,6 @@ import jax
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.models.by_row.adapters import can_stack, stacked
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.adapter_weights import with_adapters
 from jaxrl_llm.sampling.capacity import Size, lasting
 from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.sampling.engine_of import engine_of
@@ -23,6 +22,7 @@ from jaxrl_llm.sampling.requests import Request, Tokens
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
 from jaxrl_llm.sampling.unmasking.engine import UnmaskingEngine
 from jaxrl_llm.sampling.weights import Weights, take_weights
+from jaxrl_llm.sampling.weights.adapters import with_adapters
 from jaxrl_llm.utils.threads import named
 
 CHUNK = 8  # decode steps between two looks at what arrived; a stream has a piece of text after as many

@@ -21,7 +21,7 @@ from jaxrl_llm.distributed import fully_sharded, mesh_of, to_mesh
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.quantised import Quantised
 from jaxrl_llm.sampling import completion_ids
-from jaxrl_llm.sampling.weight_layouts import abstract_weights
+from jaxrl_llm.sampling.weights.layouts import abstract_weights
 from jaxrl_llm.sampling.weights import take_weights
 
 policy, params, _ = load_policy(sys.argv[1])

@@ -13,7 +13,7 @@ from jaxrl_llm.models.rope import Rope
 from jaxrl_llm.sampling.decode import decode, empty_ring_cache, no_rows
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.prefill import empty_prefix_cache
-from jaxrl_llm.sampling.weight_layouts import abstract_weights
+from jaxrl_llm.sampling.weights.layouts import abstract_weights
 
 
 def lowered(layers: int) -> jax.stages.Lowered:

@@ -22,9 +22,9 @@ from jaxrl_llm.models import lora
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.sampling import completion_ids
-from jaxrl_llm.sampling.adapter_weights import with_adapters
-from jaxrl_llm.sampling.weight_layouts import abstract_weights
 from jaxrl_llm.sampling.weights import take_weights
+from jaxrl_llm.sampling.weights.adapters import with_adapters
+from jaxrl_llm.sampling.weights.layouts import abstract_weights
 
 pytestmark = pytest.mark.heavy
 
@@ -98,7 +98,7 @@ from jaxrl_llm.distributed import make_mesh, shard_params
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.sampling import Stats, completion_ids
-from jaxrl_llm.sampling.weight_layouts import abstract_weights
+from jaxrl_llm.sampling.weights.layouts import abstract_weights
 
 policy, base, _ = load_policy(sys.argv[1])
 adapters = lora.init(jax.random.key(1), policy.config, 4)

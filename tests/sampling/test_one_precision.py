@@ -27,8 +27,8 @@ from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import NAMES, Quantised, dequantised, quantised_layer
-from jaxrl_llm.sampling.weight_layouts import abstract_weights
 from jaxrl_llm.sampling.weights import take_weights
+from jaxrl_llm.sampling.weights.layouts import abstract_weights
 from jaxrl_llm.utils.errors import InputError
 
 PROMPTS = [[3, 5, 7, 9, 11, 2, 4, 8], [3, 5, 9, 1, 2]]

@@ -29,13 +29,13 @@ from jaxrl_llm.models.layers.projections import linear
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.parameters import adapted_by_default, adapted_weights, combine
 from jaxrl_llm.models.stacks import map_kinds, unstack
-from jaxrl_llm.sampling.adapter_weights import of_members
 from jaxrl_llm.sampling.batch import BatchRow, assemble
 from jaxrl_llm.sampling.requests import Completion, Request
 from jaxrl_llm.sampling.sampler import settings_of
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
+from jaxrl_llm.sampling.weights.adapters import of_members
 from jaxrl_llm.utils.errors import InputError
 
 PROMPTS = ((5, 9, 200), (7, 1, 60, 61, 62, 3, 9))
@@ -253,7 +253,7 @@ from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.sampler import settings_of
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
-from jaxrl_llm.sampling.adapter_weights import of_members
+from jaxrl_llm.sampling.weights.adapters import of_members
 
 policy, params, _ = load_policy(sys.argv[1])
 policy = replace(policy, population=Population(sigma=0.05, rank=2))

@@ -26,8 +26,8 @@ from jaxrl_llm.sampling.decode import begin, decode, empty_ring_cache, no_rows
 from jaxrl_llm.sampling.decode import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.prefill import empty_prefix_cache, prefill
-from jaxrl_llm.sampling.weight_layouts import abstract_weights
-from jaxrl_llm.sampling.weights import shardings
+from jaxrl_llm.sampling.weights.layouts import abstract_weights
+from jaxrl_llm.sampling.weights.layouts import shardings
 
 sys.path.insert(0, sys.argv[2])
 from tpu_traffic import loop_traffic

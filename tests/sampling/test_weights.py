@@ -22,13 +22,14 @@ from jaxrl_llm.distributed import make_mesh
 from jaxrl_llm.models import Policy, lora
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.stacks import unstack
-from jaxrl_llm.sampling.adapter_weights import replace_adapters
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.prefill import causal_pass
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.stream import stream
-from jaxrl_llm.sampling.weight_layouts import (
+from jaxrl_llm.sampling.weights import take_weights
+from jaxrl_llm.sampling.weights.adapters import replace_adapters
+from jaxrl_llm.sampling.weights.layouts import (
     TO_HEADS,
     LoopOptions,
     abstract_weights,
@@ -37,7 +38,6 @@ from jaxrl_llm.sampling.weight_layouts import (
     loop_specs,
     options_for,
 )
-from jaxrl_llm.sampling.weights import take_weights
 
 
 def test_layers_share_the_memory_of_the_parameters(vectors: Any) -> None:
@@ -138,9 +138,8 @@ def test_on_tpus_projections_to_heads_lie_with_their_inputs_last(
     """As compiled ahead of time; on one device in XLA's own layout."""
     model, mesh = vectors("qwen3"), make_mesh(1, 1, jax.devices()[:1])
     before = converter(model.policy, model.params, mesh, rounding)(model.policy, model.params)
-    monkeypatch.setattr(
-        "jaxrl_llm.sampling.weight_layouts.options_for", lambda *given: LoopOptions(rounding=rounding, inputs_last=True)
-    )
+    options = LoopOptions(rounding=rounding, inputs_last=True)
+    monkeypatch.setattr("jaxrl_llm.sampling.weights.layouts.options_for", lambda *given: options)
     found = converter(model.policy, model.params, mesh, rounding)(model.policy, model.params)
     jax.tree.map(np.testing.assert_array_equal, found, before)
     shapes = abstract_weights(model.policy, model.params, mesh)
@@ -161,7 +160,7 @@ def test_on_tpus_projections_to_heads_lie_with_their_inputs_last(
 @pytest.mark.parametrize("family", KINDS)
 def test_so_do_those_of_layers_of_all_kinds(family: str, vectors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers that carry states have projections of their own, and others lack some."""
-    monkeypatch.setattr("jaxrl_llm.sampling.weight_layouts.options_for", lambda *given: LoopOptions(inputs_last=True))
+    monkeypatch.setattr("jaxrl_llm.sampling.weights.layouts.options_for", lambda *given: LoopOptions(inputs_last=True))
     model, mesh = vectors(family), make_mesh(1, 1, jax.devices()[:1])
     layers = abstract_weights(model.policy, model.params, mesh)["layers"]
     for layer in layers:

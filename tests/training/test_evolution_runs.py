@@ -23,11 +23,11 @@ from jaxrl_llm.plan.shapes import full_batch
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.sample_numbers import sample_numbers
 from jaxrl_llm.sampling import completion_ids
-from jaxrl_llm.sampling.adapter_weights import of_members
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.sampler import settings_of
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights
+from jaxrl_llm.sampling.weights.adapters import of_members
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import check_method
 from jaxrl_llm.training.rollout import rollout_of

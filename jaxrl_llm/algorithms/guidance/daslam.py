@@ -21,7 +21,6 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
-from jaxrl_llm.rewards.decomposition import coverage
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rewards.workers.loading import load_function
 from jaxrl_llm.rollouts.agents.plans import items_in
@@ -114,6 +113,15 @@ _FUNCTION_WORDS = (
 
 
 FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
+
+
+def coverage(question: Collection[str], asked: Collection[str]) -> float:
+    """1 - |Q xor S| / |Q| of the nouns of a question and of its sub-questions; 1 if the question has none.
+
+    >>> coverage({"apples", "tom", "price"}, {"apples", "price", "shop"})
+    0.33333333333333337
+    """
+    return 1.0 - len(set(question) ^ set(asked)) / len(set(question)) if question else 1.0
 
 
 class Terms(NamedTuple):
@@ -267,7 +275,8 @@ def decomposing(
     solver: FILE.py:FUNCTION of a prompt's text that returns the answer; None: the run's reference policy, whose most
     probable tokens are taken, at most `solver_tokens` in an answer (None: as many as a completion has). column: of the
     data set, with a solution, a step on a line; "" for none. nouns, embed: FILE.py:FUNCTION of a text that returns its
-    nouns, and its vector; see `rewards.decomposition`.
+    nouns, and its vector. Without them nouns are the words that have a meaning of their own, and similarities are
+    cosines of counts of words.
 
     Provides decomposition, the four terms of `Terms`. InputError for a function that cannot be
     loaded, and for a solution that is no text.

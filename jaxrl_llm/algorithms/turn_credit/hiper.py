@@ -7,8 +7,8 @@ from typing import Annotated, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages.normalisation import moments
 from jaxrl_llm.advantages.returns import explained_variance, needed_values
-from jaxrl_llm.advantages.turns.plans import ACTION, KEEP, NEW_SUBGOAL, SUBGOAL, SWITCH, standardised
 from jaxrl_llm.advantages.turns.turns import TURNS, on_tokens, rewards_of_turns, turn_count, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import method
@@ -23,6 +23,8 @@ from jaxrl_llm.objectives import token_mean
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.objectives.value_heads import head_value_loss
 from jaxrl_llm.utils.errors import require_choice
+
+KEEP, SWITCH, SUBGOAL, NEW_SUBGOAL, ACTION = 1, 2, 3, 4, 5  # of info["plan"], see `rollouts.agents.plans`
 
 
 @method(
@@ -266,3 +268,9 @@ def said(batch: Trajectories, kind: int) -> Array:
     """bool[N, K]: the turns with a token of this kind."""
     known = (batch.info or {}).get("plan")
     return jnp.zeros(turn_mask(batch).shape, bool) if known is None else in_turns(known == kind, batch)
+
+
+def standardised(values: Array, mask: Array) -> Array:
+    """(x - mean) / (deviation + 1e-8) over the mask, whose deviation is the population's; 0 outside of it."""
+    mean, variance = moments(values, mask, 0)
+    return jnp.where(mask, (values - mean) / (jnp.sqrt(variance) + 1e-8), 0.0)

@@ -20,7 +20,7 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
 from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.sampling.two_model_decode import beside
-from jaxrl_llm.sampling.weight_layouts import converter, loop_params, options_for, shardings
+from jaxrl_llm.sampling.weights.layouts import converter, loop_params, options_for, shardings
 from jaxrl_llm.utils.errors import InputError
 
 

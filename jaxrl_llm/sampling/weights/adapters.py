@@ -18,8 +18,8 @@ from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import cast
 from jaxrl_llm.models.stacks import unstack
-from jaxrl_llm.sampling.weight_layouts import adapter_loop_params, options_for
-from jaxrl_llm.sampling.weights import Weights, is_here, is_ready, take_weights
+from jaxrl_llm.sampling.weights.layouts import adapter_loop_params, options_for
+from jaxrl_llm.sampling.weights.take import Weights, is_here, is_ready, take_weights
 
 
 def replace_adapters(policy: Policy, weights: Weights, params: Params) -> Weights | None:
