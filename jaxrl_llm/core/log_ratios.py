@@ -8,7 +8,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.trajectory import Trajectories, weighted
 from jaxrl_llm.utils.errors import InputError, unknown
 
 SOURCES = {
@@ -46,6 +46,12 @@ def source(batch: Trajectories, name: str) -> jax.Array:
 def log_ratio(logp: jax.Array, other: jax.Array, mask: jax.Array) -> jax.Array:
     """logp - other where the mask is true, 0 elsewhere, clipped to +-LARGEST so that its exponential is finite."""
     return jnp.clip(jnp.where(mask, logp - other, 0.0), -LARGEST, LARGEST)
+
+
+def log_ratio_sums(logp: jax.Array, other: jax.Array, batch: Trajectories) -> jax.Array:
+    """f32[N]: logp - other f32[N, L], summed over the tokens of each row by their loss weights; not clipped."""
+    inside = batch.loss_weights != 0
+    return jnp.sum(weighted(jnp.where(inside, logp, 0.0) - jnp.where(inside, other, 0.0), batch), axis=1)
 
 
 def k1(log_ratio: jax.Array) -> jax.Array:

@@ -33,7 +33,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     "ui_s1": {"rewards": ("environment",)},
     "trpa": {"rewards": ("tagged_levels",)},
     "ui_r1": {"rewards": ("answer_tags", "gui_kind", "gui_click")},
-    **dict.fromkeys(("dpo", "ipo", "orpo", "cpo", "simpo", "reward_model", "fspo_few_shot"), PAIRS),
+    **dict.fromkeys(("dpo", "ipo", "orpo", "cpo", "simpo", "mpo", "reward_model", "fspo_few_shot"), PAIRS),
     **{name: {**PAIRS, "group_size": 1} for name in ("kto", "sft", "masked_sft", "process_reward_model")},
     "lipo": LISTS,
     "spo_self_supervised": {**LISTS, "critic": "shared"},

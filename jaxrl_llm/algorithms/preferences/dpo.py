@@ -38,8 +38,8 @@ def dpo(
 
     loss: another of `objectives.preference.losses`, by its name in TRL or as a function (Pairs, beta) -> f[P].
     label_smoothing: None is the loss's own. f_divergence: whose scores take the place of u (2309.16240). nll: nats
-    a token of the chosen responses (RPO; MPO mixes further losses, `objectives.weighted_losses`). beyond: weight of
-    tokens beyond the length of a pair's shorter response (LD-DPO, 0.5). on_policy: weigh pairs by how probable they
+    a token of the chosen responses (RPO; others are mixed by `objectives.weighted_losses`, as in `mpo`). beyond: weight
+    of tokens beyond the length of a pair's shorter response (LD-DPO, 0.5). on_policy: weigh pairs by how probable they
     are under the policy (WPO).
     """
     chosen = loss_named(loss, label_smoothing, f_divergence) if isinstance(loss, str) else loss

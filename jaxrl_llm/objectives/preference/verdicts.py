@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.choices import NonNegativeNumber, Number, PositiveNumber, Source
 from jaxrl_llm.core.arguments.ranges import check_number
-from jaxrl_llm.core.log_ratios import needed, source
+from jaxrl_llm.core.log_ratios import log_ratio_sums, needed, source
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, totals_of, weighted
 from jaxrl_llm.core.transform import Metrics, Objective, Transform, control, stateless
@@ -56,11 +56,6 @@ def bco_loss(
     return jax.nn.softplus(jnp.where(jnp.asarray(label).astype(bool), -gain, gain))
 
 
-def _log_ratio_sums(logp: jax.Array, other: jax.Array, batch: Trajectories) -> jax.Array:
-    inside = batch.loss_weights != 0
-    return jnp.sum(weighted(jnp.where(inside, logp, 0.0) - jnp.where(inside, other, 0.0), batch), axis=1)
-
-
 @part
 def mismatched_kl() -> Transform:
     """Write the control "sequence_kl": the mean over rows with info["measured"] of log pi(y) - log p(y), at least 0.
@@ -70,7 +65,7 @@ def mismatched_kl() -> Transform:
     """
 
     def apply(batch: Trajectories) -> Trajectories:
-        u = _log_ratio_sums(batch.need("old_logp"), batch.need("reference_logp"), batch)
+        u = log_ratio_sums(batch.need("old_logp"), batch.need("reference_logp"), batch)
         marks = (batch.info or {}).get("measured", jnp.zeros(u.shape))  # reports and comparisons have none
         rows = (marks > 0) & jnp.any(batch.action_mask, axis=1)
         mean = jnp.sum(jnp.where(rows, u, 0.0)) / jnp.maximum(jnp.sum(rows), 1)
@@ -109,7 +104,7 @@ def verdicts(
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         logp = jnp.sum(weighted(jnp.where(batch.action_mask, outputs.logp, 0.0), batch), axis=1)
-        u = _log_ratio_sums(outputs.logp, source(batch, against), batch)
+        u = log_ratio_sums(outputs.logp, source(batch, against), batch)
         z = control(batch, KL) if kl else 0.0
         losses = kto_loss(
             u, jnp.zeros_like(u), batch.scores > threshold, z, beta=beta, desirable_weight=desirable_weight,
