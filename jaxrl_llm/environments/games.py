@@ -1,4 +1,4 @@
-"""Games of several players in words, whose solutions are known: matrix games and Kuhn poker."""
+"""Games of several players in words, whose solutions are known: matrix games, Kuhn poker and advice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_llm.core.arguments.checks import expect
 from jaxrl_llm.data.chat.calls import Message, Reply
 from jaxrl_llm.environments.protocol import Observation
-from jaxrl_llm.games import Node, kuhn_poker, matrix_game, with_forfeits
+from jaxrl_llm.games import Node, advice_game, kuhn_poker, matrix_game, with_forfeits
 from jaxrl_llm.games.extensive import CHANCE, END
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -68,6 +68,11 @@ def _players(game: Node) -> int:
 def kuhn(row: Mapping[str, Any]) -> TextGame:
     """Kuhn poker, `games.kuhn_poker`: `--environment jaxrl_llm.environments.games:kuhn --players 2`."""
     return TextGame(kuhn_poker())
+
+
+def advice(row: Mapping[str, Any]) -> TextGame:
+    """A walker and an adviser who may be an enemy, `games.advice_game`, as often as the row's column "enemies" says."""
+    return TextGame(advice_game(float(row.get("enemies", 0.5))))
 
 
 def matrix(row: Mapping[str, Any]) -> TextGame:

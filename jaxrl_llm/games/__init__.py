@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxrl_llm.games.advice import advice_game
 from jaxrl_llm.games.extensive import (
     FORFEIT,
     Node,
@@ -30,9 +31,9 @@ from jaxrl_llm.games.regret import (
 )
 
 __all__ = [
-    "FORFEIT", "MetaSolver", "Node", "Population", "RegretRule", "Strategy", "average_strategy", "best_response", "cfr",
-    "expected_payoffs", "exploitability", "fictitious_play", "information_sets", "kuhn_poker", "matrix_game",
-    "nash_conv", "payoff_range", "psro", "regret_matching", "regret_matching_mixture", "regret_matching_plus",
-    "regret_policy", "shor", "uniform", "uniform_strategy", "volatility_adaptive",
+    "FORFEIT", "MetaSolver", "Node", "Population", "RegretRule", "Strategy", "advice_game", "average_strategy",
+    "best_response", "cfr", "expected_payoffs", "exploitability", "fictitious_play", "information_sets", "kuhn_poker",
+    "matrix_game", "nash_conv", "payoff_range", "psro", "regret_matching", "regret_matching_mixture",
+    "regret_matching_plus", "regret_policy", "shor", "uniform", "uniform_strategy", "volatility_adaptive",
     "with_forfeits",
 ]  # fmt: skip

@@ -30,9 +30,9 @@ def says(text: str, sample: int) -> str:
     return ("up" if "first" in text and sample == 1 else "down") + END
 
 
-def against(league: League, rows: Any = ROWS, **settings: Any) -> Any:
+def against(league: League, rows: Any = ROWS, first_seat: int | None = None, **settings: Any) -> Any:
     games = self_play(lambda row: TextGame(GAME), 2)
-    return run_agents(league_play(games, league), TOKENIZER, says, rows, samples=3, **settings)
+    return run_agents(league_play(games, league, first_seat), TOKENIZER, says, rows, samples=3, **settings)
 
 
 def test_one_player_learns_and_the_others_are_a_member() -> None:
@@ -63,6 +63,14 @@ def test_members_are_drawn_by_the_controls() -> None:
     assert {one.episodes[0].info["league_member"] for one in found.groups} == {1.0}
 
 
+@pytest.mark.parametrize(
+    ("first", "controls", "expected"), [(1, {}, 1), (0, {"league/seat": 1.0}, 1), (1, {"league/seat": 0.0}, 0)]
+)
+def test_a_control_says_who_learns(first: int, controls: dict[str, float], expected: int) -> None:
+    found, _ = against(League(3), first_seat=first, controls=controls)
+    assert {one.episodes[0].sample // 3 for one in found.groups} == {expected}
+
+
 def test_a_league_keeps_the_first_policy_and_the_last_snapshots() -> None:
     league = League(4, every=2)
     kept, seen = ({"w": jnp.zeros((2, 3)), "b": jnp.zeros(1)},) * 4, []
@@ -85,6 +93,9 @@ def test_what_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     for rollout in (group(), alone):
         with pytest.raises(InputError, match=r"a league needs a game of several players.*--players 2"):
             league_play(rollout)
+
+    with pytest.raises(InputError, match="first_seat is 2, but the game has players 0 to 1"):
+        league_play(self_play(lambda row: TextGame(GAME), 2), first_seat=2)
 
     async def program(tools: Any, task: Any) -> Any:
         return [await tools.sample(task.prompt, snapshot=task.row["place"])]

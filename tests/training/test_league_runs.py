@@ -51,12 +51,19 @@ def test_draws_are_from_the_first_policy_and_from_the_snapshot(tmp_path: Path) -
 
 
 @pytest.mark.heavy
-def test_a_resumed_run_goes_on_with_its_league(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "given", "game"),
+    [
+        ("shor_psro", {"size": 3, "every": 1}, "kuhn"),
+        ("conscientia_iterative_kto", {"size": 3, "round_updates": 1}, "advice"),
+    ],
+)
+def test_a_resumed_run_goes_on_with_its_league(tmp_path: Path, method: str, given: dict[str, Any], game: str) -> None:
     def config(name: str, **changes: Any) -> Any:
         (tmp_path / name).mkdir(exist_ok=True)
         return runs.small_config(
-            tmp_path / name, algorithm="shor_psro", hyperparameters={"size": 3, "every": 1}, top_p=1.0, eval_size=0,
-            environment="jaxrl_llm.environments.games:kuhn", rewards=("environment",), players=2, turns=2,
+            tmp_path / name, algorithm=method, hyperparameters=given, top_p=1.0, eval_size=0,
+            environment=f"jaxrl_llm.environments.games:{game}", rewards=("environment",), players=2, turns=2,
             prompt_format="plain", max_new_tokens=4, **changes,
         )  # fmt: skip
 

@@ -22,16 +22,18 @@ from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError
 
 MEMBER = "league_member"
+SEAT = "league/seat"  # control: the player who learns
 
 
 @part
-def league_play(rollout: Rollout, league: League | None = None) -> Rollout:
+def league_play(rollout: Rollout, league: League | None = None, first_seat: int | None = None) -> Rollout:
     """Games of `self_play` in which one player is the policy that learns, and all others are one of the league.
 
     The player and the member are drawn for each group, so that its games have one opponent and compare with each other.
     Members are drawn by the controls "league/0", "league/1" ... of the last update, probabilities up to a factor, and
-    uniformly before the first. Rows are those of the policy that learns, with info["league_member"], the place of
-    its opponent, which it provides. InputError for a rollout without several players.
+    uniformly before the first. first_seat: None, or the player until the control "league/seat" of the last update says
+    another. Rows are those of the policy that learns, with info["league_member"], the place of its opponent, which it
+    provides. InputError for a rollout without several players, and for a player that the game has not.
     """
     settings, own = rollout.agent, league or League()
     if settings is None or settings.players < 2:
@@ -39,6 +41,9 @@ def league_play(rollout: Rollout, league: League | None = None) -> Rollout:
             f"a league needs a game of several players, but the rollout {rollout.name} has none: give --environment "
             "MODULE:NAME and --players 2"
         )
+
+    if first_seat is not None and not 0 <= first_seat < settings.players:
+        raise InputError(f"first_seat is {first_seat}, but the game has players 0 to {settings.players - 1}")
 
     async def play(tools: Tools, task: Task, number: int, seat: int, member: int) -> Conversation:
         game = await begun(tools, task, number, settings)
@@ -48,7 +53,8 @@ def league_play(rollout: Rollout, league: League | None = None) -> Rollout:
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         random = tools.random("league")
-        seat = int(random.integers(settings.players))
+        drawn, turn = int(random.integers(settings.players)), tools.controls.get(SEAT, first_seat)
+        seat = drawn if turn is None else int(turn) % settings.players
         member = int(random.choice(own.size, p=mixture_in(tools.controls, own.size)))
         found = await gather(*(play(tools, task, number, seat, member) for number in range(task.samples)))
         tell_of_beginnings([one.world for one in found if one.world is not None])
