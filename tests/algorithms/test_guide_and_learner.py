@@ -65,7 +65,7 @@ def test_without_a_switch_it_is_ppo() -> None:
 
 
 def test_each_policy_of_lols_has_a_critic_of_its_own() -> None:
-    """Rows that the learner completes have the loss of PPO++ and the first head, the others AggreVaTeD's and the second.
+    """Rows that the learner completes have the loss of PPO++ and the first head, others AggreVaTeD's and the second.
 
     Each kind of iteration against a method of one head, which sees this head's values only.
     """

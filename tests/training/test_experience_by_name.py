@@ -28,7 +28,7 @@ HALF = {
     "v0_value": "value_model",
 }
 # Tokens of texts, or drawn at another temperature, whose log-probability is not the sampler's.
-OTHERS_DRAW = ("otr", "aepo_arbitrary_entropy")
+OTHERS_DRAW = ("otr", "hila", "aepo_arbitrary_entropy")
 
 
 def test_each_test_is_in_one_share() -> None:
