@@ -58,6 +58,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "istar": {},
     "archer": {"critic_updates": 1, "states": 3},
     "r3l": {"reflection_tokens": 8},
+    "agent_r": {"alphas": "0.1", "beta": 0.0, "width": 2},
     "dyna_grpo": {},
     "polychromic": {"states": 1},
 }
@@ -74,6 +75,7 @@ OF_EPISODES = (
     "epo",
     "llds",
     "seeupo",
+    "agent_r",
     "r3l",
     "dyna_grpo",
 )
@@ -93,6 +95,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "epo": ENVIRONMENT,
     "llds": ENVIRONMENT,
     "seeupo": ENVIRONMENT,
+    "agent_r": ENVIRONMENT,
     "r3l": ENVIRONMENT,
     "dyna_grpo": ENVIRONMENT,
     "polychromic": {**ENVIRONMENT, "hyperparameters": {"states": 1, "without": "answer_key"}},
