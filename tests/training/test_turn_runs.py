@@ -169,6 +169,39 @@ def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize("rollback", ["parallel", "sequential"])
+def test_what_nobody_solves_begins_in_the_middle_of_a_teachers_episode(rollback: str, tmp_path: Path) -> None:
+    """No reward is above 0. In sequence nothing is imitated until a chunk is known to be crucial."""
+    said = ["ab.", "cd.", "ef."]
+    rows = [{"prompt": f"number {i:02d}:", "answer": "0", "teacher": said} for i in range(2)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = config_of(
+        tmp_path, "ipa", prompts=str(tmp_path / "rows.jsonl"),
+        hyperparameters={"teacher": "teacher", "rollback": rollback},
+        rewards=(f"{runs.write_rewards(tmp_path)}:from_answer",), epochs=1,
+    )  # fmt: skip
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        runs.train(config)
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert all(line["rollout/restarts"] == 2 and line["reward/mean"] == 0 for line in lines)
+    assert all(line["mismatch"] < 1e-5 for line in lines)
+    tokenizer = load_policy(runs.MODEL)[2]
+    for number, one in enumerate(taken):
+        batch, info = one.scored.batch, one.scored.batch.info or {}
+        left, turn = np.asarray(info["imitated"]), np.asarray(batch.turn)
+        places = [int(turn[row][left[row] != 0].max(initial=-1)) + 1 for row in range(8)]
+        assert sorted(places) == [0] * 4 + ([1, 1, 2, 2] if rollback == "parallel" else [2] * 4)
+        for row in np.flatnonzero(places):
+            for k in range(places[row]):
+                assert tokenizer.decode(np.asarray(batch.tokens)[row][turn[row] == k]).startswith(said[k])
+        learnt = (left > 0).any(axis=1)
+        assert learnt.sum() == (0 if rollback == "sequential" and number == 0 else 4)
+    if rollback == "sequential":
+        assert [line["curriculum/taken_over"] for line in lines] == pytest.approx([2 / 3, 2 / 3])
+
+
+@pytest.mark.heavy
 def test_a_target_critic_follows_the_critic_and_transitions_are_replayed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
