@@ -21,14 +21,13 @@ from jaxrl_llm.training.rollout import check_columns
 NAMES = by_name.experience_methods()
 # Methods that run without a part of their paper, which a run by name must exclude.
 HALF = {
-    "c_morl": "front",
     "dapo_direct_advantage": "critic",
     "dots_rr": "predictor",
     "rapo_reward_aware": "step_rewards",
     "v0_value": "value_model",
 }
 # Tokens of texts, or drawn at another temperature, whose log-probability is not the sampler's.
-OTHERS_DRAW = ("otr", "hila", "aepo_arbitrary_entropy")
+OTHERS_DRAW = ("otr", "aepo_arbitrary_entropy")
 
 
 def test_each_test_is_in_one_share() -> None:
