@@ -101,7 +101,8 @@ def agent_r(
     environment, which never sees it. The thoughts and the words of the judge's question are ours. A row is of one
     conversation, so that episodes whose context was compacted or rendered anew are learnt, but in no pair.
 
-    `rollout/refined` is the share of revision rows.
+    The episodes of a group are played one after the other, but for the first `width`, as each begins where the values
+    of those before say. `rollout/refined` is the share of revision rows.
     """
     return Algorithm(
         chain(needs_turns(), from_pivot(), stateless(as_right)),
@@ -175,8 +176,7 @@ def revising(
         """
         steps = len(path.past)
         for step in range(1, steps + 1):
-            said = [*path.one.asked, *(path.past[step].one.said if step < steps else path.one.said)]
-            history = "\n".join(f"{one['role']}: {one.get('content', '')}" for one in said)
+            history = history_of(tools, path, step)
             prompt = tools.prompt(judge.format(history=history))
             if not tools.fits(prompt):
                 return steps
@@ -216,6 +216,21 @@ def revising(
         )  # fmt: skip
 
     return replace(marked(group(), pivot=0.0), wrap=around)
+
+
+def history_of(tools: Tools, path: Path, steps: int) -> str:
+    """What an episode of a single row was asked, replied and told in its first steps, a message on each line.
+
+    Replies are as the policy wrote them, with calls of tools.
+    """
+    (row,), lines = path.one.rows, [f"{one['role']}: {one.get('content', '')}" for one in path.one.asked]
+    turn = 0
+    for one in path.past[steps].one.said if steps < len(path.past) else path.one.said:
+        text = one.get("content", "")
+        if one["role"] == "assistant":
+            text, turn = tools.decode(row.own.token[row.turns == turn].tolist()), turn + 1
+        lines.append(f"{one['role']}: {text}")
+    return "\n".join(lines)
 
 
 def common_steps(one: Searched, other: Searched) -> int:

@@ -136,8 +136,8 @@ def ipa(
     imitation ends with the crucial chunk: what is taken over after it, and all of it before one is known, is not
     learnt. A group without a stored success or a teacher's restarts as in the parallel form.
 
-    The store is part of the curriculum, which draws prompts in shuffled epochs. A run that leaves groups to later steps
-    goes without: stored 0, no teacher.
+    The store is part of the curriculum, which draws prompts in shuffled epochs, and of each checkpoint. A run that
+    leaves groups to later steps goes without: stored 0, no teacher.
     """
     require_choice("rollback", rollback, ("parallel", "sequential"))
     if rollback == "sequential" and not stored and teacher is None:
