@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from typing import Literal
 
 from jaxrl_llm.cli.eval_and_sample import eval_command, sample_command
+from jaxrl_llm.cli.front import front_command
 from jaxrl_llm.cli.host_options import host_options
 from jaxrl_llm.cli.info import agent_demo_command, demo_command, env_command
 from jaxrl_llm.cli.lab import lab_command
@@ -275,6 +276,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "train": train_command,
     "eval": eval_command,
     "sample": sample_command,
+    "front": front_command,
     "texts": texts_command,
     "reward-eval": reward_eval_command,
     "serve": serve_command,

@@ -129,8 +129,8 @@ def test_what_a_method_refuses_is_its_outcome() -> None:
 
 
 def test_a_method_says_what_it_goes_without() -> None:
-    (found,) = outcomes("c_morl", learning_rate=(-1.0,))
-    assert found.note == "without front"
+    (found,) = outcomes("symphony_fading_replay", learning_rate=(-1.0,))
+    assert found.note == "without replay"
     assert found.error
 
 

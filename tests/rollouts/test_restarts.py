@@ -112,6 +112,46 @@ def test_without_a_place_to_begin_episodes_are_their_own(
     assert agent_metrics([rows])["rollout/restarts"] == 0.0
 
 
+def encoded(reply: int) -> list[int]:
+    return list(tokenizer_of("plain").encode(f"{reply}<|im_end|>"))
+
+
+def test_a_success_of_another_step_is_told_to_a_fresh_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sample n says n + 1; of three samples of four, success 99 is out of reach, and one succeeded before."""
+    known = [encoded(20), encoded(30), encoded(40), encoded(50)]
+    row = {"restart": {"replies": known, "score": 140.0}}
+    rows = rows_of(monkeypatch, restarting(agent(Summing), 0.75, success=99.0), row, 4)
+    assert [replies(one) for one in rows] == [[1] * 4, [20, 30, 40, 2], [20, 30, 3, 3], [20, 4, 4, 4]]
+    assert [one.reward for one in rows] == [4, 92, 56, 32]
+    assert agent_metrics([rows])["rollout/restarts"] == 3.0
+    for one, taken in zip(rows, (0, 3, 2, 1), strict=True):
+        assert one.info["imitated"] == [4.0 - t if 0 <= t < taken else 0.0 for t in one.turns]
+        assert one.info["imitated_score"] == (140.0 if taken else 0.0)
+        assert (one.own.logp[(one.turns >= 0) & (one.turns < taken)] == 0).all(), "nobody drew them here"
+    text = tokenizer_of("plain").decode(rows[2].own.token.tolist())
+    assert [int(part.partition("<|im_end|>")[0]) for part in text.split("sum ")[1:]] == [20, 50, 53]
+
+
+def test_a_place_says_where_all_leave_and_what_is_imitated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a teacher's texts, of which the first is imitated. Its place counts even if the group has a success."""
+    model = {"replies": ["20", "30", "40", "50"], "score": 1.0, "place": 3, "learnt": 1}
+    rows = rows_of(monkeypatch, restarting(agent(Summing)), {"restart": model}, 4)
+    assert [replies(one) for one in rows] == [[1] * 4, [2] * 4, [20, 30, 40, 3], [20, 30, 40, 4]]
+    for one in rows[2:]:
+        assert one.info["imitated"] == [{0: 4.0, 1: -1.0, 2: -1.0}.get(t, 0.0) for t in one.turns.tolist()]
+        assert one.own.token[one.turns == 0].tolist() == encoded(20), "with the end of a reply"
+    rows = rows_of(monkeypatch, restarting(agent(Summing)), {"restart": {**model, "place": 0}}, 4)
+    assert [replies(one) for one in rows] == [[n] * 4 for n in range(1, 5)], "all of it is the policy's"
+    assert not any(np.asarray(one.info["imitated"]).any() for one in rows)
+
+
+def test_an_environment_that_ends_earlier_ends_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"turns": 2, "restart": {"replies": [encoded(x) for x in (20, 30, 40, 50)], "score": 140.0}}
+    rows = rows_of(monkeypatch, restarting(agent(Summing), success=99.0), row, 2)
+    assert [replies(one) for one in rows] == [[1, 1], [20, 30]]
+    assert rows[1].reward == 50
+
+
 def test_going_back_to_a_turn_leaves_the_episode_and_can_be_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sample 2 leaves sample 0 after three turns, and sample 4 leaves sample 2 after one, which was sample 0's."""
 

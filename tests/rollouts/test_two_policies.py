@@ -13,7 +13,7 @@ import pytest
 from fake_engine import LIMIT, Ran, begin, length_of, resumed
 
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.guidance.prefixes import two_policies
+from jaxrl_llm.rollouts.guidance.prefixes import guide_begins, two_policies
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.utils.errors import InputError
@@ -114,13 +114,32 @@ def test_the_learner_begins_in_the_first_steps(guide: str) -> None:
         assert all((e.info["switch"] >= 0) == (begins == "learner") for e in one.episodes)
 
 
+def test_one_draw_says_who_begins_a_step(guide: str) -> None:
+    """All groups of a step alike, about as often as told, and by the seed."""
+    for often, seed, asked in ((0.0, 0, 40), (1.0, 0, 40), (0.6, 1, 400), (0.6, 2, 400)):
+        drawn = [guide_begins(often, seed, step) for step in range(asked)]
+        assert abs(np.mean(drawn) - often) < 4 * np.sqrt(often * (1 - often) / asked) + 1e-9
+    assert [guide_begins(0.6, 1, step) for step in range(40)] != [guide_begins(0.6, 2, step) for step in range(40)]
+    rollout = two_policies("either", guide=guide, share=1.0, often=0.5, seed=5)
+    seen = set()
+    for step in range(6):
+        found = Ran(begin([3, 4, 5], 2, step), Rule(), rollout, row=ROW, step=step).found.groups
+        begun = {bool(e.info["switch"] < 0) for one in found for e in one.episodes}
+        assert begun == {guide_begins(0.5, 5, step)}
+        seen |= begun
+    assert seen == {True, False}
+
+
 def test_a_resumed_program_draws_the_same(guide: str) -> None:
-    """Also where it is resumed in a step in which the guide would begin."""
-    rollout = two_policies("learner_first", guide=guide, steps=1)
-    flight, options = begin([2, 3], 4), {"row": ROW, "limit": 20}
-    done = resumed(flight, rollout, **options)
-    for one in Ran(flight, Rule(), rollout, **options).found.groups:
-        assert [e.own.token.tolist() for e in done[one.task.prompt_id]] == [e.own.token.tolist() for e in one.episodes]
+    """Also where it is resumed in a step in which another policy would begin."""
+    assert [guide_begins(0.5, 2, step) for step in (0, 1)] == [True, False]
+    drawn = two_policies("either", guide=guide, often=0.5, seed=2)
+    for rollout in (two_policies("learner_first", guide=guide, steps=1), drawn):
+        flight, options = begin([2, 3], 4), {"row": ROW, "limit": 20}
+        done = resumed(flight, rollout, **options)
+        for one in Ran(flight, Rule(), rollout, **options).found.groups:
+            tokens = [e.own.token.tolist() for e in one.episodes]
+            assert [e.own.token.tolist() for e in done[one.task.prompt_id]] == tokens
 
 
 def test_without_the_guide_it_is_a_group() -> None:

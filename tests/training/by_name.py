@@ -122,6 +122,9 @@ METHODS: dict[str, Case] = {
     "gui_r1": Case(settings={"rewards": ("gui_action", "gui_format")}),
     "hapo_heterogeneous": Case({"rounds": 1}, info=("level_tau",)),
     "hbpo": Case(info=("budget",)),
+    "hila": Case(
+        metrics=("choice/entropy", "choice/reward", "expert/loss"), logged=("kl",), info=("demonstrated",), more=True
+    ),
     "icpo_in_context": Case({"reject": False}, metrics=("rollout/guided", "off_prompt/share")),
     "latr": Case({"windows": "2", "absolute": 0.001, "relative": 0.5}, info=("node",)),
     "masa": Case(metrics=("rollout/parts",), more=True),
@@ -197,6 +200,7 @@ def config_of(folder: Path, name: str) -> TrainConfig:
             "stage": int(a > 9), "solution": f"The sum of {a} and {b} is {a + b}.",
             "hints": [["add"], [f"{a} + {b} is", f"{a + b}"]], "examples": ["What is 1 + 1? 2", "What is 2 + 2? 4"],
             "teachers": [f"{a + b}", f"It is {a + b}"],
+            "peers": [f"{a + b}", "0", "1"], "expert": f"It is {a + b}",
             "response": f"{a} + {b} = {a + b}", "trace": f"{a} + {b} = {a + b}" if a > 9 else "",
             "steps": [{"observation": str(x), "action": {"action": "add", "number": x}} for x in (a, b)],
             "teacher": [f"It is {a + b}"], "guide": f"{a} + {b} = {a + b}", "items": [str(a), str(b), str(a + b)],

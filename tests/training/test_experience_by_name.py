@@ -21,7 +21,6 @@ from jaxrl_llm.training.rollout import check_columns
 NAMES = by_name.experience_methods()
 # Methods that run without a part of their paper, which a run by name must exclude.
 HALF = {
-    "c_morl": "front",
     "dapo_direct_advantage": "critic",
     "dots_rr": "predictor",
     "rapo_reward_aware": "step_rewards",

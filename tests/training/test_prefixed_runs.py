@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_runs as runs
@@ -15,7 +17,10 @@ import tiny_runs as runs
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.guidance.masa import masa
 from jaxrl_llm.core.rules import DynamicSampling
+from jaxrl_llm.models import load_policy, save_policy
+from jaxrl_llm.rollouts.guidance.prefixes import guide_begins
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.folder.checkpoints import Checkpoints
 from jaxrl_llm.utils.errors import InputError
 
 # method -> its hyper-parameters, groups of the batch for 4 prompts, whether some completions begin with given tokens
@@ -127,6 +132,43 @@ def test_the_reference_policy_guides_a_run(tmp_path: Path) -> None:
     assert np.asarray(first["switch"]).min() >= 0 < np.asarray(first["switch"]).max()
     assert (np.asarray(second["switch"]) == -1).all()
     assert lines[0]["rollout/prefixed"] == 0 < lines[1]["rollout/prefixed"]
+
+
+@pytest.mark.heavy
+def test_each_step_of_lols_trains_one_critic(tmp_path: Path) -> None:
+    """Who begins is drawn for each step. The guide is another model, which only says the last token again."""
+    policy, params, tokenizer = load_policy(str(with_long_context(tmp_path)))
+    repeats = {
+        name: jax.tree.map(lambda x: 0 * x, params[name]) if name == "layers" else params[name] for name in params
+    }
+    repeats["final_norm"] = jax.tree.map(lambda x: 100 * jnp.ones_like(x), params["final_norm"])
+    save_policy(tmp_path / "other", policy, repeats, tokenizer)
+    given = {
+        "begins": "either", "guide": "reference", "guide_model": str(tmp_path / "other"), "guide_often": 0.5, "seed": 2,
+        "share": 1.0,
+    }  # fmt: skip
+    assert [guide_begins(0.5, 2, step) for step in (0, 1)] == [True, False]
+    config = config_of(tmp_path, "rlgf", hyperparameters=given, critic="shared", minibatches=1)
+    taken = list[runs.Taken]()
+    with runs.watched(taken):
+        runs.train(config)
+    lines = runs.lines_of(Path(config.output) / "metrics.jsonl")
+    assert all(np.isfinite(line["loss"]) and line["mismatch"] < 1e-4 for line in lines)
+    first, second = (one.scored.batch for one in taken)
+    for row, said in enumerate(np.asarray(first.tokens)):
+        given_tokens = np.asarray(first.token_mask[row] & ~first.action_mask[row])
+        assert len(set(said[given_tokens][9:])) == 1, "the guide begins, and says the prompt's last token again"
+    assert (np.asarray(first.info["switch"]) == -1).all()
+    assert np.asarray(first.info["prefix"]).max() > 0
+    own = np.asarray(second.info["switch"]).astype(int)
+    assert own.min() >= 1, "the learner begins"
+    for row, said in enumerate(np.asarray(second.tokens)):
+        response = said[np.asarray(second.action_mask[row])]
+        assert len(set(response[own[row] - 1 :])) == 1
+    learnt = Checkpoints(Path(config.output) / "checkpoints").latest(taken[0].params)
+    assert learnt is not None
+    bias = [np.asarray(one.params["critic"]["head"]["bias"]) for one in (*taken, learnt)]
+    assert [(x != 0).tolist() for x in bias] == [[False, False], [True, False], [True, True]]
 
 
 def test_what_a_run_lacks_is_named_before_it_starts(tmp_path: Path) -> None:

@@ -12,16 +12,19 @@ import numpy as np
 import pytest
 import tiny_runs as runs
 from test_resume import STEPS, assert_same_run
-from test_turn_runs import config_of
+from test_turn_runs import METHODS, config_of
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.agents import dyna_grpo, r3l
+from jaxrl_llm.algorithms.agents import agent_r, dyna_grpo, r3l
+from jaxrl_llm.algorithms.agents.agent_r import revising
 from jaxrl_llm.algorithms.agents.dyna_grpo import simulating
 from jaxrl_llm.algorithms.agents.r3l import reflecting
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.rollouts.agents.retries import Reflection, reflection_in
 from jaxrl_llm.training import loop
+
+TURNED = METHODS["agent_r"]
 
 
 @pytest.fixture
@@ -37,6 +40,7 @@ def readable(monkeypatch: pytest.MonkeyPatch) -> None:
 
     short = {"reflect": "{attempt:.60}", "guidance": "{suggestion}", "read": read}
     monkeypatch.setattr(r3l, "reflecting", lambda *given: reflecting(*given, **short))
+    monkeypatch.setattr(agent_r, "revising", lambda *given: revising(*given, judge="{history:.60}"))
     monkeypatch.setattr(dyna_grpo, "simulating", lambda *given: simulating(*given, ask="{states:.16}"))
 
 
@@ -95,7 +99,33 @@ def test_refined_replies_are_in_every_second_step(tmp_path: Path, readable: None
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", ["r3l", "dyna_grpo"])
+def test_bad_episodes_turn_around(tmp_path: Path, readable: None) -> None:
+    """Each revision row goes on from a bad episode of its group, and is learnt with the good ones."""
+    taken: list[runs.Taken] = []
+    config = config_of(tmp_path, "agent_r", hyperparameters={**TURNED, "wait": "wait"})
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "max_position_embeddings": 512}))
+    with runs.watched(taken):
+        runs.train(config)
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert all(line["rollout/refined"] > 0 and np.isfinite(line["nll"]) for line in lines)
+    assert all("rollout/failed_groups" not in line for line in lines)
+    assert lines[0]["mismatch"] < 1e-5
+    for one in taken:
+        batch = one.scored.batch
+        info: Any = batch.info
+        refined = np.asarray(info["refined"]) == 1
+        value, learnt = np.asarray(batch.reward), np.asarray(info["pivot"]) == 0
+        assert (value[learnt] > 0.1).all()
+        assert (value[~learnt] <= 0.1).all()
+        assert learnt[refined].all()
+        for row in np.flatnonzero(refined):
+            given_before = np.asarray(batch.token_mask[row] & ~batch.action_mask[row]).sum()
+            assert given_before > 10, "the prompt, and what the bad episode did"
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["r3l", "dyna_grpo", "agent_r"])
 def test_a_run_resumes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readable: None) -> None:
     """After a kill behind the last checkpoint it ends the same."""
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)

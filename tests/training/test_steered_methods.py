@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from test_prefixed_runs import with_long_context
 from tiny_runs import Taken, lines_of, small_config, train, watched
 
 from jaxrl_llm.algorithms.credit.hapo_heterogeneous import ENTRIES
@@ -44,6 +46,25 @@ def test_one_token_rollout_learns_the_texts_of_a_column(tmp_path: Path) -> None:
         assert one.scored.texts == [row for row in one.scored.texts if row in ("0", "1")]
     probability = [line["label/probability"] for line in lines_of(tmp_path / "run" / "metrics.jsonl")]
     assert probability[-1] > probability[0]
+
+
+@pytest.mark.heavy
+def test_hila_learns_which_listed_action_is_worth_most(tmp_path: Path) -> None:
+    """Of four: a peer is right, another and the policy are wrong, and the expert costs more than the right peer."""
+    rows = [{"prompt": f"{i}:", "answer": str(i), "peers": [str(i), "x"], "expert": f"it is {i}"} for i in range(4, 8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    taken = trained(
+        tmp_path, "hila", model=str(with_long_context(tmp_path)), prompts=str(tmp_path / "rows.jsonl"), steps=3,
+        rewards=("number_match",), eval_size=0, minibatches=1, temperature=1.0, top_p=1.0,
+    )  # fmt: skip
+    batch = taken[0].scored.batch
+    assert np.asarray(batch.info["demonstrated"]).tolist() == [0.0, 0.0, 0.0, 0.0, 1.0] * 4
+    np.testing.assert_allclose(np.asarray(batch.reward).reshape(4, 5)[:, [0, 1, 3]], [[1, 0, 0.7]] * 4, atol=1e-6)
+    assert np.asarray(batch.group).tolist() == [g for i in range(4) for g in [2 * i] * 4 + [2 * i + 1]]
+    lines = lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert lines[-1]["choice/reward"] > lines[0]["choice/reward"] + 0.05
+    assert lines[-1]["expert/loss"] < lines[0]["expert/loss"]
+    assert lines[0]["kl"] < 1e-6 < lines[-1]["kl"]
 
 
 @pytest.mark.heavy

@@ -58,6 +58,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "istar": {},
     "archer": {"critic_updates": 1, "states": 3},
     "r3l": {"reflection_tokens": 8},
+    "agent_r": {"alphas": "0.1", "beta": 0.0, "width": 2},
     "dyna_grpo": {},
     "polychromic": {"states": 1},
 }
@@ -74,6 +75,7 @@ OF_EPISODES = (
     "epo",
     "llds",
     "seeupo",
+    "agent_r",
     "r3l",
     "dyna_grpo",
 )
@@ -93,6 +95,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "epo": ENVIRONMENT,
     "llds": ENVIRONMENT,
     "seeupo": ENVIRONMENT,
+    "agent_r": ENVIRONMENT,
     "r3l": ENVIRONMENT,
     "dyna_grpo": ENVIRONMENT,
     "polychromic": {**ENVIRONMENT, "hyperparameters": {"states": 1, "without": "answer_key"}},
@@ -163,6 +166,39 @@ def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
     credit = [[set(row[turn[i] == k].tolist()) for k in range(3)] for i, row in enumerate(found)]
     assert all(len(one) <= 1 for row in credit for one in row), "all tokens of a turn have the same"
     assert any(len(set().union(*row)) > 1 for row in credit) == (name not in OF_EPISODES), "turns of an episode differ"
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("rollback", ["parallel", "sequential"])
+def test_what_nobody_solves_begins_in_the_middle_of_a_teachers_episode(rollback: str, tmp_path: Path) -> None:
+    """No reward is above 0. In sequence nothing is imitated until a chunk is known to be crucial."""
+    said = ["ab.", "cd.", "ef."]
+    rows = [{"prompt": f"number {i:02d}:", "answer": "0", "teacher": said} for i in range(2)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = config_of(
+        tmp_path, "ipa", prompts=str(tmp_path / "rows.jsonl"),
+        hyperparameters={"teacher": "teacher", "rollback": rollback},
+        rewards=(f"{runs.write_rewards(tmp_path)}:from_answer",), epochs=1,
+    )  # fmt: skip
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        runs.train(config)
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert all(line["rollout/restarts"] == 2 and line["reward/mean"] == 0 for line in lines)
+    assert all(line["mismatch"] < 1e-5 for line in lines)
+    tokenizer = load_policy(runs.MODEL)[2]
+    for number, one in enumerate(taken):
+        batch, info = one.scored.batch, one.scored.batch.info or {}
+        left, turn = np.asarray(info["imitated"]), np.asarray(batch.turn)
+        places = [int(turn[row][left[row] != 0].max(initial=-1)) + 1 for row in range(8)]
+        assert sorted(places) == [0] * 4 + ([1, 1, 2, 2] if rollback == "parallel" else [2] * 4)
+        for row in np.flatnonzero(places):
+            for k in range(places[row]):
+                assert tokenizer.decode(np.asarray(batch.tokens)[row][turn[row] == k]).startswith(said[k])
+        learnt = (left > 0).any(axis=1)
+        assert learnt.sum() == (0 if rollback == "sequential" and number == 0 else 4)
+    if rollback == "sequential":
+        assert [line["curriculum/taken_over"] for line in lines] == pytest.approx([2 / 3, 2 / 3])
 
 
 @pytest.mark.heavy

@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
+import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.kl_rewards import kl_reward
-from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
+from jaxrl_llm.advantages.returns import generalised_advantages, needed_values, whiten_advantages
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
+from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, Positive
+from jaxrl_llm.core.reference import ReferenceRule, model_names
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
+from jaxrl_llm.core.transform import Metrics, Objective, Transform, chain, stateless
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.values import value_loss
-from jaxrl_llm.rollouts.guidance.prefixes import two_policies
-from jaxrl_llm.utils.errors import is_off
+from jaxrl_llm.rollouts.guidance.prefixes import REFERENCE, two_policies
+from jaxrl_llm.utils.errors import InputError, is_off, shown
 
 
 @method(
     paper="arXiv 2306.11816",
     year=2023,
     test="test_guide_and_learner.py::test_rlgf_by_loop",
-    beside={
-        "lols": ("LOLS: a guide and a learner in turns, with two critics", "a second critic"),
-        "checkpoint": ("a guide that is neither the reference nor called by a function", "a second engine"),
-    },
 )
 def rlgf(
-    begins: Annotated[Literal["guide", "learner", "learner_first"], CODE] = "guide",
+    begins: Annotated[Literal["guide", "learner", "learner_first", "either"], CODE] = "guide",
     column: Annotated[str, OURS] = "guide",
     guide: Annotated[str | None, OURS] = None,
+    guide_model: Annotated[str | None, OURS] = None,
     share: Annotated[float, PAPER] = 0.8,
     learner_steps: Annotated[int, CODE] = 20,
+    guide_often: Annotated[Fraction, PAPER] = 0.8,
+    seed: Annotated[int, OURS] = 0,
     kl_coefficient: Annotated[NonNegative, OURS] = 0.05,
     gamma: Annotated[float, CODE] = 1.0,
     lam: Annotated[float, CODE] = 0.95,
@@ -55,6 +57,8 @@ def rlgf(
         learner          AggreVaTeD: the policy loss is on the learner's tokens t < h, the value loss on the guide's,
                          t >= h, so that the critic estimates the guide's value, which the learner improves on
         learner_first    D2LOLS: AggreVaTeD for learner_steps iterations, then PPO++
+        either           LOLS: each iteration PPO++ with probability guide_often, else AggreVaTeD, drawn from `seed`
+                         and the step. PPO++ reads and trains the learner's critic, AggreVaTeD the guide's
 
     The score of the whole response is the reward of the last token, and each action's reward gets
     -kl_coefficient (logp_old - logp_ref); A is from GAE (gamma, lam) over the row's actions, R = A + V, and A then
@@ -63,22 +67,74 @@ def rlgf(
         loss = -mean min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
                + value_coefficient/2 mean max((V - R)^2, (clip(V, V_old - value_clip, V_old + value_clip) - R)^2)
 
+    The two critics of LOLS are two heads of one critic, in place of two models: V and V_old are of the learner's head
+    in rows that the learner completes, of the guide's head in those that the guide completes, so that no head is
+    trained on the other's returns. In the other three the critic has one head.
+
     guide "reference": the reference policy of the run is the guide, in the paper's experiments the model before the
-    run; it is drawn from as the learner is. Else, where the guide begins, its samples come from the row's `column`, a
-    text or a list of texts: a guide does not learn, so it may answer before the run. Where it completes, `guide` is
-    FILE.py:FUNCTION of the problem and the response so far, which returns the rest. LOLS, which alternates at random
-    between both with a critic for each, is not included.
-    The sampling of such a guide (the paper: top-p 0.92, top-k 50) is its own.
+    run; it is drawn from as the learner is. guide_model: name or folder of another model of the same shapes that is the
+    reference, and so the guide, instead; the penalty is then the divergence from it, too. Else, where the guide begins,
+    its samples come from the row's `column`, a text or a list of texts: a guide does not learn, so it may answer before
+    the run. Where it completes, `guide` is FILE.py:FUNCTION of the problem and the response so far, which returns the
+    rest. The sampling of such a guide (the paper: top-p 0.92, top-k 50) is its own.
     """
+    if guide_model is not None and guide != REFERENCE:
+        raise InputError(f"guide_model is given, but guide is {shown(guide)}: give guide reference")
+    two = begins == "either"
     transform = chain(
         *([] if is_off(kl_coefficient) else [kl_reward(kl_coefficient, of="old")]),
-        generalised_advantages(gamma, lam),
+        of_own_head(generalised_advantages(gamma, lam)) if two else generalised_advantages(gamma, lam),
         whiten_advantages(),
         split_at_switch(),
     )
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
-    objective += value_coefficient * value_loss(value_clip)
-    return Algorithm(transform, objective, rollout=two_policies(begins, column, guide, share, learner_steps))
+    values = value_loss(value_clip)
+    objective += value_coefficient * (value_loss_of_own_head(values) if two else values)
+    rollout = two_policies(begins, column, guide, share, learner_steps, guide_often, seed)
+    return Algorithm(transform, objective, rollout=rollout, reference=None if guide_model is None else of(guide_model))
+
+
+HEADS = 2  # the learner's value, and the guide's
+
+
+def own_head(values: jax.Array, batch: Trajectories) -> jax.Array:
+    """Of values f32[N, L, 2], the head f32[N, L] of who completed each row: 0 the learner, 1 the guide.
+
+    info["switch"] says who, see `split_at_switch`; without it all rows are the learner's.
+    """
+    switch = (batch.info or {}).get("switch")
+    return values[..., 0] if switch is None else jnp.where((switch >= 0)[:, None], values[..., 1], values[..., 0])
+
+
+@part
+def of_own_head(inner: Transform) -> Transform:
+    """A transform of one critic's values, which reads of two heads each row's own (`own_head`)."""
+
+    def apply(state: Any, batch: Trajectories) -> tuple[Any, Trajectories]:
+        both = batch.need("values")
+        state, found = inner.apply(state, batch.replace(values=own_head(both, batch)))
+        return state, found.replace(values=both)
+
+    return replace(inner, apply=apply, needs=inner.needs - needed_values() | needed_values(HEADS))
+
+
+@part
+def value_loss_of_own_head(inner: Objective) -> Objective:
+    """A loss of one critic's values, which reads and trains of two heads each row's own (`own_head`)."""
+
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        extras = outputs.extras or {}
+        if "values" in extras:
+            outputs = outputs.replace(extras={**extras, "values": own_head(extras["values"], batch)})
+        return inner.function(outputs, batch.replace(values=own_head(batch.need("values"), batch)))
+
+    return replace(inner, function=objective, needs=inner.needs - needed_values() | needed_values(HEADS))
+
+
+@part
+def of(model: str) -> ReferenceRule:
+    """Another model as the reference, with weights of the same shapes; the initial policy is no part of it."""
+    return ReferenceRule(lambda initial, others: others[0], models=model_names([model]))
 
 
 @part

@@ -32,12 +32,6 @@ from jaxrl_llm.utils.errors import InputError, unknown
     paper="arXiv 2410.02236",
     year=2025,
     test="test_reward_composed.py::test_c_morl_is_the_loop",
-    lacks={
-        "front": (
-            "the first policies of the front and the choice of those to extend; a run extends one",
-            "runs that share a front",
-        )
-    },
 )
 def c_morl(
     component: Annotated[str | None, OURS] = None,
@@ -63,9 +57,13 @@ def c_morl(
     The released code has c_i = (clip(rho) - share) mean r_i for each step, and stops at 0.001. Then log c_i is
     log mean r_i plus a function of rho alone, whose gradient has the expectation 0 on policy: the rewards would not
     matter, and a violated constraint would have no gradient. So c_i is here derived from the problem that it is to
-    solve. The first stage trains policies for fixed weights of the rewards, which is `grpo` with weights; the choice of
-    policies to extend, in the sparsest regions of the front, compares runs. Both are out of scope here: a run extends
-    the policy that --model names.
+    solve.
+
+    A run extends one policy, the one that --model names. The whole method is the command jaxrl front
+    (`training.front.grow_front`): policies for fixed weights of the rewards, by `grpo`; the set of those that no other
+    dominates; and in rounds, extensions of those with the largest crowding distance by this method, for every
+    component. It compares the last policies of runs, one after another, where the paper keeps a buffer of all policies
+    on the way and extends in parallel.
     """
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average_by_name(average))
     objective += (1 / sharpness) * log_barrier(component, share, clip_low, clip_high)

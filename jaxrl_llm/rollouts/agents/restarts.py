@@ -1,11 +1,11 @@
-"""Agents that begin again in the middle of a success of their own group."""
+"""Agents that begin again in the middle of a success: of their own group, of an earlier step, or of a teacher."""
 
 from __future__ import annotations
 
 import logging
 from asyncio import gather
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -15,15 +15,29 @@ from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.agents.conversation import finished
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
 from jaxrl_llm.rollouts.agents.metrics import RESTARTED
-from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse, played
+from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun, converse, played
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
 from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.program_host import Task
 
 IMITATED = "imitated"
 RESTARTS = frozenset({IMITATED, "imitated_score"})
+MODEL = "restart"  # a column that a curriculum may give: a `Model` as a dict, or None
+NOT_LEARNT = -1.0  # in info["imitated"]
 logger = logging.getLogger("jaxrl_llm.rollouts")
+
+
+class Model(NamedTuple):
+    """A success from which episodes of later steps begin, as JSON values."""
+
+    replies: Sequence[Sequence[int] | str]
+    """Token ids of each, or a text of a teacher."""
+    score: float
+    place: int | None = None
+    """Replies that all restarts take over; None: each as `anchors` says."""
+    learnt: int | None = None
+    """Of these, the first so many are imitated; None: all."""
 
 
 @part
@@ -34,12 +48,15 @@ def restarting(
 
     Of n samples n - round(share n), at least one, are episodes as ever. The first with a score (and rewards of turns)
     above `success` is the model. The others begin with its first p turns, p from its last turn back to 1 and then again
-    from the last, each in a copy of its environment as it was then, and sample the rest. Where there is no success, it
-    has a single turn, or the environment cannot be copied, they are episodes of their own.
+    from the last, each in a copy of its environment as it was then, and sample the rest. Where there is no success,
+    the row's column "restart" may have one, a `Model` of an earlier step or of a teacher, whose first p replies a fresh
+    environment is told; with a place it is the model in any case, and p that place. Where there is none, it has a
+    single turn, or the environment cannot be copied, the others are episodes of their own. So is what is left of one
+    whose environment ends earlier, or which has no room for a reply of the model.
 
     info["imitated"] marks the tokens that were taken over: k from the end of the success for those of its k-th last
-    turn, 0 for all others; info["imitated_score"] is its score, 0 without one. Provides both. InputError for a rollout
-    without agents.
+    turn, -1 where these are not to be imitated, 0 for all others; info["imitated_score"] is its score, 0 without one.
+    Provides both. InputError for a rollout without agents.
     """
     check_number("success", success)
 
@@ -53,15 +70,28 @@ def restarting(
 
         first = list(await gather(*map(fresh, numbers[: task.samples - again])))
         ends = await ends_of(tools, [path.one for path in first], turn_rewards)
-        model, score = _best_first(first, ends, turn_rewards, success)
-        length = 0 if model is None else len(model.past)
+        stored = None if (found_before := task.row.get(MODEL)) is None else Model(**found_before)
+        own, score = None, 0.0
+        if stored is None or stored.place is None:
+            own, score = _best_first(first, ends, turn_rewards, success)
+        if own is not None:
+            stored = None
+        score = score if stored is None else stored.score
+        length = len(own.past) if own is not None else 0 if stored is None else len(stored.replies)
         places = anchors(length, again)
+        if stored is not None and stored.place is not None:
+            places = [stored.place or None] * again
 
         async def restart(number: int, turn: int | None) -> tuple[Path, int]:
-            if model is None or turn is None:
+            if turn is None:
                 return await fresh(number), 0
+            if own is None:
+                assert stored is not None
+                path = await followed(tools, task, settings, number, stored.replies[:turn])
+                taken = len(path.past)
+                return await played(path), taken
             try:
-                path = await model.at_turn(turn, number)
+                path = await own.at_turn(turn, number)
             except EnvironmentFailed as error:
                 logger.warning("prompt %d: %s; sample %d is an episode of its own", task.prompt_id, error, number)
                 return await fresh(number), 0
@@ -72,7 +102,7 @@ def restarting(
         ends += await ends_of(tools, [path.one for path, _ in found], turn_rewards)
         return [
             row.with_info(
-                imitated=_left(row, taken, length),
+                imitated=_left(row, taken, length, None if stored is None else stored.learnt),
                 imitated_score=score if taken else 0.0,
                 **{RESTARTED: float(taken > 0)},
             )
@@ -103,8 +133,37 @@ def _best_first(
     return None, 0.0
 
 
-def _left(row: Episode, taken: int, length: int) -> list[float]:
-    """For each token after the prompt: turns of the success from its own to the last, if it was taken over, else 0."""
+def _left(row: Episode, taken: int, length: int, learnt: int | None = None) -> list[float]:
+    """For each token after the prompt: turns of the success from its own to the last, if it was taken over, else 0.
+
+    learnt: the turns of the success that are to be imitated; NOT_LEARNT marks the others that were taken over.
+    """
     first: Any = row.info["first_turn"]
     turn = np.where(row.turns >= 0, row.turns + int(first), length)
-    return np.where(turn < taken, length - turn, 0).astype(float).tolist()
+    left = length - turn if learnt is None else np.where(turn < learnt, length - turn, NOT_LEARNT)
+    return np.where(turn < taken, left, 0).astype(float).tolist()
+
+
+async def followed(
+    tools: Tools, task: Task, settings: AgentSettings, number: int, replies: Sequence[Sequence[int] | str]
+) -> Path:
+    """A fresh episode after these replies, which its environment was told, or as many as it took.
+
+    Their tokens are actions without log-probabilities. A text ends with the token that ends a reply.
+    """
+    path = await begun(tools, task, number, settings)
+    for reply in replies:
+        if path.over:
+            break
+        assert path.chat is not None
+        if isinstance(reply, str):
+            end = tools.tokenizer.eos_token_id
+            ids = [*tools.encode(reply), *([end] if end in path.chat.ends[0] else [])]
+        else:
+            ids = [int(token) for token in reply]
+        if not ids or len(ids) > path.one.room(task, settings.limits):
+            break
+        path.take(path.one.rows[-1] + given(ids, tools.step)._replace(sampled=True))
+        await path.hear()
+    path.one.info = {}  # which counts what happens in its own turns
+    return path

@@ -189,15 +189,24 @@ def acted(episode: Episode) -> Episode:
     return replace(episode, segments=tuple(segment._replace(sampled=True) for segment in episode.segments))
 
 
+def guide_begins(often: float, seed: int, step: int) -> bool:
+    """Whether the guide begins all responses of a training step: true with probability `often`, for each step anew.
+
+    A function of seed and step alone, so that all groups of a step, and a run that is resumed, draw the same.
+    """
+    return bool(np.random.default_rng([seed, step]).random() < often)
+
+
 @part
 def two_policies(
-    begins: Literal["guide", "learner", "learner_first"] = "guide", column: str = "guide", guide: str | None = None,
-    share: float = 0.8, steps: int = 20,
+    begins: Literal["guide", "learner", "learner_first", "either"] = "guide", column: str = "guide",
+    guide: str | None = None, share: float = 0.8, steps: int = 20, often: float = 0.8, seed: int = 0,
 ) -> Rollout:  # fmt: skip
     """Responses of which one policy writes the first h tokens, and the other the rest.
 
     h is drawn by `reset_lengths` from the length of a full response of the first, with probability `share`; otherwise
-    h = 0. begins: "guide"; "learner"; "learner_first", the learner in the first `steps` training steps, then the guide.
+    h = 0. begins: "guide"; "learner"; "learner_first", the learner in the first `steps` training steps, then the guide;
+    "either", in each training step the guide with probability `often`, else the learner, as `guide_begins` draws.
 
     column: the guide's responses, a text or a list of texts, of which each sample that the guide begins draws one; a
     row without any is sampled from the prompt. guide: FILE.py:FUNCTION of (problem, response so far) that returns the
@@ -207,8 +216,10 @@ def two_policies(
     tokens before the guide's, or -1 where the guide begins, and "prefix", the number of given tokens. Raises InputError
     for a learner that begins without a guide, and for a guide that cannot be loaded.
     """
-    require_choice("begins", begins, ("guide", "learner", "learner_first"))
+    require_choice("begins", begins, ("guide", "learner", "learner_first", "either"))
     check_number("share", share, least=0, most=1)
+    check_number("often", often, least=0, most=1)
+    check_number("seed", seed, least=0, whole=True)
     check_number("steps", steps, least=0, whole=True)
     if begins != "guide" and guide is None:
         raise InputError(
@@ -235,7 +246,9 @@ def two_policies(
         return replace(begun + rest, ended=not cut, truncated=cut).with_info(switch=float(h), prefix=0.0)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
-        if begins == "learner" or (begins == "learner_first" and tools.first_step < steps):
+        first = begins == "learner_first" and tools.first_step < steps
+        drawn_first = begins == "either" and not guide_begins(often, seed, tools.first_step)
+        if begins == "learner" or first or drawn_first:
             random, numbers = tools.random("switch"), range(task.samples)
             places, longs = random.random(task.samples).tolist(), (random.random(task.samples) < share).tolist()
             responses = (completed(tools, task, i, places[i], longs[i]) for i in numbers)
