@@ -118,7 +118,7 @@ _MOVES = (
     ),
     ("advantages.trees", "advantages", "tree_credit=credit"),
     ("advantages.tokens", "advantages", "token_baselines=baselines windows"),
-    ("objectives", "objectives", "corrections=off_policy heads=value_heads barrier=constraints one_pass=fused"),
+    ("objectives", "objectives", "corrections=off_policy heads=value_heads one_pass=fused"),
     ("objectives.averaging", "objectives", "averages row_averages subset"),
     ("objectives.preference", "objectives", "pairs listwise"),
     ("data", "data", "ahead=prefetch prompts=load"),
@@ -149,6 +149,7 @@ _INTO_METHODS = (
     "advantages.simulations=agents.dyna_grpo advantages.switched=guidance.rlgf "
     "advantages.token_rewards=guidance.drpo_dataset_reset advantages.utterances=turn_credit.archer "
     "advantages.within=guidance.clpo entropy_levels=credit.hapo_heterogeneous "
+    "objectives.barrier=rewards.c_morl "
     "objectives.adaptive_clip=policy_loss.bapo_adaptive_clip objectives.curvature=policy_loss.capo_curvature "
     "objectives.entropy_history=regularisation.epo "
     "objectives.episodes=agents.flow_grpo objectives.hint_tokens=guidance.adhint "

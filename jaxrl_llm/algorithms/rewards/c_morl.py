@@ -18,7 +18,6 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means
 from jaxrl_llm.core.transform import Objective, Transform, chain
 from jaxrl_llm.objectives.averaging.averages import average_by_name
-from jaxrl_llm.objectives.constraints import barrier
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.preference.pairs import coupled
 from jaxrl_llm.objectives.ratios import token_ratio
@@ -50,7 +49,7 @@ def c_morl(
         c_i = G_i(pi) - share G_i(pi_start)
 
     A_l: the component, standardised in its group. component None: the combined reward, with each component as a
-    constraint. G_i: the mean of component i, to first order in the policy, see `objectives.constraints`; it must be
+    constraint. G_i: the mean of component i, to first order in the policy, see `barrier`; it must be
     above 0 at the start to constrain anything. Below 0.001 the logarithm goes on along its tangent. average: of the
     first term, see `average_by_name`.
 
@@ -102,6 +101,15 @@ def starting_means(objective: str | None = None) -> Transform:
         return {"means": jnp.where(seen, means, 0.0), "seen": seen}, batch.with_controls(**start)
 
     return Transform(init, apply)
+
+
+def barrier(slack: jax.Array, floor: Number = 1e-3) -> jax.Array:
+    """log slack, continued below `floor` along its tangent, so that its derivative does not vanish there.
+
+    >>> print([f"{x:.3f}" for x in barrier(jnp.array([1.0, 0.001, 0.0]))])
+    ['0.000', '-6.908', '-7.908']
+    """
+    return jnp.log(jnp.maximum(slack, floor)) + jnp.minimum(slack - floor, 0.0) / floor
 
 
 @part
