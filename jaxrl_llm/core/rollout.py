@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.core.hooks import Hook
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 AHEAD = 4  # decode steps after which the answer to an external call counts
 OBSERVATION = 32  # tokens per observation that the engine initially has room for
 Program = Callable[["Tools", "Task"], Awaitable[Sequence["Episode"]]]
+
+
+Drawing = Hook | Population | SoftThinking
+"""How tokens are drawn otherwise: through a hook, by the members of a population, or as mixtures of tokens."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +75,8 @@ class Rollout:
     columns: tuple[str, ...] = ()
     """Columns of the data set that it reads."""
     demands: Demands = field(default_factory=Demands)
-    hook: Hook | None = None
-    """What tokens are drawn through at the run's temperature, see `rollouts.hooked`."""
-    population: Population | None = None
-    """Whose members draw its samples, see `rollouts.evolved`."""
-    thinking: SoftThinking | None = None
-    """How its samples think before they answer, see `rollouts.soft`."""
+    drawing: Drawing | None = None
+    """How the samples of the policy that learns are drawn; None: plainly, at the run's temperature. See `drawn`."""
     wrap: Callable[[Rollout], Rollout] | None = None
     """Of a method's rollout: what it makes of the run's own, such as the agents of an environment."""
     agent: Any = None
@@ -85,14 +85,6 @@ class Rollout:
     def __post_init__(self) -> None:
         if not callable(self.program):
             raise InputError(f"a rollout's program is {shown(self.program)}, but must be an async function")
-        if self.population is not None and self.hook is not None:
-            raise InputError(
-                f"the rollout {self.name} draws through the hook {self.hook.name}, and members of a population draw "
-                "greedily: leave out one of the two"
-            )
-        if self.thinking is not None and (self.hook is not None or self.population is not None):
-            what = "draws through a hook" if self.population is None else "is drawn by members of a population"
-            raise InputError(f"the rollout {self.name} {what}, which soft thinking does not support: leave out one")
         if self.thinking is not None and (self.converses or self.demands.reference or self.demands.league is not None):
             what = "goes on after observations" if self.converses else "also draws from other policies"
             raise InputError(
@@ -101,6 +93,21 @@ class Rollout:
             )
 
     __repr__ = layout
+
+    @property
+    def hook(self) -> Hook | None:
+        """What tokens are drawn through, see `rollouts.hooked`."""
+        return self.drawing if isinstance(self.drawing, Hook) else None
+
+    @property
+    def population(self) -> Population | None:
+        """Whose members draw its samples, see `rollouts.evolved`."""
+        return self.drawing if isinstance(self.drawing, Population) else None
+
+    @property
+    def thinking(self) -> SoftThinking | None:
+        """How its samples think before they answer, see `rollouts.soft`."""
+        return self.drawing if isinstance(self.drawing, SoftThinking) else None
 
     @property
     def converses(self) -> bool:
@@ -122,3 +129,22 @@ class Rollout:
             return bucket(limit, least=4)
         wanted = turns * (limit + OBSERVATION) if longest is None else longest
         return bucket(min(wanted, context or wanted))
+
+
+def drawn(rollout: Rollout, drawing: Drawing, name: str, provides: Iterable[str] = ()) -> Rollout:
+    """A rollout whose samples are drawn so, with a name appended to its own, which provides these names besides.
+
+    InputError for one that is drawn otherwise already.
+    """
+    if rollout.drawing is not None:
+        raise InputError(
+            f"the rollout {rollout.name} {_how(rollout.drawing)} already, and cannot be one that {_how(drawing)}: "
+            "leave out one of the two"
+        )
+    return replace(rollout, name=f"{rollout.name}, {name}", provides=rollout.provides | {*provides}, drawing=drawing)
+
+
+def _how(drawing: Drawing) -> str:
+    if isinstance(drawing, Hook):
+        return f"draws through the hook {drawing.name}"
+    return "is drawn by members of a population" if isinstance(drawing, Population) else "thinks softly"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from jaxrl_llm.core.population import Population
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, drawn
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -20,13 +20,11 @@ def evolved(rollout: Rollout, population: Population) -> Rollout:
     All randomness is in the weights, see `core.population`. Two members that share their noise answer the same prompt
     where g is even. Samples at a temperature of their own, greedy ones, those of evaluations and of a reference policy
     are the policy's. It provides info["member"], the member's number, and info["member_seed"], the seed of the noise.
-    Raises InputError for a rollout that draws through a hook, or has a population already.
+    Raises InputError for a rollout that is drawn otherwise already.
     """
     if not isinstance(population, Population):
         raise InputError(f"the population is {shown(population)}, but must be a jaxrl_llm.core.population.Population")
-    if rollout.population is not None:
-        raise InputError(f"the rollout {rollout.name} is drawn by members of a population already")
-    return replace(rollout, name=f"{rollout.name}, evolved", provides=rollout.provides | MEMBERS, population=population)
+    return drawn(rollout, population, "evolved", MEMBERS)
 
 
 @part

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from jaxrl_llm.core.hooks import Hook, first_state
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, drawn
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.program_host import Task
@@ -22,25 +22,17 @@ def hooked(rollout: Rollout, hook: Hook, provides: Iterable[str] = ()) -> Rollou
 
     The hook's numbers are those in the controls of the last update; each episode has them in info. Samples at a
     temperature of their own, and greedy ones, do not go through it. provides: names of `jaxrl_llm.core.needs` among
-    these numbers. Raises InputError for a rollout that has a hook already.
+    these numbers. Raises InputError for a rollout that is drawn otherwise already.
     """
     if not isinstance(hook, Hook):
         raise InputError(f"the hook is {shown(hook)}, but must be a jaxrl_llm.core.hooks.Hook")
-    if rollout.hook is not None:
-        raise InputError(f"the rollout {rollout.name} draws through the hook {rollout.hook.name} already")
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         numbers = first_state(hook, tools.controls)
         episodes = await rollout.program(tools, task)
         return [episode.with_info(**numbers) for episode in episodes] if numbers else list(episodes)
 
-    return replace(
-        rollout,
-        program=program,
-        name=f"{rollout.name}, {hook.name}",
-        provides=rollout.provides | {*provides},
-        hook=hook,
-    )
+    return replace(drawn(rollout, hook, hook.name, provides), program=program)
 
 
 @part

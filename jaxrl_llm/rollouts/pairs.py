@@ -158,4 +158,4 @@ def against_opponent(judge: PairJudge | None = None, mixture: Hook | None = None
 
     provides = {WIN_RATE, *(["opponent"] if trained else []), *([JUDGE] if judge else [])}
     demands = Demands(reference=True, variable_size=trained, max_episodes=(lambda G: 2 * G) if trained else None)
-    return Rollout(program, "against_opponent", frozenset(provides), demands=demands, hook=mixture)
+    return Rollout(program, "against_opponent", frozenset(provides), demands=demands, drawing=mixture)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, drawn
 from jaxrl_llm.core.soft_thinking import SoftThinking
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError, shown
@@ -17,13 +17,11 @@ def softly(rollout: Rollout, thinking: SoftThinking) -> Rollout:
 
     All that is drawn from the policy that learns does so: at a temperature of its own too, and without noise where it
     is greedy. The update sees the same mixtures (`Trajectories.thoughts`). Raises InputError for a rollout that goes on
-    after observations, draws from other policies or through a hook, or thinks softly already.
+    after observations, draws from other policies, or is drawn otherwise already.
     """
     if not isinstance(thinking, SoftThinking):
         raise InputError(f"thinking is {shown(thinking)}, but must be a jaxrl_llm.core.soft_thinking.SoftThinking")
-    if rollout.thinking is not None:
-        raise InputError(f"the rollout {rollout.name} thinks softly already")
-    return replace(rollout, name=f"{rollout.name}, softly", thinking=thinking)
+    return drawn(rollout, thinking, "softly")
 
 
 @part

@@ -156,9 +156,9 @@ def rollout_of(config: TrainConfig, algorithm: Algorithm) -> Rollout:
     unknown program, and for an environment or tools beside another rollout.
     """
     found = _rollout_of(config, algorithm)
-    if found.population is None:
+    if (population := found.population) is None:
         return found
-    return dataclasses.replace(found, population=dataclasses.replace(found.population, seed=config.seed))
+    return dataclasses.replace(found, drawing=dataclasses.replace(population, seed=config.seed))
 
 
 def _rollout_of(config: TrainConfig, algorithm: Algorithm) -> Rollout:

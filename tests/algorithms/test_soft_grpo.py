@@ -257,7 +257,10 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
         assert "\n" not in str(error.value)
     for rollout, said in (
         (soft_thoughts(thinking_of()), "thinks softly already"),
-        (top_nsigma(), "draws through a hook, which soft thinking does not support"),
+        (
+            top_nsigma(),
+            "draws through the hook .* already, and cannot be one that thinks softly",
+        ),
         (dataclasses.replace(group(), provides=frozenset({"turns"})), "goes on after observations"),
         (dataclasses.replace(group(), demands=Demands(reference=True)), "also draws from other policies"),
     ):

@@ -49,7 +49,7 @@ def test_an_opponent_is_drawn_from_the_mixture_and_the_policy_from_itself() -> N
         policy, PromptSet([{"prompt": "a"}, {"prompt": "b"}], [[5, 6], [7, 8, 9]]),
         [Reward(lambda completions: [0.0] * len(completions))], shuffled_epochs([{}, {}], seed=0),
         SamplingConfig(max_new_tokens=6),
-        Rollout(program, demands=Demands(reference=True), hook=geometric_mixture(share)),
+        Rollout(program, demands=Demands(reference=True), drawing=geometric_mixture(share)),
         prompts_per_step=2, group_size=1, reference=other,
     )  # fmt: skip
     source = experience(setup)
