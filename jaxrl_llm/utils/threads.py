@@ -110,7 +110,8 @@ class _Loop:
         if self._asked is None:
             self._asked = time.monotonic()
             self.loop.call_soon_threadsafe(self._lives)
-        return self._asked is not None and time.monotonic() - self._asked > BLOCKED
+        asked = self._asked  # the loop's thread may answer at any moment
+        return asked is not None and time.monotonic() - asked > BLOCKED
 
     def _lives(self) -> None:
         self._asked = None
