@@ -32,7 +32,7 @@ BEYOND = {"least": -0.5, "most": 0.5, "above": 0.0}
 # Strings that name what only a run knows.
 OPEN = (
     "agentic", "column", "component", "embedding", "end", "judge", "opening", "order", "placeholder", "profile",
-    "separator", "weights",
+    "rates", "separator", "weights",
 )  # fmt: skip
 every = pytest.mark.parametrize("name", algorithms.names())
 

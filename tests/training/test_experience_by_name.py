@@ -23,9 +23,7 @@ NAMES = by_name.experience_methods()
 HALF = {
     "c_morl": "front",
     "dapo_direct_advantage": "critic",
-    "dots_rr": "predictor",
     "rapo_reward_aware": "step_rewards",
-    "v0_value": "value_model",
 }
 # Tokens of texts, or drawn at another temperature, whose log-probability is not the sampler's.
 OTHERS_DRAW = ("otr", "aepo_arbitrary_entropy")
