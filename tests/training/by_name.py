@@ -110,7 +110,9 @@ METHODS: dict[str, Case] = {
         {"num_prompts": 4, "rewards": ("gui_format", "gui_kind*0.5", "gui_parameter*0.5", "FOLDER/own.py:judge")},
         metrics=("curriculum/stage", "curriculum/tried"),
     ),
-    "dapo_direct_advantage": Case({"continuations": 2}, {"epochs": 2}),
+    "dapo_direct_advantage": Case(
+        {"continuations": 2, "critic_alone": 1}, {"epochs": 2}, logged=("value/loss",), info=("line_tokens",)
+    ),
     "dars": Case({"most_samples": 8}, more=True),
     "daslam": Case({"questions": 1, "solver_tokens": 6}, metrics=("value/loss",), info=("decomposition",)),
     "degrpo": Case(settings={"rewards": ("by_mode(number_match)",)}),
