@@ -22,7 +22,6 @@ NAMES = by_name.experience_methods()
 # Methods that run without a part of their paper, which a run by name must exclude.
 HALF = {
     "c_morl": "front",
-    "rapo_reward_aware": "step_rewards",
 }
 # Tokens of texts, or drawn at another temperature, whose log-probability is not the sampler's.
 OTHERS_DRAW = ("otr", "aepo_arbitrary_entropy")
