@@ -48,7 +48,7 @@ _AGENTS: dict[str, dict[str, Any]] = {
     },
     "pool": {"algorithm": "xrpo", "hyperparameters": {"exploration": 1.0}, "reward": "starts_even", "group_size": 5},
     "prompts": {
-        "algorithm": "dots_rr", "hyperparameters": {"references": 3, "without": "predictor"}, "reward": "starts_even"
+        "algorithm": "dots_rr", "hyperparameters": {"references": 3, "units": 16}, "reward": "starts_even"
     },
 }  # fmt: skip
 AGENTS = {

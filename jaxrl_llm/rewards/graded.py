@@ -101,13 +101,7 @@ def distances(base: Function, success: float = 0.5) -> Function:
                     out[row] = float(np.min(np.linalg.norm(centres - vectors[row], axis=1)))
         return {**entries, "distance": out}
 
-    parameters = list(inspect.signature(base).parameters.values())
-    prompts = inspect.Parameter("prompts", inspect.Parameter.KEYWORD_ONLY)
-    parameters = [one for one in parameters if one.name != "prompts"]
-    rest = [one for one in parameters if one.kind is one.VAR_KEYWORD]
-    distances.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [*(one for one in parameters if one not in rest), prompts, *rest]
-    )
+    reads_prompts(distances, base)
     distances.provides = frozenset({"distance", *getattr(base, "provides", ())})  # type: ignore[attr-defined]
     distances.per_sample = False  # type: ignore[attr-defined]  # whatever its base is
     return _named(distances, "distances")
@@ -181,6 +175,17 @@ def coverage(column: str) -> Function:
     )
     coverage.provides = frozenset({SPANS, "share"})  # type: ignore[attr-defined]
     return coverage
+
+
+def reads_prompts(function: Function, base: Function) -> None:
+    """Let a function that calls another reward have the columns of that one, and the prompts beside them."""
+    parameters = list(inspect.signature(base).parameters.values())
+    prompts = inspect.Parameter("prompts", inspect.Parameter.KEYWORD_ONLY)
+    parameters = [one for one in parameters if one.name != "prompts"]
+    rest = [one for one in parameters if one.kind is one.VAR_KEYWORD]
+    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [*(one for one in parameters if one not in rest), prompts, *rest]
+    )
 
 
 def _named(function: Function, name: str) -> Function:

@@ -16,6 +16,7 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.hyperparameters import check_named
 from jaxrl_llm.training.config.json_text import to_dict
 from jaxrl_llm.training.config.method_settings import fitted
+from jaxrl_llm.training.embeddings import with_embeddings
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.folder.lock import locked
@@ -93,6 +94,7 @@ def begun(
             of_rewards = [reward.note for reward in inputs.rewards if reward.note]
             parts = parts._replace(notes=(*inputs.prompts.notes, *of_rewards, *((chosen,) if chosen else ())))
             if source is None:
+                curriculum = with_embeddings(config, parts, train_state.params, curriculum)
                 batches = of_source(source_of(config, parts, clock, curriculum, activity.watch), parts)
             else:
                 batches = timed(source(parts), clock)

@@ -33,8 +33,8 @@ NEWEST = {"task", "feasible", "baseline_reward", "votes", "elbo_terms"}
 # And these by themselves.
 OF_MEMBERS = {"perturbation", "member", "member_seed"}
 
-# And these three.
-OF_ADAM = {"adam_step", "vine", "profile"}
+# And these four.
+OF_ADAM = {"adam_step", "vine", "profile", "line_tokens"}
 
 # What changes other methods too: rewards are combined with the reward, and rows of one episode count once.
 STRUCTURE = {"sound", "turn_rewards", "episode", "first_turn"}

@@ -21,12 +21,11 @@ from jaxrl_llm.algorithms.prompts.dars import dars, extra_samples
 from jaxrl_llm.algorithms.prompts.drive_pre_grpo import drive_pre_grpo, parse_phases
 from jaxrl_llm.algorithms.prompts.gdro import best_arms, bin_of, bin_weights, gdro, smoothed_losses
 from jaxrl_llm.algorithms.prompts.sgpo import profile_class, sgpo
-from jaxrl_llm.algorithms.prompts.v0_value import kernel_average, v0_value
+from jaxrl_llm.algorithms.prompts.v0_value import v0_value
 from jaxrl_llm.algorithms.prompts.vade import vade
 from jaxrl_llm.algorithms.regularisation.brorl import brorl
 from jaxrl_llm.algorithms.score_function.spo_single_stream import spo_single_stream
 from jaxrl_llm.core.transform import RunFacts
-from jaxrl_llm.curriculum.neighbours import text_features
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.utils.errors import InputError
 
@@ -252,21 +251,13 @@ def test_drive_keeps_the_prompts_that_fail() -> None:
     assert {tuple(counts) for counts in ran.counts[5:]} == {(16, 16)}, "twice as many samples of half the prompts"
 
 
-def test_v0_is_a_kernel_average_by_loop() -> None:
-    texts = ["add 3 and 4", "add 5 and 9", "prove the theorem", "prove the lemma"]
-    x, z = np.stack([text_features(text) for text in texts]), np.array([1.0, 1.0, 0.0])
-    found = kernel_average(x, x[:3], z, 0.2)
-    for i in range(4):
-        k = [np.exp((float(np.dot(x[i].astype(float), x[j])) - 1) / 0.2) for j in range(3)]
-        assert found[i] == pytest.approx((0.5 + sum(a * b for a, b in zip(k, z, strict=True))) / (1 + sum(k)), rel=1e-5)
-    assert found[3] < 0.5 < found[0], "like its neighbour"
-    assert kernel_average(x, x[:0], z[:0], 0.2).tolist() == [0.5] * 4, "nothing is known"
-
-
-def test_v0_gives_samples_where_neighbours_are_mixed() -> None:
-    rows = [{"prompt": f"prompt {i} {'add numbers' if i % 2 else 'prove theorems in topology'}"} for i in range(40)]
-    ran = chosen(v0_value(least_samples=1), rows, lambda i, step: i // 2 % 2 if i % 2 else 0.0, 10, prompts=8)
-    late = list(zip(itertools.chain(*ran.ids[4:]), itertools.chain(*ran.counts[4:]), strict=True))
+def test_v0_gives_samples_where_prompts_are_mixed() -> None:
+    """Prompts of one kind are never solved; of the other half are, by a number that the model can read too."""
+    kinds = [[[float(i % 2), float(i // 2 % 2 * (i % 2)), 1.0]] for i in range(40)]
+    rows = [{"prompt": f"prompt {i}", "policy_embedding": np.array(kinds[i], np.float32)} for i in range(40)]
+    sizes = {"queries": 4, "bottleneck": 4, "width": 16, "layers": 1, "value_rate": 0.01}
+    ran = chosen(v0_value(least_samples=1, **sizes), rows, lambda i, step: 0.5 if i % 2 else 0.0, 16, prompts=8)
+    late = list(zip(itertools.chain(*ran.ids[8:]), itertools.chain(*ran.counts[8:]), strict=True))
     mixed, hopeless = (np.mean([n for i, n in late if i % 2 == kind]) for kind in (1, 0))
     assert mixed > 1.5 * hopeless
     assert ran.metrics["curriculum/prediction_error"] < 0.25
@@ -303,7 +294,7 @@ def test_spo_draws_uncertain_prompts_by_its_tracker() -> None:
 RUNS: dict[str, dict[str, Any]] = {
     "brorl": {"rounds": 1}, "craft_gui": {"column": "answer", "stage_steps": 1}, "dars": {"most_samples": 8},
     "drive_pre_grpo": {"first_steps": 1, "phases": "4x1", "times": 2}, "gdro": {"bandit_rate": 1.0},
-    "sgpo": {"stage_steps": 1}, "v0_value": {}, "vade": {},
+    "sgpo": {"stage_steps": 1}, "v0_value": {"queries": 4, "bottleneck": 4, "value_steps": 4}, "vade": {},
 }  # fmt: skip
 
 

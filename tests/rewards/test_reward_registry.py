@@ -49,6 +49,7 @@ def test_names_are_all_known() -> None:
         "format_match", "given", "gui_action", "gui_click", "gui_format", "gui_kind", "gui_parameter", "judge",
         "math_verify", "math_verify_strict", "number_match", "number_match_strict", "one_answer", "reasoning_gym",
         "tagged_levels", "tagged_match", "think_format_reward",
+        "useful_calls",
     ]  # fmt: skip
     for name in names():
         argument = {
@@ -57,6 +58,7 @@ def test_names_are_all_known() -> None:
             "coverage": "(c)",
             "distances": "(exact_match)",
             "format_match": "(.*)",
+            "useful_calls": "(exact_match, 8, 16, 1)",
         }
         assert get_reward(name + argument.get(name, "")).name == name
     for name, wrong in {"by_mode": "NAME", "coverage": "COLUMN"}.items():
@@ -64,6 +66,11 @@ def test_names_are_all_known() -> None:
             get_reward(name)
     with pytest.raises(InputError, match=r"unknown reward in by_mode\(...\) 'no'. Known"):
         get_reward("by_mode(no)")
+    for wrong in ("exact_match, a", "exact_match, 1, 2, 3, 4", "exact_match, 8, 16, 0.5"):
+        with pytest.raises(InputError, match="after the name of a reward there are C_S, C_Q and the whole number B_v"):
+            get_reward(f"useful_calls({wrong})")
+    with pytest.raises(InputError, match=r"C_S 0\.0 and C_Q 16\.0 must be above 0, and B_v 1"):
+        get_reward("useful_calls(exact_match, 0)")
 
 
 @pytest.mark.parametrize(

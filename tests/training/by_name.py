@@ -110,10 +110,13 @@ METHODS: dict[str, Case] = {
         {"num_prompts": 4, "rewards": ("gui_format", "gui_kind*0.5", "gui_parameter*0.5", "FOLDER/own.py:judge")},
         metrics=("curriculum/stage", "curriculum/tried"),
     ),
-    "dapo_direct_advantage": Case({"continuations": 2}, {"epochs": 2}),
+    "dapo_direct_advantage": Case(
+        {"continuations": 2, "critic_alone": 1}, {"epochs": 2}, logged=("value/loss",), info=("line_tokens",)
+    ),
     "dars": Case({"most_samples": 8}, more=True),
     "daslam": Case({"questions": 1, "solver_tokens": 6}, metrics=("value/loss",), info=("decomposition",)),
     "degrpo": Case(settings={"rewards": ("by_mode(number_match)",)}),
+    "dots_rr": Case({"units": 8, "passes": 2}, logged=("curriculum/prediction_error",)),
     "drive_pre_grpo": Case(settings={"num_prompts": 4}),
     "drpo_dataset_reset": Case(metrics=("rollout/prefixed", "value/loss")),
     "eggroll": Case({"sigma": 0.01}, {"temperature": 1.0, "top_p": 1.0}, info=("member", "member_seed")),
@@ -156,7 +159,7 @@ METHODS: dict[str, Case] = {
     "ttrl": Case(info=("answer_key",)),
     "ui_r1": Case({"right": 3.0}, {"rewards": ("answer_tags", "gui_kind", "gui_click")}),
     "ui_s1": Case({"patches": -1, "turns": 2}, {"rewards": ("environment",)}, info=("first_turn",), more=True),
-    "v0_value": Case(settings={"num_prompts": 4}),
+    "v0_value": Case({"queries": 4, "bottleneck": 4, "value_steps": 4}, {"num_prompts": 4}),
     "vade": Case(settings={"num_prompts": 4}),
     "verpo": Case(settings={"rewards": ("FOLDER/own.py:checks",)}, info=("tests",)),
     "visual_rft": Case(settings={"rewards": ("box_overlap", "box_confidence", "box_format")}),

@@ -109,6 +109,35 @@ def test_feedback_and_a_critic_survive_a_restart(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.heavy
+def test_a_critic_of_lines_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of three tokens: in the first step the critic alone learns, and the policy from what it says after that."""
+    starts = lambda tools, episode: list(range(3, episode.size + 1, 3))  # noqa: E731
+    monkeypatch.setattr("jaxrl_llm.algorithms.credit.dapo_direct_advantage.line_starts", starts)
+    settings = {"continuations": 2, "critic_alone": 1, "gap": 0.0}
+    config = config_of(
+        tmp_path, "dapo_direct_advantage", hyperparameters=settings, steps=3, epochs=2, reward="even",
+        keep_checkpoints=3, max_new_tokens=12,
+    )  # fmt: skip
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        runs.train(config)
+    lines = lines_of(config)
+    for one, line in zip(taken, lines, strict=True):
+        ends, actions = np.asarray((one.scored.batch.info or {})["line_tokens"]) == 0, one.scored.batch.action_mask
+        assert (np.asarray(actions).sum(axis=1)[~ends] == 4).all(), "three tokens, and one for the critic"
+        assert (np.asarray(actions).sum(axis=1)[ends] <= 3).all()
+        assert not ends.all()
+        assert line["value/loss"] > 0
+    assert [line["log_ratio/sum"] == 0 for line in lines] == [True, False, False]
+    whole, cut = Path(config.output), tmp_path / "cut"
+    shutil.copytree(whole, cut)
+    for step in ("2", "3"):
+        shutil.rmtree(cut / "checkpoints" / step, ignore_errors=True)
+    loop.resume(str(cut))
+    assert runs.reproducible(cut / "metrics.jsonl") == runs.reproducible(whole / "metrics.jsonl")
+
+
+@pytest.mark.heavy
 def test_a_critic_may_learn_first_and_alone(tmp_path: Path) -> None:
     config = config_of(tmp_path, "ppo", steps=1, critic_steps=1, critic="shared")
     parts, before, _ = set_up(config)

@@ -20,7 +20,9 @@ from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import InputError
 
-GIVEN: dict[str, dict[str, Any]] = {"spear": {"replay_rows": 2, "surplus": 1.0}}
+GIVEN: dict[str, dict[str, Any]] = {
+    "dots_rr": {"references": 16, "units": 8, "passes": 2}, "spear": {"replay_rows": 2, "surplus": 1.0},
+}  # fmt: skip
 # Those of several turns are in test_turn_runs.py.
 REPLAYED = [
     name for name in algorithms.names() if algorithms.get(name).replay is not None and "turns" not in missing(name)
@@ -121,13 +123,13 @@ def test_what_a_response_is_measured_against_is_the_policy_that_gave_it(tmp_path
 
 @pytest.mark.heavy
 def test_reference_groups_are_measured_and_not_trained_on(tmp_path: Path) -> None:
-    config = config_of(tmp_path, "dots_rr", hyperparameters={"references": 3, "fresh_share": 1.0}, steps=3)
+    config = config_of(tmp_path, "dots_rr", hyperparameters={"references": 3, "fresh_share": 1.0, "units": 8}, steps=3)
     runs.write_prompts(Path(config.prompts), 12)
     taken: list[runs.Taken] = []
     with runs.watched(taken):
         runs.train(config)
     for number, one in enumerate(taken):
-        batch, references = one.scored.batch, one.after.curriculum["rule1_references"].tolist()
+        batch, references = one.scored.batch, one.after.curriculum["rule1_ids"][-1].tolist()
         trained = np.unique(batch.prompt_id)
         assert len(trained) == 4
         assert np.bincount(batch.group).tolist() == [4] * 4

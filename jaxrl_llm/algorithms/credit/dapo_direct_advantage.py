@@ -5,41 +5,54 @@ from __future__ import annotations
 from asyncio import gather
 from typing import Annotated
 
+import jax
 import jax.numpy as jnp
+import optax
 
-from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.advantages.filters import drop_rows
+from jaxrl_llm.advantages.returns import needed_values
 from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
+from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings, several_steps
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.choices import PositiveNumber
-from jaxrl_llm.core.arguments.hyperparameters import PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
-from jaxrl_llm.core.buckets import bucket_best
+from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import Count, NonNegative, NonNegativeInt, Positive
+from jaxrl_llm.core.buckets import bucket_best, bucket_moments
+from jaxrl_llm.core.coefficient import control
 from jaxrl_llm.core.objective import Objective
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted
-from jaxrl_llm.core.transform import Metrics, Transform, chain
+from jaxrl_llm.core.transform import Metrics, Transform, counted
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.trees import grow, line_starts, state_values
+from jaxrl_llm.utils.errors import InputError
 
 
 @method(
     paper="arXiv 2412.18279",
     year=2025,
     test="test_direct_advantage.py::test_direct_advantage_against_its_worked_example",
-    lacks={"critic": ("the value model that is fitted to the mean rewards; they are used as they are",
-                      "a critic that is trained before the policy, and not beside it")},
+    beside={
+        "phases": ("a critic that is fitted to a whole data set before the policy, and not beside it", "critic_alone"),
+        "balanced": ("states of six solutions of a problem, half of them right", "nothing yet"),
+    },
 )  # fmt: skip
-@run_settings(several_steps("several gradient steps on a batch, towards log-ratios of advantage / beta", 4))
+@run_settings(
+    several_steps("several gradient steps on a batch, towards log-ratios of advantage / beta", 4),
+    RunSetting(
+        "critic_steps", lambda given: 0, lambda config, given: config.critic_steps == 0,
+        "a critic that learns by cross-entropy from the first step on, alone for critic_alone steps",
+    ),
+)  # fmt: skip
 def dapo_direct_advantage(
     beta: Annotated[Positive, PAPER] = 0.02,
     continuations: Annotated[Count, PAPER] = 16,
     gap: Annotated[NonNegative, PAPER] = 0.1,
+    critic_alone: Annotated[NonNegativeInt, OURS] = 20,
+    value_coefficient: Annotated[Positive, OURS] = 1.0,
 ) -> Algorithm:
     """Direct Advantage Policy Optimization (not the DAPO of decoupled clips).
 
@@ -49,16 +62,24 @@ def dapo_direct_advantage(
         A(s, a_i) = V(s a_i) - mean_j V(s a_j),    u(s, a) = sum over the tokens of a of log pi - log pi_old
         loss = 1/2 mean over (s, a) of (A(s, a) / beta - u(s, a))^2
 
-    V(s a) is the mean reward of `continuations` completions, and the reward itself where a ends the solution. A state
-    counts if its greatest and least values differ by `gap` at least. pi_old is the policy of the rollouts: an iteration
-    of the paper labels a whole data set and then trains on it, and is a training step here. At the first gradient step
-    u is 0, and the gradient is that of REINFORCE with advantages A / beta.
+    V is a critic, the sigmoid of its head at the state after a, and where a ends the solution the reward itself. It
+    learns by cross-entropy from m(s a), the mean reward of `continuations` completions, at the states of each step:
 
-    The paper fits a value model to the means by cross-entropy, and takes V from it. It draws states from six solutions
-    of a problem, half of them right; each group draws its own solution here.
+        value loss = mean over (s, a) that does not end of -(m log V(s a) + (1 - m) log(1 - V(s a)))
+
+    value_coefficient times it is added. V is that of before the step, which has not seen the step's m. Rewards are
+    within 0 and 1. A state counts if its greatest and least values differ by `gap` at least, and no state does in the
+    first critic_alone steps, in which the critic alone learns. pi_old is the policy of the rollouts: an iteration of
+    the paper labels a whole data set, fits the critic and then the policy to it, and is a training step here. At the
+    first gradient step u is 0, and the gradient is that of REINFORCE with advantages A / beta.
+
+    The paper draws states from six solutions of a problem, half of them right; each group draws its own solution here.
     """
-    transform = chain(group_relative(scale="none"), drop_close_values(gap))
-    return Algorithm(transform, squared_to_advantage(beta), rollout=next_lines(continuations))
+    objective = squared_to_advantage(beta) + value_coefficient * soft_value_loss()
+    return Algorithm(critic_advantages(gap, critic_alone), objective, rollout=next_lines(continuations))
+
+
+LINE_TOKENS = "line_tokens"
 
 
 @part
@@ -67,7 +88,9 @@ def next_lines(continuations: Count = 16) -> Rollout:
 
     The state is a solution up to the beginning of one of its lines, all equally likely. It is given, and the next line
     alone is trained on. A line ends after its line break, or with the completion. Equal lines are one episode. The
-    value is the mean reward of `continuations` completions, of those that are scored.
+    value is the mean reward of `continuations` completions, of those that are scored. An episode that goes on has one
+    token more, so that a critic reads the state after the line there; info["line_tokens"] is the number of the row's
+    first actions that are the line, 0 for one that ends the solution.
     """
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
@@ -78,31 +101,85 @@ def next_lines(continuations: Count = 16) -> Rollout:
         state = state + given(solution.own.token[:place].tolist()) if place else state
         drawn = await gather(*(grow(tools, task, state, number=1 + i) for i in range(task.samples)))
 
-        def first_line(episode: Episode) -> Episode:
+        def first_line(episode: Episode) -> tuple[Episode, Episode]:
+            """The episode's first line, and the same with a token more where it goes on."""
             end = next((t for t in line_starts(tools, episode) if place < t < episode.size), None)
-            return episode if end is None else episode.first(end)
+            if end is None:
+                return episode, episode.with_info(line_tokens=0.0)
+            return episode.first(end), episode.first(end + 1).with_info(line_tokens=float(end - place))
 
-        different = dict[tuple[int, ...], Episode]()
-        for one in map(first_line, drawn):
-            different.setdefault(one.tokens, one)
-        lines = list(different.values())
+        different = dict[tuple[int, ...], tuple[Episode, Episode]]()
+        for line, longer in map(first_line, drawn):
+            different.setdefault(line.tokens, (line, longer))
+        lines = [line for line, _ in different.values()]
         wanted = [1 if one.ended or one.truncated else continuations for one in lines]
         values = await state_values(tools, task, lines, wanted, 1 + task.samples)
-        return [line.scored(value) for line, value in zip(lines, values, strict=True)]
+        return [longer.scored(value) for (_, longer), value in zip(different.values(), values, strict=True)]
 
     demands = Demands(variable_size=True, max_episodes=lambda G: G)
-    return Rollout(program, f"next_lines({continuations})", demands=demands)
+    return Rollout(program, f"next_lines({continuations})", frozenset({LINE_TOKENS}), demands=demands)
+
+
+def after_line(batch: Trajectories) -> jnp.ndarray:
+    """bool[N, L]: the action before which the critic reads the state after a row's line; none where the line ends it.
+
+    By info["line_tokens"], see `next_lines`; none without it, and where it is NaN, as of a group that failed.
+    """
+    count = (batch.info or {}).get(LINE_TOKENS)
+    if count is None:
+        return jnp.zeros(batch.action_mask.shape, bool)
+    return batch.action_mask & (batch.action_index == count[:, None]) & (count > 0)[:, None]
 
 
 @part
-def drop_close_values(gap: NonNegative) -> Transform:
-    """Drop the rows of groups whose greatest and least rewards differ by less than `gap`, up to rounding."""
+def critic_advantages(gap: NonNegative = 0.1, alone: NonNegativeInt = 20) -> Transform:
+    """A = V - the mean of V over the group; V is sigmoid(the critic's value after the line), else the row's reward.
 
-    def close(batch: Trajectories) -> jnp.ndarray:
-        highest, lowest = bucket_best(batch.group, batch.scores), -bucket_best(batch.group, -batch.scores)
-        return highest - lowest < gap - 1e-6
+    Rows of groups whose greatest and least V differ by less than `gap`, up to rounding, are dropped, in the first
+    `alone` steps all rows, and always the token after a line. Writes the control "valued_rows", in how many rows the
+    critic reads the state after the line.
+    """
 
-    return drop_rows(close)
+    def apply(step: jnp.ndarray, batch: Trajectories) -> Trajectories:
+        at = after_line(batch)
+        there = jnp.any(at, axis=1)
+        read = jax.nn.sigmoid(jnp.sum(jnp.where(at, batch.need("values"), 0.0), axis=1))
+        V = jnp.where(jnp.isnan(batch.scores), jnp.nan, jnp.where(there, read, batch.scores))
+        _, mean, _ = bucket_moments(batch.group, V)
+        spread = bucket_best(batch.group, V) + bucket_best(batch.group, -V)
+        kept = (spread >= gap - 1e-6) & (step >= alone)
+        A = jnp.where(jnp.isnan(V), 0.0, V - mean)[:, None] * batch.action_mask
+        weights = batch.loss_weights * ~at * kept[:, None]
+        count = jnp.sum(there & ~jnp.isnan(V)).astype(jnp.float32)
+        return batch.replace(advantages=A, weights=weights).with_controls(valued_rows=count)
+
+    return counted(apply, needed_values() | {LINE_TOKENS})
+
+
+@part
+def soft_value_loss() -> Objective:
+    """The mean cross-entropy of sigmoid(V) after a row's line (`after_line`) and the row's reward, within 0 and 1.
+
+    Over the rows that have both, "valued_rows" in the whole batch. Metrics: "value/loss", "value/mean", and
+    "value/error", the mean of abs(sigmoid(V) - reward).
+    """
+
+    def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jnp.ndarray, Metrics]:
+        values = (outputs.extras or {}).get("values")
+        if values is None:
+            raise InputError("the value loss needs outputs.extras['values']: give the policy a critic (models.critic)")
+        at = after_line(batch)
+        read = jnp.any(at, axis=1) & ~jnp.isnan(batch.scores)
+        v, m = jnp.sum(jnp.where(at, values, 0.0), axis=1), jnp.where(read, batch.scores, 0.0)
+        count = jnp.maximum(control(batch, "valued_rows"), 1)
+
+        def mean(each: jnp.ndarray) -> jnp.ndarray:
+            return jnp.sum(jnp.where(read, each, 0.0)) / count
+
+        loss, p = mean(optax.sigmoid_binary_cross_entropy(v, m)), jax.nn.sigmoid(v)
+        return loss, {"value/loss": loss, "value/mean": mean(p), "value/error": mean(jnp.abs(p - m))}
+
+    return Objective(objective, needed_values() | {LINE_TOKENS})
 
 
 @part

@@ -2,20 +2,21 @@
 
 With a prompt's embedding e and references of embeddings e_k and mean rewards d_k, of mean m and standard deviation s:
 
-    w_k = softmax_k(e . e_k / width),    p0 = sum_k w_k d_k
-    p = sigmoid(logit(clip(p0, 1e-4, 1 - 1e-4)) / clip(softplus(u), 1e-2, 10) + tanh(v))
+    w_k = softmax_k(f(e) . g(e_k) / sqrt(h)),    p0 = sum_k w_k d_k
+    u, v = c(m, s),    p = sigmoid(logit(clip(p0, 1e-4, 1 - 1e-4)) / clip(softplus(u), 1e-2, 10) + tanh(v))
 
-u = u_0 + u_1 m + u_2 s, and v alike. The paper has small networks in place of the embeddings' product and of u and v,
-trained before the run. Here width, u and v are 7 numbers that the run itself learns, by the same cross-entropy, from
-references of one round predicted from those of the round before.
+f and g are networks into R^h of `layers` times LayerNorm, linear and GELU, and a last LayerNorm; c has one layer of 32
+units. All learn by the cross-entropy of p and measured rates, each predicted from the other references of its round.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.advantages.group import group_relative
@@ -28,8 +29,21 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import ONLY_MEASURED
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.curriculum.compose import choose_prompts
+from jaxrl_llm.curriculum.embedded import earlier_rounds, embeddings_of, from_embeddings, padded_to
 from jaxrl_llm.curriculum.excluded import Why, where
-from jaxrl_llm.curriculum.neighbours import word_features
+from jaxrl_llm.curriculum.networks import (
+    attended,
+    cross_entropy,
+    fitted,
+    flat,
+    in_chunks,
+    is_held_out,
+    linear,
+    mlp,
+    start_linear,
+    start_mlp,
+    unflattened,
+)
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State
 from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
 from jaxrl_llm.curriculum.scores import near_target
@@ -37,18 +51,16 @@ from jaxrl_llm.curriculum.success_models import ModelOf, SuccessModel
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.off_policy import importance_correction
 from jaxrl_llm.replay.base import times_as_many, whole_groups
-from jaxrl_llm.utils.errors import InputError, shown
 
 
 @method(
     paper="arXiv 2506.05316",
     year=2025,
     test="test_replayed.py::test_dots_rr_is_the_loop",
-    lacks={
-        "predictor": (
-            "a language model's embeddings and networks trained before the run; words are counted instead, and 7 "
-            "numbers fitted",
-            "a model of difficulties",
+    beside={
+        "pretrained": (
+            "a predictor that is trained before the run, on rates of many prompts under other policies",
+            "--algorithm.rates, a column of the data set with the rates of an earlier run",
         )
     },
 )
@@ -57,8 +69,12 @@ def dots_rr(
     temperature: Annotated[Positive, PAPER] = 1e-3,
     references: Annotated[int, PAPER] = 256,
     every: Annotated[Count, PAPER] = 2,
-    width: Annotated[float, OURS] = 0.2,
     embedding: Annotated[str, OURS] = "",
+    rates: Annotated[str, OURS] = "",
+    units: Annotated[int, PAPER] = 896,
+    layers: Annotated[int, PAPER] = 3,
+    predictor_rate: Annotated[Positive, PAPER] = 1e-3,
+    passes: Annotated[int, PAPER] = 20,
     fresh_share: Annotated[Share, PAPER] = 0.5,
     replay_groups: Annotated[NonNegativeInt, PAPER] = 512,
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
@@ -71,7 +87,7 @@ def dots_rr(
     In every `every`-th step the groups of `references` more prompts, drawn uniformly, measure success rates d_k and are
     not trained on. Those of the others are predicted by attention to them, and prompts are drawn without replacement:
 
-        p0 = sum_k softmax_k(e_q . e_k / width) d_k,    p = sigmoid(logit(p0) / s + b)
+        p0 = sum_k softmax_k(f(e_q) . g(e_k) / sqrt(h)) d_k,    p = sigmoid(logit(p0) / s + b)
         P proportional to exp(-|p - target| / temperature)
 
     From the second step on, groups of the store join the fresh ones, (1 - fresh_share)/fresh_share of their number,
@@ -83,86 +99,71 @@ def dots_rr(
     which is r0 times PPO's clipped loss in pi/pi_old. A = (reward - mean_g)/(std_g + epsilon) (ddof) is what it was
     when the group was fresh, and then r0 = 1.
 
-    The paper embeds prompts with a language model, maps them by two networks, and computes s and b by a third from the
-    mean and deviation of d, all trained before the run on measured rates. Here e are the normalised numbers in the
-    column `embedding` of the data set, or, without one, counts of words and pairs of words; the width, s and b are 7
-    numbers fitted during the run by the same cross-entropy (`predict`). The paper measures the references
-    before it draws the same step's prompts; here they are sampled beside these, and serve the draws after that step.
+    e is the mean of the last hidden states of the run's initial policy over the prompt, less its mean over all prompts
+    (ours), or the column `embedding` of the data set. f and g are networks of `layers` layers of h = `units` units; s
+    and b are made by a third from the mean and deviation of d (the module's first lines). The three learn by the
+    cross-entropy with the measured d, each predicted from the others of its round, in `passes` passes over the last
+    8 rounds at a time, with Adam of step size predictor_rate, of which the one counts after which a fifth of the
+    prompts, which are not learnt from, are predicted best. The paper trains them before the run, on rates that it
+    measures for that; here the run's own do, and before it those in the column `rates`: lists of the rates under
+    earlier policies, such as of an earlier run. The paper measures the references before it draws the same step's
+    prompts; here they are sampled beside these, and serve the draws after that step.
     """
-    near = near_target(target, temperature, attention(references, every, width, embedding or None))
+    predictor = attention(references, every, units, layers, predictor_rate, passes, embedding or None, rates or None)
+    prompts = choose_prompts(reference_groups(references, every), near_target(target, temperature, predictor))
     weighted = importance_correction("token", "truncate", high=math.exp(LARGEST))  # never truncated
     objective = policy_gradient(token_ratio("old"), clip(clip_low, clip_high), token_mean())
     return Algorithm(
         chain(group_relative(ddof=ddof, epsilon=epsilon), weighted), objective,
-        curriculum=choose_prompts(reference_groups(references, every), near),
+        curriculum=prompts if embedding else from_embeddings(prompts),
         replay=whole_groups(**times_as_many((1 - fresh_share) / fresh_share), groups=replay_groups),
     )  # fmt: skip
 
 
 EDGE = 1e-4
+ROUNDS = 8  # of references, from which the predictor learns
+CALIBRATION = 32  # units
 
 
-def start_predictor(width: float = 0.2) -> Array:
-    """f64[7]: log 1/width, then u and v, with which p is p0."""
-    return np.array([-np.log(width), np.log(np.e - 1), 0.0, 0.0, 0.0, 0.0, 0.0])
+def start_predictor(key: jax.Array, size: int, units: int, layers: int) -> dict[str, Any]:
+    """The parameters of `predicted_logits` for embeddings of `size` numbers; at first p is p0."""
+    query, key_of, first = jax.random.split(key, 3)
+    last = {"weight": jnp.zeros((CALIBRATION, 2)), "bias": jnp.array([np.log(np.e - 1), 0.0], jnp.float32)}
+    return {
+        "query": start_mlp(query, size, units, layers),
+        "key": start_mlp(key_of, size, units, layers),
+        "calibration": [start_linear(first, 2, CALIBRATION), last],
+    }
 
 
-def predict(predictor: Array, queries: Array, keys: Array, labels: Array) -> Array:
-    """f64[n]: the predicted success rates of prompts with embeddings `queries` f32[n, D], see above.
+def predicted_logits(
+    params: dict[str, Any], queries: jax.Array, keys: jax.Array, labels: jax.Array, known: jax.Array
+) -> jax.Array:
+    """f32[n]: logits of the predicted success rates of prompts with embeddings `queries` f32[n, D], see above.
 
-    keys f32[K, D], labels f64[K]: embeddings and mean rewards of the references.
-
-    >>> keys = np.array([[1.0, 0], [0, 1], [1, 1]])
-    >>> predict(start_predictor(2**0.5), keys[:1], keys, np.array([0.2, 0.8, 0.5])).round(6).tolist()
-    [0.438999]
+    keys f32[K, D], labels f32[K]: embeddings and mean rewards of the references. known: bool[n, K] or [1, K], those
+    that a prompt is predicted from.
     """
-    return _forward(predictor, queries, keys, labels)[0]
+    f, g = mlp(params["query"], queries), mlp(params["key"], keys)
+    plain = attended(f, g, labels[:, None], known)[:, 0]
+    p0 = jnp.clip(plain, EDGE, 1 - EDGE)
+    count = jnp.maximum(jnp.sum(known, axis=1), 1)
+    mean = jnp.sum(jnp.where(known, labels, 0.0), axis=1) / count
+    variance = jnp.sum(jnp.where(known, (labels - mean[:, None]) ** 2, 0.0), axis=1) / count
+    facts = jnp.stack([mean, jnp.sqrt(variance + 1e-12)], axis=1)  # which has a slope at 0
+    first, last = params["calibration"]
+    u, v = jnp.moveaxis(linear(last, jax.nn.gelu(linear(first, facts))), -1, 0)
+    return (jnp.log(p0) - jnp.log1p(-p0)) / jnp.clip(jax.nn.softplus(u), 1e-2, 10.0) + jnp.tanh(v)
 
 
-def _forward(predictor: Array, queries: Array, keys: Array, labels: Array) -> tuple[Array, Array]:
-    """Predictions f64[n], and the derivatives f64[n, 7] of their logits."""
-    a = np.exp(predictor[0])
-    similar = (queries @ keys.T).astype(np.float64)
-    weight = np.exp(a * (similar - similar.max(axis=1, keepdims=True)))
-    weight /= weight.sum(axis=1, keepdims=True)
-    plain = weight @ labels
-    p0 = np.clip(plain, EDGE, 1 - EDGE)
-    facts = np.array([1.0, labels.mean(), labels.std()])
-    u, v = predictor[1:4] @ facts, predictor[4:7] @ facts
-    soft = np.logaddexp(0.0, u)
-    flat, logit = np.clip(soft, 1e-2, 10.0), np.log(p0) - np.log1p(-p0)
-    p = 1 / (1 + np.exp(-(logit / flat + np.tanh(v))))
-    # d p0 / d log a is a times the covariance of similarity and label under the weights.
-    moved = a * (((weight * similar) @ labels) - (weight * similar).sum(axis=1) * plain) * (p0 == plain)
-    by_u = -logit / flat**2 * (flat == soft) / (1 + np.exp(-u))
-    by_v = np.full(len(p), 1 - np.tanh(v) ** 2)
-    slopes = [(moved / (p0 * (1 - p0)) / flat)[:, None], by_u[:, None] * facts, by_v[:, None] * facts]
-    return p, np.concatenate(slopes, axis=1)
-
-
-def cross_entropy(predicted: Array, measured: Array) -> float:
-    """The mean of -(d log p + (1 - d) log(1 - p)), with p kept off 0 and 1."""
-    p = np.clip(predicted, 1e-12, 1 - 1e-12)
-    return float(-np.mean(measured * np.log(p) + (1 - measured) * np.log1p(-p)))
-
-
-def fitted(
-    predictor: Array, queries: Array, measured: Array, keys: Array, labels: Array, steps: int = 20, rate: float = 0.05
-) -> Array:
-    """The predictor after `steps` steps of Adam on the cross-entropy of measured rates f64[n]; the best of them all.
-
-    The step size is `rate`. Nothing is learnt where there is nothing to predict.
-    """
-    if not len(measured) or not len(labels):
-        return predictor
-    first, second, now, best = np.zeros(7), np.zeros(7), predictor, (np.inf, predictor)
-    for step in range(1, steps + 2):
-        p, slopes = _forward(now, queries, keys, labels)
-        best = min(best, (cross_entropy(p, measured), now), key=lambda one: one[0])
-        gradient = ((p - measured)[:, None] * slopes).mean(axis=0)
-        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
-        now = now - rate * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
-    return best[1]
+def round_loss(params: dict[str, Any], embedded: jax.Array, rates: jax.Array, asked: jax.Array) -> jax.Array:
+    """The mean cross-entropy of the rates f32[K] of a round (NaN: none) that are asked for, bool[K], each predicted
+    from the others of the round; 0 where none is."""
+    there, labels = ~jnp.isnan(rates), jnp.nan_to_num(rates)
+    known = there[None, :] & ~jnp.eye(len(rates), dtype=bool)
+    each = cross_entropy(predicted_logits(params, embedded, embedded, labels, known), labels)
+    asked = asked & there
+    return jnp.sum(jnp.where(asked, each, 0.0)) / jnp.maximum(jnp.sum(asked), 1)
 
 
 _FIRST = 1e12  # a score above those of all others
@@ -217,23 +218,69 @@ def reference_groups(references: Count = 256, every: Count = 2) -> RuleOf:
     return make
 
 
+class Predictor(NamedTuple):
+    """The functions of a predictor whose parameters are f32[1, n], as a curriculum's state has them."""
+
+    start: Array
+    learnt: Callable[[Array, Array, Array, Array, int], Array]
+    """(parameters, embeddings f32[R, K, D], rates f64[R, K], bool[R, K] which of them are held out, steps) ->
+    parameters after at most so many, a round each."""
+    rates: Callable[[Array, Array, Array, Array], Array]
+    """(parameters, embeddings f32[n, D] of prompts and [K, D] of references, rates f64[K]) -> f64[n]."""
+
+
+def predictor_of(size: int, seed: int, units: int = 896, layers: int = 3, rate: float = 1e-3) -> Predictor:
+    """The predictor of embeddings of `size` numbers, its parameters at first, and how it learns with Adam's `rate`."""
+    start = start_predictor(jax.random.key(seed), size, units, layers)
+    whole = unflattened(jax.eval_shape(lambda: start))
+
+    def loss(vector: jax.Array, number: jax.Array, embedded: jax.Array, rates: jax.Array, held: jax.Array) -> jax.Array:
+        one = number % len(rates)
+        return round_loss(whole(vector), embedded[one], rates[one], ~held[one])
+
+    def check(vector: jax.Array, embedded: jax.Array, rates: jax.Array, held: jax.Array) -> jax.Array:
+        return jnp.mean(jax.lax.map(lambda one: round_loss(whole(vector), *one), (embedded, rates, held)))
+
+    @jax.jit
+    def forward(vector: jax.Array, queries: jax.Array, keys: jax.Array, rates: jax.Array) -> jax.Array:
+        known = ~jnp.isnan(rates)[None, :]
+        return jax.nn.sigmoid(predicted_logits(whole(vector), queries, keys, jnp.nan_to_num(rates), known))
+
+    def learnt(params: Array, embedded: Array, rates: Array, held: Array, steps: int) -> Array:
+        return fitted(loss, check, params, steps, rate, len(rates), embedded, rates.astype(np.float32), held)
+
+    def found(params: Array, queries: Array, keys: Array, rates: Array) -> Array:
+        return in_chunks(lambda some: forward(params[0], some, keys, rates.astype(np.float32)), queries)
+
+    return Predictor(flat(start), learnt, found)
+
+
 @part
-def attention(references: Count = 256, every: Count = 2, width: Positive = 0.2, column: str | None = None) -> ModelOf:
-    """Success rates predicted from the last references, which `reference_groups` samples; see `predict`.
+def attention(
+    references: Count = 256, every: Count = 2, units: Count = 896, layers: Count = 3, rate: Positive = 1e-3,
+    passes: Count = 20, column: str | None = None, rates: str | None = None,
+) -> ModelOf:  # fmt: skip
+    """Success rates predicted from the last references, which `reference_groups` samples, by networks that learn.
 
     Before the first ones it is 1/2. column: of the data set, with the embedding of each prompt, a list of numbers;
-    None: counts of its words and pairs of words, hashed. The metric curriculum/prediction_error is the mean squared
-    error on the last references.
+    None: those that the run computes (`curriculum.embedded`). rates: a column with the prompts' rates under earlier
+    policies, from which the networks learn before the run; None: they start at random. The metric
+    curriculum/prediction_error is the mean squared error on the last references, before these were learnt from.
     """
 
     def make(facts: PromptFacts) -> SuccessModel:
         chosen, rank = references_of(facts, references, every), facts.rank
-        embedded = word_features(facts) if column is None else _given(facts, column).__getitem__
+        table = embeddings_of(facts, column).mean(axis=1)
+        model = predictor_of(table.shape[1], facts.seed, units, layers, rate)
+        K, held = references, is_held_out(facts)
 
         def predicted(state: State, prompts: Prompts, random: np.random.Generator) -> Array:
-            if not len(state["references"]):
+            if not (state["ids"][-1] >= 0).any():
                 return np.full(len(prompts.ids), 0.5)
-            return predict(state["predictor"], embedded(prompts.ids), embedded(state["references"]), state["rates"])
+            return of_last(state, prompts.ids)
+
+        def of_last(state: State, ids: Array) -> Array:
+            return model.rates(state["predictor"], table[ids], table[state["ids"][-1]], state["rates"][-1])
 
         def observe(state: State, outcome: Outcome) -> State:
             results = outcome.results
@@ -241,31 +288,27 @@ def attention(references: Count = 256, every: Count = 2, width: Positive = 0.2, 
             if not new.any():
                 return {}
             order = np.argsort(rank[results.ids[new]])
-            ids, rates = results.ids[new][order], results.mean[new][order]
-            after: State = {"references": ids.astype(np.int32), "rates": rates}
-            if len(state["references"]):
-                known = embedded(ids), rates, embedded(state["references"]), state["rates"]
-                after["error"] = float(np.mean((predict(state["predictor"], known[0], *known[2:]) - rates) ** 2))
-                after["predictor"] = fitted(state["predictor"], *known)
+            ids, measured = results.ids[new][order], results.mean[new][order]
+            after: State = {}
+            if (state["ids"][-1] >= 0).any():
+                after["error"] = float(np.mean((of_last(state, ids) - measured) ** 2))
+            after["ids"] = np.concatenate([state["ids"][1:], padded_to(ids, K, -1, np.int32)[None]])
+            after["rates"] = np.concatenate([state["rates"][1:], padded_to(measured, K, np.nan, np.float64)[None]])
+            there = int((after["ids"][:, 0] >= 0).sum())
+            # The rounds that there are, over and over, so that one program serves any number of them.
+            order = np.resize(np.arange(ROUNDS - there, ROUNDS), ROUNDS)
+            known = after["ids"][order]
+            now = table[known], after["rates"][order], held[known]
+            after["predictor"] = model.learnt(state["predictor"], *now, passes * there)
             return after
 
-        start = {"references": np.zeros(0, np.int32), "rates": np.zeros(0), "error": 0.0}
-        start["predictor"] = start_predictor(width)
+        start: State = {"ids": np.full((ROUNDS, K), -1, np.int32), "rates": np.full((ROUNDS, K), np.nan), "error": 0.0}
+        start["predictor"] = model.start
+        if rates is not None:
+            earlier, measured = earlier_rounds(facts, rates, K)
+            start["predictor"] = model.learnt(
+                model.start, table[earlier], measured, held[earlier], passes * len(measured)
+            )
         return SuccessModel(predicted, start, observe, lambda state: {"prediction_error": state["error"]})
 
     return make
-
-
-def _given(facts: PromptFacts, column: str) -> Array:
-    """f32[P, D]: the column's embeddings divided by their norms; InputError for what is no list of D numbers."""
-    values, size = facts.column(column), 0
-    for number, value in enumerate(values, start=1):
-        right = isinstance(value, list | tuple) and value and all(isinstance(x, int | float) for x in value)
-        size = size or (len(value) if right else 0)
-        if not right or len(value) != size or not np.isfinite(value).all():
-            raise InputError(
-                f"the column {column!r} of prompt {number} is {shown(value)}, but must be an embedding: a list of "
-                f"{size or 'finite'} numbers{', as that of the first prompt' if size else ''}"
-            )
-    table = np.asarray(values, np.float32)
-    return table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-9)

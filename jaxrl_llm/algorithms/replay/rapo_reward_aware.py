@@ -30,7 +30,6 @@ from jaxrl_llm.rollouts.runtime.group_results import mean_by_prompt
     paper="arXiv 2509.24107",
     year=2025,
     test="test_replayed.py::test_rapo_worked_example_and_loop",
-    lacks={"step_rewards": ("the second stage's reward for single calls of tools", "a judge of calls")},
 )
 def rapo_reward_aware(
     solved: Annotated[Fraction, PAPER] = 0.9,
@@ -53,10 +52,20 @@ def rapo_reward_aware(
     which rho is relative; loss: the sequence mean of -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A). ddof 0: the
     population's deviation. The paper writes G/G_good with G_good a number of groups, so G must be their number too. Its
     solve rate counts r > 0, which with its reward for format is true of any well-formed answer: here it is r > success.
-    accuracy: the reward that r stands for in these rules; None: the combined one. The first stage's reward is the run's
-    --rewards, 0.1 for format and 0.9 for the answer. In runs with --tools or --environment a stored success is an
-    episode with its observations, which stay masked. Not here: the second stage's reward for single calls of tools,
-    whose labels a judge gives.
+    accuracy: the reward that r stands for in these rules; None: the combined one. In runs with --tools or --environment
+    a stored success is an episode with its observations, which stay masked.
+
+    The paper has two stages, which are two runs, the second from the model of the first. The first one's reward is 0.1
+    R_format + 0.9 R_answer (--rewards answer_tags*0.1 exact_match*0.9). The second one's judges each call of a search
+    tool (--rewards answer_tags*0.1 'useful_calls(exact_match)'): with rho the share of redundant calls, dS the unique
+    less the redundant searches, and dQ the pages explored and verified less those queried in vain,
+
+        r = 0.1 R_format + max(1 - rho, 1/2)                                      where the answer is right
+        r = 0.1 R_format + 0.2 min(1, dS / C_S) + 0.2 min(1, dQ / C_Q)            where it is wrong
+
+    C_S 8, C_Q 16 and B_v 1, the verifications of a page that count, are numbers of the reward. Labels are by rules, or
+    a judge's, see `rewards.tool_calls`; the paper's judge sees claims, which B_v limits there. With them r > success
+    says that the answer is right, unless half of the calls or more are redundant and the format is wrong.
     """
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean())
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), rescale_to_informative())

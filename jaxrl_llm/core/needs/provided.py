@@ -316,4 +316,10 @@ PROVIDED = (
             "answer_tags": "1 where the completion has its thoughts and its answer between tags",
         }.items()
     ),
+    Need(
+        "line_tokens", "info['line_tokens']", "[N]",
+        "number of the row's first actions that are a line of a response that goes on; 0 where the line ends it",
+        StandIn("every row is a line that ends its response", whole(3), none_of_rows),
+        provider="the method's own rollout",
+    ),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from jaxrl_llm.rewards import boxes, code, graded, screens, tagged_lists, verifiers
+from jaxrl_llm.rewards import boxes, code, graded, screens, tagged_lists, tool_calls, verifiers
 from jaxrl_llm.rewards.entries import provided
 from jaxrl_llm.rewards.environment import OWN
 from jaxrl_llm.rewards.judges import first_errors
@@ -61,12 +61,26 @@ def _distances(text: str) -> Callable[..., Any]:
     return graded.distances(_built_in(name.strip(), "distances"), above)
 
 
+def _useful_calls(text: str) -> Callable[..., Any]:
+    """`useful_calls(NAME)`, or with the numbers C_S, C_Q and B_v after it."""
+    name, *numbers = (part.strip() for part in text.split(","))
+    try:
+        searches, pages, checks = [*numbers, *("8", "16", "1")[len(numbers) :]]
+        given = float(searches), float(pages), int(checks)
+    except ValueError:
+        raise InputError(
+            f"useful_calls({text}): after the name of a reward there are C_S, C_Q and the whole number B_v at most"
+        ) from None
+    return tool_calls.useful_calls(_built_in(name, "useful_calls"), *given)
+
+
 FACTORIES: dict[str, Callable[[str], Callable[..., Any]]] = {
     "by_mode": lambda name: graded.by_mode(_built_in(name, "by_mode")),
     "code_tests": answers.providing(code.code_tests, "tests"),
     "coverage": answers.providing(graded.coverage, "share", "spans"),
     "distances": answers.providing(_distances, "distance"),
     "format_match": verifiers.format_match,
+    "useful_calls": _useful_calls,
 }
 ARGUMENTS = {
     "by_mode": "NAME",
@@ -74,6 +88,7 @@ ARGUMENTS = {
     "coverage": "COLUMN",
     "distances": "NAME, SUCCESS",
     "format_match": "REGEX",
+    "useful_calls": "NAME, C_S, C_Q, B_v",
 }
 READ_ANSWERS = {  # whose answers are texts or numbers, see `final_answers.answer_text`
     "exact_match", "number_match", "number_match_strict", "math_verify", "math_verify_strict", "tagged_levels",
