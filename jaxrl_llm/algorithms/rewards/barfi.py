@@ -55,7 +55,7 @@ def barfi(
     the primary reward r_p: the component named, or the run's combined reward where there is no name.
 
         inner:  theta' = theta + P sum_k phi_k grad J_k(theta)
-        outer:  g_k = d J_p(theta') / d phi_k = <grad J_p(theta'), P grad J_k(theta)>,    phi_k <- phi_k + rate g_k / |g|
+        outer:  g_k = d J_p(theta') / d phi_k = <grad J_p(theta'), P grad J_k(theta)>,  phi_k <- phi_k + rate g_k / |g|
 
     J_k is the loss's average of A_k log pi, A_k the component less its group's mean, and P what the optimiser makes of
     a gradient, such as the learning rates of Adam. phi begins as `weights`, a text such as "correct=1,format=0.5" where
