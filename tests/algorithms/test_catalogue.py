@@ -31,8 +31,8 @@ FACTS = ("max_length", "total_steps", "learning_rate")  # that the run fills in 
 BEYOND = {"least": -0.5, "most": 0.5, "above": 0.0}
 # Strings that name what only a run knows.
 OPEN = (
-    "agentic", "column", "component", "end", "expert", "judge", "opening", "order", "peers", "placeholder", "profile",
-    "rates", "separator", "wait", "weights",
+    "agentic", "column", "component", "embedding", "end", "expert", "judge", "opening", "order", "peers", "placeholder",
+    "profile", "rates", "separator", "wait", "weights",
 )  # fmt: skip
 every = pytest.mark.parametrize("name", algorithms.names())
 

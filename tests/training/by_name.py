@@ -24,7 +24,7 @@ from jaxrl_llm.training.config import TrainConfig
 OF_REWARDS = (
     "gdro", "brorl", "brain", "open_rs", "carl_multiplicative_reward", "p3o_pairwise", "srpo_self_referential",
     "subpo", "c_morl", "ui_r1", "ttrl", "ettrl", "polychromic", "verpo", "trpa", "degrpo", "pa_rl", "gui_r1",
-    "visual_rft", "baichuan_m2", "popri",
+    "visual_rft", "baichuan_m2", "popri", "barfi",
 )  # fmt: skip
 MODEL = "smollm2-135m"
 REWARDS = """
@@ -91,6 +91,7 @@ METHODS: dict[str, Case] = {
     "aepo_arbitrary_entropy": Case({"tempered_share": 1.0}, info=("tempered",), more=True),
     "ampo_multi_guidance": Case(metrics=("rollout/guided", "off_prompt/share"), info=("reference_span",)),
     "arpo_replay": Case(metrics=("replay/rows",), logged=("replay/share",)),
+    "barfi": Case(settings={"rewards": ("number_match", "exact_match")}, metrics=("blend/exact_match",)),
     "brain": Case(metrics=("listwise",)),
     "branchgrpo": Case({"forks": 2, "spacing": 3}, metrics=("rollout/leaves", "rollout/shared_tokens")),
     "brorl": Case(metrics=("kl",), logged=("rounds",)),

@@ -46,6 +46,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "llds": {},
     "seeupo": {},
     "hiper": {},
+    "pdppo": {},
     "flow_grpo": {},
     "dart_gui": {},
     "ipa": {},

@@ -14,6 +14,19 @@ from jaxrl_llm.advantages.returns import (
     gae,
 )
 from jaxrl_llm.core.arguments.choices import Number
+from jaxrl_llm.core.trajectory import Trajectories
+
+
+def newest_window(batch: Trajectories) -> jax.Array:
+    """bool[N, L]: the actions sampled in this step."""
+    window = (batch.info or {}).get("window")
+    return batch.action_mask if window is None else batch.action_mask & window
+
+
+def unfinished_rows(batch: Trajectories) -> jax.Array:
+    """bool[N]: rows that continue in the next step."""
+    unfinished = (batch.info or {}).get("unfinished")
+    return jnp.zeros(batch.tokens.shape[0], bool) if unfinished is None else unfinished
 
 
 def extended_gae(

@@ -96,6 +96,15 @@ def on_tokens(values: Array, batch: Trajectories) -> Array:
     return jnp.where(known, jnp.take_along_axis(values, jnp.clip(number, 0, turns - 1), axis=1), 0.0)
 
 
+def ends_of_turns(batch: Trajectories) -> tuple[Array, Array]:
+    """int32[N, K] each: the places of the first and of the last action of each turn; 0 where there is none."""
+    L = batch.tokens.shape[1]
+    own = turn_numbers(batch)[:, :, None] == jnp.arange(turn_count(batch))
+    place = jnp.arange(L)[None, :, None]
+    first, last = jnp.min(jnp.where(own, place, L), axis=1), jnp.max(jnp.where(own, place, 0), axis=1)
+    return jnp.where(first < L, first, 0).astype(jnp.int32), last.astype(jnp.int32)
+
+
 def above_buckets(
     values: Array,
     keys: Array,

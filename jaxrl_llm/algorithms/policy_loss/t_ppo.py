@@ -17,7 +17,7 @@ from jaxrl_llm.advantages.returns import (
     scored_actions,
     terminal_rewards,
 )
-from jaxrl_llm.advantages.tokens.windows import extended_gae
+from jaxrl_llm.advantages.tokens.windows import extended_gae, newest_window, unfinished_rows
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
@@ -64,18 +64,6 @@ def t_ppo(
     objective = clipped_policy(clip_low, clip_high) + value_coefficient * value_loss(value_clip)
     strategy = Partial(segment_tokens=window, train_unfinished=True)
     return Algorithm(windowed_advantages(gamma, lam), objective, strategy=strategy)
-
-
-def newest_window(batch: Trajectories) -> jax.Array:
-    """bool[N, L]: the actions sampled in this step."""
-    window = (batch.info or {}).get("window")
-    return batch.action_mask if window is None else batch.action_mask & window
-
-
-def unfinished_rows(batch: Trajectories) -> jax.Array:
-    """bool[N]: rows that continue in the next step."""
-    unfinished = (batch.info or {}).get("unfinished")
-    return jnp.zeros(batch.tokens.shape[0], bool) if unfinished is None else unfinished
 
 
 @part

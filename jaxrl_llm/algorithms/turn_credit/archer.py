@@ -25,9 +25,9 @@ from jaxrl_llm.advantages.returns import needed_values
 from jaxrl_llm.advantages.turns.turns import (
     TURNS,
     acted_turns,
+    ends_of_turns,
     on_tokens,
     rewards_of_turns,
-    turn_count,
     turn_mask,
     turn_numbers,
 )
@@ -128,15 +128,6 @@ def archer(
 
 
 HEADS = 4  # Q_1, Q_2, V_1, V_2
-
-
-def ends_of_turns(batch: Trajectories) -> tuple[Array, Array]:
-    """int32[N, K] each: the places of the first and of the last action of each turn; 0 where there is none."""
-    L = batch.tokens.shape[1]
-    own = turn_numbers(batch)[:, :, None] == jnp.arange(turn_count(batch))
-    place = jnp.arange(L)[None, :, None]
-    first, last = jnp.min(jnp.where(own, place, L), axis=1), jnp.max(jnp.where(own, place, 0), axis=1)
-    return jnp.where(first < L, first, 0).astype(jnp.int32), last.astype(jnp.int32)
 
 
 def targets_of_turns(

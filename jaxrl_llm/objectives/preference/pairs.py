@@ -22,7 +22,7 @@ from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.utils.value_digest import value_digest
 
-RowScore = Callable[[PolicyOutputs, Trajectories], jax.Array]  # -> f32[N], finite
+RowScore = Callable[[PolicyOutputs, Trajectories], jax.Array]  # -> f32[N], or several each, f32[N, H]; finite
 
 
 def coupled(
@@ -56,7 +56,7 @@ def coupled(
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
         s = score(outputs, batch)
         slope, c = batch.need(f"{own}/slope"), batch.need(f"{own}/share")
-        value = jnp.sum(jax.lax.stop_gradient(c) + slope * (s - jax.lax.stop_gradient(s)))
+        value = jnp.sum(jax.lax.stop_gradient(c)) + jnp.sum(slope * (s - jax.lax.stop_gradient(s)))
         prefix = f"{own}/of/"
         further = {name[len(prefix) :]: jnp.sum(x) for name, x in (batch.info or {}).items() if name.startswith(prefix)}
         return value, {metric: value, **further}

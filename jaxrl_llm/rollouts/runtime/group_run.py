@@ -202,6 +202,8 @@ class GroupRun:
             if ticket.draws.temperature != 0 and ticket.draws.learns:
                 newest[ticket.context.sample] = ticket
         blank = Episode(self.task.prompt, self.task.prompt_id)
+        # An agent has the reward of its episode, and may have another turn, until the program returns it.
+        later = self.run.driver.rollout.agent is not None
         episodes, unfinished = [], []
         for number in sorted(newest)[: self.task.samples]:
             ticket = newest[number]
@@ -209,7 +211,7 @@ class GroupRun:
             whole = ticket.is_answered_by(answer)
             episode = ticket.context + answer.segment
             episodes.append(replace(episode, ended=answer.ended, truncated=whole and not answer.ended))
-            unfinished.append(not whole and self.error is None)
+            unfinished.append((later or not whole) and self.error is None)
         missing = self.task.samples - len(episodes)
         return Group(
             self.task, [*episodes, *[blank] * missing], [*unfinished, *[False] * missing], self.error is not None

@@ -256,12 +256,17 @@ def _scored(
 ) -> Scored:
     rows = rows_of(groups)
     episodes = [episode for one in groups for episode in one.episodes]
+    goes_on = (batch.info or {}).get("unfinished")
     if any(episode.reward is not None for episode in episodes):
         known = streamed.known(episodes)
+        if goes_on is not None:
+            later = np.asarray(goes_on)
+            components = {name: np.where(later, np.nan, x) for name, x in known.components.items()}
+            known = known._replace(components=components, total=np.where(later, np.nan, known.total))
         return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, known)
     if setup.stream_rewards and streamed.any:
         return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, streamed.scores())
     which = None
-    if batch.info is not None and "window" in batch.info:
-        which = np.asarray(batch.info["window"]).any(axis=1) & ~np.asarray(batch.info["unfinished"])
+    if goes_on is not None:
+        which = np.asarray(batch.need("window")).any(axis=1) & ~np.asarray(goes_on)
     return score_batch(setup.rewards, setup.policy.tokenizer, rows, batch, None, which, setup.state(step))

@@ -122,7 +122,8 @@ def window_metrics(scored: Scored) -> dict[str, float]:
     """
     batch = scored.batch
     window, unfinished = np.asarray(batch.need("window")), np.asarray(batch.need("unfinished"))
-    ended = window.any(axis=1) & ~unfinished
+    # What an agent said last may be of an earlier step than the reward of its episode.
+    ended = (window.any(axis=1) | ~np.isnan(np.asarray(batch.need("reward")))) & ~unfinished
     length, count = np.asarray(batch.action_mask).sum(axis=1)[ended], int(ended.sum())
     reward, group = np.asarray(batch.need("reward"))[ended], np.asarray(batch.group)[ended]
     known = [reward[(group == number) & ~np.isnan(reward)] for number in np.unique(group)]
