@@ -4,7 +4,8 @@ A tiny Llama over letters is taught to answer a word, in thoughts first, with th
 The teaching is short, and one time in two thoughts and answer are both the word as it is. Then the model is rewarded
 for the right letters of the answer alone, and learns by `soft_grpo`, whose thoughts are mixtures until the full stop,
 or by `grpo`, with as many samples, at the same learning rate. Accuracy is greedy (of soft thoughts without noise), on
-256 words that no run has seen. Prints a line for each run, then means over seeds with their standard errors.
+256 words that no run has seen; reward is of samples, a mean over steps. Prints a line for each run, then means over
+seeds with their standard errors.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ def answered(completions: Any = (), answer: Any = (), **columns: Any) -> list[fl
     return [sum(a == b for a, b in zip(text, word, strict=False)) / max(len(text), SIZE) for text, word in pairs]
 
 
-def accuracies(folder: Path, name: str, given: argparse.Namespace, **others: Any) -> tuple[float, float]:
-    """Held-out accuracy before and after a run, per cent; the run is made if it is not there."""
+def measured(folder: Path, name: str, given: argparse.Namespace, **others: Any) -> tuple[float, ...]:
+    """Held-out accuracy before and after a run, per cent, and the mean reward of samples in its first 5 and last 10
+    steps; the run is made if it is not there."""
     if not (folder / "summary.json").exists():
         train(TrainConfig(
             algorithm=name.partition(",")[0], hyperparameters=METHODS[name], output=str(folder), steps=given.steps,
@@ -61,7 +63,9 @@ def accuracies(folder: Path, name: str, given: argparse.Namespace, **others: Any
             optimizer=OptimizerConfig(learning_rate=given.rate, warmup_steps=5), **others,
         ))  # fmt: skip
     summary = json.loads((folder / "summary.json").read_text())
-    return tuple(100 * summary[at]["accuracy"] for at in ("eval_before", "eval_after"))  # type: ignore[return-value]
+    reward = [json.loads(line)["reward/mean"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    accuracy = (100 * summary[at]["accuracy"] for at in ("eval_before", "eval_after"))
+    return (*accuracy, float(np.mean(reward[:5])), float(np.mean(reward[-10:])))
 
 
 def main() -> None:
@@ -76,23 +80,34 @@ def main() -> None:
     given = parser.parse_args()
     given.output.mkdir(parents=True, exist_ok=True)
     asked, held = write_rows(given.output / "asked.jsonl", 1, 4096), write_rows(given.output / "held.jsonl", 2, 256)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in given.methods}
+    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in given.methods}
     for seed in given.seeds:
         model = given.output / f"taught-{seed}"
         if not model.exists():
             write_model(model, LETTERS + ">.", seed, examples, given.taught)
         for name in given.methods:
             folder = given.output / f"{name.replace(', ', '-')}-{seed}"
-            one = accuracies(folder, name, given, model=str(model), prompts=asked, eval_prompts=held, seed=seed)
+            one = measured(folder, name, given, model=str(model), prompts=asked, eval_prompts=held, seed=seed)
             found[name].append(one)
             print(f"RESULT seed {seed}, {name}: {one[0]:.1f} to {one[1]:.1f} %", flush=True)
-    print("\n| method | before | after | gain, mean and standard error | gains |\n|---|---|---|---|---|")
+    print("\n| method | accuracy before | after | gain | gains | reward at first | at last | gain |\n|" + "---|" * 8)
     for name, runs in found.items():
-        before, after = np.array(runs).T
-        gains = after - before
-        error = gains.std(ddof=1) / len(gains) ** 0.5 if len(gains) > 1 else float("nan")
-        each = ", ".join(f"{gain:.1f}" for gain in gains)
-        print(f"| {name} | {before.mean():.1f} | {after.mean():.1f} | {gains.mean():.1f} ± {error:.1f} | {each} |")
+        before, after, first, last = np.array(runs).T
+        each = ", ".join(f"{gain:.1f}" for gain in after - before)
+        print(
+            f"| {name} | {before.mean():.1f} | {after.mean():.1f} | {with_error(after - before, 1)} | {each} "
+            f"| {first.mean():.3f} | {last.mean():.3f} | {with_error(last - first, 3)} |"
+        )
+
+
+def with_error(values: np.ndarray, digits: int) -> str:
+    """The mean over seeds with its standard error.
+
+    >>> with_error(np.array([1.0, 3.0]), 1)
+    '2.0 \u00b1 1.0'
+    """
+    error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return f"{values.mean():.{digits}f} \u00b1 {error:.{digits}f}"
 
 
 if __name__ == "__main__":
