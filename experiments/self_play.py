@@ -177,7 +177,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--output", type=Path, required=True, help="a new folder")
-    parser.add_argument("--steps", type=int, default=60, help="of 128 games each")
+    parser.add_argument("--steps", type=int, default=100, help="of 128 games each")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     rows = [
