@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rollout_tail import tail_limits
 
+from jaxrl_llm.rollouts.asynchronous.renewal import remove, renew
 from jaxrl_llm.rollouts.asynchronous.staleness import Waiting, in_flight, taken
 from jaxrl_llm.rollouts.program_host import Draws, Task
 from jaxrl_llm.rollouts.programs import group
@@ -145,7 +146,7 @@ class Simulation:
         while step < self.steps:
             if entered < step and self.now >= ready:
                 self.version = entered = step
-                run.renew(driver)
+                renew(run, driver)
                 count = in_flight(step, self.bound, self.groups, self.steps) - len(waiting)
                 flight = [self._task(begun + i, step) for i in range(count)]
                 for one in run.new(flight, [SampleNumbers(0, 1 << 20)] * count, {}):
@@ -163,7 +164,7 @@ class Simulation:
             start = max(ready, complete)
             waited, free = waited + start - free, start + self.machine.update
             found = [waiting.pop(key)[1] for key in keys]
-            run.remove(found)
+            remove(run, found)
             oldest = max(oldest, *(step - key.first_step for key in keys))
             ages += [step - episode.own.policy_step for one in found for episode in one.group().episodes]
             chosen, ends, step = [*chosen, keys], [*ends, free], step + 1
