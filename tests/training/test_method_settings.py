@@ -47,6 +47,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     },
     "eggroll": {},  # with an even group
     "brpo": {},
+    "baichuan_m2": {},
     "cgpo_judges": {},
     "popri": {},
     "nash_md": {},
