@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("rollouts", "training")]
 import speaking
+import tiny_runs as runs
 from speaking import TEMPLATES, run_agents, tokenizer_of
 from test_judged import scripted
 
+from jaxrl_llm.algorithms.rewards import baichuan_m2 as baichuan_module
 from jaxrl_llm.algorithms.rewards.baichuan_m2 import baichuan_m2, by_written_rubric, repeats, rubric_in, sliced
 from jaxrl_llm.environments.patient import Patient
 from jaxrl_llm.rewards.environment import JUDGE
+from jaxrl_llm.rewards.judges.questions import Grading
 from jaxrl_llm.rollouts.agents.program import agent
-from jaxrl_llm.rollouts.judges.judged import judged
+from jaxrl_llm.rollouts.judges.judged import Criterion, judged
 from jaxrl_llm.rollouts.programs import group
 
 TOKENIZER, END = tokenizer_of("plain"), TEMPLATES["plain"][1]
@@ -130,3 +135,34 @@ def test_the_method_asks_its_judge() -> None:
         assert JUDGE in rollout.provides
         assert rollout.demands.reference
     assert baichuan_m2().rollout is None
+
+
+@pytest.mark.heavy
+def test_a_run_with_slices_and_a_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of random weights, whose texts are read as a rubric and as verdicts; both components make the reward."""
+    rubric = Criterion("It asks.", 2.0), Criterion("It is rude.", -1.0)
+    monkeypatch.setattr(baichuan_module, "rubric_in", lambda text: rubric)
+    monkeypatch.setattr(baichuan_module, "WRITE", "{problem:.20}")  # the context is small
+    monkeypatch.setattr(
+        baichuan_module,
+        "Grading",
+        lambda template: Grading("{problem}|{response}|{criterion}", lambda text: len(text) % 2),
+    )
+    rows = [{**ROW, "complaint": f"I cough {n}."} for n in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = runs.small_config(
+        tmp_path, algorithm="baichuan_m2", hyperparameters={"slices": True, "judge": "policy"}, steps=2, minibatches=1,
+        prompts=str(tmp_path / "rows.jsonl"), prompts_per_step=2, top_p=1.0, eval_size=0, prompt_format="plain",
+        environment="jaxrl_llm.environments.patient:Patient", turns=2, rewards=("environment", "judge*0.5"),
+        max_new_tokens=8,
+    )  # fmt: skip
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        runs.train(config)
+    for one, line in zip(taken, runs.lines_of(tmp_path / "run" / "metrics.jsonl"), strict=True):
+        assert line.get("rollout/failed_groups", 0) == 0
+        assert line["judge/unparsed"] == 0
+        batch = one.scored.batch
+        parts = {name: np.asarray(x) for name, x in (batch.rewards or {}).items()}
+        np.testing.assert_allclose(np.asarray(batch.reward), parts["environment"] + 0.5 * parts["judge"], atol=1e-6)
+        assert set(parts["judge"].tolist()) <= {0.0, 0.5, 1.0}

@@ -31,7 +31,7 @@ NOT_OF_THE_GROUP_ALONE = {
     "poad", "polychromic", "popri", "ppo", "ppo_max", "ppo_outer_scale", "process_reward_model", "r3l", "reinforce",
     "reinforce_plus_plus", "remax", "rlgf", "rloo", "safe_entropy_aware", "salsa", "sft", "spear", "spo_segment",
     "spo_self_play", "srgpo", "subpo", "t_ppo", "trloo", "tscac", "ttrl", "ui_r1", "ui_s1", "vapo", "vc_ppo", "verpo",
-    "skywork_r1v2", "wmar_reservoir_replay",
+    "skywork_r1v2", "wmar_reservoir_replay", "evocua",
 }  # fmt: skip
 # They learn from a prompt with one sample, here also by rewards of single tokens.
 ONE_SAMPLE_A_PROMPT = {
@@ -41,7 +41,7 @@ ONE_SAMPLE_A_PROMPT = {
     "pf_ppo", "poad", "ppo", "ppo_max", "ppo_outer_scale", "process_reward_model", "r3l", "reinforce",
     "reinforce_plus_plus", "remax", "riskpo", "rlgf", "safe_entropy_aware", "salsa", "sft", "spear", "spo_segment",
     "spo_self_play", "spo_single_stream", "srgpo", "subpo", "t_ppo", "trloo", "tscac", "vapo", "vc_ppo",
-    "skywork_r1v2", "wmar_reservoir_replay",
+    "skywork_r1v2", "wmar_reservoir_replay", "evocua",
 }  # fmt: skip
 # brpo compares with a random member, which may be equal to all others; all sets of passk_grpo may have a right member.
 SEEDS = {"brpo": 13, "passk_grpo": 13}

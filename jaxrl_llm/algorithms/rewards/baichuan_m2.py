@@ -48,7 +48,6 @@ from jaxrl_llm.rollouts.judges.judged import (
     judged,
     rubric_scores,
     texts_of,
-    with_verdicts,
 )
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
@@ -262,13 +261,18 @@ def sliced(judge: Answerer | str | None = None) -> Rollout:
         assert who is not None
         texts = [str(one.messages[-1].get("content") or "") for one in found]
         said = await marked_by(who, tools, task, rubric, texts, first)
-        ends = [
-            replace(one.rows[-1], rewards={ENVIRONMENT: one.component(turn_rewards)}, talk=one.talk) for one in found
-        ]
-        scores = [score if one.scored else math.nan for one, score in zip(found, said.scores, strict=True)]
-        ends = await with_verdicts(tools, ends, said._replace(scores=scores))
+        known = {name: x for name, x in said.metrics.items() if not math.isnan(x)}
+        ends = await tools.score(
+            [
+                replace(
+                    one.rows[-1], talk=one.talk,
+                    rewards={ENVIRONMENT: one.component(turn_rewards), JUDGE: score if one.scored else math.nan},
+                )
+                for one, score in zip(found, said.scores, strict=True)
+            ]
+        )  # fmt: skip
         return [
-            row.with_info(**end.info)
+            row.with_info(**known)
             for one, end in zip(found, ends, strict=True)
             for row in finished(one, end, turn_rewards)
         ]
