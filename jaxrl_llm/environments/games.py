@@ -1,7 +1,8 @@
-"""Games of several players in words, whose solutions are known: matrix games, Kuhn poker and advice."""
+"""Games of several players in words, whose solutions are known: matrix games, Kuhn poker, advice, and talk."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ from jaxrl_llm.core.arguments.checks import expect
 from jaxrl_llm.data.chat.calls import Message, Reply
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.games import Node, advice_game, kuhn_poker, matrix_game, with_forfeits
-from jaxrl_llm.games.extensive import CHANCE, END
+from jaxrl_llm.games.advice import ADVISER
+from jaxrl_llm.games.extensive import CHANCE, END, nodes
 from jaxrl_llm.utils.errors import InputError, shown
 
 
@@ -38,9 +40,7 @@ class TextGame:
 
     def step(self, reply: Reply) -> Observation:
         """What the next player knows, after a reply."""
-        said = str(reply.message.get("content") or "").strip().rstrip(".").lower()
-        actions = self.node.actions[:-1]
-        return self._at(self.node.children[actions.index(said) if said in actions else -1])
+        return self._at(self.node.children[action_in(text_of(reply), self.node.actions[:-1])])
 
     def close(self) -> list[float]:
         """The payoffs, 0 of a game that was cut off."""
@@ -52,7 +52,68 @@ class TextGame:
         self.node = node
         if node.player == END:
             return Observation(done=True)
-        return Observation([_said(node.information)], state=node.information, player=node.player)
+        text = self._told(node.information)
+        return Observation([_said(text)], state=text, player=node.player)
+
+    def _told(self, information: str) -> str:
+        return information
+
+
+def text_of(reply: Reply) -> str:
+    """What a reply says, without spaces around it."""
+    return str(reply.message.get("content") or "").strip()
+
+
+def action_in(text: str, actions: Sequence[str]) -> int:
+    """The place of the action that a text names, -1 where it names none; case, spaces and a full stop do not matter."""
+    said = text.strip().rstrip(".").lower()
+    return actions.index(said) if said in actions else -1
+
+
+Sayings = Callable[[int], Sequence[str]]
+"""(player) -> the names of what that player can say, as `sayings` makes them."""
+SAYING = re.compile(r"<([0-9]+)\.([0-9]+)>")
+
+
+def sayings(player: int, count: int) -> tuple[str, ...]:
+    """The names of `count` things that a player can say, which stand for them in information sets.
+
+    >>> sayings(1, 2)
+    ('<1.0>', '<1.1>')
+    """
+    return tuple(f"<{player}.{number}>" for number in range(count))
+
+
+class TalkGame(TextGame):
+    """A game in which players also talk: where they do, they reply with any text, which others are then told.
+
+    build: a function (sayings) -> the game, in which the actions of a player who talks are `sayings(player)`, and what
+    they lead to differs only in these names within the information sets of those who hear them. A player talks once
+    at most, and all talk before they hear each other. Otherwise as `TextGame`: a reply is the name of an action.
+    """
+
+    def __init__(self, build: Callable[[Sayings], Node]) -> None:
+        self.build, self.said = build, dict[str, str]()
+        super().__init__(build(lambda player: sayings(player, 1)))
+
+    def step(self, reply: Reply) -> Observation:
+        """What the next player knows, after a reply."""
+        if SAYING.fullmatch(name := self.node.actions[0]) is None:
+            return super().step(reply)
+        self.said[name] = text_of(reply)
+        return self._at(self.node.children[0])
+
+    def _told(self, information: str) -> str:
+        return told(information, self.said)
+
+
+def told(information: str, said: Mapping[str, str]) -> str:
+    """The name of an information set, or a message, with texts in place of the names of `sayings`.
+
+    >>> told("the adviser says <1.0>", {"<1.0>": "Go left."})
+    'the adviser says Go left.'
+    """
+    return SAYING.sub(lambda name: said.get(name[0], name[0]), information)
 
 
 def _said(text: str) -> Message:
@@ -75,6 +136,12 @@ def advice(row: Mapping[str, Any]) -> TextGame:
     return TextGame(advice_game(float(row.get("enemies", 0.5))))
 
 
+def spoken_advice(row: Mapping[str, Any]) -> TalkGame:
+    """`advice`, where the adviser says what it likes."""
+    enemies = float(row.get("enemies", 0.5))
+    return TalkGame(lambda sayings: advice_game(enemies, sayings(ADVISER)))
+
+
 def matrix(row: Mapping[str, Any]) -> TextGame:
     """The zero-sum matrix game of a row with "payoffs", the first player's, and "actions", their names."""
     payoffs, actions = row.get("payoffs"), row.get("actions")
@@ -93,15 +160,24 @@ def strategy_of(game: Node, probability: Exact, prompt: Sequence[Message] = ()) 
     prompt: messages before the first observation. Every information set is asked after the one conversation in which
     its player replied with the actions that lead there; what is left of 1 is forfeited.
     """
-    found: dict[str, np.ndarray[Any, Any]] = {}
+    actions, found = {node.information: node.actions for node in nodes(game) if node.player >= 0}, {}
+    for name, talk in conversations(game, prompt).items():
+        each = np.asarray(probability(talk, actions[name]), np.float64)
+        found[name] = np.append(each, max(0.0, 1 - each.sum()))
+    return found
+
+
+def conversations(game: Node, prompt: Sequence[Message] = ()) -> dict[str, list[Message]]:
+    """For each information set what its player was told and replied, the names of actions, until it is to move there.
+
+    prompt: messages before the first observation. Of several ways to a set the first in the order of the tree.
+    """
+    found: dict[str, list[Message]] = {}
 
     def visit(node: Node, talks: Mapping[int, Sequence[Message]]) -> None:
         talk = talks.get(node.player, prompt)
         if node.player >= 0:
-            talk = [*talk, _said(node.information)]
-            if node.information not in found:
-                each = np.asarray(probability(talk, node.actions), np.float64)
-                found[node.information] = np.append(each, max(0.0, 1 - each.sum()))
+            talk = found.setdefault(node.information, [*talk, _said(node.information)])
         for action, child in zip(node.actions, node.children, strict=True):
             visit(child, {**talks, node.player: [*talk, {"role": "assistant", "content": action}]})
 

@@ -104,14 +104,17 @@ def counterfactual_regrets(game: Node, strategy: Strategy) -> dict[str, Array]:
     return regrets
 
 
-def cfr(game: Node, rule: RegretRule, iterations: int) -> dict[str, Array]:
+def cfr(game: Node, rule: RegretRule, iterations: int, start: Strategy | None = None) -> dict[str, Array]:
     """The average strategy of counterfactual regret minimisation, in which all players move at once.
 
-    Of a two-player zero-sum game it tends to a Nash equilibrium. Where no iteration has a weight in an information set
+    Of a two-player zero-sum game it tends to a Nash equilibrium. start: the regrets before the first iteration, by
+    default 0; in proportion to a strategy, the first iteration plays that, so that of several equilibria one near it is
+    found. Where no iteration has a weight in an information set
     it is the last policy. InputError for fewer than 1 iterations.
     """
     check_number("iterations", iterations, least=1, whole=True)
-    kept = {name: Regrets(np.zeros(len(actions))) for name, (_, actions) in information_sets(game).items()}
+    before = {name: np.zeros(len(actions)) for name, (_, actions) in information_sets(game).items()} | {**(start or {})}
+    kept = {name: Regrets(np.asarray(one, np.float64)) for name, one in before.items()}
     total = {name: np.zeros(len(one.total)) for name, one in kept.items()}
     strategy: dict[str, Array] = {}
     for t in range(1, iterations + 1):

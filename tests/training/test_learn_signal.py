@@ -25,10 +25,10 @@ from jaxrl_llm.training.signal import signal
 # single tokens, responses that were given, votes of clients.
 NOT_OF_THE_GROUP_ALONE = {
     "agent_r", "archer", "arpo_agentic", "baichuan_m2", "carl_multiplicative_reward", "daslam",
-    "dcpo_distribution_centric", "dgrpo_vital", "drpo_dataset_reset", "eapo_iterresearch", "ettrl", "g_ra", "gigpo",
-    "hbpo", "hgpo", "hila", "hiper", "icpo_in_context", "igpo_information_gain", "infopo", "ipa", "istar",
-    "masked_sft", "multi_turn_recipe", "nlpo", "open_rs", "optimal_token_baseline", "otr", "pa_rl", "pairwise_rl",
-    "pav", "pdppo", "pf_ppo", "poad", "polychromic", "popri", "ppo", "ppo_max", "ppo_outer_scale",
+    "dcpo_distribution_centric", "dgrpo_vital", "drpo_dataset_reset", "eapo_iterresearch", "ettrl", "evocua",
+    "g_ra", "gigpo", "hbpo", "hgpo", "hila", "hiper", "icpo_in_context", "igpo_information_gain", "infopo", "ipa",
+    "istar", "masked_sft", "multi_turn_recipe", "nlpo", "open_rs", "optimal_token_baseline", "otr", "pa_rl",
+    "pairwise_rl", "pav", "pdppo", "pf_ppo", "poad", "polychromic", "popri", "ppo", "ppo_max", "ppo_outer_scale",
     "process_reward_model", "r3l", "ravl", "reinforce", "reinforce_plus_plus", "relic", "remax", "rlgf", "rloo",
     "safe_entropy_aware", "salsa", "sft", "skywork_r1v2", "spear", "spo_segment", "spo_self_play", "srgpo", "subpo",
     "t_ppo", "trloo", "tscac", "ttrl", "ui_r1", "ui_s1", "vapo", "vc_ppo", "verpo", "wmar_reservoir_replay",
@@ -36,12 +36,12 @@ NOT_OF_THE_GROUP_ALONE = {
 # They learn from a prompt with one sample, here also by rewards of single tokens.
 ONE_SAMPLE_A_PROMPT = {
     "agent_r", "archer", "brain", "carl_multiplicative_reward", "daslam", "dcpo_distribution_centric",
-    "drpo_dataset_reset", "gigpo", "hgpo", "hila", "hiper", "igpo_information_gain", "ipa", "istar", "masked_sft",
-    "multi_turn_recipe", "nlpo", "optimal_token_baseline", "otr", "p3o_pairwise", "pa_rl", "pairwise_rl", "pav",
-    "pdppo", "pf_ppo", "poad", "ppo", "ppo_max", "ppo_outer_scale", "process_reward_model", "r3l", "ravl",
-    "reinforce", "reinforce_plus_plus", "relic", "remax", "riskpo", "rlgf", "safe_entropy_aware", "salsa", "sft",
-    "skywork_r1v2", "spear", "spo_segment", "spo_self_play", "spo_single_stream", "srgpo", "subpo", "t_ppo",
-    "trloo", "tscac", "vapo", "vc_ppo", "wmar_reservoir_replay",
+    "drpo_dataset_reset", "evocua", "gigpo", "hgpo", "hila", "hiper", "igpo_information_gain", "ipa", "istar",
+    "masked_sft", "multi_turn_recipe", "nlpo", "optimal_token_baseline", "otr", "p3o_pairwise", "pa_rl",
+    "pairwise_rl", "pav", "pdppo", "pf_ppo", "poad", "ppo", "ppo_max", "ppo_outer_scale", "process_reward_model",
+    "r3l", "ravl", "reinforce", "reinforce_plus_plus", "relic", "remax", "riskpo", "rlgf", "safe_entropy_aware",
+    "salsa", "sft", "skywork_r1v2", "spear", "spo_segment", "spo_self_play", "spo_single_stream", "srgpo", "subpo",
+    "t_ppo", "trloo", "tscac", "vapo", "vc_ppo", "wmar_reservoir_replay",
 }  # fmt: skip
 # brpo compares with a random member, which may be equal to all others; all sets of passk_grpo may have a right member.
 SEEDS = {"brpo": 13, "passk_grpo": 13}

@@ -32,6 +32,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     "remix": {"epochs": 2, "epochs_until": 50},
     "ui_s1": {"rewards": ("environment",)},
     "vision_zero": {"rewards": ("environment",)},
+    "lspo": {"rewards": ("environment",)},
     "trpa": {"rewards": ("tagged_levels",)},
     "ui_r1": {"rewards": ("answer_tags", "gui_kind", "gui_click")},
     **dict.fromkeys(("dpo", "ipo", "orpo", "cpo", "simpo", "mpo", "reward_model", "fspo_few_shot"), PAIRS),
@@ -46,6 +47,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     },
     "eggroll": {},  # with an even group
     "brpo": {},
+    "baichuan_m2": {},
     "cgpo_judges": {},
     "popri": {},
     "nash_md": {},

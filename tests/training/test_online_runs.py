@@ -103,6 +103,7 @@ def test_the_anchors_of_inpo_are_the_first_policy_and_that_of_the_round(tmp_path
         ("spo_self_play", {}, "clip/high"), ("xpo", {}, "opponent_logp"), ("nash_md", {}, "nash"),
         ("xpo", {"judge": "policy"}, "judge/unparsed"), ("nash_md", {"judge": "reference"}, "judge/unparsed"),
         ("spo_structured", {"judge": "policy", "column": "answer"}, "judge/unparsed"),
+        ("baichuan_m2", {"judge": "policy"}, "judge/unparsed"),
     ],
 )  # fmt: skip
 def test_methods_train_by_name(tmp_path: Path, name: str, given: dict[str, Any], metric: str) -> None:

@@ -125,7 +125,7 @@ def test_bad_episodes_turn_around(tmp_path: Path, readable: None) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", ["r3l", "dyna_grpo", "agent_r"])
+@pytest.mark.parametrize("name", ["r3l", "dyna_grpo", "agent_r", "evocua"])
 def test_a_run_resumes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readable: None) -> None:
     """After a kill behind the last checkpoint it ends the same."""
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)

@@ -60,6 +60,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "archer": {"critic_updates": 1, "states": 3},
     "r3l": {"reflection_tokens": 8},
     "agent_r": {"alphas": "0.1", "beta": 0.0, "width": 2},
+    "evocua": {"low": 0.0, "high": 1.0, "success": 0.1},
     "dyna_grpo": {},
     "polychromic": {"states": 1},
 }
@@ -77,6 +78,7 @@ OF_EPISODES = (
     "llds",
     "seeupo",
     "agent_r",
+    "evocua",
     "r3l",
     "dyna_grpo",
 )
@@ -97,6 +99,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "llds": ENVIRONMENT,
     "seeupo": ENVIRONMENT,
     "agent_r": ENVIRONMENT,
+    "evocua": ENVIRONMENT,
     "r3l": ENVIRONMENT,
     "dyna_grpo": ENVIRONMENT,
     "polychromic": {**ENVIRONMENT, "hyperparameters": {"states": 1, "without": "answer_key"}},

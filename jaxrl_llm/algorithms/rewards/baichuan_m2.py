@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import re
 from asyncio import gather
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.run_settings import judge_among_rewards, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative
@@ -20,17 +24,31 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain
+from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.objectives.averaging.averages import constant
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.rewards.environment import ENVIRONMENT, JUDGE
+from jaxrl_llm.rewards.judges.questions import Grading
 from jaxrl_llm.rewards.transforms import rescore
-from jaxrl_llm.rollouts.agents.conversation import Conversation
+from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, failed, observed
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse
 from jaxrl_llm.rollouts.agents.program import graded, with_episodes
+from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
+from jaxrl_llm.rollouts.judges.judged import (
+    Criterion,
+    Judged,
+    Judging,
+    counts,
+    judged,
+    rubric_scores,
+    texts_of,
+)
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError
@@ -40,8 +58,12 @@ from jaxrl_llm.utils.errors import InputError
     paper="arXiv 2509.02208",
     year=2025,
     test="test_group_relative.py::test_baichuan_m2_is_the_loop",
-    beside={"rubrics": ("a model that writes and judges rubrics", "the run's environment and reward")},
+    beside={
+        "mid_training": ("the mixed loss on medical texts before", "another run"),
+        "patient": ("a model that plays patients", "the run's environment, such as `environments.patient.Patient`"),
+    },
 )
+@run_settings(*judge_among_rewards())
 def baichuan_m2(
     clip_low: Annotated[NonNegative, OURS] = 0.2,
     clip_high: Annotated[NonNegative, OURS] = 0.28,
@@ -50,6 +72,7 @@ def baichuan_m2(
     threshold: Annotated[float, OURS] = 0.5,
     max_length: Annotated[Count | None, RUN] = None,
     slices: Annotated[bool, OURS] = False,
+    judge: Annotated[str | None, RUN] = None,
 ) -> Algorithm:
     """Baichuan-M2 (Scaling Medical Capability with Large Verifier System).
 
@@ -62,15 +85,25 @@ def baichuan_m2(
     The paper prints length_bonus 4 and quantile 0.2 (interpolated linearly), but neither threshold nor clip_low,
     clip_high and max_length (None: the longest row of the batch). Lengths are in tokens.
 
+    judge: a model that writes a rubric for each prompt, and then checks each response by it: a folder, a URL, "policy"
+    or "reference" (docs/rewards.md). With m_k = 1 where criterion k of p_k points, a fault if p_k < 0, is met, else 0,
+
+        r = min(1, max(0, sum_k p_k m_k / sum_k max(p_k, 0)))
+
+    where merits and faults are asked about in different words. Without a judge, r is the run's reward.
+
     Its last stage, slices with --environment, trains on single replies within dialogues with a simulated patient: the
     policy has a dialogue with it, which is cut off before a random turn, and all samples of the group are replies to
-    that, scored by the environment, whose rubric is of that moment. `environments.patient.Patient` is such a patient.
-    The generator of rubrics, the judge that reads them, and the filter of noisy slices are the environment's.
+    that, scored by the environment, whose rubric is of that moment, or by a rubric that the judge writes for the slice.
+    `environments.patient.Patient` is such a patient. A slice is noise, and another turn is drawn, where somebody says
+    twice the same in it, or the judge writes no rubric that can be read; of a dialogue without another one nothing is
+    learnt. The paper's filter and prompts were not found: these are ours.
     """
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), constant(max_length))
 
     credit = chain(rescore(with_length_bonus(length_bonus, quantile, threshold)), group_relative("none"))
-    return Algorithm(credit, objective, rollout=sliced() if slices else None)
+    rollout = sliced(judge) if slices else None if judge is None else judged(by_written_rubric(judge))
+    return Algorithm(credit, objective, rollout=rollout)
 
 
 @part
@@ -92,8 +125,110 @@ def gated_length_bonus(
     return jnp.where((q > threshold) & (reward >= q), size / jnp.sqrt(jnp.maximum(lengths, 1.0)), 0.0)
 
 
+WRITE = """Below is what was said to an assistant. Write a rubric for its next reply: what a good one does, and what \
+would be a fault, as this moment asks for it.
+
+{problem}
+
+Write one criterion in each line, with its points first: from 1 to 10 for what a good reply does, from -1 to -10 for a \
+fault. For example:
+5: It asks how long the cough has lasted.
+-3: It names a diagnosis before it knows enough."""
+MERIT = """Check whether a reply does what a criterion says.
+
+{problem}
+
+Reply:
+{response}
+
+Criterion: {criterion}
+
+Explain in a sentence. Then write [[yes]] or [[no]] in the last line."""
+FAULT = """Check whether a reply has a fault. What is not clearly so is no fault.
+
+{problem}
+
+Reply:
+{response}
+
+Fault: {criterion}
+
+Explain in a sentence. Then write [[yes]] if it has the fault, or [[no]], in the last line."""
+
+
+class Rubric(NamedTuple):
+    """What a reply should be, and what it is a reply to."""
+
+    problem: str
+    criteria: tuple[Criterion, ...]
+
+
+def rubric_in(text: str) -> tuple[Criterion, ...]:
+    """The criteria that a text lists, a line "POINTS: CRITERION" each, 1 to 10 or -1 to -10; none without a merit.
+
+    >>> [(one.text, one.weight) for one in rubric_in("Rubric\\n- 5: It asks.\\n-3: It guesses.\\n40: Too much.")]
+    [('It asks.', 5.0), ('It guesses.', -3.0)]
+    >>> rubric_in("-3: It guesses.")
+    ()
+    """
+    lines = re.findall(r"^\s*(?:[-*] +)?([+-]?\d{1,2})(?: points?)?: *(\S.*?)\s*$", text, flags=re.MULTILINE)
+    found = tuple(Criterion(said, float(points)) for points, said in lines if 1 <= abs(int(points)) <= 10)
+    return found if any(one.weight > 0 for one in found) else ()
+
+
+async def marked_by(
+    who: Answerer, tools: Tools, task: Task, rubric: Rubric, texts: Sequence[str], first: int
+) -> Judged:
+    """How well responses meet a rubric, 0 to 1, each criterion asked about by a question of its own; else no score."""
+    if not rubric.criteria:
+        return Judged([math.nan] * len(texts), counts(1, 1))
+    questions = [Grading(MERIT if one.weight > 0 else FAULT) for one in rubric.criteria]
+    each = [
+        (question.text(rubric.problem, text, one.text), question.verdict)
+        for text in texts
+        for question, one in zip(questions, rubric.criteria, strict=True)
+    ]
+    said = await who.once_each(tools, task, [asked for asked, _ in each], 1, first)
+    verdicts = [verdict(texts[0]) if texts else None for texts, (_, verdict) in zip(said, each, strict=True)]
+    marks = np.asarray([math.nan if one is None else one for one in verdicts]).reshape(len(texts), len(questions))
+    scores = rubric_scores(marks, [one.weight for one in rubric.criteria]).tolist()
+    return Judged(scores, counts(len(each), verdicts.count(None)), example=next((one[0] for one in said if one), ""))
+
+
+async def written(who: Answerer, tools: Tools, task: Task, problem: str, first: int = 0) -> Rubric:
+    """The rubric that somebody writes for a reply to what was said; without criteria where it cannot be read."""
+    (said,) = await who.answers(tools, task, [WRITE.format(problem=problem)], 1, first)
+    return Rubric(problem, rubric_in(said[0]) if said else ())
+
+
 @part
-def sliced() -> Rollout:
+def by_written_rubric(by: Answerer | str = "policy") -> Judging:
+    """The score of a response is how well it meets a rubric that the judge writes for the prompt; see `baichuan_m2`.
+
+    Responses to a prompt whose rubric cannot be read have no score.
+    """
+    who = answerer(by) if isinstance(by, str) else by
+
+    async def of_group(tools: Tools, task: Task, episodes: Sequence[Episode]) -> Judged:
+        rubric = await written(who, tools, task, problem_text(tools, task))
+        return await marked_by(who, tools, task, rubric, texts_of(tools, episodes), 1)
+
+    return Judging(of_group, who.reference)
+
+
+def transcript(messages: Sequence[Message]) -> str:
+    """Messages as text, a paragraph each."""
+    return "\n\n".join(f"{one['role']}: {one.get('content') or ''}" for one in messages)
+
+
+def repeats(messages: Sequence[Message]) -> bool:
+    """Whether one says in words what it said before; spaces and case do not count."""
+    said = [(one["role"], " ".join(str(one.get("content") or "").lower().split())) for one in messages]
+    return len(set(said)) < len(said)
+
+
+@part
+def sliced(judge: Answerer | str | None = None) -> Rollout:
     """Episodes of the run's agents of one reply each, to a dialogue that is cut off before a random turn.
 
     The policy first has a whole dialogue with the environment, which is not trained on. A turn of it is drawn, all
@@ -101,25 +236,72 @@ def sliced() -> Rollout:
     Each sample is one reply, which a copy of the environment as it was then hears. Its reward is that of this turn and
     the final one that the environment gives thereafter.
 
-    It goes around the run's agents, and leaves other rollouts as they are. Raises InputError for agents that compact
-    their context.
+    judge: writes a rubric for what comes before the turn, by which each reply has the component `judge` of its reward.
+    Turns before which somebody repeats itself, or whose rubric cannot be read, are drawn again; where none is left,
+    replies have no verdict. Metrics: "judge/asked" and "judge/unparsed".
+
+    It goes around the run's agents, and leaves other rollouts as they are, but for a judge of their prompts. Raises
+    InputError for agents that compact their context.
     """
+    who = answerer(judge) if isinstance(judge, str) else judge
+
+    async def ruled(tools: Tools, task: Task, whole: Path, turns: Sequence[int]) -> tuple[int, Rubric]:
+        """The first of the turns that is no noise, and the rubric for it, without criteria where all are noise."""
+        for asked, turn in enumerate(turns):
+            before = [*whole.past[turn].one.asked, *whole.past[turn].one.said]
+            if who is not None and not repeats(before):
+                rubric = await written(who, tools, task, transcript(before), asked)
+                if rubric.criteria:
+                    return turn, rubric
+        return turns[0], Rubric("", ())
+
+    async def rows_of(
+        tools: Tools, task: Task, found: Sequence[Conversation], rubric: Rubric, first: int, turn_rewards: bool
+    ) -> list[Episode]:
+        assert who is not None
+        texts = [str(one.messages[-1].get("content") or "") for one in found]
+        said = await marked_by(who, tools, task, rubric, texts, first)
+        known = {name: x for name, x in said.metrics.items() if not math.isnan(x)}
+        ends = await tools.score(
+            [
+                replace(
+                    one.rows[-1], talk=one.talk,
+                    rewards={ENVIRONMENT: one.component(turn_rewards), JUDGE: score if one.scored else math.nan},
+                )
+                for one, score in zip(found, said.scores, strict=True)
+            ]
+        )  # fmt: skip
+        return [
+            row.with_info(**known)
+            for one, end in zip(found, ends, strict=True)
+            for row in finished(one, end, turn_rewards)
+        ]
 
     def around(inner: Rollout) -> Rollout:
         if inner.agent is None:
-            return inner
+            return inner if who is None else judged(by_written_rubric(who), inner)
         if inner.agent.limits.compact is not None:
             raise InputError("dialogues that are cut into slices are not compacted: leave out compact")
 
         async def play(tools: Tools, task: Task, settings: AgentSettings) -> Sequence[Episode]:
             whole = await converse(tools, task, task.samples, settings)
+            turns, rubric = tools.random("slice").permutation(len(whole.past)).tolist(), Rubric("", ())
             if not whole.past:  # the environment cannot begin, which each sample then says
-                return await inner.program(tools, task)
-            turn = int(tools.random("slice").integers(len(whole.past)))
-            found = await gather(*(_reply(whole, turn, number) for number in range(task.samples)))
+                found = [
+                    path.one
+                    for path in await gather(*(converse(tools, task, n, settings) for n in range(task.samples)))
+                ]
+            else:
+                turn, rubric = await ruled(tools, task, whole, turns)
+                found = list(await gather(*(_reply(whole, turn, number) for number in range(task.samples))))
+            if who is not None:
+                return await rows_of(tools, task, found, rubric, len(turns), settings.turn_rewards)
             return [row for of_one in await graded(tools, found, settings.turn_rewards) for row in of_one]
 
-        return with_episodes(inner, play, "dialogues of agents are cut into slices", "sliced", max_episodes=None)
+        return with_episodes(
+            inner, play, "dialogues of agents are cut into slices", "sliced", {JUDGE} if who else (), max_episodes=None,
+            reference=inner.demands.reference or (who is not None and who.reference),
+        )  # fmt: skip
 
     return replace(group(), wrap=around)
 
