@@ -46,7 +46,7 @@ def test_readme_example(capsys: pytest.CaptureFixture[str], smollm2: object) -> 
 
 
 def test_the_page_of_compositions(capsys: pytest.CaptureFixture[str], smollm2: object) -> None:
-    first, second, _, before = python_blocks("docs/compositions.md")
+    first, second, _, before, around = python_blocks("docs/compositions.md")
     module = types.ModuleType("compositions")  # where its functions have their names, as in __main__
     sys.modules[module.__name__], names = module, vars(module)
     exec(compile(first, "compositions.md", "exec"), names)
@@ -64,6 +64,10 @@ def test_the_page_of_compositions(capsys: pytest.CaptureFixture[str], smollm2: o
         "retried(from_column(), succeeds())",
         "tree(0, 256",
     ):
+        assert part in printed
+    exec(compile(around, "compositions.md", "exec"), names)
+    printed = capsys.readouterr().out
+    for part in ("outer=extrapolated(every=10)", "with_initial(periodic_reset(50), 0.5)", "refilled(max_age=10)"):
         assert part in printed
 
 

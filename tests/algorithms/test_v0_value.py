@@ -10,7 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.algorithms.prompts.v0_value import Sizes, in_context, start_values, v0_value, value_logits, value_model
+from jaxrl_llm.algorithms.prompts.v0_value import (
+    Sizes,
+    from_outcomes,
+    start_values,
+    v0_value,
+    value_logits,
+    value_model,
+)
 from jaxrl_llm.core.repr import code
 from jaxrl_llm.curriculum.embedded import FromEmbeddings
 from jaxrl_llm.curriculum.networks import cross_entropy
@@ -176,7 +183,7 @@ def test_it_learns_from_the_column_of_an_earlier_run() -> None:
         "rate": 0.02, "pretraining": 200,
     }  # fmt: skip
     for column in ("before", None):
-        model = in_context(**options, rates=column)(facts_of(rows, 0))
+        model = from_outcomes(**options, rates=column)(facts_of(rows, 0))
         prompts: Any = type("Prompts", (), {"ids": np.arange(60)})
         p = model.predict(dict(model.start), prompts, random)
         if column is None:

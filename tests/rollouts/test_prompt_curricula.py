@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jaxrl_llm.algorithms.prompts.drive_pre_grpo import hardest_in_phases
 from jaxrl_llm.algorithms.prompts.gdro import samples_by_bin
 from jaxrl_llm.algorithms.prompts.sgpo import sorted_by_profile
-from jaxrl_llm.algorithms.prompts.v0_value import in_context
+from jaxrl_llm.algorithms.prompts.v0_value import from_outcomes
 from jaxrl_llm.algorithms.score_function.spo_single_stream import tracker
 from jaxrl_llm.core.source import MakeCurriculum
 from jaxrl_llm.curriculum.budgets import apportion, by_bound, by_failure, by_variance, divide
@@ -43,11 +43,11 @@ LEVELS = [i % 3 for i in range(24)]
 ROWS = rows_of(24, level=LEVELS, source=["ab"[i % 2] for i in range(24)], rate=[i % 9 / 8 for i in range(24)])
 for number, row in enumerate(ROWS):
     row["policy_embedding"] = np.array([[number / 23, 1.0, number % 2], [1.0, 0.0, number % 3]], np.float32)
-LEARNT = ("predicted", "in_context")  # whose state has networks
+LEARNT = ("predicted", "from_outcomes")  # whose state has networks
 
 
 def small_values(**options: Any) -> Any:
-    return in_context(queries=2, query_size=2, heads=1, bottleneck=4, width=8, layers=1, steps=8, **options)
+    return from_outcomes(queries=2, query_size=2, heads=1, bottleneck=4, width=8, layers=1, steps=8, **options)
 
 
 def skill(number: int, step: int) -> float:
@@ -68,7 +68,7 @@ EVERY: dict[str, MakeCurriculum] = {
     "phases": choose_prompts(hardest_in_phases(6, [(6, 4), (2, 4)], times=2), least_tried()),
     "profile": choose_prompts(sorted_by_profile(3), least_tried()),
     "arms": choose_prompts(least_tried(), samples_by_bin(bins=4)),
-    "in_context": choose_prompts(least_tried(), divide(by_variance, small_values(context=16))),
+    "from_outcomes": choose_prompts(least_tried(), divide(by_variance, small_values(context=16))),
     "profiled": choose_prompts(sorted_by_profile(3, "rate"), least_tried()),
 }
 every = pytest.mark.parametrize("name", EVERY)

@@ -164,6 +164,7 @@ METHODS: dict[str, Case] = {
     "vade": Case(settings={"num_prompts": 4}),
     "verpo": Case(settings={"rewards": ("FOLDER/own.py:checks",)}, info=("tests",)),
     "visual_rft": Case(settings={"rewards": ("box_overlap", "box_confidence", "box_format")}),
+    "vision_zero": Case(settings={"rewards": ("environment",)}, metrics=("rollout/parts",), more=True),
     "vspo_prs": Case(logged=("replay/share",)),
     "wmar_reservoir_replay": Case(metrics=("replay/share",)),
     "zppo": Case({"words": 4}, metrics=("rollout/parts", "curriculum/buffer"), more=True),
@@ -209,6 +210,7 @@ def config_of(folder: Path, name: str) -> TrainConfig:
             "steps": [{"observation": str(x), "action": {"action": "add", "number": x}} for x in (a, b)],
             "teacher": [f"It is {a + b}"], "guide": f"{a} + {b} = {a + b}", "items": [str(a), str(b), str(a + b)],
             "action": {"action": "type", "input_text": str(a + b)}, "boxes": [[0, 0, a, b]],
+            "scene": f"{a} red cubes", "spy_scene": f"{b} red cubes",
             "complaint": f"I have {a} spots.", "facts": {"a": "Since Monday.", "e": "No."}, "diagnosis": "measles",
         }
         for a, b in SUMS

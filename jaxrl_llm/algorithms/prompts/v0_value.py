@@ -109,7 +109,7 @@ def v0_value(
     """
     require_choice("allocation", allocation, ("variance", "target"))
     budget = by_variance if allocation == "variance" else by_mixed(mixed_target)
-    model = in_context(
+    model = from_outcomes(
         context, threshold, queries, query_size, heads, bottleneck, width, layers, value_rate, value_steps,
         pretraining_steps, embedding or None, rates or None,
     )  # fmt: skip
@@ -254,7 +254,7 @@ def value_model(size: int, seed: int, sizes: Sizes = Sizes(), rate: float = 1e-3
 
 
 @part
-def in_context(
+def from_outcomes(
     context: Count = 256, threshold: float = 0.5, queries: Count = 168, query_size: Count = 6, heads: Count = 3,
     bottleneck: Count = 128, width: Count = 64, layers: Count = 2, rate: Positive = 1e-3, steps: Count = 32,
     pretraining: Count = 1000, column: str | None = None, rates: str | None = None,
