@@ -31,6 +31,15 @@ class Step(NamedTuple):
     others: Sequence[tuple[Scored, str]] = ()  # groups that were sampled and left out, each with the reason
 
 
+class Beside(NamedTuple):
+    """Programs that a source runs beside the loop's, in threads of its own; by default there are none."""
+
+    paused: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Context manager in which they do not run."""
+    close: Callable[[], None] = lambda: None
+    """Called once the run has ended."""
+
+
 class Source(NamedTuple):
     """Supplies the loop with batches.
 
@@ -46,17 +55,14 @@ class Source(NamedTuple):
     load: Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], State]
     provides: frozenset[str] = frozenset()
     """What its batches have beyond tokens and rewards, of the names in `jaxrl_llm.core.needs`."""
-    excluded: Callable[[State], np.ndarray | None] = lambda state: None
-    """state -> why each prompt is not drawn now, see `Curriculum`; None if every prompt is."""
-    on_checkpoint: Callable[[State, int], None] = lambda state, step: None
-    """Called before a checkpoint of `step` steps is written: see `Replay.on_checkpoint`."""
+    on_checkpoint: Callable[[State, int], np.ndarray | None] = lambda state, step: None
+    """(state, steps) -> why each prompt is not drawn now, see `Curriculum`; None if every prompt is. Called before a
+    checkpoint of so many steps is written: see `Replay.on_checkpoint`."""
     on_update: Callable[[State, Trajectories], State] = lambda state, batch: state
     """(state, the batch on the host as the method prepared it, filled up at its end) -> state, after the update. The
     method's controllers wrote `batch.controls`."""
-    paused: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Context manager in which the source runs no program beside the loop's."""
-    close: Callable[[], None] = lambda: None
-    """Called once the run has ended."""
+    beside: Beside = Beside()
+    """What it runs beside the loop."""
 
 
 class Curriculum(NamedTuple):

@@ -99,7 +99,7 @@ def begun(
             else:
                 batches = timed(source(parts), clock)
                 check_provided(config, parts.algorithm, batches.provides)
-            stack.callback(batches.close)
+            stack.callback(batches.beside.close)
             state = RunState(train_state, memory, batches.init(), parts.policies)
             parts = parts._replace(policies={})  # the state has them, and an update donates them
         started()

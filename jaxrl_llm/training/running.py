@@ -127,7 +127,7 @@ def evaluate(run: Running, journal: Journal, name: str, title: str) -> None:
         return
     if name != "eval_before" or name not in summary:
         step = 0 if name == "eval_before" else step
-        with run.clock("evaluate"), run.source.paused():
+        with run.clock("evaluate"), run.source.beside.paused():
             params = combine(parts.frozen, run.state.train.params)
             result = evaluate_run(run.config, parts, params, run.activity.watch, step)
         summary[name] = result.figures
@@ -161,7 +161,7 @@ def stalled(config: TrainConfig, summary: Mapping[str, Any], step: int) -> bool:
 def save_now(run: Running, journal: Journal) -> None:
     """Start writing a checkpoint of the steps that are done."""
     with run.clock("checkpoint"):
-        run.folder.write_left_out(run.loop.step, run.source.excluded(run.state.source))
-        run.source.on_checkpoint(run.state.source, run.loop.step)
+        excluded = run.source.on_checkpoint(run.state.source, run.loop.step)
+        run.folder.write_left_out(run.loop.step, excluded)
         journal.writer.flush()  # a resumed run does not repeat these steps, so their metrics must be on disk
         save(run.state, run.loop, run.source, run.checkpoints, run.folder, run.clock, run.provenance)

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core.rules import Partial
-from jaxrl_llm.core.source import Source, Step
+from jaxrl_llm.core.source import Beside, Source, Step
 from jaxrl_llm.distributed.hosts import Hosts
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rewards.scoring import Scored
@@ -87,7 +87,7 @@ def asynchronous(setup: Experience, rule: Asynchrony) -> Source:
         return source.save(beside.with_pool(state))
 
     return source._replace(
-        init=anew(source.init), load=anew(source.load), save=save, close=beside.close, paused=beside.paused
+        init=anew(source.init), load=anew(source.load), save=save, beside=Beside(beside.paused, beside.close)
     )
 
 

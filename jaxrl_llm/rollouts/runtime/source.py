@@ -83,11 +83,9 @@ def experience(setup: Experience, step_of: StepOf | None = None) -> Source:
         setup.curriculum.select(state.curriculum, 0)  # so that the curriculum checks its state
         return state
 
-    def excluded(state: ExperienceState) -> np.ndarray | None:
-        return setup.curriculum.excluded(state.curriculum) if setup.curriculum.excluded else None
-
-    def on_checkpoint(state: ExperienceState, step: int) -> None:
+    def on_checkpoint(state: ExperienceState, step: int) -> np.ndarray | None:
         setup.replay.on_checkpoint(state.replay, step)
+        return setup.curriculum.excluded(state.curriculum) if setup.curriculum.excluded else None
 
     def on_update(state: ExperienceState, batch: Trajectories) -> ExperienceState:
         controls = {name: float(x) for name, x in (batch.controls or {}).items() if np.ndim(x) == 0} or state.controls
@@ -96,7 +94,7 @@ def experience(setup: Experience, step_of: StepOf | None = None) -> Source:
         return state._replace(replay=replay, curriculum=curriculum, controls=controls)
 
     provides = setup.rollout.provides | setup.replay.provides
-    return Source(init, next_step, saved, load, provides, excluded, on_checkpoint, on_update)
+    return Source(init, next_step, saved, load, provides, on_checkpoint, on_update)
 
 
 def _complete_step(
