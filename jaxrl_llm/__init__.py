@@ -72,7 +72,7 @@ _MODULES = {
     "Transform": "core.transform",
     "chain": "core.transform",
     "compare": "reporting.credit",
-    "evaluate": "training.evaluate",
+    "evaluate": "training.evaluation.evaluate",
     "init_state": "learner.train_state",
     "load_policy": "models",
     "load_reward_model": "models",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import subprocess
 import sys
 import warnings
 
 import pytest
 
+import jaxrl_llm
 from jaxrl_llm.moved import GONE, MOVED, STAY
 
 
@@ -41,6 +43,17 @@ def test_the_library_uses_no_old_path() -> None:
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout == "[]\n"
+
+
+def test_names_that_are_imported_at_first_use_have_no_old_path() -> None:
+    packages = [one.name for one in pkgutil.walk_packages(jaxrl_llm.__path__, "jaxrl_llm.") if one.ispkg]
+    tables = {name: getattr(importlib.import_module(name), "_MODULES", None) for name in ("jaxrl_llm", *packages)}
+    found = {
+        f"{package}.{module}".removeprefix("jaxrl_llm.")
+        for package, table in tables.items() if isinstance(table, dict) for module in table.values()
+    }  # fmt: skip
+    assert {"models.policy", "training.loop"} <= found
+    assert not found & {*MOVED}
 
 
 @pytest.mark.parametrize(

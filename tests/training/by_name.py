@@ -131,6 +131,13 @@ METHODS: dict[str, Case] = {
     ),
     "icpo_in_context": Case({"reject": False}, metrics=("rollout/guided", "off_prompt/share")),
     "latr": Case({"windows": "2", "absolute": 0.001, "relative": 0.5}, info=("node",)),
+    "lspo": Case(
+        {"replies": 2, "iterations": 20},
+        {
+            "environment": "jaxrl_llm.environments.games:spoken_advice", "players": 2, "turns": 1,
+            "rewards": ("environment",),
+        },
+    ),
     "masa": Case(metrics=("rollout/parts",), more=True),
     "nurl": Case({"hints_from": 0}, metrics=("rollout/guided",), logged=(*HINTS, "curriculum/left_out/solved")),
     "otr": Case(settings={"group_size": 1}, info=("demonstrated",)),

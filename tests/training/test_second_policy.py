@@ -94,13 +94,13 @@ def test_each_token_is_drawn_by_the_policy_that_is_asked() -> None:
 def test_the_prover_of_pav_stays_as_it_is(tmp_path: Path, monkeypatch: Any, prover: str) -> None:
     """The weights of both engines in each of three steps, with a learning rate at which the policy moves."""
     drawn: list[tuple[int, Any]] = []
-    inner = engines.Engine
+    inner = engines.engine_of
 
     def engine(policy: Any, weights: Any, *rest: Any, policy_step: int, **more: Any) -> Any:
         drawn.append((policy_step, jax.tree.map(np.array, weights.loop["embed"])))
         return inner(policy, weights, *rest, policy_step=policy_step, **more)
 
-    monkeypatch.setattr(engines, "Engine", engine)
+    monkeypatch.setattr(engines, "engine_of", engine)
     given: dict[str, Any] = {"continuations": 2}
     if prover == "other":
         given["prover"] = other_model(tmp_path / "other", 0.7)
@@ -132,13 +132,13 @@ def test_what_cannot_be_is_refused_before_a_model_is_loaded() -> None:
 @pytest.mark.heavy
 def test_with_adapters_the_prover_is_the_frozen_model(tmp_path: Path, monkeypatch: Any) -> None:
     arrays: list[int] = []
-    inner = engines.Engine
+    inner = engines.engine_of
 
     def engine(policy: Any, weights: Any, *rest: Any, **more: Any) -> Any:
         arrays.append(len(jax.tree.leaves(weights.loop)))
         return inner(policy, weights, *rest, **more)
 
-    monkeypatch.setattr(engines, "Engine", engine)
+    monkeypatch.setattr(engines, "engine_of", engine)
     runs.train(
         runs.small_config(
             tmp_path, algorithm="pav", hyperparameters={"continuations": 2}, steps=2, eval_size=0, minibatches=1,
