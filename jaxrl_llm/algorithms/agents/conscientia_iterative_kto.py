@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 import jax
@@ -16,12 +15,10 @@ from jaxrl_llm.core.league import League
 from jaxrl_llm.core.log_ratios import log_ratio_sums
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import State, Transform, chain, stateless
 from jaxrl_llm.objectives.preference.verdicts import KL, verdicts
-from jaxrl_llm.rollouts.agents.league_play import MEMBER, SEAT, league_play
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.agents.league_play import MEMBER, SEAT, against_league
 
 
 @method(
@@ -55,13 +52,9 @@ def conscientia_iterative_kto(
     league = League(size, round_updates)
     before = chain(sides_by_turns(league, sides), kl_of_samples())
     objective = verdicts(beta, desirable_weight, undesirable_weight, threshold=threshold)
-    return Algorithm(before, objective, rollout=one_side(league), reference=periodic_reset(round_updates))
-
-
-@part
-def one_side(league: League) -> Rollout:
-    """What `league_play` makes of the run's games, in which side 0 learns first; none without an environment."""
-    return replace(group(), wrap=lambda rollout: league_play(rollout, league, first_seat=0))
+    return Algorithm(
+        before, objective, rollout=against_league(league, first_seat=0), reference=periodic_reset(round_updates)
+    )
 
 
 @part

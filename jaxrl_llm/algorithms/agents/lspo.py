@@ -189,11 +189,8 @@ def latent_talk(
         talk = await proposed(tools, task, settings, game)
         speakers, sets = speakers_of(talk.game), information_sets(talk.game)
         asked = conversations(talk.game, messages_of(task.row, settings.system))
-        heard, random, others = (
-            talk.heard(speakers),
-            tools.random("heard"),
-            [name for name in sets if name not in speakers],
-        )
+        heard, random = talk.heard(speakers), tools.random("heard")
+        others = [name for name in sets if name not in speakers]
         chat, first = settings.chat(tools.tokenizer, task.row, ()), task.samples * len(speakers)
         asking = list[Any]()
         for n, name in enumerate(others):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 import jax
@@ -15,13 +14,11 @@ from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Positive, Range
 from jaxrl_llm.core.league import League
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import State, Transform, chain
 from jaxrl_llm.games import MetaSolver, shor
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.rollouts.agents.league_play import MEMBER, league_play
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.agents.league_play import MEMBER, against_league
 
 
 @method(
@@ -56,12 +53,6 @@ def shor_psro(
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
     before = chain(league_mixture(league, shor(iterations), rate, payoff_range), group_relative("none"))
     return Algorithm(before, objective, rollout=against_league(league))
-
-
-@part
-def against_league(league: League) -> Rollout:
-    """What `league_play` makes of the run's games, of which there are none without an environment."""
-    return replace(group(), wrap=lambda rollout: league_play(rollout, league))
 
 
 class Payoffs(NamedTuple):

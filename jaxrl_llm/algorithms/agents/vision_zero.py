@@ -209,7 +209,7 @@ def clue_and_decision(
     """Advantages of clues over the moving baseline of their role, and weights of the stage that learns: `vision_zero`.
 
     Votes keep the advantages that they have. Rows are known by info["part"]; without it all are votes, and learn.
-    Controls: "stage/clues", 1 or 0, and "stage/accuracy" and "stage/unknown" of the votes so far, for the report.
+    Controls: "stage/clues", 1 or 0, and "stage/accuracy" and "stage/unknown" of the votes so far.
     """
 
     def init() -> Stage:

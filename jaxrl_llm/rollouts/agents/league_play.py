@@ -19,6 +19,7 @@ from jaxrl_llm.rollouts.agents.program import graded
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError
 
 MEMBER = "league_member"
@@ -65,6 +66,12 @@ def league_play(rollout: Rollout, league: League | None = None, first_seat: int 
         rollout, program=program, name=f"{rollout.name}, league", provides=rollout.provides | {MEMBER}, agent=None,
         demands=replace(rollout.demands, league=own),
     )  # fmt: skip
+
+
+@part
+def against_league(league: League, first_seat: int | None = None) -> Rollout:
+    """What `league_play` makes of the run's games, of which there are none without an environment."""
+    return replace(group(), wrap=lambda rollout: league_play(rollout, league, first_seat))
 
 
 def mixture_in(controls: Mapping[str, float], size: int) -> np.ndarray[Any, Any]:
