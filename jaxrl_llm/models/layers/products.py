@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxrl_kernels.half_products import matmul, over_rows
 from jaxrl_kernels.partition import vary_together
 
 from jaxrl_llm.core.trajectory import Array
@@ -31,7 +32,7 @@ def product(x: Array, weight: Weight) -> Array:
     if isinstance(weight, StraightThrough):
         w, scale = weight.weight.reshape(K, -1), weight.scale.reshape(1, -1)
         return _straight_through(*vary_together(x, w, scale), None, weight.kind)
-    return x @ weight.reshape(K, -1)
+    return matmul(x, weight.reshape(K, -1))
 
 
 def ragged_product(x: Array, weight: Weight, sizes: Array) -> Array:
@@ -149,9 +150,9 @@ def _straight_through_backward(
     x, w, scale, sizes = residuals
     values = rounded(w, scale, kind).values.astype(x.dtype)
     of_rows = scale if sizes is None else _scale_of_rows(scale, sizes, len(x))
-    dx, sums = _into_inputs((dy * of_rows).astype(x.dtype), values, sizes), jnp.promote_types(x.dtype, jnp.float32)
+    dx = _into_inputs((dy * of_rows).astype(x.dtype), values, sizes)
     if sizes is None:
-        dw = jnp.einsum("mk,mn->kn", x, dy, preferred_element_type=sums)
+        dw = over_rows(x, dy)
     else:
         (dw,) = jax.vjp(lambda v: jax.lax.ragged_dot(x, v, sizes), values)[1](dy)
     return dx, dw.astype(w.dtype), None, None
