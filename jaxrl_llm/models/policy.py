@@ -20,7 +20,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.forward import Cache, forward
 from jaxrl_llm.models.kinds import number, require_kind, shown
 from jaxrl_llm.models.layers.parts import accumulation_dtype
-from jaxrl_llm.models.layers.projections import scaled_low_rank
+from jaxrl_llm.models.layers.projections import linear, scaled_low_rank
 from jaxrl_llm.models.parameters import put, weights
 from jaxrl_llm.models.parameters.weight import IDENTITY, PLAIN, ZEROS, Weight
 from jaxrl_llm.utils.errors import InputError
@@ -118,7 +118,7 @@ class Policy:
         """Hidden states [..., D] as the unembedding multiplies them: beside them what an adapter reads of them."""
         if "unembed_lora_in" not in params:
             return hidden
-        low_rank = scaled_low_rank(hidden @ params["unembed_lora_in"].astype(self.dtype), params)
+        low_rank = scaled_low_rank(linear(hidden, params["unembed_lora_in"].astype(self.dtype)), params)
         return jnp.concatenate([hidden, low_rank.astype(hidden.dtype)], axis=-1)
 
     @jax.named_scope("head")

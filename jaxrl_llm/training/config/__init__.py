@@ -25,8 +25,9 @@ class TrainConfig:
     """Hugging Face folder, .gguf file, hub name, or smollm2-135m (the demo model)."""
     output: str = "runs/train"
     """Folder of the run, or a URL such as s3://bucket/run; it must not hold a run already."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the computation."""
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    """Dtype of the computation. auto: bfloat16 on accelerators and on processors that have instructions for it, else
+    float32; a run keeps what it began with."""
     activations: Literal["dtype", "float32"] = "dtype"
     """float32 with dtype bfloat16: weights enter products in bfloat16, but states, keys and values are float32. Sampler
     and trainer then agree to rounding of float32, instead of some 1e-2 after 30 layers; caches are twice as large."""
