@@ -1,7 +1,7 @@
 """Products of matrices one of which is bfloat16, as CPUs are fast at them: both factors bfloat16, summed in float32.
 
-XLA for CPUs (jaxlib 0.10) calls kernels in the processor's own instructions for bfloat16 where the result is float32 and
-the first matrix is not contracted over its rows; elsewhere it widens both to float32, which takes 2 to 5 times as long.
+XLA for CPUs (jaxlib 0.10) calls kernels in the processor's own instructions for bfloat16 where the result is float32
+and the first matrix is not contracted over its rows; else it widens both to float32, which takes 2 to 5 times as long.
 GPUs and TPUs sum in float32 whatever the result, so there these functions are plain products.
 """
 
@@ -46,13 +46,12 @@ def by_rows(x: Array, w: Array) -> Array:
 
 
 def over_rows(x: Array, y: Array) -> Array:
-    """x.T @ y of x [M, K] and y [M, N]: f32[K, N], without gradients of its own; float32 factors of a bfloat16 one are
-    rounded to bfloat16 on CPUs."""
+    """x.T @ y of x [M, K] and y [M, N]: f32[K, N], or of float64, without gradients of its own."""
 
     def plain(x: Array, y: Array) -> Array:
         return _contracted(x, y, (0, 0))
 
-    if jnp.bfloat16 not in (x.dtype, y.dtype) or jnp.float64 in (x.dtype, y.dtype):
+    if not x.dtype == y.dtype == jnp.bfloat16:
         return plain(x, y)
     return jax.lax.platform_dependent(*vary_together(x, y), cpu=_over_rows, default=plain)
 
@@ -60,8 +59,8 @@ def over_rows(x: Array, y: Array) -> Array:
 def _over_rows(x: Array, y: Array) -> Array:
     # The constraint makes a transposed copy, which takes a tenth of the time that the slower product would lose. The
     # barrier keeps what x is made of out of the copy, which would make it again in the order of columns.
-    half = jax.lax.optimization_barrier(x.astype(jnp.bfloat16))
-    return _contracted(with_layout_constraint(half.T, ROW_MAJOR), y.astype(jnp.bfloat16), (1, 0))
+    x = jax.lax.optimization_barrier(x)
+    return _contracted(with_layout_constraint(x.T, ROW_MAJOR), y, (1, 0))
 
 
 def _contracted(a: Array, b: Array, axes: tuple[int, int]) -> Array:
@@ -93,7 +92,7 @@ def _matmul(x: Array, w: Array) -> Array:
 def _matmul_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     def on_cpu(x: Array, w: Array, dy: Array) -> tuple[Array, Array]:
         half = dy.astype(w.dtype)
-        return _contracted(half, w, (1, 1)).astype(x.dtype), _over_rows(x, half).astype(w.dtype)
+        return _contracted(half, w, (1, 1)).astype(x.dtype), _over_rows(x.astype(w.dtype), half).astype(w.dtype)
 
     def elsewhere(x: Array, w: Array, dy: Array) -> tuple[Array, Array]:
         return jax.vjp(jnp.matmul, x, w)[1](dy)

@@ -40,11 +40,14 @@ def test_a_run_begins_with_the_dtype_of_its_processor_and_keeps_it(
     monkeypatch.setattr(auto_dtype, "half_instructions", lambda: found)
     config = runs.small_config(tmp_path, dtype="auto", steps=1)
     runs.train(config)
-    assert f"dtype {dtype}" in (said := capsys.readouterr().out) and says in said
+    said = capsys.readouterr().out
+    assert f"dtype {dtype}" in said
+    assert says in said
     assert RunFolder(config.output).read_config().dtype == dtype
     # Another processor goes on with the same dtype, whether by its folder or by all settings.
     monkeypatch.setattr(auto_dtype, "half_instructions", lambda: "" if found else "amx_bf16")
-    assert has_begun(config, False) and kept(config).dtype == dtype
+    assert has_begun(config, False)
+    assert kept(config).dtype == dtype
     runs.train(dataclasses.replace(config, steps=2), resume=True)
     assert f"dtype {dtype}, as before" in capsys.readouterr().out
     rows = (Path(config.output) / "metrics.jsonl").read_text().splitlines()
@@ -64,4 +67,5 @@ def test_hosts_take_bfloat16_only_where_all_are_fast_at_it(monkeypatch: pytest.M
 
 def test_another_dtype_is_left_alone() -> None:
     config = TrainConfig(dtype="bfloat16")
-    assert with_dtype(config, False) == (config, "") and kept(config) is config
+    assert with_dtype(config, False) == (config, "")
+    assert kept(config) is config

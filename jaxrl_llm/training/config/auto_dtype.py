@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import Literal
 
 from jaxrl_llm.training.config import TrainConfig
 
@@ -22,7 +23,8 @@ def with_dtype(config: TrainConfig, resumed: bool) -> tuple[TrainConfig, str]:
     if config.dtype != AUTO:
         return config, ""
     if resumed:
-        return (own := kept(config)), f"dtype {own.dtype}, as before"
+        before = kept(config)
+        return before, f"dtype {before.dtype}, as before"
     import jax
 
     platform, own = jax.default_backend(), half_instructions()
@@ -39,7 +41,7 @@ def kept(config: TrainConfig) -> TrainConfig:
     )  # fmt: skip
 
 
-def dtype_for(platform: str, fast: bool = False) -> str:
+def dtype_for(platform: str, fast: bool = False) -> Literal["float32", "bfloat16"]:
     """The dtype that "auto" is on "tpu", "gpu", or "cpu". fast: whether the processors have instructions for bfloat16.
 
     >>> dtype_for("tpu"), dtype_for("cpu"), dtype_for("cpu", fast=True)

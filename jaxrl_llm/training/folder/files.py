@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.core.arguments.signatures import TEXT_METHODS
 from jaxrl_llm.reporting.logging.writers import read_json, truncate_jsonl
-from jaxrl_llm.training.config.auto_dtype import kept
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config.auto_dtype import kept
 from jaxrl_llm.training.config.json_text import from_dict, located, to_dict
 from jaxrl_llm.training.folder.completion_lines import completion_lines
 from jaxrl_llm.training.folder.group_lines import group_line, write_left_out

@@ -102,7 +102,7 @@ def gradients(
         block = jax.lax.dynamic_slice_in_dim(unembedding, first, width, axis=0)
         dz = dz_of_block(first, width).astype(dz_dtype)
         d_hidden = jnp.einsum("mv,vd->md", dz, block, preferred_element_type=sums)
-        d_block = over_rows(dz, hidden).astype(unembedding.dtype)
+        d_block = over_rows(dz, hidden.astype(dz.dtype)).astype(unembedding.dtype)
         return before[0] + d_hidden, jax.lax.dynamic_update_slice_in_dim(before[1], d_block, first, axis=0)
 
     start = zeros(hidden.shape, sums, hidden), zeros(unembedding.shape, unembedding.dtype, hidden)
