@@ -15,6 +15,8 @@ from jaxrl_llm.utils.keywords import settings_class
 if TYPE_CHECKING:
     from jaxrl_llm.sampling.sampler import SamplingConfig
 
+Dtype = Literal["float32", "bfloat16", "auto"]
+
 
 @settings_class(elsewhere=inside)
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class TrainConfig:
     """Hugging Face folder, .gguf file, hub name, or smollm2-135m (the demo model)."""
     output: str = "runs/train"
     """Folder of the run, or a URL such as s3://bucket/run; it must not hold a run already."""
-    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
+    dtype: Dtype = "float32"
     """Dtype of the computation. auto: bfloat16 on accelerators and on processors that have instructions for it, else
     float32; a run keeps what it began with."""
     activations: Literal["dtype", "float32"] = "dtype"
