@@ -23,6 +23,7 @@ from jaxrl_llm.plan.program_collectives import BETWEEN, CARRY, END, START, part_
 from jaxrl_llm.plan.program_cycles import KERNEL, seconds_of_one, source_of
 from jaxrl_llm.plan.program_text import Computation, Executed, Instruction, called_by, computations, within
 
+_CALLS = ("async-start", "call-start")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
@@ -87,7 +88,7 @@ class _Run:
         carried = set[str]()
         if one.kind.endswith("-done"):
             self.end(_started(one, inside))
-        elif one.kind in ("fusion", "async-start"):
+        elif one.kind in ("fusion", *_CALLS):
             carried = self.inner(one)
         elif sent := sent_by(Executed(one, 1, inside, None), self.slices):
             self.start(one.name, one, sent, carried=False)
@@ -104,7 +105,7 @@ class _Run:
         for each in within(one, self.found):
             part, key = part_of(each.instruction, each.computation), _channel(each.instruction)
             sent = sent_by(each, self.slices)
-            if sent and one.kind == "async-start":
+            if sent and one.kind in _CALLS:
                 self.start(one.name, each.instruction, sent, carried=False)
             elif sent:
                 self.start(key, each.instruction, sent, carried=part == START)
