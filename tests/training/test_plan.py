@@ -374,7 +374,7 @@ def test_a_plan_for_slices_of_four_v5e_chips(slices: int, tmp_path: Path) -> Non
     assert update["flops"] > 0
     assert update["cycles"] > 0
     assert update["given"] >= plan["held"]["parameters"] + plan["held"]["optimiser"]
-    assert np.isclose(sum(max(s[k] for k in ("compute", "memory", "links", "compiler"))
+    assert np.isclose(sum(max(s[k] for k in ("compute", "memory", "links", "compiler", "scheduled"))
                           for s in plan["seconds"].values()), plan["iteration_seconds"])  # fmt: skip
     assert (tmp_path / "plan.svg").exists()
 
