@@ -32,7 +32,7 @@ class TrainConfig:
     float32; a run keeps what it began with."""
     activations: Literal["dtype", "float32"] = "dtype"
     """float32 with dtype bfloat16: weights enter products in bfloat16, but states, keys and values are float32. Sampler
-    and trainer then agree to rounding of float32, instead of some 1e-2 after 30 layers; caches are twice as large."""
+    and trainer then agree to 1e-4 or better, instead of some 1e-2 after 30 layers; caches are twice as large."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of parameters and gradients; for the optimiser's state see optimizer.moments and optimizer.master_copy."""
     mesh: str = ""
