@@ -1,4 +1,4 @@
-"""Whole runs of models with layers of every kind: killed and resumed, with an agent, with adapters."""
+"""Whole runs of models whose layers are of several kinds: killed and resumed, with an agent, with adapters."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from test_turn_runs import config_of
 from jaxrl_llm.training import loop
 
 VECTORS = runs.MODEL.parent
-VARIANTS = ("gemma4_moe", "glm4_moe", "ministral3", "phi3_longrope")  # of layers, and of rotations by position
 pytestmark = pytest.mark.heavy
 
 
-@pytest.fixture(params=(*KINDS, *VARIANTS))
+@pytest.fixture(params=KINDS)
 def family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(runs, "MODEL", VECTORS / request.param)
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
