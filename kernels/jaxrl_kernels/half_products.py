@@ -1,4 +1,4 @@
-"""Products of matrices one of which is bfloat16, as CPUs are fast at them: both factors bfloat16, summed in float32.
+"""Products of matrices of which one is bfloat16: on CPUs both factors are bfloat16, and the sums float32.
 
 XLA for CPUs (jaxlib 0.10) calls kernels in the processor's own instructions for bfloat16 where the result is float32
 and the first matrix is not contracted over its rows; else it widens both to float32, which takes 2 to 5 times as long.
@@ -42,7 +42,7 @@ def by_rows(x: Array, w: Array) -> Array:
 
     if not is_half(x, w):
         return plain(x, w)
-    return jax.lax.platform_dependent(*vary_together(x, w), cpu=partial(_exact, axes=(1, 1)), default=plain)
+    return jax.lax.platform_dependent(*vary_together(x, w), cpu=partial(_in_halves, axes=(1, 1)), default=plain)
 
 
 def over_rows(x: Array, y: Array) -> Array:
@@ -69,7 +69,7 @@ def _contracted(a: Array, b: Array, axes: tuple[int, int]) -> Array:
     return jax.lax.dot_general(a, b, (((axes[0],), (axes[1],)), ((), ())), preferred_element_type=sums)
 
 
-def _exact(x: Array, w: Array, axes: tuple[int, int]) -> Array:
+def _in_halves(x: Array, w: Array, axes: tuple[int, int]) -> Array:
     """`_contracted` of x [M, K] with w of bfloat16, where a float32 x is the sum of two matrices of bfloat16."""
     if x.dtype == w.dtype:
         return _contracted(x, w, axes)
@@ -84,7 +84,7 @@ def _exact(x: Array, w: Array, axes: tuple[int, int]) -> Array:
 @jax.custom_vjp
 def _matmul(x: Array, w: Array) -> Array:
     def on_cpu(x: Array, w: Array) -> Array:
-        return _exact(x, w, (1, 0)).astype(x.dtype)
+        return _in_halves(x, w, (1, 0)).astype(x.dtype)
 
     return jax.lax.platform_dependent(x, w, cpu=on_cpu, default=jnp.matmul)
 

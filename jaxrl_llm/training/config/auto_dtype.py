@@ -36,9 +36,9 @@ def kept(config: TrainConfig) -> TrainConfig:
     """The configuration, for "auto" with the dtype of the run that is in its output."""
     from jaxrl_llm.training.folder.files import RunFolder  # here: that module imports this one
 
-    return config if config.dtype != AUTO else dataclasses.replace(
-        config, dtype=RunFolder(config.output).read_config().dtype
-    )  # fmt: skip
+    if config.dtype != AUTO:
+        return config
+    return dataclasses.replace(config, dtype=RunFolder(config.output).read_config().dtype)
 
 
 def dtype_for(platform: str, fast: bool = False) -> Literal["float32", "bfloat16"]:
