@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from jaxrl_llm.models.layers.parts import rms_norm, scores, softmax
+from jaxrl_llm.models.layers.parts import rms_norm, rounded_once, scores, softmax
 from jaxrl_llm.models.layers.projections import joined_product, linear
 
 
@@ -144,6 +144,24 @@ def test_a_gradient_of_rows_that_are_zero_is_finite() -> None:
     x = jnp.zeros((2, 4)).at[1].set(1.0)
     for gradient in jax.grad(lambda x, w: jnp.sum(rms_norm(x, w, 1e-6) ** 2), (0, 1))(x, jnp.ones(4)):
         assert jnp.all(jnp.isfinite(gradient))
+
+
+def test_elementwise_functions_round_once() -> None:
+    """In bfloat16 results and gradients are those of float64, rounded; in float32 the function is as it was."""
+
+    def gated(gate: jax.Array, up: jax.Array) -> jax.Array:
+        return jax.nn.silu(gate) * up
+
+    arrays = [draw(seed, 4, 300).astype(jnp.bfloat16) for seed in range(3)]
+    out, backward = jax.vjp(rounded_once(gated), *arrays[:2])
+    gate, up, dy = (np.asarray(x, np.float64) for x in arrays)
+    gates = 1 / (1 + np.exp(-gate))
+    wanted = gate * gates * up, dy * up * gates * (1 + gate * (1 - gates)), dy * gate * gates
+    for found, value in zip((out, *backward(arrays[2])), wanted, strict=True):
+        assert found.dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.asarray(found, np.float64), value, rtol=2.0**-8, atol=1e-6)
+    wide = [x.astype(jnp.float32) for x in arrays]
+    assert str(jax.make_jaxpr(rounded_once(gated))(*wide[:2])) == str(jax.make_jaxpr(gated)(*wide[:2]))
 
 
 @optimised

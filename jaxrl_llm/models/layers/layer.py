@@ -12,7 +12,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.attention import Attend, Weighing, gate_of, heads_of, norm, project_out
 from jaxrl_llm.models.layers.latent import latent_heads, latent_values
 from jaxrl_llm.models.layers.moe import expert_mlp, no_load, not_recorded
-from jaxrl_llm.models.layers.parts import Rotations
+from jaxrl_llm.models.layers.parts import Rotations, rounded_once
 from jaxrl_llm.models.layers.projections import project
 from jaxrl_llm.models.layers.recurrent import convolution_mixer, delta_mixer
 from jaxrl_llm.models.placement import ANYWHERE, Placement
@@ -110,7 +110,7 @@ def _added(x: Array, y: Array, weight: Array | None, config: ModelConfig) -> Arr
 
 def _of_inputs(x: Array, layer: Layer, config: ModelConfig, inputs: Array) -> Array:
     """What a token's own embedding of this layer adds to its state."""
-    gate = activation(config)(project(x, layer["input_gate"], layer, "input_gate"))
+    gate = rounded_once(activation(config))(project(x, layer["input_gate"], layer, "input_gate"))
     return project(gate * inputs.astype(gate.dtype), layer["input_out"], layer, "input_out")
 
 
@@ -158,6 +158,10 @@ def mlp(x: Array, layer: Layer, config: ModelConfig, placement: Placement = ANYW
 
 def gated(gate: Array, up: Array, config: ModelConfig) -> Array:
     """The inner units of a gated MLP. With a limit (gpt-oss): (u + 1) g sigmoid(slope g), g <= limit, |u| <= limit."""
+    return rounded_once(partial(_gated, config))(gate, up)
+
+
+def _gated(config: ModelConfig, gate: Array, up: Array) -> Array:
     if not config.glu_limit:
         return activation(config)(gate) * up
     gate, up = jnp.minimum(gate, config.glu_limit), jnp.clip(up, -config.glu_limit, config.glu_limit)

@@ -5,6 +5,7 @@ They are written so that XLA compiles their gradients to fast programs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -66,6 +67,24 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     first, second = jnp.split(x.astype(cos.dtype), 2, axis=-1)
     cos, sin = cos[:, :, None, :], sin[:, :, None, :]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def rounded_once(elementwise: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """A function of arrays of one shape and dtype, element by element, which rounds its results only.
+
+    Of bfloat16 it is computed in float32, and so are its gradients, for which the arguments alone are kept. XLA for
+    CPUs would convert and round the result of each operation.
+    """
+
+    def wide(*arrays: jax.Array) -> jax.Array:
+        return elementwise(*(x.astype(jnp.float32) for x in arrays)).astype(arrays[0].dtype)
+
+    @jax.custom_vjp
+    def once(*arrays: jax.Array) -> jax.Array:
+        return wide(*arrays)
+
+    once.defvjp(lambda *arrays: (wide(*arrays), arrays), lambda arrays, dy: jax.vjp(wide, *arrays)[1](dy))
+    return lambda *arrays: (once if arrays[0].dtype == jnp.bfloat16 else elementwise)(*arrays)
 
 
 def accumulation_dtype(dtype: Any) -> Any:

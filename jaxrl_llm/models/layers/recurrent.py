@@ -17,7 +17,7 @@ from jaxrl_kernels.delta_rule import DeltaInputs
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.by_row import ROWS
 from jaxrl_llm.models.layers.delta import CHUNK, in_rows, one_step
-from jaxrl_llm.models.layers.parts import accumulation_dtype, rms_norm
+from jaxrl_llm.models.layers.parts import accumulation_dtype, rms_norm, rounded_once
 from jaxrl_llm.models.layers.projections import linear, project
 from jaxrl_llm.models.parameters import LORA_IN
 from jaxrl_llm.models.placement import ANYWHERE, Placement
@@ -79,7 +79,7 @@ def delta_mixer(
 
     def convolved(x: Array, name: str, window: Array | None) -> Array:
         taps = layer[f"{name}_taps"]
-        return jax.nn.silu(flow.convolve(x, taps.reshape(sizes.taps, -1), window)).reshape(
+        return rounded_once(jax.nn.silu)(flow.convolve(x, taps.reshape(sizes.taps, -1), window)).reshape(
             *x.shape[:2], *taps.shape[1:]
         )
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_kernels.slices import put_slice
+
 Array = jax.Array
 
 MASKED = -1e30  # finite, so that rows without visible columns give finite results
@@ -137,8 +139,8 @@ def reference_own(
     """`own_attention`; scales are those of keys and of values."""
     S = keys.shape[3]
     place = step % S
-    keys = jax.lax.dynamic_update_slice_in_dim(keys, k[..., None], place, 3)
-    values = jax.lax.dynamic_update_slice_in_dim(values, v[:, :, None], place, 2)
+    keys = put_slice(keys, k[..., None], place, 3)
+    values = put_slice(values, v[:, :, None], place, 2)
     if scales is not None and new_scales is not None:
         scales = write_scales(scales, new_scales, place)
     visible = visible_own(count, step, S, window)

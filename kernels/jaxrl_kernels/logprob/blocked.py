@@ -27,6 +27,7 @@ from jaxrl_kernels.logprob.tile import (
     no_sums,
 )
 from jaxrl_kernels.partition import zeros
+from jaxrl_kernels.slices import put_slice
 
 Array = jax.Array
 
@@ -103,7 +104,7 @@ def gradients(
         dz = dz_of_block(first, width).astype(dz_dtype)
         d_hidden = jnp.einsum("mv,vd->md", dz, block, preferred_element_type=sums)
         d_block = over_rows(dz, hidden.astype(dz.dtype)).astype(unembedding.dtype)
-        return before[0] + d_hidden, jax.lax.dynamic_update_slice_in_dim(before[1], d_block, first, axis=0)
+        return before[0] + d_hidden, put_slice(before[1], d_block, first, axis=0)
 
     start = zeros(hidden.shape, sums, hidden), zeros(unembedding.shape, unembedding.dtype, hidden)
     d_hidden, d_unembedding = fold_blocks(unembedding.shape[0], block_size, start, step)
