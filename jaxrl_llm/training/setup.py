@@ -36,6 +36,7 @@ from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.io.digest import tokenizer_digest
 from jaxrl_llm.models.io.load import Shardings, load_tokenizer
 from jaxrl_llm.models.io.reward_model import is_scoring
+from jaxrl_llm.models.layers.projections import keep_projections
 from jaxrl_llm.models.outputs.soft_thinking import check_thinking
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
@@ -109,7 +110,7 @@ def with_critic(config: TrainConfig, needs: Collection[str], policy: Policy, par
 def remat_of(config: TrainConfig) -> Remat:
     """What of a layer the backward pass recomputes."""
     if config.remat and config.keep_projections:
-        return jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        return keep_projections
     return config.remat
 
 

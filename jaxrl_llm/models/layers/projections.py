@@ -6,12 +6,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.layers.by_row import with_members
 from jaxrl_llm.models.layers.products import product
 from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
 from jaxrl_llm.models.quantised import Weight, dense
+
+PROJECTION = "projection"  # what projections give is called in policies of `jax.checkpoint`
 
 
 def linear(x: Array, weight: Weight) -> Array:
@@ -24,13 +27,20 @@ def linear(x: Array, weight: Weight) -> Array:
     return product(x.reshape(-1, x.shape[-1]), weight).reshape(*x.shape[:-1], -1)
 
 
+# A policy of `jax.checkpoint` sees no products in functions that have gradients of their own, but names.
+keep_projections = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    jax.checkpoint_policies.save_only_these_names(PROJECTION),
+)
+
+
 def project(x: Array, weight: Weight, layer: dict[str, Any], name: str, joined: bool = False) -> Array:
     """`linear`, plus the adapter's output where one layer's dictionary has an adapter for `name`, and what each row's
-    own member of a population adds (`by_row`).
+    own member of a population adds (`by_row`). `keep_projections` tells `jax.checkpoint` to keep it.
 
     joined: compute both as one product, see `joined_product`, unless the weight is rounded.
     """
-    return with_members(_adapted(x, weight, layer, name, joined), x, layer, name)
+    return checkpoint_name(with_members(_adapted(x, weight, layer, name, joined), x, layer, name), PROJECTION)
 
 
 def _adapted(x: Array, weight: Weight, layer: dict[str, Any], name: str, joined: bool) -> Array:
