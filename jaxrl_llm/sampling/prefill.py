@@ -32,6 +32,8 @@ from jaxrl_llm.sampling.two_model_decode import empty_layers, run, width
 from jaxrl_llm.sampling.weights import Weights
 
 PREFILL_TOKENS = 512  # tokens of prompts in one forward pass, padding included
+# On CPUs, where fewer keep the processor busy, and a second batch size would cost more to compile than it saves.
+CPU_TOKENS = 256
 
 
 def prefill_prompts(
@@ -53,13 +55,14 @@ def prefill_prompts(
         while width % 2 == 0 and width // 2 >= max(len(ids), 32):
             width //= 2
         widths.setdefault(width, []).append((slot, ids, adapter))
-    devices = row_shards(weights.mesh, SAMPLED_ROWS)
+    devices, cpu = row_shards(weights.mesh, SAMPLED_ROWS), weights.platform == "cpu"
     for width, batch in widths.items():
-        most = min(max(PREFILL_TOKENS // width, 1), -(-size.shape.prompts // devices))
+        most = min(max((CPU_TOKENS if cpu else PREFILL_TOKENS) // width, 1), -(-size.shape.prompts // devices))
         most = devices << (most.bit_length() - 1)
         while batch:
-            # Two batch sizes are compiled for each width; padding half of a batch is cheaper than many small ones.
-            rows = most if 2 * len(batch) > most else devices
+            # On accelerators two batch sizes are compiled for each width: padding half of a batch is cheaper than many
+            # small ones.
+            rows = most if cpu or 2 * len(batch) > most else devices
             part, batch = batch[:rows], batch[rows:]
             padding = rows - len(part)
             tokens, _ = pad_rows([ids for _, ids, _ in part] + [[0]] * padding, width)
@@ -105,9 +108,8 @@ def prefill(
     hidden, kvs, experts = recorded_pass(policy, params, tokens, length, kept is not None)
     last = jnp.take_along_axis(hidden, (length - 1)[:, None, None], axis=1)[:, 0]
 
-    def put(store: LayerCache | State | None, kv: Any) -> LayerCache | State | None:
-        if store is None:
-            return None
+    @jax.jit  # traced once for all layers of a shape
+    def put(store: LayerCache | State, kv: Any) -> LayerCache | State:
         if isinstance(store, State):
             return jax.tree.map(lambda old, x: old.at[into].set(x.astype(old.dtype), mode="drop"), store, kv)
         S = store.values.shape[2]
@@ -123,7 +125,9 @@ def prefill(
 
         return each(at_slots, store, new)
 
-    layers = tuple(put(store, of_layer(kvs, i)) for i, store in enumerate(prefix_cache.layers))
+    layers = tuple(
+        None if store is None else put(store, of_layer(kvs, i)) for i, store in enumerate(prefix_cache.layers)
+    )
     return PrefixCache(
         layers,
         prefix_cache.length.at[into].set(length, mode="drop"),

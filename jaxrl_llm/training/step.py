@@ -18,7 +18,7 @@ from jaxrl_llm.learner.step import Learner, as_sampled, learn_batch
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.full_size import at_full_size
+from jaxrl_llm.training.full_size import at_full_size, at_full_width, room_of
 from jaxrl_llm.training.health.rollback import Judged, undo_spike
 from jaxrl_llm.training.method import balance_of, needs_values
 from jaxrl_llm.training.metrics import Learned, step_metrics
@@ -52,16 +52,18 @@ def learn(
     rule = parts.algorithm.reference
     share = 0.0 if rule is None else rule.initial_share
     reference = reference_now(parts.reference, state.policies.get("reference"), parts.frozen, share)
+    room = room_of(parts.prompts, config.max_new_tokens)
     learner = Learner(
         policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs_at(step), config.minibatches,
         config.micro_batches, reference, frozen, state.policies, balance_of(config),
-        None if isinstance(parts.teacher, ServerTeacher) else parts.teacher,
+        None if isinstance(parts.teacher, ServerTeacher) else parts.teacher, room,
     )  # fmt: skip
     later = frozenset[str]() if learner.algorithm.phases is None else learner.algorithm.phases.provides
     check_provided(batch, learner.algorithm.needs - later)
     if isinstance(parts.teacher, ServerTeacher):
         batch = parts.teacher.fill_in(batch, learner.algorithm.needs)
     batch = at_full_size(batch, config.prompts_per_step * config.group_size, config.group_size)
+    batch = at_full_width(batch, room)
     batch = with_feedback(batch, feedback) if "feedback" in learner.algorithm.needs else batch
     warming = step < config.critic_steps and needs_values(learner.algorithm.needs)
     objective, only = (WARM_UP, "critic") if warming else (learner.algorithm.objective, None)

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.learner.packing import _share, fewest_places, first_fit, pack
+from jaxrl_llm.learner.packed_sizes import fewest_places, first_fit
+from jaxrl_llm.learner.packing import _share, pack
 from jaxrl_llm.learner.prefix_trie import Member, PrefixTrie, TokenRows, subtrees
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import Packing
