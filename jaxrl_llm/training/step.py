@@ -18,7 +18,7 @@ from jaxrl_llm.learner.step import Learner, as_sampled, learn_batch
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.full_size import at_full_size, at_full_width, room_of
+from jaxrl_llm.training.full_size import at_full_size, room_of
 from jaxrl_llm.training.health.rollback import Judged, undo_spike
 from jaxrl_llm.training.method import balance_of, needs_values
 from jaxrl_llm.training.metrics import Learned, step_metrics
@@ -63,7 +63,6 @@ def learn(
     if isinstance(parts.teacher, ServerTeacher):
         batch = parts.teacher.fill_in(batch, learner.algorithm.needs)
     batch = at_full_size(batch, config.prompts_per_step * config.group_size, config.group_size)
-    batch = at_full_width(batch, room)
     batch = with_feedback(batch, feedback) if "feedback" in learner.algorithm.needs else batch
     warming = step < config.critic_steps and needs_values(learner.algorithm.needs)
     objective, only = (WARM_UP, "critic") if warming else (learner.algorithm.objective, None)
