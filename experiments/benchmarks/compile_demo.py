@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -127,7 +128,9 @@ def main() -> int:
         if given.json is not None:
             given.json.write_text(json.dumps(found))
     print(table(found["events"], given.least))
-    print(f"the run: {found['process']:.0f} CPU seconds, {time.perf_counter() - began:.0f} s")
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e3
+    took = time.perf_counter() - began
+    print(f"the run: {found['process']:.0f} CPU seconds, {took:.0f} s, at most {peak:,.0f} MB of memory")
     return 0
 
 
