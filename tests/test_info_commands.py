@@ -42,7 +42,7 @@ def test_the_demo_needs_no_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr("jaxrl_llm.models.io.source.check_source", lambda model: None)
     monkeypatch.chdir(tmp_path)
     assert main(["demo"]) == main(["demo", "--seed", "2", "--steps=3", "--output", "b", "--model", "m"]) == 0
-    assert asked == [("smollm2-135m", 0, "runs/demo", 9), ("m", 2, "b", 3)]
+    assert asked == [("smollm2-135m", 0, "runs/demo", 9, "float32"), ("m", 2, "b", 3, "float32")]
 
 
 def test_the_demo_finds_what_is_missing_before_it_begins(

@@ -2,8 +2,9 @@
 
     TPU_SKIP_MDS_QUERY=1 JAX_PLATFORMS=cpu python experiments/benchmarks/cycles.py 8b-v5e [--top 10] [--text FILE]
 
-Needs libtpu. Of each case it prints estimated seconds and model FLOP utilisation, without collectives and with all of
-them exposed, the kinds of instructions, and the dearest lines (`plan.program_cycles`). Pallas kernels count with the
+Needs libtpu. Of each case it prints estimated seconds and model FLOP utilisation without collectives, as scheduled
+(with the collectives that nothing runs beside, `plan.program_schedule`) and with all of them exposed, the kinds of
+instructions, and the dearest lines (`plan.program_cycles`) and exposed collectives. Pallas kernels count with the
 operations and bytes that they declare. The model's operations are 2 for each parameter of a layer's matrices and each
 token, 4 for each number of a query and each pair of tokens that attend to each other, and 2 for each number of the
 unembedding and each completion's token; three times that with the backward pass, twice where the weights are frozen.
@@ -34,10 +35,10 @@ from jaxrl_llm.models.parameters import parameter_shapes  # noqa: E402
 from jaxrl_llm.plan.plan import learning_programs, sampling_programs, slices_of  # noqa: E402
 from jaxrl_llm.plan.program_cost import cost_of  # noqa: E402
 from jaxrl_llm.plan.program_cycles import MOVES, by_kind, by_source, lines_in  # noqa: E402
+from jaxrl_llm.plan.program_schedule import scheduled  # noqa: E402
 from jaxrl_llm.plan.program_text import turn_of  # noqa: E402
 from jaxrl_llm.plan.sampling_programs import prompts_together  # noqa: E402
 from jaxrl_llm.plan.shapes import RunShapes, bytes_on_a_device, shapes_of  # noqa: E402
-from jaxrl_llm.plan.times import seconds_of  # noqa: E402
 from jaxrl_llm.training.config import TrainConfig  # noqa: E402
 
 PLANS = ROOT / "experiments" / "plan"
@@ -72,7 +73,7 @@ CASES = {
                             max_prompt_tokens=2048, max_new_tokens=30720),
     "qwen3.5-v5e": case("v5e:4x4", "fsdp=4,tensor=4", model="qwen3.5-9b", micro_batches=4),
     "gemma4-v5e": case("v5e:4x4", "fsdp=8,tensor=2", model="gemma-4-e4b", micro_batches=2),
-    "gpt-oss-v5e": case("v5e:4x4", "fsdp=2,tensor=2,expert=4", model="gpt-oss-20b", micro_batches=4),
+    "gpt-oss-v5p": case("v5p:2x2x4", "fsdp=2,tensor=2,expert=4", model="gpt-oss-20b", micro_batches=2),
     **{f"{program}{name}": case(*where, program, **more)
        for name, (where, more) in {
            "": (("v5e:4x4", "fsdp=4,tensor=4"), {}),
@@ -159,8 +160,9 @@ def measure(name: str, given: dict[str, Any], text_file: Path | None) -> dict[st
     text, cost = program.compiled.as_text(), cost_of(program, slices_of(shapes), turn=kind == "decode")
     if text_file is not None:
         text_file.write_text(text)
-    lines = lines_in(turn_of(text) if kind == "decode" else text, topology.chip)
-    seconds, links = sum(line.seconds for line in lines), seconds_of(cost, topology.chip, 1).links
+    text = turn_of(text) if kind == "decode" else text
+    lines, order = lines_in(text, topology.chip), scheduled(text, topology.chip, slices_of(shapes))
+    seconds = order.work
     own = shapes.mesh if kind == "update" else shapes.own
     rows = {"prefill": prompts_together(shapes.size, row_shards(own, SAMPLED_ROWS)), "decode": shapes.size.shape.rows}
     ideal = model_flops(config, shapes.policy.config, kind, rows.get(kind, 0)) / own.size / (topology.chip.peak * 1e12)
@@ -168,8 +170,9 @@ def measure(name: str, given: dict[str, Any], text_file: Path | None) -> dict[st
     sampled = "" if kind == "update" else ",".join(f"{axis}={size}" for axis, size in own.shape.items() if size > 1)
     return {
         "case": name, "topology": given["topology"], "mesh": config.mesh, "micro_batches": config.micro_batches,
-        "seconds": seconds, "links": links, "ideal": ideal, "utilisation": ideal / seconds,
-        "exposed": ideal / (seconds + links), "rows": rows.get(kind, 0), "sampled": sampled,
+        "seconds": seconds, "links": order.links, "ideal": ideal, "utilisation": ideal / seconds,
+        "exposed": order.exposed, "as_scheduled": ideal / order.seconds, "waits": order.sources,
+        "all_exposed": ideal / (seconds + order.links), "rows": rows.get(kind, 0), "sampled": sampled,
         "least": least, "traffic": cost.traffic, "bandwidth": least / (topology.chip.bandwidth * 1e9) / seconds,
         "gib": cost.peak / GIB, "usable": topology.chip.usable / GIB, "temporaries": cost.temporaries / GIB,
         "kinds": by_kind(lines), "lines": by_source(lines), "compiled_in": time.perf_counter() - start,
@@ -186,7 +189,9 @@ def show(found: dict[str, Any], top: int) -> None:
     print(
         f"{found['case']}: {found['topology']} {found['mesh']}, {how}: "
         f"{found['seconds']:.4g} s, utilisation {found['utilisation']:.1%}; collectives {found['links']:.3g} s, "
-        f"{found['exposed']:.1%} with all of them exposed; {found['traffic'] / 1e9:.2f} GB by XLA{least}; "
+        f"{found['exposed']:.3g} s of them exposed; {found['as_scheduled']:.1%} as scheduled "
+        f"({found['as_scheduled'] / found['utilisation']:.1%} of it), {found['all_exposed']:.1%} with all of them "
+        f"exposed; {found['traffic'] / 1e9:.2f} GB by XLA{least}; "
         f"{found['gib']:.2f} of {found['usable']:.2f} GiB; compiled in {found['compiled_in']:.0f} s"
     )
     whole = found["seconds"]
@@ -196,6 +201,8 @@ def show(found: dict[str, Any], top: int) -> None:
     dearest = [line for line in found["lines"] if line.kind == MOVES][:3]
     for line in dearest:
         print(f"  {line.seconds:9.4f} s {line.seconds / whole:6.1%}  {line.kind}: {line.source}", flush=True)
+    for source, seconds in list(found["waits"].items())[:5]:
+        print(f"  {seconds:9.4f} s {seconds / whole:6.1%}  exposed {source}", flush=True)
 
 
 def main() -> None:

@@ -55,18 +55,18 @@ class Ours(NamedTuple):
     cache_dtype: Any
 
 
-def load(model: str, dtype: str, cache_dtype: str | None) -> Ours:
-    """model: a folder or name as for `load_policy`, or "random:" and a name of SHAPES."""
-    cache = jnp.dtype(cache_dtype or dtype)
+def load(model: str, dtype: str, cache_dtype: str | None, param_dtype: str | None = None) -> Ours:
+    """model: a folder or name as for `load_policy`, or "random:" and a name of SHAPES. param_dtype: else dtype."""
+    cache, kept = jnp.dtype(cache_dtype or dtype), jnp.dtype(param_dtype or dtype)
     if not model.startswith("random:"):
-        policy, params, _ = load_policy(model, dtype=jnp.dtype(dtype))
+        policy, params, _ = load_policy(model, dtype=jnp.dtype(dtype), param_dtype=kept)
         return Ours(policy, params, cache)
     name = model.removeprefix("random:")
     if name not in SHAPES:
         raise SystemExit(f"no shapes of {name!r} are known; known are {', '.join(SHAPES)}")
     use_compile_cache()
     config = from_hf(SHAPES[name])
-    return Ours(Policy(config, jnp.dtype(dtype)), init_params(jax.random.key(0), config, jnp.dtype(dtype)), cache)
+    return Ours(Policy(config, jnp.dtype(dtype)), init_params(jax.random.key(0), config, kept), cache)
 
 
 def static(ours: Ours, *, batch: int, prompt: int, new: int, group: int, seed: int) -> dict[str, Any]:

@@ -45,6 +45,15 @@ TRL: dict[str, Answer] = {
 }
 
 
+# Lines of ours in other precisions than --dtype; parameters stay float32, as in a run by default.
+PRECISIONS: dict[str, list[str]] = {
+    "bfloat16": ["--dtype", "bfloat16", "--param-dtype", "float32"],
+    "bfloat16 with float32 states": [
+        "--dtype", "bfloat16", "--param-dtype", "float32", "--activations", "float32",
+    ],
+}  # fmt: skip
+
+
 class Line(NamedTuple):
     """A line of a table."""
 
@@ -88,8 +97,9 @@ class Commands:
         self.ours = ["env", *tunables, f"JAX_COMPILATION_CACHE_DIR={cache}"]
         self.theirs = ["env", *tunables, "TRANSFORMERS_VERBOSITY=error"]
 
-    def our_line(self, label: str, case: Answer, **settings: Any) -> Line:
-        command = [*self.ours, sys.executable, str(HERE / "update_ours.py"), *self.common]
+    def our_line(self, label: str, case: Answer, dtype: str = "", **settings: Any) -> Line:
+        command = [*self.ours, sys.executable, str(HERE / "update_ours.py"), *self.common, *PRECISIONS.get(dtype, [])]
+        label = ", ".join(filter(None, (dtype, label)))
         name = f"{OURS}, {label}" if label else OURS
         return Line(name, OURS, command, {"moments": self.options.moments} | settings, case)
 
@@ -136,6 +146,7 @@ def iteration_lines(commands: Commands) -> list[Line]:
         lines.append(commands.our_line(cut, {"micro_batches": micro}))
         if options.keep_activations:
             lines.append(commands.our_line(f"{cut}, activations kept", {"micro_batches": micro}, remat=False))
+        lines += [commands.our_line(cut, {"micro_batches": micro}, dtype) for dtype in options.also]
     return lines + commands.their_lines({"micro_batches": options.peer_micro_batches})
 
 
@@ -177,6 +188,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     whole.add_argument("--iteration-new", type=int, default=32, help="new tokens")
     whole.add_argument("--iteration-micro-batches", type=int, nargs="+", default=[1], help="ours; a line each")
     whole.add_argument("--peer-micro-batches", type=int, default=4)
+    whole.add_argument(
+        "--also", nargs="+", choices=PRECISIONS, default=[], help="ours in other precisions; a line each"
+    )
     fused = parser.add_argument_group("fused")
     fused.add_argument(
         "--fused", type=int, nargs=3, default=[1024, 576, 49152], metavar=("STATES", "HIDDEN", "VOCABULARY")

@@ -214,6 +214,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", required=True)
+    parser.add_argument("--param-dtype")
+    parser.add_argument("--activations")
     options = parser.parse_args()
     held: list[Learner] = []
 
@@ -225,7 +227,8 @@ def main() -> None:
     def begin(**settings: Any) -> dict[str, Any]:
         start = time.perf_counter()
         limit_heap()  # as training does
-        policy, params, _ = load(options.model, options.dtype, None)
+        policy, params, _ = load(options.model, options.dtype, None, options.param_dtype)
+        policy = dataclasses.replace(policy, activations=options.activations and jnp.dtype(options.activations))
         held.append(jax.block_until_ready(new_learner(policy, params, **settings)))
         device = jax.devices()[0]
         return {

@@ -61,9 +61,8 @@ def line(name: str, found: dict[str, Any], seconds: float) -> tuple[str, bool]:
     sure, held = by_hand(CONFIGS / f"{model}.json", changes, plan["mesh"]), plan["held"]
     exact = (held["parameters"], held["frozen"]) == (sure.parameters, sure.frozen)
     exact = exact and 0 <= held["optimiser"] - sure.optimiser <= COUNTERS
-    binds = max(
-        plan["seconds"].items(), key=lambda each: max(each[1][k] for k in ("compute", "memory", "links", "compiler"))
-    )
+    resources = ("compute", "memory", "links", "compiler", "scheduled")
+    binds = max(plan["seconds"].items(), key=lambda each: max(each[1][k] for k in resources))
     good = found["fits"] and plan["fits"] and plan["compiled"] and exact and seconds < LIMIT
     tokens = plan["tokens"] / plan["iteration_seconds"]
     return (

@@ -23,7 +23,7 @@ from jaxrl_llm.algorithms import dapo
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.source import Curriculum
 from jaxrl_llm.objectives import entropy
-from jaxrl_llm.training.config import OptimizerConfig, TrainConfig
+from jaxrl_llm.training.config import Dtype, OptimizerConfig, TrainConfig
 from jaxrl_llm.training.loop import train
 from jaxrl_llm.training.notes import accuracy_line
 
@@ -37,10 +37,11 @@ KINDS = {
 }
 
 
-def demo_config(model: str, seed: int, output: str, steps: int) -> TrainConfig:
+def demo_config(model: str, seed: int, output: str, steps: int, dtype: Dtype = "float32") -> TrainConfig:
     """The demo's settings."""
     return TrainConfig(
         model=model,
+        dtype=dtype,
         output=output,
         seed=seed,
         steps=steps,
@@ -108,10 +109,10 @@ def examples(folder: Path, count: int = 3) -> list[tuple[str, dict[str, Any], di
     return ([some[0] for some in by_kind if some] + [one for some in by_kind for one in some[1:]])[:count]
 
 
-def run(model: str, seed: int, output: str, steps: int) -> dict[str, Any]:
+def run(model: str, seed: int, output: str, steps: int, dtype: Dtype = "float32") -> dict[str, Any]:
     """Train, then print the two accuracies and three completions before and after. Returns the run's summary."""
     begun = time.monotonic()
-    config = demo_config(model, seed, output, steps)
+    config = demo_config(model, seed, output, steps, dtype)
     draws = int(1.5 * config.steps * config.prompts_per_step)  # about as many as dynamic sampling takes
     curriculum = partial(easy_first, draws=draws, seed=config.seed)
     summary = train(config, algorithm=dapo_with_entropy_bonus, curriculum=curriculum)

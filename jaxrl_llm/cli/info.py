@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from jaxrl_llm.cli.options import parse
+from jaxrl_llm.training.config import Dtype
 from jaxrl_llm.utils.errors import InputError, gather, missing_package, require
 from jaxrl_llm.version import __version__
 
@@ -60,6 +61,8 @@ def demo_command(arguments: list[str]) -> int:
         """Seed of prompts and samples."""
         steps: int = 9
         """Iterations."""
+        dtype: Dtype = "float32"
+        """Dtype of the computation, as for jaxrl train."""
 
     args = parse(Arguments, arguments, "jaxrl demo", demo_command.__doc__)
     gather(
@@ -73,7 +76,7 @@ def demo_command(arguments: list[str]) -> int:
     gather(lambda: check_source(args.model), RunFolder(args.output).check_free)
     from jaxrl_llm.cli.demo import run  # here: importing JAX takes seconds
 
-    run(args.model, args.seed, args.output, args.steps)
+    run(args.model, args.seed, args.output, args.steps, args.dtype)
     return 0
 
 

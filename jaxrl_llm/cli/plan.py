@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -58,10 +59,13 @@ def plan_command(arguments: list[str]) -> int:
     from jaxrl_llm.plan.search import search
     from jaxrl_llm.plan.shapes import shapes_of
     from jaxrl_llm.plan.sharding import sharding_table
+    from jaxrl_llm.training.config.auto_dtype import AUTO, dtype_for
     from jaxrl_llm.training.config.method_settings import fitted
 
     devices = topology_of(topology, int(slices or 1))
     config = fitted(config)
+    if config.dtype == AUTO:
+        config = dataclasses.replace(config, dtype=dtype_for(devices.platform))
     if config.max_staleness:
         if table or picture is not None:
             raise InputError("of a run with max_staleness, jaxrl plan tells the split of the devices: leave "

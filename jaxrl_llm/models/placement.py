@@ -108,11 +108,14 @@ def split_spec(name: str, shape: Sequence[int], config: ModelConfig, mesh: AnyMe
 
 Turned = Callable[[jax.Array, jax.Array | None, jax.Array, jax.Array], jax.Array]  # see `norm_rotate`
 
+Flat = Callable[[jax.Array], jax.Array]
+
 
 class Placement(NamedTuple):
     """Sharding constraints on a layer's states and weights."""
 
     states: Callable[[jax.Array, bool], jax.Array]  # [N, L, D]: between layers or, if True, where projections read them
+    flat: Callable[[int, int], Flat | None]  # (N, L) -> the former of states as a matrix [N L, D], if that can be
     weights: Callable[[dict[str, Any]], dict[str, Any]]  # of one layer
     heads: Callable[[jax.Array], jax.Array]  # queries, keys or values [N, L, heads, h], for attention
     tokens: Callable[[jax.Array], jax.Array]  # [N, L, H, h] that attention gives, for the projection
@@ -124,8 +127,8 @@ class Placement(NamedTuple):
 
 
 ANYWHERE = Placement(
-    lambda x, whole: x, lambda layer: layer, lambda x: x, lambda x: x, lambda x: x, frozenset(), None,
-    (SAMPLED_ROWS, ()), False,
+    lambda x, whole: x, lambda N, L: None, lambda layer: layer, lambda x: x, lambda x: x, lambda x: x, frozenset(),
+    None, (SAMPLED_ROWS, ()), False,
 )  # fmt: skip
 
 
@@ -154,6 +157,8 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     def rows(x: jax.Array) -> Any:
         return row_axes(mesh) if x.shape[0] % row_shards(mesh) == 0 else None
 
+    flat = partial(_flat, mesh, ROWS, (SEQUENCE, TENSOR))
+
     def states(x: jax.Array, whole: bool) -> jax.Array:
         if x.ndim == 2:
             both = x.shape[0] % row_shards(mesh, SAMPLED_ROWS) == 0
@@ -163,7 +168,12 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
             names = names[:-1]
         split = axes_of(mesh, names)
         spec = (rows(x), split) if split else (rows(x),)
-        return tokens_before_units(put(x, *spec), PartitionSpec(*spec), mesh) if kernels else put(x, *spec)
+
+        def placed(x: jax.Array) -> jax.Array:
+            found = put(x, *spec)
+            return tokens_before_units(found, PartitionSpec(*spec), mesh) if kernels else found
+
+        return _gathered(x, placed, flat(*x.shape[:2])) if whole else placed(x)
 
     def weights(layer: dict[str, Any]) -> dict[str, Any]:
         def placed(name: str, x: jax.Array) -> jax.Array:
@@ -195,7 +205,7 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
         return of_tokens(of_heads(x)) if by_heads and x.shape[1] % mesh.shape[SEQUENCE] == 0 else x
 
     return Placement(
-        states, weights, heads, tokens, units, joined, by_kernel, (ROWS, (SEQUENCE,)), mesh.shape.get(FSDP, 1) > 1
+        states, flat, weights, heads, tokens, units, joined, by_kernel, (ROWS, (SEQUENCE,)), mesh.shape.get(FSDP, 1) > 1
     )
 
 
@@ -211,7 +221,29 @@ def between_layers(mesh: AnyMesh | None, rows: int, tokens: int) -> Placement:
     def states(x: jax.Array, whole: bool) -> jax.Array:
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, jax.P(over, None if whole else TENSOR)))
 
-    return ANYWHERE._replace(states=states)
+    return ANYWHERE._replace(states=states, flat=partial(_flat, mesh, SAMPLED_ROWS if over else (), (TENSOR,)))
+
+
+def _flat(mesh: AnyMesh, rows: Sequence[str], tokens: Sequence[str], N: int, L: int) -> Flat | None:
+    """See `Placement.flat`. XLA for TPUs sums products and scatters the rows of the sum if they are matrices; of arrays
+    with more axes it sums all on every device, which sends twice as much. A device has one row or a part of it.
+    """
+    if mesh.shape.get(TENSOR, 1) == 1 or row_shards(mesh, rows) != N or L % row_shards(mesh, tokens):
+        return None
+    spec = PartitionSpec(axes_of(mesh, (*rows, *tokens)))
+    return lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+
+def _gathered(x: jax.Array, whole: Flat, flat: Flat | None) -> jax.Array:
+    """States [N, L, D] where projections read them, whose gradient is summed and scattered as a matrix, if it can be.
+
+    By itself JAX asks of the gradient what it asks of the states, which sums it on every device.
+    """
+    if flat is None:
+        return whole(x)
+    gather = jax.custom_vjp(whole)
+    gather.defvjp(lambda x: (whole(x), None), lambda _, dy: (flat(dy.reshape(-1, dy.shape[-1])).reshape(dy.shape),))
+    return gather(x)
 
 
 def tokens_before_units(x: jax.Array, spec: PartitionSpec | None, mesh: Mesh | None) -> jax.Array:

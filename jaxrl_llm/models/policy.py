@@ -20,7 +20,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.forward import Cache, forward
 from jaxrl_llm.models.kinds import number, require_kind, shown
 from jaxrl_llm.models.layers.parts import accumulation_dtype
-from jaxrl_llm.models.layers.projections import scaled_low_rank
+from jaxrl_llm.models.layers.projections import linear, scaled_low_rank
 from jaxrl_llm.models.parameters import put, weights
 from jaxrl_llm.models.parameters.weight import IDENTITY, PLAIN, ZEROS, Weight
 from jaxrl_llm.utils.errors import InputError
@@ -115,20 +115,24 @@ class Policy:
         return jnp.concatenate([own, params["unembed_lora_out"].T.astype(self.dtype)], axis=1)
 
     def head_states(self, params: Params, hidden: jax.Array) -> jax.Array:
-        """Hidden states [..., D] as the unembedding multiplies them: beside them what an adapter reads of them."""
+        """Hidden states [..., D] as the unembedding multiplies them: scaled where logits are, and beside them what an
+        adapter reads of them."""
+        scale = self.config.logit_scale
+        hidden = hidden if scale == 1 else hidden * jnp.asarray(scale, hidden.dtype)
         if "unembed_lora_in" not in params:
             return hidden
-        low_rank = scaled_low_rank(hidden @ params["unembed_lora_in"].astype(self.dtype), params)
+        low_rank = scaled_low_rank(linear(hidden, params["unembed_lora_in"].astype(self.dtype)), params)
         return jnp.concatenate([hidden, low_rank.astype(hidden.dtype)], axis=-1)
 
-    @jax.named_scope("head")
     def logits_of(self, params: Params, hidden: jax.Array) -> jax.Array:
         """Logits f32[..., V] of hidden states [..., D], soft cap included. Only for few positions at a time."""
-        dtype = accumulation_dtype(self.dtype)
-        hidden, head = self.head_states(params, hidden), self.unembedding(params)
-        out = jnp.einsum("...d,vd->...v", hidden, head, preferred_element_type=dtype)
-        cap, scale = self.config.logit_softcap, self.config.logit_scale
-        out = out if scale == 1 else out * scale
+        return self.logits_at(self.unembedding(params), self.head_states(params, hidden))
+
+    @jax.named_scope("head")
+    def logits_at(self, head: jax.Array, states: jax.Array) -> jax.Array:
+        """`logits_of`, by the unembedding [V, D] and the states [..., D] that it multiplies."""
+        out = jnp.einsum("...d,vd->...v", states, head, preferred_element_type=accumulation_dtype(self.dtype))
+        cap = self.config.logit_softcap
         return cap * jnp.tanh(out / cap) if cap else out
 
     def without_unknown(self, logits: jax.Array) -> jax.Array:

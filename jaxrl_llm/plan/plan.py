@@ -3,7 +3,7 @@
 Memory is what the compiler says of these programs. The sampler's, whose layers are unrolled, are compiled with two
 small numbers of layers, and continued on a line. Time is the least that each program can take on its most loaded
 resource: operations at the chip's peak, bytes at its memory's bandwidth, what collectives send at its links' rate, or
-the TPU compiler's own estimate of cycles.
+the TPU compiler's own estimate of cycles, with the collectives that its schedule does not hide (`program_schedule`).
 """
 
 from __future__ import annotations

@@ -20,10 +20,11 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _ESTIMATE = re.compile(r'"cost_estimate":\{([^}]*)\}')
 _NUMBER = re.compile(r'"(\w+)":"?(\d+)')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
-_KERNEL = 'custom_call_target="tpu_custom_call"'
+KERNEL = 'custom_call_target="tpu_custom_call"'
 
 PRODUCTS, KERNELS, MOVES, OTHERS = "matrix products", "kernels", "copies, broadcasts and converts", "others"
 _MOVED = {"copy", "transpose", "broadcast", "convert"}
+_RUN_OTHERS = ("while", "conditional", "call")
 _FREE = {"parameter", "constant", "bitcast", "reshape", "tuple", "get-tuple-element", "iota"}
 _WRAPPERS = re.compile(r"^(jit|jvp|transpose|vmap|checkpoint|remat|closed_call|while|body|cond|shard_map|branch_\d+_fun"
                        r"|rematted_computation|gradient|pjit|custom_\w+)(\(|$)")  # fmt: skip
@@ -64,7 +65,7 @@ def kernels_in(text: str) -> list[Kernel]:
     """The Pallas kernels of a program by name, in their order."""
     flops, moved = Counter[str](), Counter[str]()
     for one in executed(text):
-        if _KERNEL in one.instruction.line:
+        if KERNEL in one.instruction.line:
             name, said = _kernel_name(one.instruction), dict(_NUMBER.findall(_said(one.instruction)))
             flops[name] += one.times * int(said.get("flops", 0))
             moved[name] += one.times * int(said.get("bytes_accessed", 0))
@@ -75,14 +76,25 @@ def lines_in(text: str, chip: Chip) -> list[Line]:
     """Every instruction that takes time, the dearest first."""
     found = []
     for one, times, cycles, bodies in _estimated(text):
-        found.append(Line(one.name, _kind(one, bodies), _source(one), times * _over(cycles, chip.clock * 1e9), times))
+        found.append(Line(one.name, _kind(one, bodies), source_of(one), times * _over(cycles, chip.clock * 1e9), times))
     for each in executed(text):
-        if _KERNEL in each.instruction.line:
+        if KERNEL in each.instruction.line:
             said = dict(_NUMBER.findall(_said(each.instruction)))
             name = _kernel_name(each.instruction)
             kernel = Kernel(name, float(said.get("flops", 0)), float(said.get("bytes_accessed", 0)))
-            found.append(Line(name, KERNELS, _source(each.instruction), each.times * kernel.seconds(chip), each.times))
+            found.append(
+                Line(name, KERNELS, source_of(each.instruction), each.times * kernel.seconds(chip), each.times)
+            )
     return sorted(found, key=lambda line: -line.seconds)
+
+
+def seconds_of_one(one: Instruction, chip: Chip) -> float:
+    """Seconds of one run of an instruction outside of fusions; 0 where it has no estimate, or only runs others."""
+    if KERNEL in one.line:
+        said = dict(_NUMBER.findall(_said(one)))
+        return Kernel("", float(said.get("flops", 0)), float(said.get("bytes_accessed", 0))).seconds(chip)
+    match = None if one.kind in _RUN_OTHERS else _CYCLES.search(one.line)
+    return _over(int(match[1]), chip.clock * 1e9) if match else 0.0
 
 
 def by_source(lines: list[Line]) -> list[Line]:
@@ -108,8 +120,8 @@ def _estimated(text: str) -> Iterator[tuple[Instruction, int, int, dict[str, Com
     """Instructions that have an estimate, how often they run, their cycles, and all computations of the program."""
     bodies, _ = computations(text)
     for one in executed(text):
-        apart = one.fusion is not None or one.instruction.kind in ("while", "conditional", "call")
-        match = None if apart or _KERNEL in one.instruction.line else _CYCLES.search(one.instruction.line)
+        apart = one.fusion is not None or one.instruction.kind in _RUN_OTHERS
+        match = None if apart or KERNEL in one.instruction.line else _CYCLES.search(one.instruction.line)
         if match:
             yield one.instruction, one.times, int(match[1]), bodies
 
@@ -131,7 +143,7 @@ def _kernel_name(one: Instruction) -> str:
     return parts[-2] if len(parts) > 1 and parts[-1] == "pallas_call" else one.name.partition(".")[0]
 
 
-def _source(one: Instruction) -> str:
+def source_of(one: Instruction) -> str:
     """The scopes of an instruction without what only wraps functions; "backward" and "recomputed" in front."""
     match = _SOURCE.search(one.line)
     if match is None:

@@ -20,6 +20,7 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _BODY, _CONDITION = re.compile(r"body=%?([\w.\-]+)"), re.compile(r"condition=%?([\w.\-]+)")
 _TRIPS = re.compile(r"known_trip_count[^\d]*(\d+)")
 _BOUND = re.compile(r"= s32\[\]\S* constant\((\d+)\)")
+APART = ("fusion", "call-start")  # whose computations take no time of their own: one estimate covers all, or none
 
 
 class Instruction(NamedTuple):
@@ -41,7 +42,7 @@ class Executed(NamedTuple):
     instruction: Instruction
     times: int
     computation: Computation  # that it is in
-    fusion: Instruction | None  # that the computation is of
+    fusion: Instruction | None  # that the computation is of; or the call that other cores than the chip's main run
 
 
 def sizes(shape: str, only_main: bool = False) -> list[int]:
@@ -93,21 +94,31 @@ def executed(text: str) -> Iterator[Executed]:
     counts once.
     """
     found, entry = computations(text)
+    return _visit(found, entry, 1, None)
 
-    def visit(name: str, times: int, fusion: Instruction | None) -> Iterator[Executed]:
-        inside = found.get(name, {})
-        for one in inside.values():
-            yield Executed(one, times, inside, fusion)
-            if one.kind == "while":
-                yield from visit(_name(_BODY, one.line), times * _trips(one.line, found), fusion)
-            elif one.kind in ("fusion", "call", "conditional", "async-start"):
-                called = _CALLED.findall(one.line) + [
-                    branch.strip().lstrip("%") for group in _BRANCHES.findall(one.line) for branch in group.split(",")
-                ]
-                for inner in called:
-                    yield from visit(inner, times, one if one.kind == "fusion" else fusion)
 
-    return visit(entry, 1, None)
+def _visit(found: dict[str, Computation], name: str, times: int, fusion: Instruction | None) -> Iterator[Executed]:
+    inside = found.get(name, {})
+    for one in inside.values():
+        yield Executed(one, times, inside, fusion)
+        for inner, each in called_by(one, found):
+            yield from _visit(found, inner, times * each, one if one.kind in APART else fusion)
+
+
+def within(one: Instruction, found: dict[str, Computation]) -> Iterator[Executed]:
+    """Every instruction that one instruction runs in computations of its own."""
+    for name, times in called_by(one, found):
+        yield from _visit(found, name, times, one if one.kind in APART else None)
+
+
+def called_by(one: Instruction, found: dict[str, Computation]) -> list[tuple[str, int]]:
+    """The computations that an instruction runs, and how often: see `executed`."""
+    if one.kind == "while":
+        return [(_name(_BODY, one.line), _trips(one.line, found))]
+    if one.kind not in ("call", "conditional", "async-start", *APART):
+        return []
+    branches = (branch for group in _BRANCHES.findall(one.line) for branch in group.split(","))
+    return [(name, 1) for name in [*_CALLED.findall(one.line), *(branch.strip().lstrip("%") for branch in branches)]]
 
 
 def fused(one: Instruction, found: dict[str, Computation]) -> Computation:

@@ -10,13 +10,15 @@ from jaxrl_llm.distributed.chips import GIB, RESERVED
 from jaxrl_llm.plan.plan import Plan
 from jaxrl_llm.plan.search import Found, options
 from jaxrl_llm.plan.sharding import Row
+from jaxrl_llm.plan.times import Seconds
 from jaxrl_llm.utils.errors import missing_package
 
 COLAB = 12.0  # GiB of host memory, near which a free Colab machine ends the process
 ASSUMPTIONS = (
     "every completion is of full length; a program takes as long as its most loaded resource alone: operations at the "
     "peak of bfloat16, bytes at the memory's bandwidth, collectives over rings at the rate of all links together, or "
-    "the TPU compiler's estimate; rewards, loading, evaluations and checkpoints are left out"
+    "the TPU compiler's estimate, with the collectives that nothing runs beside by its schedule; rewards, loading, "
+    "evaluations and checkpoints are left out"
 )
 PARTS = (
     "parameters", "frozen", "optimiser", "reference", "rewards", "padding", "sampler's weights", "caches", "batch",
@@ -78,7 +80,7 @@ def plan_text(plan: Plan) -> str:
         _verdict(plan),
         "",
         *_table(
-            ["program", "TFLOP", "GB of memory", "MB sent", "compute s", "memory s", "links s", "compiler s", "binds"],
+            ["program", "TFLOP", "GB of memory", "MB sent", *(f"{name} s" for name in Seconds._fields), "binds"],
             _program_rows(plan),
         ),
         "",

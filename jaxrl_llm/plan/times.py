@@ -6,7 +6,8 @@ import math
 from typing import NamedTuple
 
 from jaxrl_llm.distributed.chips import NETWORK, Chip
-from jaxrl_llm.plan.program_cost import BETWEEN, Cost
+from jaxrl_llm.plan.program_collectives import BETWEEN
+from jaxrl_llm.plan.program_cost import Cost
 from jaxrl_llm.plan.program_cycles import Kernel
 from jaxrl_llm.plan.sampling_programs import prompts_together
 from jaxrl_llm.sampling.capacity import Size
@@ -20,11 +21,12 @@ class Seconds(NamedTuple):
     memory: float
     links: float
     compiler: float  # by the TPU compiler's estimate, Pallas kernels by the operations and bytes that they declare
+    scheduled: float  # the same, with the collectives that nothing runs beside by the compiler's schedule
 
     @property
     def binds(self) -> str:
         """The resource that takes longest."""
-        return max(zip(self, self._fields, strict=True))[1]
+        return self._fields[self.index(max(self))]
 
 
 def calls(config: TrainConfig, size: Size, hosts: int, devices: int, name: str) -> int:
@@ -50,9 +52,11 @@ def seconds_of(cost: Cost, chip: Chip, times: int) -> Seconds:
 
     kernels = [Kernel(name, *declared).seconds(chip) for name, declared in cost.kernels.items()]
     between = sum(size for kind, size in cost.collectives.items() if kind.endswith(BETWEEN))
+    compiler = per(cost.cycles, chip.clock * 1e9) + times * (sum(kernels) if chip.clock else 0.0)
     return Seconds(
         per(cost.flops, chip.peak * 1e12),
         per(cost.traffic, chip.bandwidth * 1e9),
         per(cost.sent - between, chip.links * 1e9) + per(between, NETWORK * 1e9 if chip.links else 0.0),
-        per(cost.cycles, chip.clock * 1e9) + times * (sum(kernels) if chip.clock else 0.0),
+        compiler,
+        compiler + times * cost.exposed,
     )

@@ -145,7 +145,7 @@ def unembedding(policy: Policy, params: Params, hidden: Array) -> tuple[Array, A
 def _logits(policy: Policy, params: Params, hidden: Array) -> Array:
     """f32[N, V]; columns beyond the vocabulary, and of ids that the tokenizer does not have, are -inf."""
     head, hidden = unembedding(policy, params, hidden)
-    return policy.without_unknown(policy.logits_of({"embed": head, "unembed": head}, hidden))
+    return policy.without_unknown(policy.logits_at(head, hidden))
 
 
 @jax.named_scope("head")

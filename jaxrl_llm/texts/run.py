@@ -19,6 +19,7 @@ from jaxrl_llm.texts.candidates import State, state_of_json
 from jaxrl_llm.texts.engine import Row, StepEngine, TextPrompts, means
 from jaxrl_llm.texts.method import TextMethod, constructor
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config.auto_dtype import with_dtype
 from jaxrl_llm.training.config.json_text import to_dict
 from jaxrl_llm.training.evaluation.evaluate import Evaluation, evaluate_policy
 from jaxrl_llm.training.folder.files import TEXT_SETTINGS, RunFolder
@@ -74,6 +75,9 @@ def optimise(
         text, reply_tokens = str(begun.get("first_text")), int(begun["reply_tokens"])
     with read_inputs(config, resume=resume) as inputs:
         rows, held_out = _rows(inputs)
+        config, of_dtype = with_dtype(config, resume)
+        if of_dtype:
+            say(of_dtype)
         policy, params, tokenizer = load_model(config, frozenset())
         prompts = TextPrompts(config, tokenizer, policy.config.max_positions, rows, text, held_out)
         if dropped := len(rows) + len(held_out) - len(prompts.rows) - len(prompts.held_out):

@@ -13,6 +13,7 @@ from jaxrl_llm.core.source import Source
 from jaxrl_llm.plan.choose_mesh import with_mesh
 from jaxrl_llm.rewards.environment import ENVIRONMENT
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config.auto_dtype import with_dtype
 from jaxrl_llm.training.config.hyperparameters import check_named
 from jaxrl_llm.training.config.json_text import to_dict
 from jaxrl_llm.training.config.method_settings import fitted
@@ -88,11 +89,13 @@ def begun(
         interrupted, terminated = stack.enter_context(interruptible()), stack.enter_context(preemptible())
         stack.enter_context(watched(config, clock))
         with explained(config, clock, dict), clock("load"):
+            config, of_dtype = with_dtype(config, resume)
             given, (config, chosen) = config, with_mesh(with_date(config, resume), resume, algorithm)
             parts, train_state, memory = set_up(config, inputs, algorithm, own_source=source is not None)
             parts = with_kept_reference(config, parts, train_state.params)
             of_rewards = [reward.note for reward in inputs.rewards if reward.note]
-            parts = parts._replace(notes=(*inputs.prompts.notes, *of_rewards, *((chosen,) if chosen else ())))
+            chosen_notes = (note for note in (of_dtype, chosen) if note)
+            parts = parts._replace(notes=(*inputs.prompts.notes, *of_rewards, *chosen_notes))
             if source is None:
                 curriculum = with_embeddings(config, parts, train_state.params, curriculum)
                 batches = of_source(source_of(config, parts, clock, curriculum, activity.watch), parts)

@@ -15,7 +15,9 @@ from compiling import with_devices
 from jax.experimental import pallas as pl
 
 from jaxrl_llm.plan.flops import matrix_flops
-from jaxrl_llm.plan.program_cost import Cost, at_depth, collectives_in, cycles_in, followed, groups_in
+from jaxrl_llm.plan.program_collectives import collectives_in, groups_in
+from jaxrl_llm.plan.program_cost import Cost, at_depth, followed
+from jaxrl_llm.plan.program_cycles import cycles_in
 from jaxrl_llm.plan.program_text import sizes, turn_of
 from jaxrl_llm.plan.traffic import traffic_in
 

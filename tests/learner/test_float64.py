@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import KINDS, quick_compiles
+from conftest import TODAY, quick_compiles
 from heavy import few
 
 from jaxrl_llm import load_policy
@@ -84,7 +84,7 @@ def agree(found: Any, expected: Any, bound: float = 1e-13) -> None:
 
 
 CASES = [("gemma2", "entropy")]
-MORE = [*(("llama", name) for name in OBJECTIVES), *((family, "entropy") for family in (*FAMILIES[1:], *KINDS))]
+MORE = [*(("llama", name) for name in OBJECTIVES), *((family, "entropy") for family in (*FAMILIES[1:], *TODAY))]
 CASES += [pytest.param(*case, marks=pytest.mark.heavy) for case in MORE if case not in CASES]
 
 

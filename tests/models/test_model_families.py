@@ -118,6 +118,11 @@ def test_greedy_continuation_and_ratio_one(family: str, vectors: Any) -> None:
     outputs = policy_outputs(model.policy, model.params, drawn)
     ratio = np.exp(np.asarray(outputs.logp) - np.asarray(drawn.behaviour_logp))[np.asarray(drawn.action_mask)]
     assert np.abs(ratio - 1).max() < (3e-4 if model.policy.config.recurrent else 3e-5)
+    # Both are of the logits as transformers has them: scaled, and with their soft cap.
+    logits = model.policy.without_unknown(model.policy.logits(model.params, drawn.tokens, drawn.token_mask))
+    whole_logp = jnp.take_along_axis(jax.nn.log_softmax(logits)[:, :-1], drawn.tokens[:, 1:, None], axis=2)[:, :, 0]
+    action = np.asarray(drawn.action_mask)[:, 1:]
+    np.testing.assert_allclose(outputs.logp[:, 1:][action], whole_logp[action], rtol=0, atol=3e-4)
 
 
 @pytest.mark.parametrize("family", TODAY)

@@ -18,6 +18,7 @@ from jaxrl_llm.learner.train_state import init_state
 from jaxrl_llm.learner.update import gradient, update
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.layers.products import product, ragged_product
+from jaxrl_llm.models.layers.ragged import groups_of
 from jaxrl_llm.models.normal_float import LEVELS, NormalFloat, as_floats, normal_float
 from jaxrl_llm.models.outputs import NOTHING, policy_outputs
 from jaxrl_llm.models.parameters import adapted_weights, combine
@@ -106,11 +107,11 @@ def test_products_and_gradients_are_those_of_the_dequantised_matrix(kind: str, e
     from jaxrl_llm.models.quantised import FROZEN
 
     q, x, dy = FROZEN[kind](w, inputs=inputs), jnp.asarray(draw(1, M, K)), jnp.asarray(draw(2, M, N))
-    sizes = jnp.asarray([5, 0, 7], jnp.int32)
-    times = (lambda x, w: ragged_product(x, w, sizes)) if experts else product
+    of_row = np.repeat(np.arange(E), [5, 0, 7])
+    times = (lambda x, w: ragged_product(x, w, groups_of(jnp.asarray(of_row), E))) if experts else product
     found, back = jax.vjp(lambda x: times(x, q), x)
     wide = np.asarray(dense(q), np.float64)
-    of_rows = wide[np.repeat(np.arange(E), np.asarray(sizes))] if experts else np.broadcast_to(wide, (M, K, N))
+    of_rows = wide[of_row] if experts else np.broadcast_to(wide, (M, K, N))
     expected = np.einsum("mk,mkn->mn", np.asarray(x, np.float64), of_rows)
     into = np.einsum("mn,mkn->mk", np.asarray(dy, np.float64), of_rows)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max(), err_msg=name)

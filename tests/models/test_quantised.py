@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxrl_llm.models.layers import products
 from jaxrl_llm.models.layers.products import product, ragged_product
+from jaxrl_llm.models.layers.ragged import groups_of
 from jaxrl_llm.models.parameters import parameter_shapes
 from jaxrl_llm.models.quantised import (
     KINDS,
@@ -155,9 +156,10 @@ def test_straight_through_gradients_of_experts(kind: str) -> None:
     """By a loop over experts, one of which has no rows."""
     keys = jax.random.split(jax.random.key(0), 3)
     x, w, dy = (jax.random.normal(k, s) for k, s in zip(keys, ((9, 6), (4, 6, 5), (9, 5)), strict=True))
-    sizes = jnp.asarray([2, 0, 4, 3], jnp.int32)
-    y, back = jax.vjp(lambda x, w: ragged_product(x, straight_through(w, kind), sizes), x, w)
-    np.testing.assert_array_equal(y, ragged_product(x, quantise(w, kind), sizes))
+    sizes = np.asarray([2, 0, 4, 3])
+    groups = groups_of(jnp.repeat(jnp.arange(4), sizes), 4)
+    y, back = jax.vjp(lambda x, w: ragged_product(x, straight_through(w, kind), groups), x, w)
+    np.testing.assert_array_equal(y, ragged_product(x, quantise(w, kind), groups))
     dx, dw = back(dy)
     ends = np.cumsum(sizes)
     for expert, (start, end) in enumerate(zip(ends - sizes, ends, strict=True)):

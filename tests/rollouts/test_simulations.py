@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
-from jaxrl_llm.algorithms.agents.dyna_grpo import simulating
+from jaxrl_llm.algorithms.agents.dyna_grpo import planned_actions, simulating
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rollouts.agents.program import agent
-from jaxrl_llm.rollouts.agents.simulation import planned_actions
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.collate import to_batch

@@ -265,6 +265,25 @@ def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.C
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(("platform", "dtype"), [("cpu", "float32"), ("tpu", "bfloat16"), ("gpu", "bfloat16")])
+def test_the_dtype_that_a_plan_leaves_to_the_devices(
+    platform: str, dtype: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[TrainConfig] = []
+
+    def split(config: TrainConfig, devices: Topology) -> None:
+        asked.append(config)
+        raise InputError("no more is wanted")
+
+    monkeypatch.setattr("jaxrl_llm.cli.plan._prepare", lambda topology: None)
+    monkeypatch.setattr("jaxrl_llm.distributed.chips.topology_of", lambda *given: SimpleNamespace(platform=platform))
+    monkeypatch.setattr("jaxrl_llm.plan.split.splits", split)
+    given = ["--topology", "any", "--dtype", "auto", "--max-staleness", "1", "--model", str(runs.MODEL)]
+    assert main(["plan", *given]) == 2
+    assert "no more is wanted" in capsys.readouterr().err
+    assert [config.dtype for config in asked] == [dtype]
+
+
 def test_topologies() -> None:
     assert [simulated(name) for name in ("v5e:4x4", "h100:8", "cpu:2")] == [0, 8, 2]
     with pytest.raises(InputError, match="names no number"):
@@ -374,7 +393,7 @@ def test_a_plan_for_slices_of_four_v5e_chips(slices: int, tmp_path: Path) -> Non
     assert update["flops"] > 0
     assert update["cycles"] > 0
     assert update["given"] >= plan["held"]["parameters"] + plan["held"]["optimiser"]
-    assert np.isclose(sum(max(s[k] for k in ("compute", "memory", "links", "compiler"))
+    assert np.isclose(sum(max(s[k] for k in ("compute", "memory", "links", "compiler", "scheduled"))
                           for s in plan["seconds"].values()), plan["iteration_seconds"])  # fmt: skip
     assert (tmp_path / "plan.svg").exists()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from asyncio import gather
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -22,14 +24,15 @@ from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.data.chat.calls import Message
+from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rollouts.agents.conversation import finished
-from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
+from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, answer, copied, observed
 from jaxrl_llm.rollouts.agents.messages import merged
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun, converse
+from jaxrl_llm.rollouts.agents.plans import items_in
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
-from jaxrl_llm.rollouts.agents.simulation import simulated, states_text
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.program_host import Task
@@ -226,6 +229,50 @@ def rows_of(refined: Refined, end: Episode, revealed: Revealed) -> list[Episode]
         .with_info(**{**first.info, "first_turn": float(turn), "off_prompt": 0.0, REFINED: 1.0})
         for turn, reply in enumerate(refined.replies)
     ]
+
+
+def states_text(seen: Sequence[Observation]) -> str:
+    """What a simulation saw, as a text: the messages after each action, and whether it was over then."""
+    lines = list[str]()
+    for number, one in enumerate(seen, start=1):
+        said = "\n".join(str(message.get("content", "")) for message in one.messages)
+        over = " The episode is over." if one.done or one.truncated else ""
+        lines.append(f"After action {number}: {said}{over}")
+    return "\n".join(lines)
+
+
+def planned_actions(text: str, most: int) -> list[str]:
+    """The actions that a reply plans after its own: the lines between <plan> and </plan>, at most so many.
+
+    >>> planned_actions("Go left. <plan>open the door\\n\\n2. go in</plan>", 4)
+    ['open the door', 'go in']
+    """
+    found = re.search(r"<plan>(.*?)</plan>", text, re.DOTALL)
+    return items_in(found[1] if found else "")[: max(most, 0)]
+
+
+async def simulated(path: Path, text: str, depth: int, name: str) -> list[Observation]:
+    """What a copy of the episode's environment answers to a reply, and to what it plans, `depth` actions in all.
+
+    EnvironmentFailed if there is no copy. One that fails later, or is over, ends the simulation.
+    """
+    tools = path.tools
+    assert path.world is not None
+    assert path.chat is not None
+    world = await copied(tools, path.world, name=f"{name}/copy")
+    seen = list[Observation]()
+    try:
+        for number, action in enumerate([text, *planned_actions(text, depth - 1)]):
+            seen.append(await observed(tools, world.step, path.chat.reading.text(action), name=f"{name}/{number}"))
+            if seen[-1].done or seen[-1].truncated:
+                break
+    except EnvironmentFailed as error:
+        logger.warning("a simulation ends after %d actions: %s", len(seen), error)
+    try:
+        await answer(tools, world.close, name=f"{name}/close")
+    except EnvironmentFailed as error:
+        logger.warning("the copy of a simulation does not close: %s", error)
+    return seen
 
 
 @part

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.parts import Rotations, rms_norm, rotate, scores, softmax, unit_norm
 from jaxrl_llm.models.layers.projections import project
+from jaxrl_llm.models.layers.summed import project_summed
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 
 Array = jax.Array
@@ -117,10 +118,11 @@ def heads_of(
     """The heads of a layer, from states y [N, L, D]. rope: which of the rotations. shared: another layer's keys and
     values, which it has instead of its own."""
     cos, sin = rotations.cos[rope], rotations.sin[rope]
+    rows = y.reshape(-1, y.shape[-1])  # as which the gradients of all projections add up: see `Placement.flat`
     turned = placement.turned or partial(_turned, config)
 
     def rotated(name: str) -> Array:
-        x = project_heads(y, layer, name, placement)
+        x = project_heads(rows.reshape(y.shape), layer, name, placement)
         if (together := layer.get(f"{name}_joint_norm")) is not None:
             flat = norm(x.reshape(*x.shape[:2], -1), together.reshape(-1), config)
             x = flat.reshape(x.shape)
@@ -131,7 +133,7 @@ def heads_of(
         q = q * rotations.growth[rope][..., None, None].astype(q.dtype)
     if shared is not None:
         return Heads(q, *shared)
-    v = project_heads(y, layer, "key" if config.keys_as_values else "value", placement)
+    v = project_heads(rows.reshape(y.shape), layer, "key" if config.keys_as_values else "value", placement)
     if config.value_norm:
         v = unit_norm(v, config.norm_epsilon)
     return Heads(q, rotated("key"), v)
@@ -145,6 +147,6 @@ def gate_of(y: Array, layer: Layer, placement: Placement = ANYWHERE) -> Array:
 @jax.named_scope("projection")
 def project_out(y: Array, layer: Layer, placement: Placement = ANYWHERE) -> Array:
     """What heads give [N, L, H, g] -> [N, L, D]."""
-    out = project(y.reshape(*y.shape[:2], -1), layer["out"], layer, "out", "out" in placement.joined)
+    out = project_summed(y.reshape(*y.shape[:2], -1), layer, "out", placement)
     bias = layer.get("out_bias")
     return out if bias is None else out + bias

@@ -148,8 +148,12 @@ def mlp(x: Array, layer: Layer, config: ModelConfig, placement: Placement = ANYW
         bias = layer.get(f"{name}_bias") if config.mlp_bias else None
         return out if bias is None else out + bias
 
-    inner = gated(placement.units(projected(x, gate)), placement.units(projected(x, up)), config)
-    return projected(placement.units(inner), down)
+    rows = x.reshape(-1, x.shape[-1])  # as which the gradients of both projections add up: see `Placement.flat`
+
+    def way(name: str) -> Array:
+        return placement.units(projected(rows.reshape(x.shape), name))
+
+    return projected(placement.units(gated(way(gate), way(up), config)), down)
 
 
 def gated(gate: Array, up: Array, config: ModelConfig) -> Array:

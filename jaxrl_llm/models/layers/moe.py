@@ -22,12 +22,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxrl_kernels.partition import dividing, mesh_of
+from jaxrl_kernels.partition import dividing, mesh_of, vary_together
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.parts import accumulation_dtype, unit_norm
 from jaxrl_llm.models.layers.products import ragged_product
 from jaxrl_llm.models.layers.projections import scaled_low_rank
+from jaxrl_llm.models.layers.ragged import groups_of
 from jaxrl_llm.models.mesh_axes import EXPERT, TENSOR
 from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
 from jaxrl_llm.models.placement import ANYWHERE, split_spec
@@ -175,15 +176,13 @@ def _choices(
 
     given: int[..., k], see `expert_mlp`.
     """
-    if config.router_correction or config.router_groups > 1:
-        _, experts = jax.lax.top_k(_ranked(scores, layer, config), config.experts_per_token)
-        weights = jnp.take_along_axis(scores, experts, axis=-1)
-    else:
-        weights, experts = jax.lax.top_k(scores, config.experts_per_token)
+    _, experts = jax.lax.top_k(_ranked(scores, layer, config), config.experts_per_token)
     if given is not None:
         given = given.reshape(experts.shape).astype(experts.dtype)
         experts = jnp.where(given == NOT_RECORDED, experts, given)
-        weights = jnp.take_along_axis(scores, experts, axis=-1)
+    # A sum of one score and zeros, whose gradient needs no scatter.
+    of_each = experts[:, :, None] == jnp.arange(scores.shape[-1])
+    weights = jnp.sum(jnp.where(of_each, scores[:, None], 0), axis=-1)
     if config.normalise_router:
         weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + (1e-20 if config.router_sigmoid else 0))
     if config.router_scale != 1:
@@ -220,24 +219,45 @@ def _through(
     count, chosen, numbers = layer["gate"].shape[0], experts.shape[1], experts.reshape(-1) - first
     if some:
         numbers = jnp.where((numbers >= 0) & (numbers < count), numbers, count)  # after all groups
-    order = jnp.argsort(numbers, stable=True)
-    sizes = jnp.bincount(numbers, length=count).astype(jnp.int32)
+    place = jnp.arange(len(numbers), dtype=jnp.int32)
+    number, order = jax.lax.sort((numbers, place), num_keys=1)
+    _, back = jax.lax.sort((order, place), num_keys=1)
+    groups = groups_of(number, count)
     # Rows that are in no group are not defined, also in gradients.
-    keep = (lambda y: jnp.where((numbers < count)[order][:, None], y, 0)) if some else (lambda y: y)
-    rows = keep(x[order // chosen])
-    number = jnp.minimum(numbers[order], count - 1)
+    keep = (lambda y: jnp.where((number < count)[:, None], y, 0)) if some else (lambda y: y)
+    rows = keep(_taken(*vary_together(x, order, back), chosen))
 
     def product(x: jax.Array, name: str) -> jax.Array:
-        out = ragged_product(x, layer[name], sizes)
+        out = ragged_product(x, layer[name], groups)
         if name + LORA_IN in layer:
-            low_rank = scaled_low_rank(ragged_product(x, layer[name + LORA_IN], sizes), layer)
-            out = out + ragged_product(low_rank, layer[name + LORA_OUT], sizes)
+            low_rank = keep(scaled_low_rank(ragged_product(x, layer[name + LORA_IN], groups), layer))
+            out = out + ragged_product(low_rank, layer[name + LORA_OUT], groups)
         bias = layer.get(f"{name}_bias")
-        if bias is None:
-            return out
-        bias = bias if name != "down" or once is True else jnp.where(once, bias, 0)
-        return out + bias[number].astype(out.dtype)
+        if bias is not None:
+            bias = bias if name != "down" or once is True else jnp.where(once, bias, 0)
+            # Exact as a product with ones and zeros, whose gradient needs no scatter.
+            own = (number[:, None] == jnp.arange(count)).astype(out.dtype)
+            out = out + jnp.matmul(own, bias.astype(out.dtype), precision=jax.lax.Precision.HIGHEST)
+        return keep(out)
 
-    out = keep(product(gated(product(rows, "gate"), product(rows, "up")), "down"))
-    back = jnp.argsort(order).reshape(experts.shape)
-    return jnp.sum(out[back] * weights[..., None].astype(x.dtype), axis=1)
+    out = product(gated(product(rows, "gate"), product(rows, "up")), "down")
+    out = _taken(*vary_together(out, back, order), 1).reshape(*experts.shape, -1)
+    return jnp.sum(out * weights[..., None].astype(x.dtype), axis=1)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _taken(x: jax.Array, order: jax.Array, back: jax.Array, each: int) -> jax.Array:
+    """Rows [M * each, D] of x [M, D], each as often as `each` says, in an order int32[M * each]; back: its inverse.
+
+    The gradient takes rows in the inverse order: a scatter would add them one by one.
+    """
+    return x.at[order // each if each > 1 else order].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def _taken_backward(each: int, residuals: tuple[jax.Array, jax.Array], d: jax.Array) -> tuple[jax.Array, None, None]:
+    order, back = residuals
+    d = _taken(d, back, order, 1)
+    return d if each == 1 else jnp.sum(d.reshape(-1, each, d.shape[-1]), axis=1), None, None
+
+
+_taken.defvjp(lambda x, order, back, each: (_taken(x, order, back, each), (order, back)), _taken_backward)

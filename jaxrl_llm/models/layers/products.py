@@ -8,9 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxrl_kernels.half_products import matmul, over_rows
 from jaxrl_kernels.partition import vary_together
 
 from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.models.layers.ragged import Groups, of_matrices, ragged_dot
 from jaxrl_llm.models.normal_float import NormalFloat, as_floats
 from jaxrl_llm.models.quantised import Quantised, StraightThrough, Weight, rounded
 
@@ -31,61 +33,58 @@ def product(x: Array, weight: Weight) -> Array:
     if isinstance(weight, StraightThrough):
         w, scale = weight.weight.reshape(K, -1), weight.scale.reshape(1, -1)
         return _straight_through(*vary_together(x, w, scale), None, weight.kind)
-    return x @ weight.reshape(K, -1)
+    return matmul(x, weight.reshape(K, -1))
 
 
-def ragged_product(x: Array, weight: Weight, sizes: Array) -> Array:
-    """x [M, K], whose rows are sizes[0] for the first expert and so on, times their matrices [E, K, N]: [M, N].
-
-    sizes: int32[E]. Rows of no expert are not defined.
-    """
+def ragged_product(x: Array, weight: Weight, groups: Groups) -> Array:
+    """Rows x [M, K] times the matrices of their experts [E, K, N]: [M, N]. Rows of no expert are not defined."""
     if isinstance(weight, Quantised | NormalFloat):
-        return _frozen_product(*vary_together(x, weight, sizes))
+        return _frozen_product(*vary_together(x, weight, groups))
     if isinstance(weight, StraightThrough):
-        return _straight_through(*vary_together(x, weight.weight, weight.scale, sizes), weight.kind)
-    return jax.lax.ragged_dot(x, weight.astype(x.dtype), sizes)
+        return _straight_through(*vary_together(x, weight.weight, weight.scale, groups), weight.kind)
+    return ragged_dot(x, weight.astype(x.dtype), groups)
 
 
 @jax.custom_vjp
-def _frozen_product(x: Array, q: Quantised | NormalFloat, sizes: Array | None) -> Array:
+def _frozen_product(x: Array, q: Quantised | NormalFloat, groups: Groups | None) -> Array:
     """The product of x [M, K] with a matrix of [K, N], or of rows with those of their experts [E, K, N], that has no
     gradient. The backward pass makes the matrix again."""
-    return _product(x, q, sizes)
+    return _product(x, q, groups)
 
 
 def _frozen_product_backward(
-    residuals: tuple[Quantised | NormalFloat, Array | None], dy: Array
+    residuals: tuple[Quantised | NormalFloat, Groups | None], dy: Array
 ) -> tuple[Array, None, None]:
-    q, sizes = residuals
+    q, groups = residuals
     if isinstance(q, NormalFloat):
-        return _into_inputs(dy, as_floats(q, dy.dtype), sizes), None, None
-    of_rows = q.scale if sizes is None else _scale_of_rows(q.scale, sizes, len(dy))
-    return _into_inputs((dy * of_rows).astype(dy.dtype), q.values.astype(dy.dtype), sizes), None, None
+        return _into_inputs(dy, as_floats(q, dy.dtype), groups), None, None
+    of_rows = q.scale if groups is None else _scale_of_rows(q.scale, groups)
+    return _into_inputs((dy * of_rows).astype(dy.dtype), q.values.astype(dy.dtype), groups), None, None
 
 
-_frozen_product.defvjp(lambda x, q, sizes: (_frozen_product(x, q, sizes), (q, sizes)), _frozen_product_backward)
+_frozen_product.defvjp(lambda x, q, groups: (_frozen_product(x, q, groups), (q, groups)), _frozen_product_backward)
 
 
-def _into_inputs(dy: Array, w: Array, sizes: Array | None) -> Array:
+def _into_inputs(dy: Array, w: Array, groups: Groups | None) -> Array:
     """The gradient [M, K] of inputs, of that of outputs dy [M, N] of a product with w; see `_frozen_product`."""
     sums = jnp.promote_types(dy.dtype, jnp.float32)
-    if sizes is None:
+    if groups is None:
         return jnp.einsum("mn,kn->mk", dy, w, preferred_element_type=sums).astype(dy.dtype)
-    return jax.lax.ragged_dot(dy, w.swapaxes(-1, -2), sizes, preferred_element_type=sums).astype(dy.dtype)
+    return jax.lax.ragged_dot(dy, w.swapaxes(-1, -2), groups.sizes, preferred_element_type=sums).astype(dy.dtype)
 
 
-def _product(x: Array, q: Quantised | NormalFloat, sizes: Array | None) -> Array:
+def _product(x: Array, q: Quantised | NormalFloat, groups: Groups | None) -> Array:
     """x times the values, summed in float32, and then times the scale."""
     sums = jnp.promote_types(x.dtype, jnp.float32)
     if isinstance(q, NormalFloat):
         w = as_floats(q, x.dtype)
-        y = jnp.matmul(x, w, preferred_element_type=sums) if sizes is None else jax.lax.ragged_dot(
-            x, w, sizes, preferred_element_type=sums
+        y = jnp.matmul(x, w, preferred_element_type=sums) if groups is None else jax.lax.ragged_dot(
+            x, w, groups.sizes, preferred_element_type=sums
         )  # fmt: skip
         return y.astype(x.dtype)
-    if sizes is not None:
-        y = jax.lax.ragged_dot(x, q.values.astype(x.dtype), sizes, preferred_element_type=sums)
-        return (y * _scale_of_rows(q.scale, sizes, len(x))).astype(x.dtype)
+    if groups is not None:
+        y = jax.lax.ragged_dot(x, q.values.astype(x.dtype), groups.sizes, preferred_element_type=sums)
+        return (y * _scale_of_rows(q.scale, groups)).astype(x.dtype)
 
     def whole(x: Array, values: Array) -> Array:
         return jnp.matmul(x, values.astype(x.dtype), preferred_element_type=sums)
@@ -95,10 +94,9 @@ def _product(x: Array, q: Quantised | NormalFloat, sizes: Array | None) -> Array
     return (y * q.scale).astype(x.dtype)
 
 
-def _scale_of_rows(scale: Array, sizes: Array, rows: int) -> Array:
-    """Of scales [E, 1, N] those of each row's expert, [rows, N]."""
-    expert = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(rows), side="right")
-    return scale[jnp.minimum(expert, len(scale) - 1), 0]
+def _scale_of_rows(scale: Array, groups: Groups) -> Array:
+    """Of scales [E, 1, N] those of each row's expert, [M, N]."""
+    return scale[jnp.minimum(groups.of_row, len(scale) - 1), 0]
 
 
 def _blocked(x: Array, values: Array) -> Array:
@@ -134,30 +132,30 @@ def _widened(values: Array, dtype: Any) -> Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _straight_through(x: Array, w: Array, scale: Array, sizes: Array | None, kind: str) -> Array:
+def _straight_through(x: Array, w: Array, scale: Array, groups: Groups | None, kind: str) -> Array:
     """The product of x [M, K] with w [K, N], or of rows with those of their experts [E, K, N], rounded.
 
     The gradient of x is that of the product with the rounded matrix, the gradient of w as if it was not rounded.
     Nothing that is rounded is kept for the backward pass.
     """
-    return _product(x, rounded(w, scale, kind), sizes)
+    return _product(x, rounded(w, scale, kind), groups)
 
 
 def _straight_through_backward(
-    kind: str, residuals: tuple[Array, Array, Array, Array | None], dy: Array
+    kind: str, residuals: tuple[Array, Array, Array, Groups | None], dy: Array
 ) -> tuple[Array, Array, None, None]:
-    x, w, scale, sizes = residuals
+    x, w, scale, groups = residuals
     values = rounded(w, scale, kind).values.astype(x.dtype)
-    of_rows = scale if sizes is None else _scale_of_rows(scale, sizes, len(x))
-    dx, sums = _into_inputs((dy * of_rows).astype(x.dtype), values, sizes), jnp.promote_types(x.dtype, jnp.float32)
-    if sizes is None:
-        dw = jnp.einsum("mk,mn->kn", x, dy, preferred_element_type=sums)
+    of_rows = scale if groups is None else _scale_of_rows(scale, groups)
+    dx = _into_inputs((dy * of_rows).astype(x.dtype), values, groups)
+    if groups is None:
+        dw = over_rows(x, dy)
     else:
-        (dw,) = jax.vjp(lambda v: jax.lax.ragged_dot(x, v, sizes), values)[1](dy)
+        dw = of_matrices(x, dy, groups)
     return dx, dw.astype(w.dtype), None, None
 
 
 _straight_through.defvjp(
-    lambda x, w, scale, sizes, kind: (_straight_through(x, w, scale, sizes, kind), (x, w, scale, sizes)),
+    lambda x, w, scale, groups, kind: (_straight_through(x, w, scale, groups, kind), (x, w, scale, groups)),
     _straight_through_backward,
 )

@@ -41,7 +41,7 @@ def _adapted(x: Array, weight: Weight, layer: dict[str, Any], name: str, joined:
     if joined and isinstance(weight, Array):
         into = into * layer[LORA_SCALE] if LORA_SCALE in layer else into
         return joined_product(x, into, weight.reshape(x.shape[-1], -1), out)
-    return linear(x, weight) + scaled_low_rank(x @ into, layer) @ out
+    return linear(x, weight) + linear(scaled_low_rank(linear(x, into), layer), out)
 
 
 def scaled_low_rank(x: Array, found: dict[str, Any]) -> Array:
@@ -72,7 +72,7 @@ def joined_product(x: Array, into: Array, weight: Array, out: Array) -> Array:
     By itself the product with `out` takes half as long on TPUs as that with the weight, although it has r / K of its
     operations, because the result goes through memory twice more; and so does that with `into` in the backward pass.
     """
-    return _joined(x, x @ into, weight, out)
+    return _joined(x, linear(x, into), weight, out)
 
 
 def _joined(x: Array, low_rank: Array, weight: Array, out: Array) -> Array:
@@ -80,7 +80,7 @@ def _joined(x: Array, low_rank: Array, weight: Array, out: Array) -> Array:
 
 
 def _joined_product_forward(x: Array, into: Array, weight: Array, out: Array) -> tuple[Array, tuple[Array, ...]]:
-    low_rank = x @ into
+    low_rank = linear(x, into)
     return _joined(x, low_rank, weight, out), (x, low_rank, into, weight, out)
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxrl_kernels.half_products import over_rows
 
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.models.layers.parts import accumulation_dtype
@@ -140,7 +141,7 @@ def _backward(form: _Form, saved: Any, cotangent: jax.Array) -> tuple[Any, Any]:
             dz = dz * jnp.where(s > NEVER, 1 - jnp.square(capped / cap), 0.0)
         dz = dz.astype(head.dtype)
         d_hidden = jnp.einsum("mv,vd->md", dz, rows, preferred_element_type=dtype)
-        d_rows = jnp.einsum("mv,md->vd", dz, hidden, preferred_element_type=dtype).astype(head.dtype)
+        d_rows = over_rows(dz, hidden.astype(dz.dtype)).astype(head.dtype)
         before = jax.lax.dynamic_slice_in_dim(sums[1], first, form.block)
         return (sums[0] + d_hidden, jax.lax.dynamic_update_slice_in_dim(sums[1], before + d_rows, first, axis=0)), None
 

@@ -15,6 +15,8 @@ from jaxrl_llm.utils.keywords import settings_class
 if TYPE_CHECKING:
     from jaxrl_llm.sampling.sampler import SamplingConfig
 
+Dtype = Literal["float32", "bfloat16", "auto"]
+
 
 @settings_class(elsewhere=inside)
 @dataclass(frozen=True)
@@ -25,11 +27,12 @@ class TrainConfig:
     """Hugging Face folder, .gguf file, hub name, or smollm2-135m (the demo model)."""
     output: str = "runs/train"
     """Folder of the run, or a URL such as s3://bucket/run; it must not hold a run already."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the computation."""
+    dtype: Dtype = "float32"
+    """Dtype of the computation. auto: bfloat16 on accelerators and on processors that have instructions for it, else
+    float32; a run keeps what it began with."""
     activations: Literal["dtype", "float32"] = "dtype"
     """float32 with dtype bfloat16: weights enter products in bfloat16, but states, keys and values are float32. Sampler
-    and trainer then agree to rounding of float32, instead of some 1e-2 after 30 layers; caches are twice as large."""
+    and trainer then agree to 1e-4 or better, instead of some 1e-2 after 30 layers; caches are twice as large."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of parameters and gradients; for the optimiser's state see optimizer.moments and optimizer.master_copy."""
     mesh: str = ""

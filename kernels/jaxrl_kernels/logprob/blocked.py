@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_kernels.half_products import by_rows, is_half, over_rows
 from jaxrl_kernels.logprob.reference import EXCLUDED
 from jaxrl_kernels.logprob.tile import (
     Cotangents,
@@ -24,7 +25,6 @@ from jaxrl_kernels.logprob.tile import (
     d_logits,
     merge,
     no_sums,
-    products,
 )
 from jaxrl_kernels.partition import zeros
 
@@ -57,7 +57,7 @@ def beside_a_tile(inputs: Inputs) -> Inputs:
 def _logits(inputs: Inputs, first: Any, width: int) -> tuple[Array, Array]:
     """Logits f32[M, B] of a block before the cap, and its tokens int32[1, B]."""
     block = jax.lax.dynamic_slice_in_dim(inputs.unembedding, first, width, axis=0)
-    return products(inputs.hidden, block), first + jnp.arange(width, dtype=jnp.int32)[None]
+    return by_rows(inputs.hidden, block), first + jnp.arange(width, dtype=jnp.int32)[None]
 
 
 def _of_block(inputs: Inputs, softcap: float, first: Any, width: int) -> LogitSums:
@@ -102,8 +102,7 @@ def gradients(
         block = jax.lax.dynamic_slice_in_dim(unembedding, first, width, axis=0)
         dz = dz_of_block(first, width).astype(dz_dtype)
         d_hidden = jnp.einsum("mv,vd->md", dz, block, preferred_element_type=sums)
-        d_block = jnp.einsum("mv,md->vd", dz, hidden, preferred_element_type=sums)
-        d_block = d_block.astype(unembedding.dtype)
+        d_block = over_rows(dz, hidden.astype(dz.dtype)).astype(unembedding.dtype)
         return before[0] + d_hidden, jax.lax.dynamic_update_slice_in_dim(before[1], d_block, first, axis=0)
 
     start = zeros(hidden.shape, sums, hidden), zeros(unembedding.shape, unembedding.dtype, hidden)
@@ -121,4 +120,7 @@ def blocked_gradients(
         logits, token = _logits(inputs, first, width)
         return d_logits(logits, token, rows, columns(parts), columns(cotangents), softcap)
 
-    return gradients(inputs, block_size, dz_of_block, jnp.result_type(inputs.hidden, inputs.unembedding))
+    # Beside a bfloat16 unembedding as in all gradients of its products, whatever the states.
+    dtype = jnp.result_type(inputs.hidden, inputs.unembedding)
+    dtype = inputs.unembedding.dtype if is_half(inputs.hidden, inputs.unembedding) else dtype
+    return gradients(inputs, block_size, dz_of_block, dtype)
