@@ -26,8 +26,9 @@ class NotFiniteError(InputError):
 
 
 @jax.jit
-def _finite(x: jax.Array) -> jax.Array:
-    return jnp.all(jnp.isfinite(x))
+def _finite(tree: Any) -> jax.Array:
+    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.stack([jnp.all(jnp.isfinite(x)) for x in floats] or [jnp.bool_(True)])
 
 
 def not_finite_in(tree: Any) -> str | None:
@@ -35,13 +36,11 @@ def not_finite_in(tree: Any) -> str | None:
 
     For parameters and moments before they are saved. One pass over them, on their devices.
     """
-    floats = [
-        (path, leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        if jnp.issubdtype(leaf.dtype, jnp.floating)
-    ]
-    flags = jax.device_get([_finite(leaf) for _, leaf in floats])  # a program for each shape: many arrays share one
-    return next((_name(path) for (path, _), finite in zip(floats, flags, strict=True) if not finite), None)
+    flags = iter(jax.device_get(_finite(tree)).tolist())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and not next(flags):
+            return _name(path)
+    return None
 
 
 def _name(path: tuple[Any, ...]) -> str:

@@ -38,9 +38,7 @@ def checksums(tree: Any) -> dict[str, int]:
     for arrays in groups.values():
         shardings = [x.sharding for x in arrays.values()]
         mesh = next((one.mesh for one in shardings if isinstance(one, NamedSharding)), None)
-        # A program for each shape, which parameters and their moments share, and the parameters when they are read.
-        each = [_pair(mesh, x) for x in arrays.values()]
-        sums = np.asarray(jax.device_get(each)).astype(np.uint64)
+        sums = np.asarray(_sums(mesh, list(arrays.values()))).astype(np.uint64)
         found |= {
             name: int(first | second << np.uint64(32)) for name, (first, second) in zip(arrays, sums, strict=True)
         }
@@ -48,9 +46,9 @@ def checksums(tree: Any) -> dict[str, int]:
 
 
 @partial(jax.jit, static_argnums=0)
-def _pair(mesh: Mesh | None, x: jax.Array) -> jax.Array:
-    """uint32[2], on all devices."""
-    out = jnp.stack(_sum(x))
+def _sums(mesh: Mesh | None, arrays: list[jax.Array]) -> jax.Array:
+    """uint32[number of arrays, 2], on all devices."""
+    out = jnp.stack([jnp.stack(_sum(x)) for x in arrays])
     return out if mesh is None else jax.lax.with_sharding_constraint(out, NamedSharding(mesh, PartitionSpec()))
 
 
