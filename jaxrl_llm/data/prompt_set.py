@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-import numpy as np
-
 from jaxrl_llm.data.chat.encode import encode_prompt, format_notes
 from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.data.load import Same, same_prompt
@@ -31,7 +29,6 @@ class PromptSet(NamedTuple):
     conflicting: int = 0  # rows left out that have the prompt of another row, but another answer
     ahead: Callable[[Iterable[int]], None] | None = None  # of rows read as they are drawn: begin to read these
     encode: Callable[..., list[int]] | None = None  # (prompt, row=None) -> token ids, encoded as these were
-    usual: int = 0  # tokens of nearly all prompts, or less: the longest, or twice the median; 0: not known
 
 
 class Drawn(NamedTuple):
@@ -74,9 +71,7 @@ def encode_rows(
         return encode_prompt(tokenizer, prompt, system_prompt=system_prompt, format=format, row=row, dialect=dialect)
 
     _tell(tokenizer, rows[:SAMPLED], format)
-    lengths = [len(one) for one in ids]
-    usual = min(max(lengths), 2 * int(np.median(lengths)))
-    return PromptSet(kept, ids, skipped, shortened, encode=encode, usual=usual)
+    return PromptSet(kept, ids, skipped, shortened, encode=encode)
 
 
 def encode_as_drawn(

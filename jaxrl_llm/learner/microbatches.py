@@ -18,7 +18,6 @@ from jaxrl_llm.core.shapes import check_batch
 from jaxrl_llm.core.trajectory import Trajectories, map_rows
 from jaxrl_llm.distributed.aot import place
 from jaxrl_llm.learner.checks import check_count, known, mark_of
-from jaxrl_llm.learner.packed_sizes import Room
 from jaxrl_llm.learner.packing import pack
 from jaxrl_llm.learner.prefix_trie import TokenRows
 from jaxrl_llm.models.layers.packed_attention import lanes
@@ -65,7 +64,6 @@ def plan_steps(
     mesh: Mesh | None = None,
     rows: np.ndarray | None = None,
     runs: bool = False,
-    room: Room | None = None,
 ) -> Steps:
     """The gradient steps of a batch, whose rows are read on the host; each slice is packed.
 
@@ -74,8 +72,7 @@ def plan_steps(
     rows and the slices divide them. Sizes are of a short list, so that batches of about the same lengths share a
     compiled update. On a mesh packed rows are spread over ROWS of `models.mesh_axes`, and their tokens over
     "sequence". rows: int[n], those to take; other rows of the batch are in no step. runs: count the runs of packed
-    rows, which models that carry states need (`ModelConfig.recurrent`). room: the lengths that other batches of the run
-    may have, so that small ones share a compiled update whatever their lengths.
+    rows, which models that carry states need (`ModelConfig.recurrent`).
 
     Raises InputError where the rows do not split evenly, and for counts below 1.
     """
@@ -115,7 +112,7 @@ def plan_steps(
         for chosen in shuffled.reshape(minibatches, -1):
             slices += deal(chosen)
     taken: Any = np.stack(slices).astype(np.int32)
-    packing = pack(here, slices, row_shards(mesh), token_shards(mesh), lanes(mesh), runs, room)
+    packing = pack(here, slices, row_shards(mesh), token_shards(mesh), lanes(mesh), runs)
 
     def arranged(x: np.ndarray) -> Any:
         x = x.reshape(-1, minibatches, micro_batches, *x.shape[1:])

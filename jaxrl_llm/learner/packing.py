@@ -7,26 +7,102 @@ each into the first row that has room. Sizes are of a short list, so that few pr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from jaxrl_llm.core.shapes import bucket
-from jaxrl_llm.learner.packed_sizes import Room, first_fit, fitting_sizes, fixed_sizes
 from jaxrl_llm.learner.prefix_trie import (
+    LEAST_SHARED,
     Array,
     DepthFirst,
     PrefixTrie,
     TokenRows,
     number_tokens,
+    places,
     prefix_tries,
     rounded_up,
+    subtrees,
 )
 from jaxrl_llm.models.layers.delta import CHUNK
 from jaxrl_llm.models.layers.paths import runs_of
 from jaxrl_llm.models.packing import PackedRows, Packing
+
+SMALL = 512  # places in packed rows: fewer are not worth a program of their own
+COARSE = 2048  # places up to which compiling another program costs more than a third of padding
+
+
+def first_fit(sizes: Sequence[int], width: int, keys: Sequence[int] | None = None) -> tuple[Array, Array, list[int]]:
+    """Put pieces into rows of `width`, the longest first; only those of one key share a row.
+
+    Returns each piece's row and its offset there, and the key of each row.
+    """
+    row_of, offset = np.zeros(len(sizes), int), np.zeros(len(sizes), int)
+    room, owner = np.zeros(len(sizes), int), np.full(len(sizes), -1)
+    used = 0
+    for piece in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        key = 0 if keys is None else keys[piece]
+        fits = np.flatnonzero((owner[:used] == key) & (room[:used] >= sizes[piece]))
+        if len(fits):
+            row = int(fits[0])
+        else:
+            row, used = used, used + 1
+            room[row], owner[row] = width, key
+        row_of[piece], offset[piece] = row, width - room[row]
+        room[row] -= sizes[piece]
+    return row_of, offset, owner[:used].tolist()
+
+
+Pieces = tuple[list[int], list[int]]  # sizes of pieces, and the keys of `first_fit`
+
+
+def fewest_places(
+    longest: int, pieces: Callable[[int], Sequence[Pieces]], widths: Sequence[int], rows: int, multiple: int = 1
+) -> tuple[int, int]:
+    """Length and number of packed rows for which all slices need the fewest places, preferring short rows.
+
+    pieces: those of each slice, given the length of packed rows. widths: to choose from, as multiples of `longest`.
+    rows: of a slice. multiple: of which the length must be one. Sizes of small batches are coarser, so that batches
+    whose completions get shorter share a program.
+    """
+    found = []
+    for times in widths:
+        width = rounded_up(bucket(times * longest, least=16, per_octave=2), multiple)
+        needed = max(len(first_fit(sizes, width, keys)[2]) for sizes, keys in pieces(width))
+        coarse = 8 < needed <= COARSE // width
+        count = max(bucket(needed, per_octave=2) if coarse else bucket(needed, 1), min(SMALL // width, rows))
+        margin = 1.5 if needed * width <= COARSE else 1.1  # what longer rows must save
+        found.append((count * width * (1 if times == 1 else margin), width, count))
+    return min(found)[1:]
+
+
+def size_of_prefixes(
+    split: Sequence[Sequence[PrefixTrie]], groups: int, multiple: int = 1, chunk: int = 1
+) -> tuple[int, int]:
+    """Length and number of the rows for prefixes. multiple: of which the length must be one; chunk: see `pack`."""
+    prefixes = [[rounded_up(trie.prefix, chunk) for trie in part] for part in split]
+    longest = max((prefix for part in prefixes for prefix in part), default=1)
+    after = max(int(sum(trie.lengths.sum() for trie in part)) for part in split)
+    # A row for each prompt, unless that wastes much: the fewer sizes there are, the fewer programs are compiled.
+    width, count = rounded_up(bucket(longest, least=16), multiple), max(groups, *map(len, prefixes))
+    if count * width - max(map(sum, prefixes)) > (count * width + after) / 8:
+        alike = lambda _: [(part, [0] * len(part)) for part in prefixes]  # noqa: E731
+        return fewest_places(longest, alike, (1, 2, 4), groups, multiple)
+    return width, count
+
+
+def _sizes(part: Sequence[PrefixTrie], prefix_width: int, width: int, chunk: int) -> Pieces:
+    """How many places each subtree of a slice takes, and its row of prefixes."""
+    rows, _, _ = first_fit([rounded_up(trie.prefix, chunk) for trie in part], prefix_width)
+    found = [
+        (places(trie, low, high, chunk), int(row))
+        for trie, row in zip(part, rows, strict=True)
+        if trie.lengths.any()
+        for low, high in subtrees(trie, width, chunk)
+    ]
+    return [size for size, _ in found], [row for _, row in found]
 
 
 class Assigned(NamedTuple):
@@ -67,30 +143,29 @@ def assign(part: Sequence[PrefixTrie], prefix_width: int, suffix_width: int, col
 
 
 def pack(
-    rows: TokenRows, slices: Sequence[Array], devices: int = 1, columns: int = 1, multiple: int = 1, runs: bool = False,
-    room: Room | None = None,
-) -> Packing:  # fmt: skip
+    rows: TokenRows, slices: Sequence[Array], devices: int = 1, columns: int = 1, multiple: int = 1, runs: bool = False
+) -> Packing:
     """A packing of each slice of the batch's rows, stacked along a first axis: int32[len(slices), ...], on the host.
 
     slices: rows int[n], all of one length; a packing speaks of a row by its place in its slice. devices: over which
     packed rows are to be spread; their numbers are multiples of it, and suffixes stand with their prefixes. columns:
     devices over which the tokens of each row are to be spread, an equal part on each; their numbers are multiples of
     it. multiple: of which the part of a row on a device is one. runs: for layers that carry states, count the runs of
-    rows (`layers.paths`), and let each begin with a chunk. room: what all batches of the run may need, for which sizes
-    are chosen where they are small. Actions are listed with the device that has their state.
+    rows (`layers.paths`), and let each begin with a chunk. Actions are listed with the device that has their state.
     """
     chunk = CHUNK if runs else 1
     multiple = math.lcm(multiple, chunk)
     n, L = len(slices[0]), rows.tokens.shape[1]
     split = [prefix_tries(rows.of(chosen), np.arange(n)) for chosen in slices]
-    groups = max(len(np.unique(rows.group[chosen])) for chosen in slices)
-    fixed = None
-    if room is not None and devices == 1:
-        fixed = fixed_sizes(split, n, groups, room, columns * multiple, chunk)
-    if fixed is not None:
-        split, (R0, W0), (R1, W1) = fixed
-    else:
-        (R0, W0), (R1, W1) = fitting_sizes(split, n, groups, columns * multiple, chunk)
+    W0, R0 = size_of_prefixes(
+        split, max(len(np.unique(rows.group[chosen])) for chosen in slices), columns * multiple, chunk
+    )
+    trees = any(trie.shared.max() >= LEAST_SHARED for part in split for trie in part)
+    longest = max((int(trie.lengths.max()) for part in split for trie in part), default=0)
+    W1, R1 = 0, 0
+    if longest:
+        sizes = lambda width: [_sizes(part, W0, width, chunk) for part in split]  # noqa: E731
+        W1, R1 = fewest_places(longest + 1, sizes, (1, 2, 4) if trees else (1, 2), n, columns * multiple)
     assigned = [assign(part, W0, W1, L, chunk) for part in split]
     R0 = rounded_up(R0, devices)
     each = bucket(max(int(np.bincount(a.parents, minlength=1).max()) for a in assigned), 1)
@@ -99,7 +174,7 @@ def pack(
     tiles = _Tiles((R0, W0), (R1, W1), devices, columns)
     listed = [_listed(a, tiles) for a in assigned]
     most = max(int(np.bincount(actions.shard, minlength=1).max()) for actions in listed)
-    M = _share(most if fixed is None else max(most, R1 * W1), (R1 * W1 or R0 * W0) // (devices * columns))
+    M = _share(most, (R1 * W1 or R0 * W0) // (devices * columns))
     packed = [_fill(a, actions, tiles, M, n) for a, actions in zip(assigned, listed, strict=True)]
     found = jax.tree.map(lambda *xs: np.stack(xs), *packed)
     return found.replace(runs=bucket(_most_runs(found), least=1, per_octave=1)) if runs else found

@@ -97,13 +97,6 @@ def prefix_tries(rows: TokenRows, chosen: Array) -> list[PrefixTrie]:
     return out
 
 
-def up_to(trie: PrefixTrie, most: int) -> PrefixTrie:
-    """The trie with a prefix of at most `most` tokens: what all share beyond them is in its subtrees."""
-    if trie.prefix <= most:
-        return trie
-    return trie._replace(prefix=most, shared=trie.shared + (trie.prefix - most) * (np.arange(len(trie.members)) > 0))
-
-
 def _common(a: Array, b: Array) -> int:
     """The length of the longest common prefix of two sequences."""
     n = min(len(a), len(b))

@@ -23,7 +23,6 @@ from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.distributed.mesh import to_mesh
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import Steps, plan_steps
-from jaxrl_llm.learner.packed_sizes import Room
 from jaxrl_llm.learner.router_balance import RouterBalance
 from jaxrl_llm.learner.teacher import FrozenPolicy, with_head
 from jaxrl_llm.learner.train_state import TrainState
@@ -49,7 +48,6 @@ class Learner(NamedTuple):
     policies: Mapping[str, Params] = {}  # others that move, by name: "previous", before the last update, "target" ...
     balance: RouterBalance | None = None  # how the experts of a mixture are kept busy
     teacher: FrozenPolicy | None = None  # instead of the reference
-    room: Room | None = None  # the lengths that batches may have, see `plan_steps`
 
 
 class LearnedBatch(NamedTuple):
@@ -86,13 +84,13 @@ def learn_batch(
     trained, slices = _trained(batch), learner.minibatches * learner.micro_batches
     steps = plan_steps(
         batch, epochs=learner.epochs, minibatches=learner.minibatches, micro_batches=learner.micro_batches, seed=seed,
-        mesh=mesh, rows=trained, runs=policy.config.recurrent, room=learner.room,
+        mesh=mesh, rows=trained, runs=policy.config.recurrent,
     )  # fmt: skip
     every = steps
     if trained is not None:  # slices as long as those of the update, over all rows
         times = len(batch.tokens) / len(trained)
         parts = slices * (int(times) if times.is_integer() else 1)
-        every = plan_steps(batch, micro_batches=parts, mesh=mesh, runs=policy.config.recurrent, room=learner.room)
+        every = plan_steps(batch, micro_batches=parts, mesh=mesh, runs=policy.config.recurrent)
     phase = Phase(steps, every, routing == "recompute", objective, only)
     if algorithm.phases is None:
         return _learn(learner, state, memory, to_mesh(batch, mesh), phase)

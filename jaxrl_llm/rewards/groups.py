@@ -31,29 +31,6 @@ def rows_of_group(scored: Scored, number: int, size: int) -> Scored:
     return some_rows(scored, number, slice(number * size, (number + 1) * size))
 
 
-def widened(batch: Trajectories, width: int) -> Trajectories:
-    """A batch on the host with `width` columns, of which those beyond its own are padding."""
-    L = batch.tokens.shape[1]
-    if width <= L:
-        return batch
-
-    def padded(x: Any, value: Any) -> np.ndarray:
-        return np.pad(x, ((0, 0), (0, width - L), *[(0, 0)] * (x.ndim - 2)), constant_values=value)
-
-    fields = {
-        name: padded(x, PADDING.get(name, 0))
-        for name, x in vars(batch).items()
-        if hasattr(x, "ndim") and x.ndim >= 2 and x.shape[1] == L
-    }
-    info: dict[str, Any] = {
-        name: padded(x, np.nan)
-        for name, x in (batch.info or {}).items()
-        if x.ndim == 2 and x.shape[1] == L and jax.dtypes.issubdtype(x.dtype, np.floating)
-    }
-    batch = batch.with_info(**info) if info else batch
-    return batch.replace(**fields)
-
-
 def concatenate_groups(groups: list[Scored]) -> Scored:
     """Concatenate groups of possibly different widths, renumbering them in their order; one may have several parts."""
     width = max(group.batch.tokens.shape[1] for group in groups)

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.sampling.requests import Request
 
-SMALL = 512  # columns for prompts: fewer are not worth programs of their own
 SPARE = 4  # prompt slots per prompt slot needed if groups ended together: unfinished rows keep theirs occupied
 
 
@@ -26,15 +25,10 @@ class Size(NamedTuple):
         return len(request.prompt) <= self.width and request.limit <= self.tokens
 
 
-def size_for(
-    requests: Sequence[Request], slots: int = 0, devices: int = 1, shape: Shape | None = None, usual: int = 0
-) -> Size:
-    """The capacity for these requests. slots, devices, shape: see `stream` and `capacity.plan`.
-
-    usual: tokens of the prompts of other calls, which then share these programs.
-    """
+def size_for(requests: Sequence[Request], slots: int = 0, devices: int = 1, shape: Shape | None = None) -> Size:
+    """The capacity for these requests. slots, devices, shape: see `stream` and `capacity.plan`."""
     shape = shape or plan([request.prefix for request in requests], slots, devices)
-    width = bucket(max(usual, *(len(request.prompt) for request in requests)))
+    width = bucket(max(len(request.prompt) for request in requests))
     return Size(shape, width, bucket(max(request.limit for request in requests), least=4))
 
 

@@ -32,8 +32,6 @@ from jaxrl_llm.sampling.two_model_decode import empty_layers, run, width
 from jaxrl_llm.sampling.weights import Weights
 
 PREFILL_TOKENS = 512  # tokens of prompts in one forward pass, padding included
-# On CPUs, where fewer keep the processor busy, and a second batch size would cost more to compile than it saves.
-CPU_TOKENS = 256
 
 
 def prefill_prompts(
@@ -55,14 +53,13 @@ def prefill_prompts(
         while width % 2 == 0 and width // 2 >= max(len(ids), 32):
             width //= 2
         widths.setdefault(width, []).append((slot, ids, adapter))
-    devices, cpu = row_shards(weights.mesh, SAMPLED_ROWS), weights.platform == "cpu"
+    devices = row_shards(weights.mesh, SAMPLED_ROWS)
     for width, batch in widths.items():
-        most = min(max((CPU_TOKENS if cpu else PREFILL_TOKENS) // width, 1), -(-size.shape.prompts // devices))
+        most = min(max(PREFILL_TOKENS // width, 1), -(-size.shape.prompts // devices))
         most = devices << (most.bit_length() - 1)
         while batch:
-            # On accelerators two batch sizes are compiled for each width: padding half of a batch is cheaper than many
-            # small ones.
-            rows = most if cpu or 2 * len(batch) > most else devices
+            # Two batch sizes are compiled for each width; padding half of a batch is cheaper than many small ones.
+            rows = most if 2 * len(batch) > most else devices
             part, batch = batch[:rows], batch[rows:]
             padding = rows - len(part)
             tokens, _ = pad_rows([ids for _, ids, _ in part] + [[0]] * padding, width)

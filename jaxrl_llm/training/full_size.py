@@ -5,22 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.core.trajectory import Trajectories, map_rows
-from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.learner.packed_sizes import SMALL, Room
-from jaxrl_llm.rewards.groups import widened
-
-
-def room_of(prompts: PromptSet, new_tokens: int) -> Room | None:
-    """What the rows of a run's batches need, of which each has one completion; None where that is not known."""
-    return Room(prompts.usual, new_tokens) if prompts.usual else None
-
-
-def at_full_width(batch: Trajectories, room: Room | None) -> Trajectories:
-    """The batch with columns for what `room` says, where they are few, so that all steps share their programs."""
-    width = 0 if room is None else bucket(room.prompt + room.completion)
-    return widened(batch, width) if width <= SMALL else batch
 
 
 def fill_up(batch: Trajectories, rows: int, group_size: int, measured: int = 0) -> Trajectories:

@@ -18,7 +18,6 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.evaluation.evaluate import evaluate_run
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
 from jaxrl_llm.training.folder.files import RunFolder
-from jaxrl_llm.training.full_size import at_full_width, room_of
 from jaxrl_llm.training.health.activity import Activity
 from jaxrl_llm.training.health.goodput import Clock
 from jaxrl_llm.training.health.oom import arrays_of, explained
@@ -87,8 +86,6 @@ def next_batch(run: Running, step: int) -> Step:
     found, at = run.source.next(run.state.source, run.params(), key, step)
     run.stop_if_told()  # the state that is saved then is that before the step
     run.state = run.state._replace(source=at)
-    room = room_of(run.parts.prompts, run.config.max_new_tokens)
-    found = found._replace(scored=found.scored._replace(batch=at_full_width(found.scored.batch, room)))
     trim_heap()
     return found
 

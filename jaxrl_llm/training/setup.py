@@ -292,12 +292,11 @@ def set_up(
     hook = hook_of(config, algorithm, own_source)
     league = None if own_source else rollout_of(config, algorithm).demands.league
     optimizer = optimizer_of(config, algorithm)
-    rate = jax.jit(learning_rate(config.optimizer, config.gradient_steps))
     facts = RunFacts(prompts=len(prompts.rows), steps=config.steps)
     state, memory = start(policy, algorithm, optimizer, params, facts, mesh)
     parts = RunParts(
         algorithm, policy, tokenizer, prompts, held_out, rewards, optimizer,
-        rate, digests, reference, mesh, sampler, frozen, hosts,
+        learning_rate(config.optimizer, config.gradient_steps), digests, reference, mesh, sampler, frozen, hosts,
         record=record_of(config, algorithm, given), policies=first_policies(config, algorithm, hook, params, league),
         rules=update_rules(algorithm, hook, league), hook=hook, teacher=teacher,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from jaxrl_llm.learner.step import Learner, as_sampled, learn_batch
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.full_size import at_full_size, room_of
+from jaxrl_llm.training.full_size import at_full_size
 from jaxrl_llm.training.health.rollback import Judged, undo_spike
 from jaxrl_llm.training.method import balance_of, needs_values
 from jaxrl_llm.training.metrics import Learned, step_metrics
@@ -52,11 +52,10 @@ def learn(
     rule = parts.algorithm.reference
     share = 0.0 if rule is None else rule.initial_share
     reference = reference_now(parts.reference, state.policies.get("reference"), parts.frozen, share)
-    room = room_of(parts.prompts, config.max_new_tokens)
     learner = Learner(
         policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs_at(step), config.minibatches,
         config.micro_batches, reference, frozen, state.policies, balance_of(config),
-        None if isinstance(parts.teacher, ServerTeacher) else parts.teacher, room,
+        None if isinstance(parts.teacher, ServerTeacher) else parts.teacher,
     )  # fmt: skip
     later = frozenset[str]() if learner.algorithm.phases is None else learner.algorithm.phases.provides
     check_provided(batch, learner.algorithm.needs - later)

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.learner.packed_sizes import Room, fewest_places, first_fit
-from jaxrl_llm.learner.packing import _share, pack
+from jaxrl_llm.learner.packing import _share, fewest_places, first_fit, pack
 from jaxrl_llm.learner.prefix_trie import Member, PrefixTrie, TokenRows, subtrees
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import Packing
@@ -66,11 +65,9 @@ def device_of(packing: Packing, state: int, devices: int, columns: int) -> int:
     raise AssertionError("no state")
 
 
-def check(
-    rows: TokenRows, slices: list[np.ndarray], devices: int = 1, columns: int = 1, room: Room | None = None
-) -> list[Packing]:
+def check(rows: TokenRows, slices: list[np.ndarray], devices: int = 1, columns: int = 1) -> list[Packing]:
     """Every action of every slice is there once, where its state is, and sees what stands before it in its row."""
-    packed = pack(rows, slices, devices, columns, room=room)
+    packed = pack(rows, slices, devices, columns)
     out = []
     for index, chosen in enumerate(slices):
         packing = jax.tree.map(lambda x, i=index: x[i], packed)
@@ -132,35 +129,6 @@ def test_a_prompt_is_there_once() -> None:
     (alone,) = check(rows_of(sequences, [10] * 4, [0, 1, 2, 3]), [np.arange(4)])
     assert size(alone) == 4 * 14
     assert alone.suffixes is None
-
-
-@settings(max_examples=40, deadline=None)
-@given(batches(), st.sampled_from([1, 2]), st.integers(1, 20), st.integers(1, 70))
-def test_every_action_sees_its_own_past_in_the_room_of_a_run(
-    made: tuple[TokenRows, int], devices: int, prompt: int, completion: int
-) -> None:
-    rows, N = made
-    check(rows, [np.arange(N)], devices, room=Room(prompt, completion))
-
-
-def test_batches_of_other_lengths_have_the_same_sizes() -> None:
-    """Short and long prompts, completions that all begin alike or end soon: one shape; longer ones have their own."""
-    room, random = Room(20, 12), np.random.default_rng(2)
-
-    def shapes(prompt: int, shared: int, own: int) -> list[tuple[int, ...]]:
-        sequences, group = [], []
-        for number in range(3):
-            for _ in range(4):
-                begun = [number + 1] * prompt + [7] * shared
-                sequences.append(begun + random.integers(9, 99, own).tolist())
-                group.append(number)
-        (packing,) = check(rows_of(sequences, [prompt] * 12, group), [np.arange(12)], room=room)
-        return [x.shape for x in jax.tree.leaves(packing)]
-
-    found = shapes(20, 0, 12)
-    assert found[0] == (3, 20)
-    assert shapes(5, 0, 3) == shapes(17, 0, 12) == shapes(20, 10, 2) == shapes(20, 12, 0) == found
-    assert shapes(20, 0, 60) != found
 
 
 def test_a_tree_is_there_once() -> None:

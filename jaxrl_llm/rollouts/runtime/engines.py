@@ -19,7 +19,7 @@ from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rollouts.program_host import Completes, Draws, MakeEngine
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
-from jaxrl_llm.sampling.capacity import SMALL, for_conversations, lasting, size_for
+from jaxrl_llm.sampling.capacity import for_conversations, lasting, size_for
 from jaxrl_llm.sampling.engine_of import engine_of
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
@@ -72,8 +72,6 @@ def engines_of(
             slots, setup.group_size, max(groups, 1), devices, setup.rollout.demands.turns == 1
         )
 
-    prompt = setup.prompts.usual if setup.prompts.usual <= SMALL else 0
-
     def make(requests: Sequence[Request], draws: Draws, stats: Stats) -> Completes:
         temperature, learns = draws.temperature, draws.learns
         usual = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
@@ -96,7 +94,7 @@ def engines_of(
         if setup.rollout.thinking is not None and learns:
             drawing = dataclasses.replace(drawing, thinking=setup.rollout.thinking)
         own = turns or draws.trained
-        size = size_for(requests, slots, devices, shape if own else None, prompt)
+        size = size_for(requests, slots, devices, shape if own else None)
         tokens = max(size.tokens, setup.rollout.room(sampling.max_new_tokens, policy.config.max_positions))
         size = size._replace(tokens=tokens, parked=parked)
         setup.watch(stats)
