@@ -230,7 +230,7 @@ class Engine:
             if self.policy.config.recurrent:
                 layers = states_of_prompts(self.prefix_cache, slots, self.ring_cache.layers, numbers)
                 self.ring_cache = self.ring_cache._replace(layers=layers)
-            ends = ends_of_prompts(self.prefix_cache, slots, numbers)
+            ends = self.weights.spread(ends_of_prompts(self.prefix_cache, slots, numbers))
             ring = self.ring_cache
             drawn, numbers = begin(self.policy, self.weights.loop, ends, ring.drawn, ring.step, numbers, self.settings)
             self.ring_cache = self.ring_cache._replace(drawn=drawn)
