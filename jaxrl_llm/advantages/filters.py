@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm.advantages.group import TOLERANCE
 from jaxrl_llm.core.arguments.checks import require_function
@@ -18,8 +19,22 @@ from jaxrl_llm.core.transform import Transform, stateless
 
 def uniform_groups(batch: Trajectories) -> jax.Array:
     """bool[N]: samples of groups without learning signal, whose rewards are all equal (or which have a single one)."""
+    if isinstance(batch.group, np.ndarray) and isinstance(batch.reward, np.ndarray):
+        return _uniform_on_host(batch)
     _, mean, deviation = bucket_moments(batch.group, batch.scores)
     return deviation <= TOLERANCE * jnp.maximum(jnp.abs(mean), 1.0)
+
+
+def _uniform_on_host(batch: Trajectories) -> np.ndarray:
+    """`uniform_groups` of a batch that rollouts gave, whose number of rows differs: nothing is compiled."""
+    reward, group = np.asarray(batch.reward, np.float64), np.asarray(batch.group)
+    scored = np.asarray(batch.action_mask).any(axis=1) & ~np.isnan(reward)
+    uniform = np.ones(len(reward), bool)
+    for name in np.unique(group):
+        of = reward[(group == name) & scored]
+        if of.size > 1 and of.std(ddof=1) > TOLERANCE * max(abs(of.mean()), 1.0):
+            uniform[group == name] = False
+    return uniform
 
 
 def mixed_groups(batch: Trajectories) -> jax.Array:

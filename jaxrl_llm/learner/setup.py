@@ -31,10 +31,11 @@ def start(
     """The state before the first update, sharded by `fully_sharded`, and the memory of the algorithm's transform."""
     # Everything is on the mesh from the start: a step over arrays of another placement would be compiled again.
     memory = computed(lambda: algorithm.transform.init(facts))
+    init = jax.jit(optimizer.init)  # one program, not one for each shape
     if mesh.size > 1:  # no device has all moments, not even for a moment
         spread = fully_sharded(jax.eval_shape(optimizer.init, params), policy.config, mesh)
-        moments = jax.jit(optimizer.init, out_shardings=spread)
-        optimizer = optimizer._replace(init=moments)
+        init = jax.jit(optimizer.init, out_shardings=spread)
+    optimizer = optimizer._replace(init=init)
     state = computed(lambda params: init_state(params, optimizer), params)
     return shard(state, policy, mesh), replicate(memory, mesh)
 

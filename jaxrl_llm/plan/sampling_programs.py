@@ -17,7 +17,7 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
 from jaxrl_llm.models.stacks import of_kind
 from jaxrl_llm.sampling.capacity import Size
-from jaxrl_llm.sampling.decode import RingCache, begin, decode, empty_ring_cache, no_rows
+from jaxrl_llm.sampling.decode import RingCache, begin, decode, empty_ring_cache, ends_of_prompts, no_rows
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.kv_cache import PrefixCache, PrefixSlots
@@ -146,10 +146,10 @@ def compile_sampling(
         slots = PrefixSlots(number(jnp.int32, shape.rows), number(jnp.int32, shape.prompts * shape.slots_per_prompt))
     together = prompts_together(size, row_shards(own, SAMPLED_ROWS))
     asked = spread((number(jnp.int32, together, size.width), *[number(jnp.int32, together)] * 2), own)
-    one = number(jnp.int32)
+    one, ends = number(jnp.int32), spread(jax.eval_shape(ends_of_prompts, prefix_cache, slots, rows), own)
     trace: dict[str, Callable[[], Any]] = {
         "prefill": lambda: prefill.trace(policy, arrays.prompts, prefix_cache, *asked),
-        "begin": lambda: begin.trace(policy, weights, prefix_cache, slots, ring.drawn, ring.step, rows, settings),
+        "begin": lambda: begin.trace(policy, weights, ends, ring.drawn, ring.step, rows, settings),
         "decode": lambda: decode.trace(policy, weights, prefix_cache, slots, ring, rows, settings, one, one),
     }
     if speculative_tokens:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm.core.soft_thinking import SoftThinking, mixture, no_thoughts
 from jaxrl_llm.core.trajectory import Array
@@ -102,8 +103,8 @@ def empty_ring_cache(policy: Policy, rows: int, tokens: int, dtype: Any, record:
 
 def no_rows(rows: int, thinking: SoftThinking | None = None) -> RowState:
     """The state of empty rows. thinking: the policy's."""
-    zeros, ones = jnp.zeros(rows, jnp.int32), jnp.ones(rows, bool)
-    found = RowState(zeros, zeros, zeros, ~ones, ones, zeros, zeros, zeros, zeros, zeros)
+    zeros, ones = np.zeros(rows, np.int32), np.ones(rows, bool)  # the host writes to them before a program reads them
+    found: Any = RowState(*(zeros, zeros, zeros, ~ones, ones, zeros, zeros, zeros, zeros, zeros))  # type: ignore[arg-type]
     return found if thinking is None else found._replace(thinking=~ones, thought=no_thoughts(thinking, rows))
 
 
@@ -161,16 +162,25 @@ def states_of_prompts(
     return tuple(jax.tree.map(begun, own, prefix) if isinstance(own, State) else own for own, prefix in pairs)
 
 
+class Ends(NamedTuple):
+    """What the prompt of each row left at its last token."""
+
+    hidden: Array  # [B, D]
+    experts: Array | None  # int[B, layers, k]; None: not recorded
+
+
+@jax.jit
+def ends_of_prompts(prefix_cache: PrefixCache, prefix_slots: PrefixSlots | None, rows: RowState) -> Ends:
+    """The ends of the rows' prompts, for `begin`, which then does not depend on how many prompts there are."""
+    slot = _slot_of_row(prefix_cache, prefix_slots, rows.own.shape[0])
+    experts = prefix_cache.experts
+    last = None if experts is None else experts[slot, jnp.maximum(prefix_cache.length[slot] - 1, 0)]
+    return Ends(prefix_cache.hidden[slot], last)
+
+
 @jax.jit(static_argnames=("policy",), donate_argnames=("drawn",))
 def begin(
-    policy: Policy,
-    params: Params,
-    prefix_cache: PrefixCache,
-    prefix_slots: PrefixSlots | None,
-    drawn: Drawn,
-    step: Array,
-    rows: RowState,
-    settings: DrawSettings,
+    policy: Policy, params: Params, ends: Ends, drawn: Drawn, step: Array, rows: RowState, settings: DrawSettings
 ) -> tuple[Drawn, RowState]:
     """Draw the first tokens of fresh rows from the last hidden states of their prompts.
 
@@ -179,10 +189,9 @@ def begin(
     This is a separate program, because the host knows when there are fresh rows. As a branch of the loop's program, its
     collectives would not be ordered with the loop's, which deadlocks XLA on CPU with few threads.
     """
-    slot = _slot_of_row(prefix_cache, prefix_slots, rows.own.shape[0])
-    new = _draw(policy, params, prefix_cache.hidden[slot], rows, settings)
-    if prefix_cache.experts is not None:
-        new = new._replace(experts=prefix_cache.experts[slot, jnp.maximum(prefix_cache.length[slot] - 1, 0)])
+    new = _draw(policy, params, ends.hidden, rows, settings)
+    if ends.experts is not None:
+        new = new._replace(experts=ends.experts)
     column = (step - 1) % drawn.token.shape[1]
     return _append(policy, drawn, rows, new, rows.fresh & ~rows.done, column, settings.stop_tokens)
 

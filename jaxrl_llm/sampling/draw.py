@@ -48,6 +48,7 @@ class Drawn(NamedTuple):
     thoughts: Array | None = None  # f32[N, 3, K], records of soft tokens; None: of a policy that does not think so
 
 
+@jax.jit
 def seed_of(key: Array) -> Array:
     """uint32[]: the seed of a random key. With prompt id, sample number and position it keys a token's noise."""
     return jax.random.bits(key, dtype=jnp.uint32)

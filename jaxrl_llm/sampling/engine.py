@@ -9,13 +9,12 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.capacity import Size
-from jaxrl_llm.sampling.decode import begin, decode, empty_ring_cache, no_rows, states_of_prompts
+from jaxrl_llm.sampling.decode import begin, decode, empty_ring_cache, ends_of_prompts, no_rows, states_of_prompts
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixSlots
 from jaxrl_llm.sampling.prefill import empty_prefix_cache, prefill_prompts
@@ -85,11 +84,12 @@ class Engine:
         self.size, self.shape = size, size.shape
         self.schedule = Schedule((), size.shape)
         shape, weights = size.shape, self.weights
-        of_prompts = partial(empty_prefix_cache, self.policy, shape.prompts, size.width, self.dtype, self.record)
-        of_rows = partial(empty_ring_cache, self.policy, shape.rows, size.tokens, self.dtype, self.record)
-        self.prefix_cache, self.ring_cache = weights.zeros(of_prompts), weights.zeros(of_rows)
+        self.prefix_cache = weights.zeros(
+            empty_prefix_cache, self.policy, shape.prompts, size.width, self.dtype, self.record
+        )
+        self.ring_cache = weights.zeros(empty_ring_cache, self.policy, shape.rows, size.tokens, self.dtype, self.record)
         self.rows = no_rows(shape.rows, self.policy.thinking)
-        beside = partial(empty_ring_cache, self.policy, size.parked, size.tokens, self.dtype, self.record)
+        beside = empty_ring_cache, self.policy, size.parked, size.tokens, self.dtype, self.record
         self.kept = store_of(self.policy, weights, beside, size.parked)  # rows that ended
         self.steps = 0
         self.tail: TailRows | None = None  # the rows that decode by speculation
@@ -219,20 +219,22 @@ class Engine:
                 self._decode_tail(chunk)
                 return
             leave_at, chunk = (rows - few, chunk) if live > few else (rows, 1)
-        indices = self.prefix_slot, self.schedule.row_in
-        slots = None if self.shape.fixed else PrefixSlots(*map(jnp.asarray, indices))
+        indices = self.prefix_slot.copy(), self.schedule.row_in
+        slots = None if self.shape.fixed else PrefixSlots(*jax.device_put(indices))
         if waiting or self.turns:
             leave_at = min(rows - live + max(rows // IDLE_SHARE, 1), rows)
         self.ring_cache = self.kept.park_overwritten(self.ring_cache, self.steps, chunk, self.shortest)
-        numbers = self.weights.spread(jax.tree.map(jnp.asarray, self.rows))
+        numbers = self.weights.spread(jax.device_put(self.rows))
         shared = self.policy, self.weights.loop, self.prefix_cache, slots
         if fresh:
             if self.policy.config.recurrent:
                 layers = states_of_prompts(self.prefix_cache, slots, self.ring_cache.layers, numbers)
                 self.ring_cache = self.ring_cache._replace(layers=layers)
-            drawn, numbers = begin(*shared, self.ring_cache.drawn, self.ring_cache.step, numbers, self.settings)
+            ends = self.weights.spread(ends_of_prompts(self.prefix_cache, slots, numbers))
+            ring = self.ring_cache
+            drawn, numbers = begin(self.policy, self.weights.loop, ends, ring.drawn, ring.step, numbers, self.settings)
             self.ring_cache = self.ring_cache._replace(drawn=drawn)
-        limits = jnp.int32(leave_at), jnp.int32(chunk)
+        limits = jax.device_put((np.int32(leave_at), np.int32(chunk)))
         self.ring_cache, *found = decode(*shared, self.ring_cache, numbers, self.settings, *limits)
         self.rows, counts = self.weights.fetched(found)
         self.steps += int(counts.steps)

@@ -105,9 +105,8 @@ def prefill(
     hidden, kvs, experts = recorded_pass(policy, params, tokens, length, kept is not None)
     last = jnp.take_along_axis(hidden, (length - 1)[:, None, None], axis=1)[:, 0]
 
-    def put(store: LayerCache | State | None, kv: Any) -> LayerCache | State | None:
-        if store is None:
-            return None
+    @jax.jit  # traced once for all layers of a shape
+    def put(store: LayerCache | State, kv: Any) -> LayerCache | State:
         if isinstance(store, State):
             return jax.tree.map(lambda old, x: old.at[into].set(x.astype(old.dtype), mode="drop"), store, kv)
         S = store.values.shape[2]
@@ -123,7 +122,9 @@ def prefill(
 
         return each(at_slots, store, new)
 
-    layers = tuple(put(store, of_layer(kvs, i)) for i, store in enumerate(prefix_cache.layers))
+    layers = tuple(
+        None if store is None else put(store, of_layer(kvs, i)) for i, store in enumerate(prefix_cache.layers)
+    )
     return PrefixCache(
         layers,
         prefix_cache.length.at[into].set(length, mode="drop"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxrl_llm.sampling.decode import RingCache, RowState, finished
+from jaxrl_llm.sampling.draw import Drawn
 from jaxrl_llm.sampling.requests import Request, Tokens, as_tokens, first_not_finite
 from jaxrl_llm.sampling.routed_experts import with_experts
 from jaxrl_llm.sampling.weights import Weights
@@ -19,11 +21,13 @@ def in_ring(
 ) -> dict[int, Tokens]:
     """The tokens of some rows so far, including those that they began with. requests: by row."""
     rows = list(requests)
-    size = 1 << (len(rows) - 1).bit_length()
-    index = np.resize(np.asarray(rows, np.int32), size)
-    last = np.asarray(state.last)[index]
-    count, fresh = np.asarray(state.own), np.asarray(state.fresh)
-    drawn = jax.tree.map(np.asarray, weights.fetched(finished(ring_cache.drawn, index, last)))
+    count, fresh, index = np.asarray(state.own), np.asarray(state.fresh), np.asarray(rows, np.int32)
+    if weights.mesh is None and weights.platform == "cpu":  # the host reads them where they are
+        drawn: Any = _in_order(jax.tree.map(np.asarray, ring_cache.drawn), index, np.asarray(state.last)[index])
+    else:
+        index = np.resize(index, 1 << (len(rows) - 1).bit_length())
+        ordered = finished(ring_cache.drawn, index, np.asarray(state.last)[index])
+        drawn = jax.tree.map(np.asarray, weights.fetched(ordered))
     out = {}
     for i, (row, request) in enumerate(requests.items()):
         own, begun = 0 if fresh[row] else int(count[row]) + 1, request.begun
@@ -31,6 +35,12 @@ def in_ring(
             begun = with_experts(begun, drawn.experts[i, drawn.token.shape[1] - own :][: begun.size])
         out[row] = begun.followed_by(as_tokens(drawn, i, own - begun.size, policy_step))
     return out
+
+
+def _in_order(drawn: Drawn, rows: np.ndarray, last: np.ndarray) -> Any:
+    """`finished`, on the host."""
+    columns = (last[:, None] + 1 + np.arange(drawn.token.shape[1])) % drawn.token.shape[1]
+    return jax.tree.map(lambda x: x[rows[:, None], columns], drawn)
 
 
 def check_finite(requests: Mapping[int, Request], drawn: Mapping[int, Tokens]) -> None:

@@ -161,7 +161,7 @@ def sample(
     batch = assemble(rows, temperature or 1.0, truncating, policy_step)
     if hook is not None and hook.state:
         batch = batch.with_info(**{name: jnp.full(len(rows), x, jnp.float32) for name, x in hook.state})
-    return jax.tree.map(jnp.asarray, batch)
+    return jax.device_put(batch)
 
 
 def requests_of(
@@ -214,12 +214,13 @@ def settings_of(
     """The engine's `DrawSettings`; the arguments are those of `sample`."""
     truncating = temperature > 0 and (top_k > 0 or top_p < 1 or min_p > 0)
     mask = None if allowed is None else allowed_tokens(allowed, policy.config.vocab_size)
+    limits: Any = np.int32(top_k), np.float32(top_p), np.float32(min_p)
     return DrawSettings(
         seed=seed_of(key),
-        temperature=jnp.float32(temperature),
-        filters=Filters(jnp.int32(top_k), jnp.float32(top_p), jnp.float32(min_p)) if truncating else None,
+        temperature=jax.device_put(np.float32(temperature)),
+        filters=jax.device_put(Filters(*limits)) if truncating else None,
         allowed=mask,
-        stop_tokens=jnp.asarray(checked_stop_tokens(stop_token_ids, policy), jnp.int32),
+        stop_tokens=jax.device_put(np.asarray(checked_stop_tokens(stop_token_ids, policy), np.int32)),
     )
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import threading
+import weakref
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -369,6 +372,24 @@ def test_it_runs_inside_of_a_running_event_loop() -> None:
         return Ran(begin(range(3), 2), Rule()).complete
 
     assert asyncio.run(cell()) == [0, 1, 2]
+
+
+def test_weights_are_let_go_of_without_a_look_for_cycles() -> None:
+    """Else those of many steps are there at once: what holds the groups, which refer to each other, is freed late."""
+    made: list[weakref.ref[Any]] = []
+
+    def with_weights(make: Any, admit: Any, run: Any) -> Any:
+        maker = partial(make)
+        made.append(weakref.ref(maker))
+        return run(maker, admit)
+
+    gc.disable()
+    try:
+        ran = Ran(begin(range(3), 2), Rule(2), within=with_weights)
+        assert len(ran.pool) == 1
+        assert made[0]() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 Region = tuple[tuple[int, int], ...]  # first and last index + 1 along each axis
@@ -38,7 +37,8 @@ class Shards:
     def array(self) -> jax.Array:
         """The array on its devices."""
         if self.sharding is None:
-            return jnp.asarray(next(iter(self.parts.values())))
+            # `jnp.asarray` compiles a program for each shape; what is donated later must be a copy.
+            return jax.device_put(next(iter(self.parts.values())), may_alias=False)
         return jax.make_array_from_callback(
             self.shape, self.sharding, lambda index: self.parts[_region(index or (), self.shape)]
         )

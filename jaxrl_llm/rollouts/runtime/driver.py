@@ -71,9 +71,16 @@ class Driver:
 
 def in_a_loop(work: Coroutine[Any, Any, T]) -> T:
     """What a coroutine returns, in an event loop of its own."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _in_loop():
         return asyncio.run(work)
     with ThreadPoolExecutor(1) as thread:  # in a notebook, this thread already runs an event loop
         return thread.submit(asyncio.run, work).result()
+
+
+def _in_loop() -> bool:
+    # Of its own, because what is raised while an exception is handled keeps that one, and the frames of its traceback.
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

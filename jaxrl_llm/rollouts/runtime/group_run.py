@@ -136,14 +136,13 @@ class GroupRun:
         self.running, self._tell = asyncio.ensure_future(self._program()), ended
 
     async def _program(self) -> None:
-        driver = self.run.driver
+        rollout = self.run.driver.rollout  # not the driver: a program that is cancelled keeps its frames
         try:
-            tools = Tools(self, driver.tokenizer, driver.context, driver.controls, driver.encode)
-            found = await contained(driver.rollout.program(tools, self.task))
+            found = await contained(rollout.program(self._tools(), self.task))
             episodes = list(found)
-            right = len(episodes) > 0 if driver.rollout.demands.variable_size else len(episodes) == self.task.samples
+            right = len(episodes) > 0 if rollout.demands.variable_size else len(episodes) == self.task.samples
             if not right or not all(isinstance(one, Episode) for one in episodes):
-                number = "some" if driver.rollout.demands.variable_size else self.task.samples
+                number = "some" if rollout.demands.variable_size else self.task.samples
                 raise InputError(f"a program must return {number} episodes, but returned {len(episodes)}")
             if unused := [name for name in self.before.recorded if name not in self.named]:
                 raise self.not_deterministic(f"it did not ask for {unused[0]!r} again")
@@ -156,6 +155,10 @@ class GroupRun:
         except Exception as error:
             self.error = error
         self._tell()
+
+    def _tools(self) -> Tools:
+        driver = self.run.driver
+        return Tools(self, driver.tokenizer, driver.context, driver.controls, driver.encode)
 
     def fail(self, why: str) -> None:
         """End the program with a TimeoutError."""

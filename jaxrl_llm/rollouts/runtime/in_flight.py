@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +18,9 @@ from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls
 from jaxrl_llm.rollouts.runtime.group_run import GroupRun, Ticket
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Held
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
+from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.stats import Stats
+from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.process import compiles, count_compiles, interruptible, stop_if
 
 if TYPE_CHECKING:
@@ -98,6 +101,7 @@ class InFlight:
                 logs = [group.log() for group in self.groups]
             finally:
                 await self.cancel()
+                self.let_go()
         if self.stats:
             self.stats[0].seconds = time.perf_counter() - began - sum(stats.seconds for stats in self.stats[1:])
             self.stats[0].compiles = compiles()[0] - before
@@ -130,6 +134,14 @@ class InFlight:
                     open_ones.append(ticket)
         self.engines = {}
         return open_ones
+
+    def let_go(self) -> None:
+        """Let go of the engines and of what makes them, and so of the weights.
+
+        Groups and their calls refer to each other and to this, so that nothing else frees it before Python next looks
+        for cycles, which may be many steps later.
+        """
+        self.engines, self.driver = {}, replace(self.driver, make_engine=_over)
 
     async def advance(self) -> bool:
         """Make progress. True when the rule is satisfied or all groups are over."""
@@ -279,6 +291,10 @@ class InFlight:
             task.cancel()
         self.outside.end()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _over(requests: Sequence[Request], draws: Draws, stats: Stats) -> Completes:
+    raise InputError("the groups are no longer in flight: nothing is sampled for them")
 
 
 def _order(draws: Draws) -> tuple[bool, int, bool, float]:

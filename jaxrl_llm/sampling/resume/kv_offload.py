@@ -94,10 +94,10 @@ class Store:
         return ring_cache
 
 
-def store_of(policy: Policy, weights: Weights, make: Callable[[], RingCache], size: int) -> Store:
-    """An empty store of `size` rows, of the cache that `make` gives."""
+def store_of(policy: Policy, weights: Weights, make: tuple[Any, ...], size: int) -> Store:
+    """An empty store of `size` rows. make: a function that gives its cache, and its arguments."""
     split = row_shards(weights.mesh, SAMPLED_ROWS) > 1
-    return Store(weights.zeros(make) if size else None, size, split, policy.config.recurrent)
+    return Store(weights.zeros(*make) if size else None, size, split, policy.config.recurrent)
 
 
 def place_rows(

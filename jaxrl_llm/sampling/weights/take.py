@@ -34,6 +34,13 @@ class Weights(NamedTuple):
     moved_seconds: float = 0.0  # time of the transfer
     device: jax.Device | None = None  # to which the parameters are committed, without a mesh
 
+    @property
+    def platform(self) -> str:
+        """The platform of the devices: "cpu", "tpu" ..."""
+        if self.mesh is not None:
+            return str(self.mesh.devices.flat[0].platform)
+        return jax.default_backend() if self.device is None else self.device.platform
+
     def spread(self, tree: Any) -> Any:
         """Place arrays, whose first axis is rows or prompt slots, on the mesh or the device of the parameters.
 
@@ -44,17 +51,26 @@ class Weights(NamedTuple):
             return place(tree, shardings(tree, self.mesh))
         return tree if self.device is None else jax.device_put(tree, self.device)
 
-    def zeros(self, make: Callable[[], Any]) -> Any:
-        """make(), a pytree of zeros, placed as `spread` does: on a mesh, no device ever has more than its part."""
+    def zeros(self, make: Callable[..., Any], *args: Any) -> Any:
+        """make(*args), a pytree of zeros, placed as `spread` does: on a mesh, no device ever has more than its part.
+
+        args: hashable.
+        """
         if self.mesh is None:
-            return self.spread(make())
-        shapes = jax.eval_shape(make)
+            return self.spread(_made(make, args))
+        shapes = jax.eval_shape(partial(make, *args))
         put = lambda x, where: jnp.zeros(x.shape, x.dtype, device=where)  # noqa: E731
         return jax.tree.map(put, shapes, shardings(shapes, self.mesh))
 
     def fetched(self, tree: Any) -> Any:
         """Results of the programs, in a form that every host of the mesh can read."""
         return tree if self.mesh is None else to_numpy(tree, self.mesh)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _made(make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """One program, where each shape would have its own."""
+    return make(*args)
 
 
 def take_weights(
@@ -86,7 +102,8 @@ def take_weights(
         return found if of_all or mesh is None else _moved(found, of_this_host(mesh))
     if mesh is None or mesh.size == 1:
         if rounding is None and is_ready(policy, params):
-            return Weights(*_views(params, policy.config))
+            views = _views(params, policy.config)
+            return Weights(views, views)
         bound = [x for x in jax.tree.leaves(params) if _is_array(x) and x.committed]
         device = next(iter(bound[0].devices())) if bound else None
         if device is not None:
@@ -94,7 +111,8 @@ def take_weights(
             spread = any(not mesh.empty and mesh.size > 1 for mesh in meshes)
             params = jax.device_put(params, _on_one_device(device) if spread else device)
         loop = loop_params(policy, params, options_for(device, rounding=rounding))
-        return Weights(params if rounding is None else loop, loop, device=device)
+        taken = Weights(loop, loop, device=device)
+        return taken if rounding is not None or taken.platform == "cpu" else taken._replace(prompts=params)
     stacked = isinstance(params["layers"], dict)
     layout = named_shardings(parameter_specs(policy.config, mesh, stacked, params), mesh)
     moved, start = bytes_to_move(params, layout), time.perf_counter()
@@ -171,16 +189,15 @@ def is_ready(policy: Policy, params: Params) -> bool:
     )
 
 
-def _views(params: Params, config: ModelConfig) -> tuple[Params, Params]:
-    """The parameters, and the same with a dict per layer, as views of their memory.
+def _views(params: Params, config: ModelConfig) -> Params:
+    """The parameters with a dict per layer, as views of their memory.
 
     The views keep the memory alive. While they exist, donating the parameters copies them instead of overwriting them.
+    Prefill takes them too: XLA's CPU compiler makes one kernel of what all layers do, but one for each layer that is
+    read off a stack.
     """
     memory = jax.tree.map(np.from_dlpack, params)
-    place = partial(jax.device_put, may_alias=True)
-    whole = jax.tree.map(place, memory)
-    layers = unstack(memory, config)["layers"]
-    return whole, whole | {"layers": jax.tree.map(place, layers)}
+    return jax.tree.map(partial(jax.device_put, may_alias=True), unstack(memory, config))
 
 
 def _is_on(x: Any, mesh: Mesh) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.sample.tile import DrawSums, adjusted, merge, of_tile, products
+from jaxrl_kernels.sample.tile import DrawSums, adjusted, merge, nothing, of_tile, products
 
 Array = jax.Array
 
@@ -49,9 +49,9 @@ def blocked_sums(
         z = adjusted(tile, temperature[None], permitted, softcap)
         return of_tile(z, keys, temperature[:, None], offset + start, axis=0)
 
-    # A partial tile goes first: its sums initialise the scan's carry with the right varying axes in `jax.shard_map`.
-    carry = sums(full * block_size, short) if short else sums(0, block_size)
-    starts = jnp.arange(0 if short else 1, full, dtype=jnp.int32) * block_size
-    if not starts.size:
-        return carry
+    # A partial tile goes first. Without one the scan begins with nothing, so that a tile is compiled once.
+    if full == 1 and not short:
+        return sums(0, block_size)
+    carry = sums(full * block_size, short) if short else nothing(hidden)
+    starts = jnp.arange(full, dtype=jnp.int32) * block_size
     return jax.lax.scan(lambda before, start: (merge(before, sums(start, block_size)), None), carry, starts)[0]

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.logprob.reference import EXCLUDED
+from jaxrl_kernels.partition import zeros
 from jaxrl_kernels.sample.noise import BLOCK, OF_BLOCKS, OF_TOKENS, bits_at, gumbel
 
 Array = jax.Array
@@ -122,6 +123,13 @@ def rescaled(sums: DrawSums | SliceDraw, m: Array) -> tuple[Array, Array]:
     """`l` and `acc` relative to another m, which is not smaller."""
     shift = sums.m - m
     return jnp.exp(shift) * sums.l, jnp.exp(shift) * (sums.acc + shift * sums.l)
+
+
+def nothing(like: Array) -> DrawSums:
+    """The sums of no token, for as many rows as `like` has; merged with others, they leave these as they are."""
+    one = zeros((like.shape[0], 1), jnp.float32, like)
+    logits = zeros((like.shape[0], BLOCK), jnp.float32, like) + EXCLUDED
+    return DrawSums(one - jnp.inf, one.astype(jnp.int32), logits, one + EXCLUDED, one, one)
 
 
 def merge(a: DrawSums, b: DrawSums) -> DrawSums:
