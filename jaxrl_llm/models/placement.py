@@ -106,6 +106,18 @@ def split_spec(name: str, shape: Sequence[int], config: ModelConfig, mesh: AnyMe
     return PartitionSpec(*spec)
 
 
+def stored_spec(name: str, shape: Sequence[int], config: ModelConfig, mesh: AnyMesh, first: int = 0) -> PartitionSpec:
+    """`split_spec`, and over "fsdp" the longest other axis from `first` on that it divides, of arrays with several."""
+    shards, spec = mesh.shape.get(FSDP, 1), list(split_spec(name, shape, config, mesh))
+    spec += [None] * (len(shape) - len(spec))
+    free = [axis for axis in range(first, len(shape)) if spec[axis] is None and shape[axis] % shards == 0]
+    if shards > 1 and len(shape) > 1 and free:
+        spec[max(free, key=lambda axis: shape[axis])] = FSDP
+    while spec and spec[-1] is None:
+        spec.pop()
+    return PartitionSpec(*spec)
+
+
 Turned = Callable[[jax.Array, jax.Array | None, jax.Array, jax.Array], jax.Array]  # see `norm_rotate`
 
 Flat = Callable[[jax.Array], jax.Array]
@@ -173,11 +185,19 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
             found = put(x, *spec)
             return tokens_before_units(found, PartitionSpec(*spec), mesh) if kernels else found
 
-        return _gathered(x, placed, flat(*x.shape[:2])) if whole else placed(x)
+        if not whole or (matrix := flat(*x.shape[:2])) is None:
+            return placed(x)
+        return _with_gradient(placed, lambda dy: matrix(dy.reshape(-1, dy.shape[-1])).reshape(dy.shape), x)
 
     def weights(layer: dict[str, Any]) -> dict[str, Any]:
         def placed(name: str, x: jax.Array) -> jax.Array:
-            return _as_matrix(put, name, x, split_spec(name, x.shape, config, mesh))
+            whole = partial(_as_matrix, put, name, spec=split_spec(name, x.shape, config, mesh))
+            # Over "fsdp" alone XLA for TPUs copies weights to other layouts for it, which takes longer than the sums.
+            if mesh.shape.get(TENSOR, 1) == 1 or not jnp.issubdtype(x.dtype, jnp.inexact):
+                return whole(x)
+            return _with_gradient(
+                whole, partial(_as_matrix, put, name, spec=stored_spec(name, x.shape, config, mesh)), x
+            )
 
         # Rounded weights are several arrays.
         return {name: jax.tree.map(partial(placed, name), x) for name, x in layer.items()}
@@ -227,23 +247,25 @@ def between_layers(mesh: AnyMesh | None, rows: int, tokens: int) -> Placement:
 def _flat(mesh: AnyMesh, rows: Sequence[str], tokens: Sequence[str], N: int, L: int) -> Flat | None:
     """See `Placement.flat`. XLA for TPUs sums products and scatters the rows of the sum if they are matrices; of arrays
     with more axes it sums all on every device, which sends twice as much. A device has one row or a part of it.
+
+    The gradient is gathered at once: XLA may gather it for each of its products, and for one of them all rows.
     """
     if mesh.shape.get(TENSOR, 1) == 1 or row_shards(mesh, rows) != N or L % row_shards(mesh, tokens):
         return None
-    spec = PartitionSpec(axes_of(mesh, (*rows, *tokens)))
-    return lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+    def over(*axes: str) -> Flat:
+        spec = PartitionSpec(axes_of(mesh, axes))
+        return lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+    return partial(_with_gradient, over(*rows, *tokens), over(*rows))
 
 
-def _gathered(x: jax.Array, whole: Flat, flat: Flat | None) -> jax.Array:
-    """States [N, L, D] where projections read them, whose gradient is summed and scattered as a matrix, if it can be.
-
-    By itself JAX asks of the gradient what it asks of the states, which sums it on every device.
-    """
-    if flat is None:
-        return whole(x)
-    gather = jax.custom_vjp(whole)
-    gather.defvjp(lambda x: (whole(x), None), lambda _, dy: (flat(dy.reshape(-1, dy.shape[-1])).reshape(dy.shape),))
-    return gather(x)
+def _with_gradient(there: Flat, back: Flat, x: jax.Array) -> jax.Array:
+    """`there` of states or weights, whose gradients go through `back`. By itself JAX asks of both the same sharding:
+    that of an array that is gathered would be summed on every device."""
+    moved = jax.custom_vjp(there)
+    moved.defvjp(lambda x: (there(x), None), lambda _, dy: (back(dy),))
+    return moved(x)
 
 
 def tokens_before_units(x: jax.Array, spec: PartitionSpec | None, mesh: Mesh | None) -> jax.Array:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 from compiling import with_devices
 from jax.sharding import AbstractMesh
 from test_mesh import run_program
 from tpu_environment import tpu_environment
 
-from jaxrl_llm.distributed import check_mesh
+from jaxrl_llm.distributed import check_mesh, fully_sharded
+from jaxrl_llm.models.placement import placement, stored_spec
 from jaxrl_llm.utils.errors import InputError
 
 VECTORS = Path(__file__).parents[1] / "vectors"
@@ -57,13 +60,15 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from jaxrl_llm.models.layers import moe as experts
 
 config, random = policy.config, np.random.default_rng(1)
-layer = {name: np.array(params["layers"][name][0]) for name in experts.WEIGHTS}
+layer = {name: np.array(params["layers"][name][0]) for name in experts.WEIGHTS if name in params["layers"]}
 layer["router"][0, 2:] = 90.0  # each token, whose first number is positive, goes to the last two of four experts
 x = np.abs(random.normal(size=(4, 6, config.hidden_size))).astype(np.float32)
 weights = random.normal(size=x.shape).astype(np.float32)
 
+gated = lambda gate, up: jax.nn.silu(gate) * up
+
 def run(x, layer):
-    loss = lambda x, layer: jnp.sum(weights * experts.expert_mlp(x, layer, config, jax.nn.silu))
+    loss = lambda x, layer: jnp.sum(weights * experts.expert_mlp(x, layer, config, gated))
     return jax.jit(jax.value_and_grad(loss, (0, 1)))(x, layer)
 
 expected = jax.device_get(run(*jax.device_put((x, layer), jax.devices()[0])))
@@ -137,6 +142,25 @@ def test_long_rows_on_the_axis_sequence() -> None:
     assert len(exchanged) == 8 * 4
     assert {tuple(n for n in shape if n != "1") for shape in exchanged} == {(str(found["tokens"] // 4), "16")}
     assert not [shape for _, shape in collectives if str(found["tokens"]) in shape]
+
+
+def test_gradients_of_weights_are_asked_for_in_shards(vectors: Any) -> None:
+    """Weights are gathered over "fsdp"; their gradients go where the weights are stored."""
+    model, mesh = vectors("llama"), AbstractMesh((2, 2), ("fsdp", "tensor"))
+    layer = jax.tree.map(lambda x: x[0], model.params["layers"])
+    weights = placement(model.policy.config, mesh).weights
+    stored = fully_sharded({"layers": model.params["layers"]}, model.policy.config, mesh)["layers"]
+
+    def axes(function: Any) -> set[str]:
+        specs = re.findall(r"spec=P\((.*?)\)", str(jax.make_jaxpr(function)(layer)))
+        return {axis for spec in specs for axis in re.findall("'(.*?)'", spec)}
+
+    assert axes(weights) == {"tensor"}
+    assert axes(lambda layer: jax.vjp(weights, layer)[1](layer)) == {"tensor", "fsdp"}
+    # The same axis as that of the array with all layers.
+    for name, x in layer.items():
+        if x.ndim > 1:
+            assert tuple(stored_spec(name, x.shape, model.policy.config, mesh)) == tuple(stored[name].spec[1:])
 
 
 KERNEL = """
