@@ -26,9 +26,13 @@ def namespace(value: Any) -> dict[str, Any]:
     """The public names that a value's expression is made of."""
     functions = {leaf.__name__: leaf for leaf in leaves(value) if callable(leaf)}
     return {
-        name: algorithms.CATALOGUE.get(name) or getattr(sys.modules[one.__module__], name)
-        for name, one in functions.items()
+        name: of_catalogue(name, one) or getattr(sys.modules[one.__module__], name) for name, one in functions.items()
     }
+
+
+def of_catalogue(name: str, function: Any) -> Any:
+    """The method of this name, unless the function is another with its name: a loss "ipo" is."""
+    return algorithms.CATALOGUE.get(name) if function.__module__.startswith("jaxrl_llm.algorithms") else None
 
 
 def program(algorithm: algorithms.Algorithm) -> tuple[str, list[bytes]]:

@@ -139,10 +139,11 @@ def test_packed_states_have_the_bits_of_whole_rows(micro_batches: int, tiny: Any
     for name, shape in {"query": (D, H, 64), "key": (D, K, 64), "value": (D, K, 64), "out": (H, 64, D)}.items():
         layers[name] = jnp.asarray(random.normal(0, 0.3, (config.num_layers, *shape)), jnp.float32)
     policy, params = dataclasses.replace(tiny.policy, config=config), {**tiny.params, "layers": layers}
-    states = jax.jit(partial(packed_states, policy, params))
+    states = jax.jit(lambda *of_rows: packed_states(policy, params, *of_rows)[0])
     batch = uneven(groups=8, group_size=2, longest=20)  # so that XLA would choose another order
     expected = np.asarray(states(batch.tokens, whole_rows(batch))).reshape(*batch.tokens.shape, D)
-    rows, packings = plan_steps(batch, micro_batches=micro_batches).slices
+    slices = plan_steps(batch, micro_batches=micro_batches).slices
+    rows, packings = slices.rows, slices.packing
     seen = 0
     for i, chosen in enumerate(np.asarray(rows)):
         packing = jax.tree.map(lambda x, i=i: x[i], packings)

@@ -15,6 +15,7 @@ from compiling import optimised
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 
 WORLD = '''
+from jaxrl_llm.core.rollout import Demands
 from jaxrl_llm.rollouts.registry import rollout_by_name
 from jaxrl_llm.rollouts.programs import Rollout, conversation
 
@@ -42,7 +43,7 @@ def by_kind():
         episodes = await of_kind[task.row["kind"]].program(tools, task)
         return episodes if task.row["kind"] == "hint" else [one.with_info(guided=0.0) for one in episodes]
 
-    return Rollout(program, "by kind", frozenset({"guided"}), ("hint", "kind"), turns=2)
+    return Rollout(program, "by kind", frozenset({"guided"}), ("hint", "kind"), Demands(turns=2))
 '''
 SUMS = [(17, 28), (31, 46), (55, 27), (68, 19), (24, 39), (73, 18)]
 KINDS = ["hint"] * 4 + ["turns"] * 2 + ["forks"] * 2  # of each prompt
