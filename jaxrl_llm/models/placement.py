@@ -107,7 +107,10 @@ def split_spec(name: str, shape: Sequence[int], config: ModelConfig, mesh: AnyMe
 
 
 def stored_spec(name: str, shape: Sequence[int], config: ModelConfig, mesh: AnyMesh, first: int = 0) -> PartitionSpec:
-    """`split_spec`, and over "fsdp" the longest other axis from `first` on that it divides, of arrays with several."""
+    """`split_spec`, and over "fsdp" the longest other axis from `first` on that it divides, of arrays with several.
+
+    Without trailing Nones, as jit returns them.
+    """
     shards, spec = mesh.shape.get(FSDP, 1), list(split_spec(name, shape, config, mesh))
     spec += [None] * (len(shape) - len(spec))
     free = [axis for axis in range(first, len(shape)) if spec[axis] is None and shape[axis] % shards == 0]

@@ -192,7 +192,10 @@ def test_uniform_groups() -> None:
     reward = [1.0, 1.0, 0.0, 1.0, 5.0, np.nan, 2.0, np.nan, np.nan]
     group = [0, 0, 1, 1, 2, 3, 3, 4, 4]
     batch = batch_of(reward, group, np.ones((9, 1)))
-    assert uniform_groups(batch).tolist() == [True, True, False, False, True, True, True, True, True]
+    expected = [True, True, False, False, True, True, True, True, True]
+    assert uniform_groups(batch).tolist() == expected
+    assert uniform_groups(jax.tree.map(jnp.asarray, batch)).tolist() == expected  # and as programs compute it
+    assert uniform_groups(jax.tree.map(np.asarray, batch)).tolist() == expected  # and on the host
 
 
 def test_dropping_uniform_groups_multiplies_the_weights() -> None:

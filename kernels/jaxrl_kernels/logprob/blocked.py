@@ -26,8 +26,8 @@ from jaxrl_kernels.logprob.tile import (
     merge,
     no_sums,
 )
+from jaxrl_kernels.narrow_slices import put_slice
 from jaxrl_kernels.partition import zeros
-from jaxrl_kernels.slices import put_slice
 
 Array = jax.Array
 

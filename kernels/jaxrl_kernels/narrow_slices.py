@@ -12,10 +12,10 @@ BITS = {1: jnp.uint8, 2: jnp.uint16}
 
 
 def put_slice(old: Array, new: Array, start: Any, axis: int) -> Array:
-    """`old` with `new`, of its dtype, from `start` on along an axis; as `dynamic_update_slice_in_dim`, in place.
+    """`old` with `new`, of its dtype, from `start` on along an axis; as `dynamic_update_slice_in_dim`.
 
     XLA for CPUs (jaxlib 0.10) has no operations in bfloat16 but products and moves of whole arrays: to write a slice it
-    converts the array there and back. Bits it writes as they are.
+    converts the array there and back. Of bits it makes a copy at most, where the array changes its type in a loop.
     """
 
     def plain(old: Array, new: Array) -> Array:
