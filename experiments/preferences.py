@@ -130,8 +130,8 @@ def dpo(folder: Path) -> None:
 
 def reward_model(folder: Path) -> None:
     seconds = train(
-        folder, "judge", "reward_model", True, "--prompts-per-step", "8", "--steps", "60", "--optimizer.learning-rate",
-        "3e-5", "--eval-size", "64",
+        folder, "judge", "reward_model", True, "--prompts-per-step", "8", "--steps", "120", "--optimizer.learning-rate",
+        "1e-4", "--eval-size", "64",
     )  # fmt: skip
     found = json.loads((folder / "judge" / "summary.json").read_text())["eval_after"]
     print(f"reward model: {seconds:.0f} s, accuracy {found['accuracy']:.1%} on {found['prompts']} pairs", flush=True)

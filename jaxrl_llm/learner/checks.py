@@ -144,8 +144,8 @@ def check_others(
         for one in reference.policies if isinstance(reference, Mixture) else (reference,):
             check_alive("a parameter of the reference policy", one, "Keep a copy that no update takes")
             check_params(policy, one, needs_other=False)
-    if teacher is not None:
-        check_params(teacher.policy, teacher.params, needs_other=False)
+    for one in () if teacher is None else getattr(teacher, "policies", (teacher,)):
+        check_params(one.policy, one.params, needs_other=False)
     if previous is not None:
         check_alive("a parameter of the previous policy", previous, "Keep a copy that no update takes")
         check_params(policy, previous, needs_other=False)

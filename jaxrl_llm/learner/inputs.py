@@ -19,7 +19,7 @@ from jaxrl_llm.learner.affinity import affinity_by_slices
 from jaxrl_llm.learner.checks import check_alive, check_others, check_rows
 from jaxrl_llm.learner.microbatches import Steps, by_slices, check_steps
 from jaxrl_llm.learner.rescoring import answer_logp, blanked_logp
-from jaxrl_llm.learner.teacher import FrozenPolicy, from_teacher, teacher_of, under_teacher
+from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers, from_teacher, of_rows, teacher_of, under_teacher
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.hooked import of_a_reference
 from jaxrl_llm.models.mesh_axes import row_shards
@@ -87,7 +87,7 @@ class _Models:
     of_reference: Params | Mixture | None
     of_previous: Params | None
     of_target: Params | None
-    of_teacher: FrozenPolicy | None
+    of_teacher: FrozenPolicy | Teachers | None
     batch: Trajectories
     steps: Steps | None
     wanted: Wanted
@@ -121,9 +121,15 @@ class _Models:
 
     @cached_property
     def teacher(self) -> PolicyOutputs:
+        if isinstance(self.of_teacher, Teachers):
+            return of_rows(self.batch.need("teacher"), [self._under(one) for one in self.of_teacher.policies])
+        return self._under(teacher_of(self.policy, self.of_teacher, self.of_reference))
+
+    def _under(self, teacher: FrozenPolicy) -> PolicyOutputs:
+        """What a teacher says of the batch."""
         tokens, wanted = (self.batch.info or {}).get("teacher_tokens"), self.wanted_of_teacher
         ids = (self.old.extras or {})["top_tokens"] if "top_logp" in wanted.names else None
-        own, params = teacher_of(self.policy, self.of_teacher, self.of_reference)
+        own, params = teacher
         if tokens is None:
             rows = self.batch.replace(experts=None)
             policy, rows = of_a_reference(own, rows if ids is None else rows.with_info(top_tokens=ids))
@@ -176,15 +182,16 @@ def provide(
     previous: Params | None = None,
     record_experts: bool = False,
     target: Params | None = None,
-    teacher: FrozenPolicy | None = None,
+    teacher: FrozenPolicy | Teachers | None = None,
 ) -> Trajectories:
     """Fill in the needs that have a `compute`: one forward pass for each policy, whatever is read of it.
 
     params: the weights before the update. reference: those of the reference policy, and previous the weights
     before the last update; target: of the target critic, in place of params["critic"]. InputError where they are needed
-    and None, unless the batch has what is needed of the reference. teacher: None for the reference policy; what the
-    batch has of it already is kept. Other needs are the loop's, or the rollouts', to provide. With the update's `steps`
-    the batch goes through a policy as it does in the update, slice by slice.
+    and None, unless the batch has what is needed of the reference. teacher: None for the reference policy; of several
+    each reads the batch, and info["teacher"] int32[N] says which one a row has; what the batch has of it already is
+    kept. Other needs are the loop's, or the rollouts', to provide. With the update's `steps` the batch goes through a
+    policy as it does in the update, slice by slice.
     record_experts: of a mixture, also fill in the experts that the routers of `params` choose in that pass
     (`batch.experts`), for the update to replay; experts that the batch has are replaced.
 

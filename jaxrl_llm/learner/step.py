@@ -24,7 +24,7 @@ from jaxrl_llm.distributed.mesh import to_mesh
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import Steps, plan_steps
 from jaxrl_llm.learner.router_balance import RouterBalance
-from jaxrl_llm.learner.teacher import FrozenPolicy, with_head
+from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers, with_head
 from jaxrl_llm.learner.train_state import TrainState
 from jaxrl_llm.learner.turnwise_updates import alone_at, by_turns, factor_after, phase_count, without_factor
 from jaxrl_llm.learner.update import prepare, update
@@ -47,7 +47,7 @@ class Learner(NamedTuple):
     frozen: Params | None = None  # the parameters that never learn, where some do not
     policies: Mapping[str, Params] = {}  # others that move, by name: "previous", before the last update, "target" ...
     balance: RouterBalance | None = None  # how the experts of a mixture are kept busy
-    teacher: FrozenPolicy | None = None  # instead of the reference
+    teacher: FrozenPolicy | Teachers | None = None  # instead of the reference
 
 
 class LearnedBatch(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -24,6 +24,25 @@ class FrozenPolicy(NamedTuple):
     params: Params
 
 
+class Teachers(NamedTuple):
+    """Several teachers, of which each row of a batch has one: info["teacher"] int32[N] is its place here."""
+
+    names: tuple[str, ...]
+    policies: tuple[FrozenPolicy, ...]
+
+
+@compiled()
+def of_rows(which: jax.Array, found: Sequence[Any]) -> Any:
+    """Of trees of arrays [N, ...], one of each teacher, the rows that each row's teacher gave; which int32[N]."""
+
+    def chosen(first: jax.Array, *others: jax.Array) -> jax.Array:
+        for place, x in enumerate(others, start=1):
+            first = jnp.where((which == place).reshape(-1, *[1] * (x.ndim - 1)), x, first)
+        return first
+
+    return jax.tree.map(chosen, *found)
+
+
 def teacher_of(policy: Policy, teacher: FrozenPolicy | None, reference: Params | Mixture | None) -> FrozenPolicy:
     """The teacher of a policy: another one, or else its reference. InputError for a mixture of several."""
     if teacher is not None:
@@ -35,12 +54,14 @@ def teacher_of(policy: Policy, teacher: FrozenPolicy | None, reference: Params |
 
 
 def with_head(
-    policy: Policy, needs: Iterable[str], frozen: Params | None, teacher: FrozenPolicy | None,
+    policy: Policy, needs: Iterable[str], frozen: Params | None, teacher: FrozenPolicy | Teachers | None,
     reference: Params | Mixture | None,
 ) -> tuple[Policy, Params | None]:  # fmt: skip
     """The policy, and the parameters that do not learn, with the teacher's unembedding where an objective needs it."""
     if "teacher_states" not in needs:
         return policy, frozen
+    if isinstance(teacher, Teachers):
+        raise InputError("states of several teachers are of several unembeddings: compare their top_k tokens")
     of = teacher_of(policy, teacher, reference)
     head = Head(of.policy.config.logit_softcap, of.policy.config.unpadded)
     return replace(policy, teacher=head), {**(frozen or {}), "teacher": {"unembedding": _unembedding(*of)}}

@@ -7,11 +7,11 @@ import hashlib
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -28,12 +28,21 @@ from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.models.io.reward_model import read_scoring
 from jaxrl_llm.models.mesh_axes import row_shards
 from jaxrl_llm.models.policy import Params
+from jaxrl_llm.models.scores import token_scores
+from jaxrl_llm.rewards.model_names import MODEL, ModelName
 from jaxrl_llm.rewards.workers.runner import Reward
 from jaxrl_llm.utils.errors import InputError, several
 from jaxrl_llm.utils.threads import DISPATCH
 
 logger = logging.getLogger("jaxrl_llm.rewards")
 BATCH_TOKENS = 2**14  # that a batch has for each shard of rows, padding included, if it has more than one row
+
+
+@runtime_checkable
+class OnDevices(Protocol):
+    """A reward function whose model can be put on the devices of a run."""
+
+    def on_mesh(self, mesh: jax.sharding.Mesh, dtype: Any) -> Callable[..., Any]: ...
 
 
 class Scorer(NamedTuple):
@@ -43,12 +52,29 @@ class Scorer(NamedTuple):
     params: Params
 
     def scores(self, sequences: Sequence[Sequence[int]]) -> np.ndarray:
-        """Scores f32[N] of sequences of token ids; NaN for one that is longer than the model's context.
+        """Scores f32[N] of sequences of token ids; NaN for one that is longer than the model's context."""
+        found = np.full(len(sequences), np.nan, np.float32)
+        for places, scores in self._batches(sequences, Policy.scores):
+            found[places] = scores[:, 0]
+        return found
 
-        They are sorted into batches of bucketed lengths and numbers of rows, so that few programs are compiled.
+    def of_tokens(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray | None]:
+        """Scores f32[len, labels] at the tokens of each sequence; None for one that is longer than the context."""
+        found: list[np.ndarray | None] = [None] * len(sequences)
+        for places, scores in self._batches(sequences, token_scores):
+            for place, own in zip(places, scores, strict=True):
+                found[place] = own[: len(sequences[place])]
+        return found
+
+    def _batches(
+        self, sequences: Sequence[Sequence[int]], function: Callable[..., jax.Array]
+    ) -> Iterator[tuple[list[int], np.ndarray]]:
+        """function(model, params, tokens, mask) of batches, each with the places of its sequences.
+
+        They are of bucketed lengths and numbers of rows, so that few programs are compiled. What is longer than the
+        model's context is in none.
         """
-        found, context = np.full(len(sequences), np.nan, np.float32), self.model.config.max_positions
-        of_length: dict[int, list[int]] = defaultdict(list)
+        context, of_length = self.model.config.max_positions, defaultdict[int, list[int]](list)
         for place, ids in enumerate(sequences):
             if not context or len(ids) <= context:
                 of_length[bucket(len(ids), least=32, per_octave=1)].append(place)
@@ -58,17 +84,13 @@ class Scorer(NamedTuple):
             for first in range(0, len(places), most):
                 some = places[first : first + most]
                 rows = shards * bucket(-(-len(some) // shards), least=1, per_octave=1)
-                found[some] = self._batch([sequences[place] for place in some], rows, length)[: len(some)]
-        return found
-
-    def _batch(self, sequences: Sequence[Sequence[int]], rows: int, length: int) -> np.ndarray:
-        filled = [list(ids) for ids in sequences] + [[0]] * (rows - len(sequences))
-        arrays: Any = pad_rows(filled, length)
-        with DISPATCH:  # programs of several devices must reach all of them in one order
-            if self.model.mesh is not None:
-                arrays = jax.device_put(arrays, on_rows(self.model.mesh))
-            scores = self.model.scores(self.params, *arrays)
-        return np.asarray(scores[:, 0])
+                filled = [list(sequences[place]) for place in some] + [[0]] * (rows - len(some))
+                arrays: Any = pad_rows(filled, length)
+                with DISPATCH:  # programs of several devices must reach all of them in one order
+                    if self.model.mesh is not None:
+                        arrays = jax.device_put(arrays, on_rows(self.model.mesh))
+                    found = function(self.model, self.params, *arrays)
+                yield some, np.asarray(found)[: len(some)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +107,14 @@ class ModelReward:
     scorer: Scorer | None = None
     own_limits: ClassVar[bool] = True  # compiling takes long, and a call ends by itself
 
-    @property
-    def reads_messages(self) -> bool:
-        """Whether it has a chat template."""
-        return has_chat_template(self.tokenizer)
+    def refuses(self, prompt: Any, turns: bool) -> str:
+        """Why it cannot score completions of a prompt, which have tools or an environment if `turns`; "" if it can."""
+        if has_chat_template(self.tokenizer) or not (turns or is_conversation(prompt)):
+            return ""
+        return (
+            "has no chat template, but scores conversations here: set the chat_template of its tokenizer, or give "
+            "prompts that are texts"
+        )
 
     @cached_property
     def digest(self) -> str:
@@ -106,10 +132,19 @@ class ModelReward:
         """The scores; None: not scored. InputError for conversations without a chat template."""
         starts = reply_start or [""] * len(prompts)
         ids = [encoded(self.tokenizer, *one) for one in zip(prompts, completions, starts, strict=True)]
-        scores = (self.scorer or self._here).scores(ids)
-        if count := int(np.isnan(scores).sum()):
-            logger.warning("%s: %s longer than its context, and not scored", self.name, several(count, "conversation"))
+        scores = self.ready.scores(ids)
+        self.say_unscored(int(np.isnan(scores).sum()))
         return [None if np.isnan(score) else float(score) for score in scores]
+
+    @property
+    def ready(self) -> Scorer:
+        """The model on its devices."""
+        return self.scorer or self._here
+
+    def say_unscored(self, count: int) -> None:
+        """Log that `count` conversations are too long."""
+        if count:
+            logger.warning("%s: %s longer than its context, and not scored", self.name, several(count, "conversation"))
 
     @cached_property
     def _here(self) -> Scorer:
@@ -153,28 +188,33 @@ def encoded(tokenizer: Any, prompt: Any, completion: Any, start: str = "") -> li
     return rendering.encode(rendering.render(messages, reply=False))
 
 
-def model_reward(path: str, weight: float, folder: str | os.PathLike[str] = ".") -> Reward:
-    """The reward of a reward model that is in a folder, or on the hub, named as the last part of its path.
+def model_reward(named: ModelName, weight: float, folder: str | os.PathLike[str] = ".") -> Reward:
+    """The reward of a model that is in a folder, or on the hub, named as the last part of its path.
 
-    Its weights are read when it is used, or put on a mesh. InputError for a model without scores, or with several.
+    Its weights are read when it is used, or put on a mesh. InputError for a model without scores, with several where
+    one is wanted, and with another number of classes of a step than there are worths.
     """
-    local = Path(folder, Path(path).expanduser())
-    name = str(local) if local.is_dir() else path
+    from jaxrl_llm.rewards.step_models import step_reward  # which builds on this module
+
+    local = Path(folder, Path(named.path).expanduser())
+    name = str(local) if local.is_dir() else named.path
     found, _, config = read_scoring(name)
     labels = config.score.labels if config.score else ()
+    model = ModelReward(name, load_tokenizer(found))
+    if named.kind != MODEL:
+        return Reward(step_reward(named, labels, model), weight, Path(named.path).name)
     if len(labels) != 1:
         raise InputError(
-            f"{path} has {len(labels)} labels ({', '.join(labels[:4])}), where a reward wants one: score with it in a "
-            "function of your own (load_reward_model)"
+            f"{named.path} has {len(labels)} labels ({', '.join(labels[:4])}), where a reward wants one: "
+            f"steps:{named.path} scores the steps of a completion with them"
         )
-    function = ModelReward(name, load_tokenizer(found))
-    return Reward(function, weight, Path(path).name)
+    return Reward(model, weight, Path(named.path).name)
 
 
 def on_devices(rewards: Sequence[Reward], mesh: jax.sharding.Mesh, dtype: Any) -> list[Reward]:
     """The rewards, with the models among them on the devices of a run."""
     return [
         dataclasses.replace(reward, function=reward.function.on_mesh(mesh, dtype))
-        if isinstance(reward.function, ModelReward) else reward
+        if isinstance(reward.function, OnDevices) else reward
         for reward in rewards
     ]  # fmt: skip

@@ -10,13 +10,12 @@ from pathlib import Path
 from jaxrl_llm.core.by_value import ByValue, value_of
 from jaxrl_llm.rewards import values
 from jaxrl_llm.rewards.environment import OWN
+from jaxrl_llm.rewards.model_names import model_name
 from jaxrl_llm.rewards.workers.loading import ARGUMENTS, FACTORIES, FUNCTIONS, load_function
 from jaxrl_llm.rewards.workers.process import ProcessFunction
 from jaxrl_llm.rewards.workers.runner import Reward
 from jaxrl_llm.utils.errors import InputError, InputErrors, unknown
 from jaxrl_llm.utils.peer_names import reward_hint
-
-MODEL = "model:"
 
 
 def names() -> list[str]:
@@ -28,7 +27,8 @@ def get_reward(spec: str, folder: str | os.PathLike[str] = ".") -> Reward:
     """The reward of a spec `NAME[*WEIGHT]`; the weight is 1 by default.
 
     NAME is one of `names()`, some of which take an argument such as `format_match(REGEX)`, `path/to/file.py:FUNCTION`
-    `package.module:FUNCTION`, or `model:PATH`, a reward model by its folder or name on the hub (`models.ModelReward`).
+    `package.module:FUNCTION`, or a model by its folder or name on the hub: `model:PATH` (`models.ModelReward`),
+    `steps:PATH`, `sentences:PATH` or `worst_step:PATH` (`step_models.StepReward`).
     `environment` is what the environment of an episode gave for it. A function is loaded and called in a process of its
     own with the working directory `folder`; see `process.ProcessFunction`. The process can be killed, but it is not
     sandboxed: the code must be trusted.
@@ -73,10 +73,10 @@ def _begun(spec: str, folder: str | os.PathLike[str]) -> tuple[ProcessFunction |
     name, weight = _parse(spec, folder)
     if name in OWN:  # which episodes have; no process computes it
         return None, lambda: Reward(OWN[name], weight)
-    if _is_model(name, folder):
+    if (of_model := model_name(name, folder)) is not None:
         from jaxrl_llm.rewards.models import model_reward  # which needs JAX
 
-        reward = model_reward(name.removeprefix(MODEL), weight, folder)
+        reward = model_reward(of_model, weight, folder)
         return None, lambda: reward
     process = ProcessFunction(name, folder)
     process.start()
@@ -91,17 +91,11 @@ def _begun(spec: str, folder: str | os.PathLike[str]) -> tuple[ProcessFunction |
 
 
 def model_path(spec: str) -> str | None:
-    """The path, or the name on the hub, of the reward model in a spec; None for another reward."""
-    if isinstance(spec, ByValue) or not spec.strip().startswith(MODEL):
+    """The path, or the name on the hub, of the model in a spec; None for another reward."""
+    if isinstance(spec, ByValue) or model_name(spec.strip()) is None:
         return None
-    name, _ = _parse(spec, ".")
-    return name.removeprefix(MODEL) if _is_model(name, ".") else None
-
-
-def _is_model(name: str, folder: str | os.PathLike[str]) -> bool:
-    """Whether a name is a reward model's, and not that of a function in a module called `model`."""
-    path = name.removeprefix(MODEL)
-    return path != name and (not path.isidentifier() or Path(folder, path).is_dir())
+    found = model_name(_parse(spec, ".")[0])
+    return None if found is None else found.path
 
 
 def _in_this_process(process: ProcessFunction, weight: float) -> Reward:
@@ -135,7 +129,7 @@ def _parse(spec: str, folder: str | os.PathLike[str]) -> tuple[str, float]:
     if name in FACTORIES:
         what = "a pattern" if name == "format_match" else "an argument"
         raise InputError(f"reward {name!r} needs {what}: {name}({ARGUMENTS[name]})")
-    if _is_model(name, folder):
+    if model_name(name, folder) is not None:
         return name, weight
     if ":" in name:
         source = name.rpartition(":")[0]

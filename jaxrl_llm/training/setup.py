@@ -26,7 +26,7 @@ from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
 from jaxrl_llm.distributed.on_hosts import in_units
 from jaxrl_llm.learner.optimizer import learning_rate
 from jaxrl_llm.learner.setup import shard, start
-from jaxrl_llm.learner.teacher import FrozenPolicy
+from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers
 from jaxrl_llm.learner.train_state import TrainState
 from jaxrl_llm.models import load_policy, load_reward_model, lora
 from jaxrl_llm.models.by_row.members import check_members
@@ -63,7 +63,7 @@ from jaxrl_llm.training.method import (
 )
 from jaxrl_llm.training.other_policies.reference import first_policies, fixed_reference, update_rules, wants_reference
 from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher
-from jaxrl_llm.training.other_policies.teacher import load_teacher
+from jaxrl_llm.training.other_policies.teacher import check_column_of_teachers, load_teacher, weights_of
 from jaxrl_llm.training.rollout import check_columns, hook_of, rollout_of
 from jaxrl_llm.utils.errors import InputError, several
 from jaxrl_llm.utils.starting import phase
@@ -94,7 +94,7 @@ class RunParts(NamedTuple):
     rules: Mapping[str, Update] = {}  # and how they move
     hook: Hook | None = None  # what tokens are drawn through
     kept: Callable[[Trajectories], Trajectories] = lambda batch: batch  # fills in what is kept of a reference on disk
-    teacher: FrozenPolicy | ServerTeacher | None = None  # another model than the reference
+    teacher: FrozenPolicy | Teachers | ServerTeacher | None = None  # another model than the reference
 
 
 def with_critic(config: TrainConfig, needs: Collection[str], policy: Policy, params: Params) -> tuple[Policy, Params]:
@@ -258,6 +258,7 @@ def set_up(
     check_components(config, inputs.rewards)
     if not own_source:  # which has no rollout
         check_columns(config, algorithm, inputs.prompts.training)
+    check_column_of_teachers(config, inputs.prompts.training)
     plays = not own_source and is_agent(config)
     chats = check_agent(config, inputs.prompts.training, lambda: load_tokenizer(config.model)) if plays else []
     with phase(f"load the model {config.model}"):
@@ -288,8 +289,8 @@ def set_up(
     digests |= of_models
     with phase("load the teacher"):
         teacher = load_teacher(config, policy, tokenizer, mesh)
-    if isinstance(teacher, FrozenPolicy):
-        digests[f"the weights of the teacher {config.teacher}"] = model_digests(teacher.params, tokenizer)[WEIGHTS]
+    for name, one in weights_of(config, teacher):
+        digests[f"the weights of the teacher {name}"] = model_digests(one.params, tokenizer)[WEIGHTS]
     hook = hook_of(config, algorithm, own_source)
     league = None if own_source else rollout_of(config, algorithm).demands.league
     optimizer = optimizer_of(config, algorithm)

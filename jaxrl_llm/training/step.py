@@ -24,6 +24,7 @@ from jaxrl_llm.training.method import balance_of, needs_values
 from jaxrl_llm.training.metrics import Learned, step_metrics
 from jaxrl_llm.training.other_policies.reference import moved, reference_now, with_second_policy
 from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher
+from jaxrl_llm.training.other_policies.teacher import for_teacher
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.training.state import RunState
 
@@ -59,8 +60,7 @@ def learn(
     )  # fmt: skip
     later = frozenset[str]() if learner.algorithm.phases is None else learner.algorithm.phases.provides
     check_provided(batch, learner.algorithm.needs - later)
-    if isinstance(parts.teacher, ServerTeacher):
-        batch = parts.teacher.fill_in(batch, learner.algorithm.needs)
+    batch = for_teacher(parts.teacher, batch, parts.prompts.rows, learner.algorithm.needs)
     batch = at_full_size(batch, config.prompts_per_step * config.group_size, config.group_size)
     batch = with_feedback(batch, feedback) if "feedback" in learner.algorithm.needs else batch
     warming = step < config.critic_steps and needs_values(learner.algorithm.needs)

@@ -41,3 +41,27 @@ def test_process_reward_model_by_loop() -> None:
     assert float(value) == pytest.approx(loss, rel=1e-5)
     assert float(metrics["mean_token_accuracy"]) == pytest.approx(right / len(known))
     np.testing.assert_allclose(gradient, slope, atol=1e-6)
+
+
+def test_fgaif_is_ppo_on_sub_sentence_rewards() -> None:
+    """Advantages against a loop over the actions of each row, with the rewards of spans where these end."""
+    batch, logp = random_batch(4, (2, 2))
+    mask, rng = np.asarray(batch.action_mask), np.random.default_rng(2)
+    spans = np.where(rng.random(logp.shape) < 0.4, rng.normal(size=logp.shape), 0.0) * mask
+    reference = np.asarray(batch.behaviour_logp) + rng.normal(size=logp.shape) * 0.3 * mask
+    values = rng.normal(size=logp.shape) * mask
+    batch = batch.replace(
+        token_rewards=jnp.asarray(spans, jnp.float32), reward=jnp.zeros(4), values=jnp.asarray(values, jnp.float32),
+        reference_logp=jnp.asarray(reference, jnp.float32),
+    )  # fmt: skip
+    ready = prepared(algorithms.get("fgaif", kl_coefficient=0.1), batch)
+    expected = np.zeros(logp.shape)
+    for n in range(4):
+        after, bootstrap = 0.0, 0.0
+        for t in np.flatnonzero(mask[n])[::-1]:
+            penalty = 0.1 * (float(batch.behaviour_logp[n, t]) - reference[n, t])
+            after = spans[n, t] - penalty + bootstrap - values[n, t] + 0.95 * after
+            expected[n, t], bootstrap = after, values[n, t]
+    known = expected[mask]
+    expected = np.where(mask, (expected - known.mean()) / known.std(ddof=1), 0.0)
+    np.testing.assert_allclose(np.asarray(ready.advantages) * mask, expected, atol=1e-5)

@@ -24,7 +24,7 @@ from jaxrl_llm.training.config import TrainConfig
 OF_REWARDS = (
     "gdro", "brorl", "brain", "open_rs", "carl_multiplicative_reward", "p3o_pairwise", "srpo_self_referential",
     "subpo", "c_morl", "ui_r1", "ttrl", "ettrl", "polychromic", "verpo", "trpa", "degrpo", "pa_rl", "gui_r1",
-    "visual_rft", "baichuan_m2", "popri", "barfi",
+    "visual_rft", "baichuan_m2", "popri", "barfi", "fgaif",
 )  # fmt: skip
 MODEL = "smollm2-135m"
 REWARDS = """
@@ -122,6 +122,7 @@ METHODS: dict[str, Case] = {
     "drpo_dataset_reset": Case(metrics=("rollout/prefixed", "value/loss")),
     "eggroll": Case({"sigma": 0.01}, {"temperature": 1.0, "top_p": 1.0}, info=("member", "member_seed")),
     "ettrl": Case({"trees": 2, "forks": 1, "branches": 1}, metrics=("rollout/leaves",), info=("node", "answer_key")),
+    "fgaif": Case(settings={"rewards": ("coverage(items)",)}, metrics=("value/loss",)),
     "ghpo": Case(metrics=("rollout/guided",), logged=HINTS),
     "gui_r1": Case(settings={"rewards": ("gui_action", "gui_format")}),
     "hapo_heterogeneous": Case({"rounds": 1}, info=("level_tau",)),

@@ -1,4 +1,4 @@
-"""Whole runs of models whose layers are of several kinds: killed and resumed, with an agent, with adapters."""
+"""Whole runs of every family: killed and resumed, with an agent, with adapters."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_runs as runs
-from conftest import KINDS
 from test_resume import assert_same_run
 from test_turn_runs import config_of
 
 from jaxrl_llm.training import loop
 
 VECTORS = runs.MODEL.parent
+FAMILIES = sorted(file.parent.name for file in VECTORS.glob("*/config.json"))
 pytestmark = pytest.mark.heavy
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(runs, "MODEL", VECTORS / request.param)
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)

@@ -61,6 +61,32 @@ def test_conversations_are_refused_before_the_model_is_loaded(tmp_path: Path) ->
 
 
 @pytest.mark.heavy
+def test_a_run_with_rewards_of_steps(tmp_path: Path) -> None:
+    """Each sentence's worth is on the token that ends it, by the weights of both models."""
+    policy, params, tokenizer = load_policy(runs.MODEL)
+    rewards = []
+    for number, weight in enumerate((0.5, -2.0)):
+        model, weights = init_reward_model(jax.random.key(number), policy, params, ("none", "right", "wrong"))
+        save_policy(tmp_path / f"judge{number}", model, weights, tokenizer)
+        rewards.append(f"sentences(0,1,-1):{tmp_path / f'judge{number}'}*{weight}")
+    config = runs.small_config(tmp_path, algorithm="fgaif", rewards=tuple(rewards), steps=2, minibatches=1)
+    taken: list[runs.Taken] = []
+    with runs.watched(taken):
+        runs.train(config)
+    scored = taken[0].scored
+    earned, action = np.asarray(scored.batch.token_rewards), np.asarray(scored.batch.action_mask)
+    assert not earned[~action].any()
+    asked = [tokenizer.decode(ids) for ids in prompts_of(scored.batch)]
+    found = score([get_reward(one) for one in rewards], scored.texts, {"prompts": asked}).entries["spans"]
+    totals = [sum(value for *_, value in one or []) for one in found]
+    np.testing.assert_allclose(earned.sum(axis=1), totals, atol=1e-5)
+    assert np.count_nonzero(earned) >= 4
+    assert not np.asarray(scored.batch.need("reward")).any()
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert all(line["grad_norm"] > 0 for line in lines)
+
+
+@pytest.mark.heavy
 def test_a_run_whose_critic_starts_as_a_reward_model(tmp_path: Path) -> None:
     policy, params, tokenizer = load_policy(runs.MODEL)
     model, weights = init_reward_model(jax.random.key(3), policy, params)

@@ -18,7 +18,7 @@ REWARDS = {
     "verpo": ("FILE:checks",), "degrpo": ("by_mode(number_match)",), "trpa": ("tagged_levels",),
     "c_morl": ("number_match", "exact_match"), "ui_r1": ("answer_tags", "gui_kind", "gui_click"),
     "gui_r1": ("gui_action", "gui_format"), "visual_rft": ("box_overlap", "box_confidence", "box_format"),
-    "barfi": ("number_match", "exact_match"),
+    "barfi": ("number_match", "exact_match"), "fgaif": ("coverage(items)",),
 }  # fmt: skip
 OWN = """
 def checks(completions, completion_ids):

@@ -14,6 +14,7 @@ import tiny_runs as runs
 from jaxrl_llm import load_reward_model
 from jaxrl_llm.cli.program import main
 from jaxrl_llm.models.io.load import load_tokenizer
+from jaxrl_llm.rewards import get_reward, score
 from jaxrl_llm.rewards.models import Scorer, encoded
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import InputError
@@ -91,3 +92,7 @@ def test_a_process_reward_model_learns_the_labels_of_steps(tmp_path: Path, only_
     model, _, _ = load_reward_model(tmp_path / "judge")
     assert model.config.score is not None
     assert len(model.config.score.labels) == 2
+    if not only_last:  # its rewards are those of what it was trained on
+        found = score([get_reward(f"steps:{tmp_path / 'judge'}")], ["0 good\n1 bad"], {"prompts": ["1:"]})
+        (*_, good), (*_, bad) = found.entries["spans"][0]
+        assert 0 < bad < good < 1

@@ -19,6 +19,7 @@ from jaxrl_llm.training.other_policies.teacher import load_teacher
 from jaxrl_llm.utils.errors import InputError
 
 TEACHER = runs.MODEL.parent / "gemma2"
+OTHER = runs.MODEL.parent / "qwen3"
 
 
 def config_of(folder: Path, name: str = "gkd", **changes: Any) -> TrainConfig:
@@ -75,6 +76,49 @@ def test_policy_gradient_from_the_teacher(tmp_path: Path) -> None:
     taught = np.take_along_axis(np.asarray(logp), np.asarray(batch.tokens)[:, 1:, None], -1)[..., 0]
     expected = (np.asarray(batch.behaviour_logp)[:, 1:] - taught)[action[:, 1:]].mean()
     assert values_of(tmp_path, "teacher/log_ratio")[0] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.heavy
+def test_each_row_learns_from_its_own_teacher(tmp_path: Path) -> None:
+    paths, rows = {"old": str(TEACHER), "new": str(OTHER)}, []
+    for i in range(8):
+        rows.append({"prompt": f"number {i:02d}:", "answer": "", "teacher": ("old", "new")[i % 2]})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = {"prompts": str(tmp_path / "rows.jsonl"), "teacher": ",".join(f"{k}={v}" for k, v in paths.items())}
+    taken = list[runs.Taken]()
+    with runs.watched(taken):
+        runs.train(config_of(tmp_path, "iw_opd", steps=2, checkpoint_every=1, **given))
+    batch = taken[0].scored.batch
+    action, tokens = np.asarray(batch.action_mask)[:, 1:], np.asarray(batch.tokens)[:, 1:, None]
+    ratios = []
+    for path in paths.values():
+        policy, params, _ = load_policy(path)
+        logits = policy.without_unknown(policy.logits(params, batch.tokens, batch.token_mask)[:, :-1])
+        taught = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), tokens, -1)[..., 0]
+        ratios.append(np.asarray(batch.behaviour_logp)[:, 1:] - taught)
+    odd = np.asarray(batch.prompt_id)[:, None] % 2 == 1
+    assert {*odd[:, 0].tolist()} == {False, True}
+    expected = np.where(odd, ratios[1], ratios[0])[action].mean()
+    assert values_of(tmp_path, "teacher/log_ratio")[0] == pytest.approx(expected, rel=1e-4)
+    for wrong in ratios:
+        assert wrong[action].mean() != pytest.approx(expected, rel=1e-3)
+    resumed = runs.resumed_copy(tmp_path, [2])
+    assert runs.reproducible(resumed / "metrics.jsonl") == runs.reproducible(tmp_path / "run" / "metrics.jsonl")
+
+
+def test_several_teachers_are_refused_where_they_cannot_be_told_apart(tmp_path: Path) -> None:
+    rows = [{"prompt": f"number {i:02d}:", "answer": "", "teacher": "old" if i else "odd"} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    few = {"hyperparameters": {"top_k": 3}, "prompts": str(tmp_path / "rows.jsonl")}
+    for changes, message in [
+        ({"teacher": f"a={TEACHER},b={OTHER}"}, "compares whole distributions, .*give top_k, or one teacher"),
+        ({"teacher": f"a={TEACHER},b=http://host/v1#m", **few}, "is a server, which teaches alone"),
+        ({"teacher": f"a={TEACHER},a={OTHER}", **few}, "has a name twice"),
+        ({"teacher": f"old={TEACHER},new={OTHER}", **few}, "prompt 0 has 'odd' in the column 'teacher': give one of"),
+    ]:
+        with pytest.raises(InputError, match=message) as caught:
+            runs.train(config_of(tmp_path, **changes))
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.heavy

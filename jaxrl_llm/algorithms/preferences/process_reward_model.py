@@ -11,6 +11,7 @@ from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import CODE
+from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
@@ -30,6 +31,7 @@ from jaxrl_llm.utils.errors import InputError, shown
 def process_reward_model(
     separator: Annotated[str, CODE] = "\n",
     only_last: Annotated[bool, CODE] = False,
+    classes: Annotated[Count, CODE] = 2,
 ) -> Algorithm:
     """Process reward model (PRM).
 
@@ -39,12 +41,14 @@ def process_reward_model(
 
         loss = mean over all steps of -log softmax(z_k)_label
 
-    only_last: the last step's label alone counts, an outcome reward. Prompt and steps are texts, tokenised one by one
-    as TRL's.
+    only_last: the last step's label alone counts, an outcome reward. classes: of a step, where labels are the whole
+    numbers below it. Prompt and steps are texts, tokenised one by one as TRL's. The exported model scores steps as
+    `--rewards steps:PATH`, which reads the default separator.
     """
     return Algorithm(
-        stateless(marked_steps, {"turn_rewards"}), step_classes(), rollout=labelled_steps(separator, only_last)
-    )
+        stateless(marked_steps, {"turn_rewards"}), step_classes(classes),
+        rollout=labelled_steps(separator, only_last, classes),
+    )  # fmt: skip
 
 
 def marked_steps(batch: Trajectories) -> Trajectories:
@@ -67,8 +71,11 @@ def _labels(batch: Trajectories) -> jax.Array:
 
 
 @part
-def step_classes() -> Objective:
-    """The mean over labelled steps of -log softmax of their scores. Metric: "mean_token_accuracy", of these labels."""
+def step_classes(classes: int = 2) -> Objective:
+    """The mean over labelled steps of -log softmax of their scores, one for each of two classes or more. Metric:
+    "mean_token_accuracy", of these labels."""
+    if classes < 2:
+        raise InputError(f"classes is {classes}, but a step has two at least")
     mean = token_mean()
 
     def objective(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
@@ -79,11 +86,11 @@ def step_classes() -> Objective:
         right = (jnp.argmax(scores, axis=-1) == labels).astype(jnp.float32)
         return mean(class_loss(scores, labels), batch), {"mean_token_accuracy": mean(right, batch)}
 
-    return averaged(objective, mean, frozenset({"scores:2", "turn_rewards"}))
+    return averaged(objective, mean, frozenset({f"scores:{classes}", "turn_rewards"}))
 
 
 @part
-def labelled_steps(separator: str = "\n", only_last: bool = False) -> Rollout:
+def labelled_steps(separator: str = "\n", only_last: bool = False, classes: int = 2) -> Rollout:
     """The columns prompt, completions and labels of each row as an episode, whose actions are the tokens that follow a
     step, and whose turns' rewards are the labels, NaN for none. Cut where it is longer than the task's limit."""
 
@@ -95,8 +102,9 @@ def labelled_steps(separator: str = "\n", only_last: bool = False) -> Rollout:
                 f"prompt {task.prompt_id} has the prompt {shown(prompt)}, the steps {shown(steps)} and the labels "
                 f"{shown(labels)}, but must have a text and two lists"
             )
-        if not all(isinstance(one, str) and one for one in steps) or not all(x in (0, 1) for x in labels):
-            raise InputError(f"prompt {task.prompt_id}: steps must be texts, and labels true or false")
+        if not all(isinstance(one, str) and one for one in steps) or not all(x in range(classes) for x in labels):
+            wanted = "true or false" if classes == 2 else f"0 to {classes - 1}"
+            raise InputError(f"prompt {task.prompt_id}: steps must be texts, and labels {wanted}")
         found = encode_steps(tokenizer, prompt, steps, labels, separator=separator, only_last=only_last)
         most = len(task.prompt) + task.limit
         ids, marks = [*found.tokens[:most], tokenizer.eos_token_id or 0], found.labels[:most]

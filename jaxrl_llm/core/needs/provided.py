@@ -93,7 +93,7 @@ PROVIDED = (
     Need(
         "spans", "batch.token_rewards", "[N, L]", "rewards of parts of the completion, each where its part ends",
         StandIn("none", lambda random, logp: random.integers(0, 2, logp.shape) * 0.25),
-        provider=reward_entry("spans", "'coverage(COLUMN)'"),
+        provider=reward_entry("spans", "'coverage(COLUMN)'", "steps:PATH"),
     ),
     Need(
         "distance", "info['distance']", "[N]", "how far a failure is from the successes of its prompt",

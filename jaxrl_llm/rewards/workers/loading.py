@@ -15,9 +15,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from jaxrl_llm.rewards import boxes, code, graded, screens, tagged_lists, tool_calls, verifiers
-from jaxrl_llm.rewards.entries import provided
+from jaxrl_llm.rewards.entries import SPANS, provided
 from jaxrl_llm.rewards.environment import OWN
 from jaxrl_llm.rewards.judges import first_errors
+from jaxrl_llm.rewards.model_names import DENSE, model_name
 from jaxrl_llm.rewards.parsing import answers
 from jaxrl_llm.utils.errors import InputError, error_line, missing_package, unknown
 from jaxrl_llm.utils.starting import phase
@@ -146,6 +147,9 @@ def declared(name: str) -> frozenset[str]:
     head = name.partition("(")[0]
     if head in FUNCTIONS or head in FACTORIES:
         return frozenset(provided({**FUNCTIONS, **FACTORIES}[head]))
+    with contextlib.suppress(InputError):
+        if (of_model := model_name(name)) is not None:
+            return frozenset({SPANS} if of_model.kind in DENSE else ())
     source, _, function = name.rpartition(":")
     with contextlib.suppress(Exception):  # whatever is wrong with the source is an error when it is loaded
         if source.endswith(".py"):

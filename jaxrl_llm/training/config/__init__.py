@@ -232,7 +232,8 @@ class TrainConfig:
     a tower starts, value head included. Default: the model, and values of 0."""
     teacher: str | None = None
     """Teacher of methods that have one: a folder, a name on the hub, or the URL of an OpenAI-compatible server, such as
-    http://HOST:8000/v1#MODEL. A model of any architecture with the same tokens; it is kept in `dtype`."""
+    http://HOST:8000/v1#MODEL. A model of any architecture with the same tokens; it is kept in `dtype`. Several are
+    NAME=PATH,NAME=PATH; the column `teacher` of a row names the one that teaches it."""
     critic_steps: int = 0
     """Number of first steps in which only the critic is trained."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from jaxrl_llm.core.by_value import ByValue
-from jaxrl_llm.data.chat.encode import is_conversation
 from jaxrl_llm.data.generate import COLUMNS, check_task, games
 from jaxrl_llm.data.load import open_prompts
 from jaxrl_llm.data.sources.random_access import RandomAccess
@@ -103,15 +102,13 @@ def check_answers(rewards: Sequence[Reward], *sets: Sequence[dict[str, Any]]) ->
 
 
 def check_conversations(config: TrainConfig, rewards: Sequence[Reward], *sets: Sequence[dict[str, Any]]) -> None:
-    """InputError where a reward model without a chat template would get prompts that are messages."""
+    """InputError where a reward model cannot read what the run will ask: see `refuses` of `ModelReward`."""
     prompts = [rows[0]["prompt"] for rows in sets if isinstance(rows, list) and rows]
-    if config.world or config.tools or any(map(is_conversation, prompts)):
-        for reward in rewards:
-            if not getattr(reward.function, "reads_messages", True):
-                raise InputError(
-                    f"the reward model {reward.name} has no chat template, but scores conversations here: set the "
-                    "chat_template of its tokenizer, or give prompts that are texts"
-                )
+    turns = bool(config.world or config.tools)
+    for reward in rewards:
+        for prompt in prompts:
+            if why := getattr(reward.function, "refuses", lambda *_: "")(prompt, turns):
+                raise InputError(f"the reward model {reward.name} {why}")
 
 
 def make_rewards(config: TrainConfig, folder: str = ".") -> list[Reward]:

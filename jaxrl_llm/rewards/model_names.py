@@ -1,0 +1,55 @@
+"""Rewards that are models, by name: `model:PATH`, `steps:PATH`, `sentences(0,1,-1):PATH`. Imports no JAX."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxrl_llm.utils.errors import InputError
+
+MODEL = "model"
+# How process reward models take a completion apart: a step is a line, a sentence ends with punctuation before a space.
+PIECES = {
+    "steps": re.compile(r"[^\n]*\S[^\n]*"),
+    "sentences": re.compile(r"\S[^\n]*?(?:[.,;:!?]+(?=\s)|(?=\n)|\Z)"),
+    "worst_step": re.compile(r"[^\n]*\S[^\n]*"),
+}
+DENSE = frozenset({"steps", "sentences"})  # whose rewards are earned where pieces end
+_NAME = re.compile(rf"({'|'.join([MODEL, *PIECES])})(?:\(([^()]*)\))?:(.+)", re.DOTALL)
+
+
+class ModelName(NamedTuple):
+    """What the name of a model's reward says."""
+
+    kind: str  # MODEL, or a name of PIECES
+    worths: tuple[float, ...]  # of the classes of a step; () for those of two, wrong and right
+    path: str
+
+
+def model_name(name: str, folder: str | os.PathLike[str] = ".") -> ModelName | None:
+    """What a reward's name without its weight says of a model, and None for the name of a function.
+
+    `model:name` is a function of a module called `model`, unless `name` is a folder. InputError for worths that are no
+    numbers.
+
+    >>> model_name("sentences(0, 1, -1):judge/model")
+    ModelName(kind='sentences', worths=(0.0, 1.0, -1.0), path='judge/model')
+    """
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    kind, worths, path = found.groups()
+    if worths is None and path.isidentifier() and not Path(folder, path).is_dir():
+        return None
+    try:
+        numbers = tuple(float(one) for one in worths.split(",")) if worths is not None else ()
+    except ValueError:
+        numbers = ()
+    if worths is not None and (kind == MODEL or len(numbers) < 2 or not all(abs(x) <= 1e30 for x in numbers)):
+        raise InputError(
+            f"the reward {name!r} has ({worths}), where the worths of two classes or more are wanted, as in "
+            "steps(0,1):PATH"
+        )
+    return ModelName(kind, numbers, path)
