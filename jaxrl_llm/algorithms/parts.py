@@ -13,6 +13,7 @@ from jaxrl_llm.algorithms import CATALOGUE
 from jaxrl_llm.algorithms.method import Parts, facts_of
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.needs import NEEDS, need_of
+from jaxrl_llm.rewards.specs import component, unweighted
 from jaxrl_llm.rewards.workers.loading import declared
 from jaxrl_llm.utils.errors import InputError, unknown
 
@@ -103,18 +104,8 @@ def going_without(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
     )
 
 
-def reward_names(rewards: Iterable[str]) -> list[str]:
-    """The names of reward functions in texts that may add a file, arguments and a weight.
-
-    >>> reward_names(["number_match", "my.py:sound*0", "format_match(a:b*)*0.2"])
-    ['number_match', 'sound', 'format_match']
-    """
-    return [text.partition("(")[0].partition("*")[0].rpartition(":")[2].strip() for text in rewards]
-
-
 def provided_by_rewards(rewards: Iterable[str]) -> set[str]:
     """The needs that the named reward functions provide, as components of the reward or as entries beside it."""
     listed = list(rewards)
-    parts = {name for name in reward_names(listed) if name in NEEDS and NEEDS[name].where.startswith("rewards[")}
-    named = [text.rpartition("*")[0] if "*" in text and not text.endswith(")") else text for text in listed]
-    return parts | {name for text in named for name in declared(text.strip()) if name in NEEDS}
+    parts = {name for name in map(component, listed) if name in NEEDS and NEEDS[name].where.startswith("rewards[")}
+    return parts | {name for text in listed for name in declared(unweighted(text)) if name in NEEDS}

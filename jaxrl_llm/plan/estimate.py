@@ -9,6 +9,7 @@ is no compiler (GPUs).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,16 +17,17 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.needs import value_of
+from jaxrl_llm.core.needs import OF_TEACHER, value_of
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.distributed import fully_sharded
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.attention import MAX_LOGITS
 from jaxrl_llm.models.mesh_axes import EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
+from jaxrl_llm.plan.full_batch import as_trained
+from jaxrl_llm.plan.other_models import model_bytes, teacher_models
 from jaxrl_llm.plan.program_cost import Cost
-from jaxrl_llm.plan.reward_models import model_bytes
 from jaxrl_llm.plan.sampling import Sampling, active_weights, estimate, model_weights, pair_operations, reduced_bytes
-from jaxrl_llm.plan.shapes import StateShapes, as_trained, bytes_on_a_device
+from jaxrl_llm.plan.shapes import StateShapes, bytes_on_a_device
 from jaxrl_llm.training.config import TrainConfig
 
 # Temporaries of one layer's backward pass, in arrays of a token: of hidden states, of inner units, of heads, and of
@@ -41,12 +43,13 @@ class Held(NamedTuple):
     optimiser: int
     reference: int  # with a second policy that is run beside the first, the last update's weights and a target critic
     rewards: int  # models among them
+    teachers: int
     learning: int  # numbers, not bytes
 
     @property
     def kept(self) -> int:
         """Bytes that are there all the time."""
-        return self.parameters + self.frozen + self.optimiser + self.reference + self.rewards
+        return self.parameters + self.frozen + self.optimiser + self.reference + self.rewards + self.teachers
 
 
 class Arithmetic(NamedTuple):
@@ -77,6 +80,7 @@ def held_bytes(shapes: StateShapes, mesh: AbstractMesh, reference_memory: str = 
         on_a_device(state.optimizer) + on_a_device(state.step),
         on_a_device(shapes.policies) + (on_a_device(shapes.copied_reference) if reference_memory == "device" else 0),
         model_bytes(shapes.rewards, mesh),
+        model_bytes(shapes.teachers, mesh),
         on_a_device(state.params, jnp.dtype(jnp.int8)),
     )
 
@@ -101,7 +105,8 @@ def arithmetic(
     copied, fsdp = sampling.phases["sampling"]["sampler's weights"], mesh.shape.get(FSDP, 1)
     convert = estimate("convert", 0, 2 * copied, all_gather=copied * (fsdp - 1) / fsdp)
     costs = {"convert": convert} | sampling.costs | learning_costs_of(config, model, algorithm, mesh, held)
-    return Arithmetic({**kept, "reference": held.reference, "rewards": held.rewards, "padding": 0}, phases, costs)
+    beside = {"reference": held.reference, "rewards": held.rewards, "teachers": held.teachers, "padding": 0}
+    return Arithmetic({**kept, **beside}, phases, costs)
 
 
 def length_of(config: TrainConfig) -> int:
@@ -150,10 +155,29 @@ def update_temporaries(
 def learning_costs_of(
     config: TrainConfig, model: ModelConfig, algorithm: Algorithm, mesh: AbstractMesh, held: Held
 ) -> dict[str, Cost]:
-    """Operations, bytes and collectives of each program of learning on a device.
+    """Operations, bytes and collectives of each program of learning on a device. The update makes three passes, four
+    where layers are recomputed."""
+    fsdp, tensor = (mesh.shape.get(axis, 1) for axis in (FSDP, TENSOR))
+    gradient = 4 * held.learning * 2 * (mesh.size // (tensor * fsdp) - 1) / max(mesh.size // (tensor * fsdp), 1)
+    learning, teachers = passes_of(config, model, mesh), teacher_models(config.teacher)
+    needs = {value_of(need)[0] for need in algorithm.needs}
+    reference = {"reference_logp", *(() if teachers else OF_TEACHER)}
+    policies = bool(needs & {"old_logp", "values", "top_tokens"}), bool(needs & reference), "previous_logp" in needs
+    forward = [learning] * sum(policies) + [passes_of(config, teacher, mesh) for teacher in teachers]
+    found = {
+        f"outputs_of {number + 1}" if number else "outputs_of": one("outputs_of", 1, 1, 0, 0)
+        for number, one in enumerate(forward)
+    }
+    state = held.parameters + held.optimiser
+    found["update"] = learning("update", 4 if config.remat else 3, config.epochs, gradient, state)
+    return found
+
+
+def passes_of(config: TrainConfig, model: ModelConfig, mesh: AbstractMesh) -> Callable[..., Cost]:
+    """The cost of (name, passes, times, bytes of gradients, bytes of updates) through a model, of a step's batch.
 
     Operations of a forward pass: 2 for each weight of a matrix that a token meets, and 4 for each key that it attends
-    to in each head. The update makes three passes, four where layers are recomputed.
+    to in each head.
     """
     shards = row_shards(mesh)
     fsdp, expert, sequence, tensor = (mesh.shape.get(axis, 1) for axis in (FSDP, EXPERT, SEQUENCE, TENSOR))
@@ -173,11 +197,8 @@ def learning_costs_of(
     heads = 2 * (model.num_heads + math.lcm(model.num_kv_heads, sequence)) / tensor * n * model.head_dim * item
     exchanged = routed + heads * (sequence - 1) / sequence
     gathered = weights * (fsdp - 1) / fsdp * config.micro_batches * config.minibatches
-    gradient = 4 * held.learning * 2 * (mesh.size // (tensor * fsdp) - 1) / max(mesh.size // (tensor * fsdp), 1)
-    passes = 4 if config.remat else 3
-    state = held.parameters + held.optimiser
 
-    def learning(name: str, passes: int, times: int, gradients: float, updates: float) -> Cost:
+    def cost(name: str, passes: int, times: int, gradients: float, updates: float) -> Cost:
         return estimate(
             name, times * passes * forward / mesh.size,
             times * (passes * (gathered + weights + 20 * n * D * item * tokens) + 3 * updates),
@@ -186,11 +207,4 @@ def learning_costs_of(
             reduce_scatter=times * gathered * (4 / item) * (gradients > 0 or updates > 0),
         )  # fmt: skip
 
-    found = {}
-    needs = {value_of(need)[0] for need in algorithm.needs}
-    old, reference = {"old_logp", "values", "top_tokens"}, {"reference_logp", "teacher_logp"}
-    policies = bool(needs & old), bool(needs & reference), "previous_logp" in needs
-    for number in range(sum(policies)):
-        found[f"outputs_of {number + 1}" if number else "outputs_of"] = learning("outputs_of", 1, 1, 0, 0)
-    found["update"] = learning("update", passes, config.epochs, gradient, state)
-    return found
+    return cost

@@ -24,6 +24,7 @@ from jaxrl_llm.learner.setup import compile_learning
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.plan.estimate import arithmetic, held_bytes
 from jaxrl_llm.plan.flops import matrix_flops
+from jaxrl_llm.plan.full_batch import full_batch
 from jaxrl_llm.plan.host import COPY, host_memory
 from jaxrl_llm.plan.layers import depths, with_layers
 from jaxrl_llm.plan.program_cost import Cost, at_depth, cost_of, followed
@@ -35,7 +36,6 @@ from jaxrl_llm.plan.shapes import (
     bytes_on_a_device,
     checked,
     engine_sizes,
-    full_batch,
     held_by,
     records,
     shapes_of,

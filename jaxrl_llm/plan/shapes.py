@@ -6,43 +6,38 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.needs import need_of, value_of
 from jaxrl_llm.core.shapes import bucket
-from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed import ahead_of_time, check_mesh, mesh_of, sampling_mesh_of
 from jaxrl_llm.distributed.chips import Topology
 from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
 from jaxrl_llm.learner.setup import shard
 from jaxrl_llm.learner.step import Learner
+from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers
 from jaxrl_llm.learner.train_state import TrainState, init_state
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.io.adapters import adapter_params, open_adapter
 from jaxrl_llm.models.kinds import path_of
-from jaxrl_llm.models.layers.moe import index_dtype
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.outputs.soft_thinking import check_thinking
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Policy, init_params
 from jaxrl_llm.models.stacks import map_kinds
 from jaxrl_llm.plan.layers import config_of
-from jaxrl_llm.plan.reward_models import Weights, model_bytes, model_weights
+from jaxrl_llm.plan.other_models import Weights, model_bytes, model_weights, teacher_weights
 from jaxrl_llm.plan.sampling_programs import Arrays, engine_arrays
-from jaxrl_llm.sampling.batch import BatchRow, assemble
 from jaxrl_llm.sampling.capacity import Size, for_conversations, lasting
 from jaxrl_llm.sampling.capacity import plan as slots_for
-from jaxrl_llm.sampling.requests import Tokens
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import balance_of, check_method, optimizer_of, with_routing
 from jaxrl_llm.training.other_policies.reference import first_policies, wants_reference
+from jaxrl_llm.training.other_policies.teacher import URLS, teachers_of
 from jaxrl_llm.training.rollout import hook_of, rollout_of, strategy_of
 from jaxrl_llm.training.setup import keep_of, remat_of, split_parameters, with_critic, with_precision
 from jaxrl_llm.utils.errors import InputError
@@ -113,10 +108,10 @@ def checked(
             f"jaxrl plan knows runs of one policy, but {config.algorithm} runs a second one beside it: plan ppo, and "
             "add its weights, its caches and its forward passes once more"
         )
-    if config.teacher is not None:
+    if config.teacher is not None and config.teacher.startswith(URLS):
         raise InputError(
-            f"jaxrl plan knows runs without a teacher: plan grpo, and add the weights of {config.teacher} and "
-            "a forward pass of it"
+            f"jaxrl plan knows teachers on the run's own devices, but {config.teacher} is a server: plan grpo, which "
+            "has the same policy and no teacher"
         )
     model = model or config_of(config.model)
     if model.unmasking is not None:
@@ -147,11 +142,24 @@ def shapes_of(config: TrainConfig, topology: Topology, model: ModelConfig | None
         )
     learner = Learner(
         policy, algorithm, optimizer, mesh, config.epochs, config.minibatches, config.micro_batches, reference, frozen,
-        policies, balance_of(config),
+        policies, balance_of(config), teacher_shapes(config, policy, mesh),
     )  # fmt: skip
     devices = row_shards(of_this_host(sampler), SAMPLED_ROWS)
     sizes = engine_sizes(config, algorithm, devices, units_of(sampler), policy.config.max_positions)
     return RunShapes(config, topology, learner, state, sampler, *sizes)
+
+
+def teacher_shapes(config: TrainConfig, policy: Policy, mesh: Mesh) -> FrozenPolicy | Teachers | None:
+    """The run's teachers as shapes on the mesh; None where it has none."""
+    found = []
+    for model, weights in teacher_weights(config):
+        check_mesh(model, mesh)
+        own = dataclasses.replace(policy, config=model, critic=None, hook=None, thinking=None, population=None)
+        with ahead_of_time():
+            found.append(FrozenPolicy(own, shard(weights, own, mesh)))
+    if names := teachers_of(config.teacher):
+        return Teachers(tuple(names), tuple(found))
+    return found[0] if found else None
 
 
 class StateShapes(NamedTuple):
@@ -165,6 +173,7 @@ class StateShapes(NamedTuple):
     policies: Mapping[str, Any]  # that move beside it, but for the reference
     engines: int = 1  # that sample at a time, each with weights and caches of its own
     rewards: Weights = ()  # of reward models
+    teachers: Weights = ()
 
     @property
     def copied_reference(self) -> Any:
@@ -207,6 +216,7 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
         policies,
         demands.engines,
         model_weights(config),
+        teacher_weights(config),
     )
 
 
@@ -242,66 +252,6 @@ def engine_sizes(
     return size, Size(slots_for(range(-(-config.eval_size // hosts)), slots or rows, devices), width, tokens)
 
 
-def as_trained(config: TrainConfig, algorithm: Algorithm) -> TrainConfig:
-    """The configuration with groups of as many rows as the rollout may return, in whole multiples of their samples."""
-    times = -(-rollout_of(config, algorithm).rows(config.group_size) // config.group_size)
-    return dataclasses.replace(config, group_size=times * config.group_size)
-
-
-def full_batch(
-    config: TrainConfig, algorithm: Algorithm, vocabulary: int, model: ModelConfig | None = None
-) -> Trajectories:
-    """A scored batch on the host in which every prompt and completion is as long as the settings allow.
-
-    It has the fields that a rollout's has. What the method needs of a rollout has the value that stands in for it. It
-    has the most rows that a step may have: as many as the rollout may return, and those of a replay. model: of a
-    mixture of experts the batch has those that a rollout records. Where the rollout thinks softly all tokens are soft.
-    """
-    config = as_trained(config, algorithm)
-    P, T, G = config.max_prompt_tokens, config.max_new_tokens, config.group_size
-    usual, random = config.prompts_per_step * G, np.random.default_rng(0)
-    N = usual if algorithm.replay is None else -(-algorithm.replay.grown(usual) // usual) * usual
-    prompts = random.integers(0, vocabulary, (N // G, P), dtype=np.int32)
-    rows = []
-    for number in range(N):
-        token, zeros = random.integers(0, vocabulary, T, dtype=np.int32), np.zeros(T, np.float32)
-        drawn = Tokens(token, zeros - 1, zeros, zeros - 2, zeros - 1, np.zeros(T, np.int32))
-        rows.append(BatchRow(prompts[number // G].tolist(), drawn, False, number // G, number // G))
-    batch = assemble(rows, config.temperature, config.sampling.truncating)
-    reward = (np.arange(N) % 2).astype(np.float32)
-    scores: dict[str, Any] = {"rewards": dict.fromkeys(reward_names(config), reward), "reward": reward}
-    batch = batch.replace(**scores)
-    if model is not None and records(algorithm, model):
-        shape = (*batch.tokens.shape, model.num_layers, model.experts_per_token)
-        chosen: Any = np.zeros(shape, index_dtype(model))
-        batch = batch.replace(experts=chosen)
-    if (thinking := rollout_of(config, algorithm).thinking) is not None:
-        ids = random.integers(0, vocabulary, (*batch.tokens.shape, thinking.top_k))
-        each: Any = np.stack([ids, np.zeros(ids.shape) - 1, np.zeros(ids.shape) - 2], axis=2).astype(np.float32)
-        batch = batch.replace(thoughts=np.where(batch.action_mask[..., None, None], each, np.float32(-1)))
-    for text in sorted(algorithm.needs):
-        (_, carried), need = value_of(text), need_of(text)
-        if need.provider is not None and need.stand_in.value is not None and need.of(batch, carried) is None:
-            value: Any = np.asarray(need.stand_in.value(batch, carried))
-            batch = need.put(batch, value, carried)
-    if "measured" in algorithm.needs:
-        batch = batch.with_info(measured=(np.arange(N) >= usual).astype(np.float32))  # type: ignore[arg-type]
-    strategy = strategy_of(config, algorithm)
-    if strategy is not None and strategy.train_unfinished:
-        unfinished: Any = np.zeros(N, bool)
-        batch = batch.with_info(window=batch.action_mask, unfinished=unfinished)
-    return batch
-
-
-def reward_names(config: TrainConfig) -> list[str]:
-    """The names of the run's rewards, as their functions are called."""
-    names = []
-    for spec in config.rewards:
-        name = spec.strip() if spec.strip().endswith(")") else spec.strip().rpartition("*")[0] or spec.strip()
-        names.append(Path(name.rpartition(":")[2]).name if "(" not in name else name.partition("(")[0])
-    return names
-
-
 def bytes_on_a_device(tree: Any) -> int:
     """Of shapes that have shardings."""
     return sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(tree))
@@ -317,4 +267,5 @@ def held_by(shapes: RunShapes) -> dict[str, int]:
         "reference": bytes_on_a_device(shapes.learner.policies)
         + (bytes_on_a_device(reference) if shapes.config.reference_memory == "device" else 0),
         "rewards": model_bytes(model_weights(shapes.config), shapes.mesh),
+        "teachers": model_bytes(teacher_weights(shapes.config), shapes.mesh),
     }

@@ -21,8 +21,8 @@ ASSUMPTIONS = (
     "evaluations and checkpoints are left out"
 )
 PARTS = (
-    "parameters", "frozen", "optimiser", "reference", "rewards", "padding", "sampler's weights", "caches", "batch",
-    "temporaries",
+    "parameters", "frozen", "optimiser", "reference", "rewards", "teachers", "padding", "sampler's weights", "caches",
+    "batch", "temporaries",
 )  # fmt: skip
 
 

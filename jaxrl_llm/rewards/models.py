@@ -29,7 +29,7 @@ from jaxrl_llm.models.io.reward_model import read_scoring
 from jaxrl_llm.models.mesh_axes import row_shards
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.models.scores import token_scores
-from jaxrl_llm.rewards.model_names import MODEL, ModelName
+from jaxrl_llm.rewards.specs import MODEL, ModelName
 from jaxrl_llm.rewards.workers.runner import Reward
 from jaxrl_llm.utils.errors import InputError, several
 from jaxrl_llm.utils.threads import DISPATCH

@@ -10,7 +10,7 @@ from pathlib import Path
 from jaxrl_llm.core.by_value import ByValue, value_of
 from jaxrl_llm.rewards import values
 from jaxrl_llm.rewards.environment import OWN
-from jaxrl_llm.rewards.model_names import model_name
+from jaxrl_llm.rewards.specs import model_name, unweighted
 from jaxrl_llm.rewards.workers.loading import ARGUMENTS, FACTORIES, FUNCTIONS, load_function
 from jaxrl_llm.rewards.workers.process import ProcessFunction
 from jaxrl_llm.rewards.workers.runner import Reward
@@ -117,10 +117,8 @@ def _parse(spec: str, folder: str | os.PathLike[str]) -> tuple[str, float]:
         raise InputError(f"a reward is given as text, such as 'number_match*0.5'; found {type(spec).__name__}")
     spec = spec.strip()
     value_of(spec, "the reward")  # raises InputError for the name of a value
-    name, weight = spec, 1.0
-    if "*" in spec and not spec.endswith(")"):  # a star inside brackets belongs to a regular expression
-        name, _, factor = spec.rpartition("*")
-        name, weight = name.strip(), _weight(spec, factor)
+    name = unweighted(spec)
+    weight = 1.0 if name == spec else _weight(spec, spec.rpartition("*")[2])
     head, bracket, rest = name.partition("(")
     if bracket and head in FACTORIES:
         if not rest.endswith(")"):

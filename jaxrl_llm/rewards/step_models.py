@@ -12,8 +12,8 @@ import numpy as np
 
 from jaxrl_llm.data.step_labels import NO_LABEL, encode_steps
 from jaxrl_llm.rewards.entries import REWARD, SPANS
-from jaxrl_llm.rewards.model_names import DENSE, PIECES, ModelName
 from jaxrl_llm.rewards.models import ModelReward
+from jaxrl_llm.rewards.specs import DENSE, PIECES, ModelName
 from jaxrl_llm.utils.errors import InputError, shown
 
 WORTHS = (0.0, 1.0)  # of the classes wrong and right

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxrl_llm.core.arguments.signatures import hyperparameters
 from jaxrl_llm.models import save_policy
+from jaxrl_llm.rewards.specs import unweighted
 from jaxrl_llm.selection.front import expected_utility, hypervolume, non_dominated, sparsest, sparsity
 from jaxrl_llm.training.agents import is_agent
 from jaxrl_llm.training.config import TrainConfig
@@ -75,7 +76,7 @@ def grow_front(
     Raises InputError for fewer than two rewards, no held-out prompts, a method without the hyper-parameter, weightings
     of another length, and an output that has a front of other settings.
     """
-    specs = tuple(base_of(spec) for spec in config.rewards)
+    specs = tuple(unweighted(spec) for spec in config.rewards)
     n = len(specs)
     weightings = [list(map(float, one)) for one in weightings] or [*np.eye(n).tolist(), [1 / n] * n]
     _check(config, n, weightings, select, rounds)
@@ -122,16 +123,6 @@ def grow_front(
     say(f"front of {len(front.members)}: {names}")
     say("  ".join(f"{name} {value:.4g}" for name, value in front.figures.items()))
     return front
-
-
-def base_of(spec: str) -> str:
-    """A reward's spec without its weight.
-
-    >>> base_of("number_match*0.5"), base_of("format_match(a*b)")
-    ('number_match', 'format_match(a*b)')
-    """
-    text = spec.strip()
-    return text.rpartition("*")[0].strip() if "*" in text and not text.endswith(")") else text
 
 
 def measured(config: TrainConfig, samples: int = 1) -> dict[str, float]:

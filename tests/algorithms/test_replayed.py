@@ -32,7 +32,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import PolicyOutputs
 from jaxrl_llm.objectives.off_policy import importance_correction
-from jaxrl_llm.plan.shapes import full_batch
+from jaxrl_llm.plan.full_batch import full_batch
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.runtime.swarm import shared
 from jaxrl_llm.training.config import TrainConfig

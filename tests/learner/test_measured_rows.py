@@ -19,7 +19,7 @@ from jaxrl_llm.learner.inputs import outputs_of
 from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.setup import compile_learning, start
 from jaxrl_llm.learner.step import Learner, learn_batch
-from jaxrl_llm.plan.shapes import full_batch
+from jaxrl_llm.plan.full_batch import full_batch
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.full_size import at_full_size, fill_up
 from jaxrl_llm.training.signal import signal

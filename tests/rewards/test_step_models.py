@@ -16,7 +16,7 @@ from jaxrl_llm import load_policy, save_policy
 from jaxrl_llm.data.step_labels import NO_LABEL, encode_steps
 from jaxrl_llm.models.scores import init_reward_model, token_scores
 from jaxrl_llm.rewards import get_reward, score
-from jaxrl_llm.rewards.model_names import PIECES, model_name
+from jaxrl_llm.rewards.specs import PIECES, model_name
 from jaxrl_llm.rewards.step_models import StepReward
 from jaxrl_llm.rewards.workers.loading import declared
 from jaxrl_llm.utils.errors import InputError

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 import tiny_runs as runs
@@ -22,14 +23,16 @@ from tpu_environment import tpu_environment
 from jaxrl_llm.cli.program import main
 from jaxrl_llm.distributed.chips import GIB, TPUS, Chip, Topology, simulated, topology_of
 from jaxrl_llm.learner.optimizer import OptimizerConfig
+from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.plan import table
 from jaxrl_llm.plan.estimate import held_bytes
+from jaxrl_llm.plan.full_batch import as_trained, full_batch
 from jaxrl_llm.plan.layers import config_of, depths, with_layers
-from jaxrl_llm.plan.plan import Plan, estimated_plan
+from jaxrl_llm.plan.plan import Plan, estimated_plan, learning_programs
 from jaxrl_llm.plan.sampling import abstract_mesh
 from jaxrl_llm.plan.search import Found, applied, candidates, options
-from jaxrl_llm.plan.shapes import as_trained, full_batch, held_by, reward_names, shapes_of, state_shapes
+from jaxrl_llm.plan.shapes import held_by, shapes_of, state_shapes
 from jaxrl_llm.plan.sharding import sharding_table
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import make_algorithm
@@ -89,7 +92,7 @@ def test_a_full_batch_is_a_rollouts() -> None:
     assert batch.support_floor is not None
     assert batch.untruncated_logp is not None
     assert full_batch(tiny(), make_algorithm(tiny()), 64).support_floor is None
-    assert reward_names(tiny(rewards=("folder/file.py:even*2",))) == ["even"]
+    assert set(full_batch(tiny(rewards=("folder/file.py:even*2",)), make_algorithm(tiny()), 64).rewards) == {"even"}
 
 
 def test_bytes_are_those_of_arithmetic() -> None:
@@ -299,7 +302,8 @@ import tiny_runs as runs
 from jaxrl_llm.distributed.chips import topology_of
 from jaxrl_llm.learner.setup import compile_learning
 from jaxrl_llm.training import loop
-from jaxrl_llm.plan.shapes import full_batch, shapes_of
+from jaxrl_llm.plan.full_batch import full_batch
+from jaxrl_llm.plan.shapes import shapes_of
 from jaxrl_llm.plan.sampling_programs import compile_sampling
 
 folder = Path(sys.argv[1])
@@ -396,6 +400,26 @@ def test_a_plan_for_slices_of_four_v5e_chips(slices: int, tmp_path: Path) -> Non
     assert np.isclose(sum(max(s[k] for k in ("compute", "memory", "links", "compiler", "scheduled"))
                           for s in plan["seconds"].values()), plan["iteration_seconds"])  # fmt: skip
     assert (tmp_path / "plan.svg").exists()
+
+
+def test_teachers_are_counted() -> None:
+    """Their weights are there all the time, and each makes a forward pass beside the policy's own."""
+    folder = runs.MODEL.parent
+    one = {"algorithm": "gkd", "hyperparameters": {"top_k": 4}, "teacher": str(folder / "gemma2")}
+    two = {**one, "teacher": f"a={folder / 'gemma2'},b={folder / 'qwen3'}"}
+    sizes = [4 * sum(x.size for x in jax.tree.leaves(load_policy(folder / name)[1])) for name in ("gemma2", "qwen3")]
+    for changes, held in ((one, sizes[0]), (two, sum(sizes))):
+        config = tiny(**changes)
+        plan, programs = estimated_plan(config, here()), learning_programs(shapes_of(config, here()), "cpu")
+        assert plan.held["teachers"] == held_by(shapes_of(config, here()))["teachers"] == held
+        passes = [[name for name in found if name.startswith("outputs_of")] for found in (plan.costs, programs)]
+        assert passes[0] == passes[1] == ["outputs_of", "outputs_of 2", "outputs_of 3"][: len(passes[0])]
+        assert len(passes[0]) == (2 if changes is one else 3)
+    assert estimated_plan(tiny(), here()).held["teachers"] == 0
+    with pytest.raises(InputError, match="is a server: plan grpo"):
+        estimated_plan(
+            tiny(**{**one, "teacher": "http://host/v1#m", "hyperparameters": {"top_k": 4, "beta": 0}}), here()
+        )
 
 
 def test_reward_models_are_counted() -> None:

@@ -11,8 +11,9 @@ import tiny_runs as runs
 from test_resume import STEPS, assert_same_run
 
 from jaxrl_llm.algorithms import get
+from jaxrl_llm.plan.full_batch import full_batch
 from jaxrl_llm.plan.layers import config_of
-from jaxrl_llm.plan.shapes import full_batch, records
+from jaxrl_llm.plan.shapes import records
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import make_algorithm, with_routing

@@ -25,6 +25,7 @@ from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, weighted
 from jaxrl_llm.core.transform import Metrics, Objective, chain
 from jaxrl_llm.objectives.preference.pairs import coupled
 from jaxrl_llm.rewards.environment import JUDGE
+from jaxrl_llm.rewards.specs import component
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.responses import response
@@ -52,12 +53,8 @@ class TaskSetting:
     __repr__ = layout
 
 
-def _component(spec: str) -> str:
-    return spec.partition("*")[0].partition("(")[0].rpartition(":")[2].strip()
-
-
 def _counted(config: Any, given: Given) -> bool:
-    known = {_component(spec) for spec in config.rewards}
+    known = set(map(component, config.rewards))
     return all({*one.judges, *(one.rewards or ())} <= known for one in settings_of(given).values())
 
 

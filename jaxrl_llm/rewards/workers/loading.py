@@ -18,8 +18,8 @@ from jaxrl_llm.rewards import boxes, code, graded, screens, tagged_lists, tool_c
 from jaxrl_llm.rewards.entries import SPANS, provided
 from jaxrl_llm.rewards.environment import OWN
 from jaxrl_llm.rewards.judges import first_errors
-from jaxrl_llm.rewards.model_names import DENSE, model_name
 from jaxrl_llm.rewards.parsing import answers
+from jaxrl_llm.rewards.specs import DENSE, model_name
 from jaxrl_llm.utils.errors import InputError, error_line, missing_package, unknown
 from jaxrl_llm.utils.starting import phase
 

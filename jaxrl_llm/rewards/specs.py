@@ -1,4 +1,4 @@
-"""Rewards that are models, by name: `model:PATH`, `steps:PATH`, `sentences(0,1,-1):PATH`. Imports no JAX."""
+"""What the texts that name rewards say: `NAME*WEIGHT`, `model:PATH`, `sentences(0,1,-1):PATH`. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -17,7 +17,30 @@ PIECES = {
     "worst_step": re.compile(r"[^\n]*\S[^\n]*"),
 }
 DENSE = frozenset({"steps", "sentences"})  # whose rewards are earned where pieces end
-_NAME = re.compile(rf"({'|'.join([MODEL, *PIECES])})(?:\(([^()]*)\))?:(.+)", re.DOTALL)
+_MODEL = re.compile(rf"({'|'.join([MODEL, *PIECES])})(?:\(([^()]*)\))?:(.+)", re.DOTALL)
+
+
+def unweighted(spec: str) -> str:
+    """A reward's name without its weight; a star in brackets belongs to a regular expression.
+
+    >>> unweighted("number_match*0.5"), unweighted("format_match(a*)")
+    ('number_match', 'format_match(a*)')
+    """
+    spec = spec.strip()
+    return spec if spec.endswith(")") or "*" not in spec else spec.rpartition("*")[0].strip()
+
+
+def component(spec: str) -> str:
+    """The name of a reward's component, in a text that may add a file, arguments and a weight; of a model that of its
+    folder.
+
+    >>> [component(one) for one in ("my.py:sound*0", "format_match(a:b*)*0.2", "steps:runs/judge*0.5")]
+    ['sound', 'format_match', 'judge']
+    """
+    name = unweighted(spec)
+    if (found := _MODEL.fullmatch(name)) is not None:
+        return Path(found[3]).name
+    return name.partition("(")[0].rpartition(":")[2].strip()
 
 
 class ModelName(NamedTuple):
@@ -37,7 +60,7 @@ def model_name(name: str, folder: str | os.PathLike[str] = ".") -> ModelName | N
     >>> model_name("sentences(0, 1, -1):judge/model")
     ModelName(kind='sentences', worths=(0.0, 1.0, -1.0), path='judge/model')
     """
-    found = _NAME.fullmatch(name)
+    found = _MODEL.fullmatch(name)
     if found is None:
         return None
     kind, worths, path = found.groups()
