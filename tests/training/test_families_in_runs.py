@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_runs as runs
-from test_resume import assert_same_run
+from test_resume import assert_same_records
 from test_turn_runs import config_of
 
 from jaxrl_llm.training import loop
@@ -42,7 +42,7 @@ def test_adapters_and_completions_in_flight_resume_bit_by_bit(family: str, tmp_p
     lines = lines_of(tmp_path)
     assert lines[0]["mismatch"] < 3e-4
     assert max(line["grad_norm"] for line in lines) > 0
-    assert_same_run(runs.resumed_copy(tmp_path, [3]), tmp_path / "run")
+    assert_same_records(runs.resumed_copy(tmp_path, [3]), tmp_path / "run")
 
 
 def test_an_agent_of_three_turns(family: str, tmp_path: Path) -> None:
