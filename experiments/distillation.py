@@ -36,7 +36,7 @@ from jaxrl_llm.training.loop import train
 
 MODEL = "smollm2-135m"
 PROMPTS, SAMPLES, NEW, HELD_OUT, STEPS = 8, 8, 16, 96, 8
-DEMO = demo_config(MODEL, 0, "", 9)
+DEMO = demo_config(MODEL, 0, "runs/demo", 9)
 
 
 def questions(seed: int, count: int) -> list[str]:

@@ -10,12 +10,11 @@ from typing import NamedTuple
 from jaxrl_llm.utils.errors import InputError
 
 MODEL = "model"
-# How process reward models take a completion apart: a step is a line, a sentence ends with punctuation before a space.
-PIECES = {
-    "steps": re.compile(r"[^\n]*\S[^\n]*"),
-    "sentences": re.compile(r"\S[^\n]*?(?:[.,;:!?]+(?=\s)|(?=\n)|\Z)"),
-    "worst_step": re.compile(r"[^\n]*\S[^\n]*"),
-}
+# How process reward models take a completion apart: a step is a line, a sentence ends with punctuation before a space,
+# and neither begins with spaces. Possessive, so that the time is in proportion to the text.
+LINE = re.compile(r"\S[^\n]*+")
+SENTENCE = re.compile(r"(?=\S)(?:[^\n.,;:!?]++|[.,;:!?]++(?!\s|\Z))*+[.,;:!?]*+")
+PIECES = {"steps": LINE, "sentences": SENTENCE, "worst_step": LINE}
 DENSE = frozenset({"steps", "sentences"})  # whose rewards are earned where pieces end
 _MODEL = re.compile(rf"({'|'.join([MODEL, *PIECES])})(?:\(([^()]*)\))?:(.+)", re.DOTALL)
 

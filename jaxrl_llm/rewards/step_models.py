@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from jaxrl_llm.data.step_labels import NO_LABEL, encode_steps
+from jaxrl_llm.data.step_labels import NO_LABEL, LabelledSteps, encode_steps
 from jaxrl_llm.rewards.entries import REWARD, SPANS
 from jaxrl_llm.rewards.models import ModelReward
 from jaxrl_llm.rewards.specs import DENSE, PIECES, ModelName
@@ -70,22 +70,22 @@ class StepReward:
 
     def _values(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[list[float] | None]:
         """What the steps of each completion are worth; None for one that is too long."""
-        tokenizer = self.model.tokenizer
         rows = [
-            encode_steps(tokenizer, prompt, some, [0] * len(some)) if some else None
+            encode_steps(self.model.tokenizer, prompt, some, [0] * len(some)) if some else None
             for prompt, some in zip(prompts, steps, strict=True)
         ]
         scores = iter(self.model.ready.of_tokens([row.tokens for row in rows if row is not None]))
-        found: list[list[float] | None] = []
-        for row in rows:
-            own = np.zeros((0, len(self.worths))) if row is None else next(scores)
-            if own is None:
-                found.append(None)
-                continue
-            ends = own if row is None else own[np.asarray(row.labels) != NO_LABEL]
-            odds = np.exp(ends - ends.max(axis=1, keepdims=True, initial=-np.inf)) if len(ends) else ends
-            found.append((odds @ np.asarray(self.worths) / odds.sum(axis=1)).tolist() if len(ends) else [])
-        return found
+
+        def values(row: LabelledSteps | None) -> list[float] | None:
+            if row is None:
+                return []
+            if (own := next(scores)) is None:
+                return None
+            ends = own[np.asarray(row.labels) != NO_LABEL]
+            odds = np.exp(ends - ends.max(axis=1, keepdims=True))
+            return list(odds @ np.asarray(self.worths) / odds.sum(axis=1))
+
+        return [values(row) for row in rows]
 
     def on_mesh(self, mesh: jax.sharding.Mesh, dtype: Any) -> StepReward:
         """The function with its model on the devices of a run, as `ModelReward.on_mesh`."""

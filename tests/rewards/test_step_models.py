@@ -114,6 +114,14 @@ def test_pieces_hold_all_that_is_no_space(text: str) -> None:
         assert all(place in inside for place, sign in enumerate(text) if not sign.isspace())
 
 
+@pytest.mark.parametrize("text", [" " * 10**5, "." * 10**5, ". " * 10**5, "a." * 10**5, "\n " * 10**5])
+def test_pieces_of_a_long_text_take_no_longer_than_it(text: str) -> None:
+    """A search that went back would take hours."""
+    found = {kind: sum(1 for _ in pattern.finditer(text)) for kind, pattern in PIECES.items()}
+    assert found["steps"] == int(bool(text.strip()))
+    assert found["sentences"] == (10**5 if text[:2] == ". " else int(bool(text.strip())))
+
+
 def test_names() -> None:
     assert model_name("steps:judge") is None  # a function of a module of that name
     assert model_name("number_match") is None
