@@ -40,10 +40,11 @@ def reward_eval_command(arguments: list[str]) -> int:
     from jaxrl_llm.distributed import mesh_of
     from jaxrl_llm.reporting.reward_accuracy import accuracies
     from jaxrl_llm.rewards.models import model_reward, on_devices
+    from jaxrl_llm.rewards.specs import MODEL, ModelName
 
     rows = load_prompts(args.prompts, limit=args.size)
     answers = [answers_of(row, f"{args.prompts}, row {number}") for number, row in enumerate(rows, start=1)]
-    (reward,) = on_devices([model_reward(args.model, 1.0)], mesh_of(""), args.dtype)
+    (reward,) = on_devices([model_reward(ModelName(MODEL, (), args.model), 1.0)], mesh_of(""), args.dtype)
     items, unscored = scored(reward.function, rows, answers)
     if unscored:
         print(f"{several(unscored, 'prompt')} with an answer that was not scored left out")

@@ -25,7 +25,7 @@ from jaxrl_llm.training.signal import signal
 # single tokens, responses that were given, votes of clients.
 NOT_OF_THE_GROUP_ALONE = {
     "agent_r", "archer", "arpo_agentic", "baichuan_m2", "carl_multiplicative_reward", "daslam",
-    "dcpo_distribution_centric", "dgrpo_vital", "drpo_dataset_reset", "eapo_iterresearch", "ettrl", "evocua",
+    "dcpo_distribution_centric", "dgrpo_vital", "drpo_dataset_reset", "eapo_iterresearch", "ettrl", "evocua", "fgaif",
     "g_ra", "gigpo", "hbpo", "hgpo", "hila", "hiper", "icpo_in_context", "igpo_information_gain", "infopo", "ipa",
     "istar", "masked_sft", "multi_turn_recipe", "nlpo", "open_rs", "optimal_token_baseline", "otr", "pa_rl",
     "pairwise_rl", "pav", "pdppo", "pf_ppo", "poad", "polychromic", "popri", "ppo", "ppo_max", "ppo_outer_scale",
@@ -36,7 +36,7 @@ NOT_OF_THE_GROUP_ALONE = {
 # They learn from a prompt with one sample, here also by rewards of single tokens.
 ONE_SAMPLE_A_PROMPT = {
     "agent_r", "archer", "brain", "carl_multiplicative_reward", "daslam", "dcpo_distribution_centric",
-    "drpo_dataset_reset", "evocua", "gigpo", "hgpo", "hila", "hiper", "igpo_information_gain", "ipa", "istar",
+    "drpo_dataset_reset", "evocua", "fgaif", "gigpo", "hgpo", "hila", "hiper", "igpo_information_gain", "ipa", "istar",
     "masked_sft", "multi_turn_recipe", "nlpo", "optimal_token_baseline", "otr", "p3o_pairwise", "pa_rl",
     "pairwise_rl", "pav", "pdppo", "pf_ppo", "poad", "ppo", "ppo_max", "ppo_outer_scale", "process_reward_model",
     "r3l", "ravl", "reinforce", "reinforce_plus_plus", "relic", "remax", "riskpo", "rlgf", "safe_entropy_aware",

@@ -47,8 +47,11 @@ def fgaif(
 
         --rewards 'sentences(0,1,-1):objects*0.3' 'sentences(0,1,-1):attributes*0.3' 'sentences(0,1,-1):relations*0.4'
 
-    with three models that `process_reward_model` trained with 3 classes. Other rewards are earned by the last token,
-    as in PPO. The paper's code has the models' format; the worths of classes, w_c and PPO's settings were not read.
+    with three models that `process_reward_model` trained with 3 classes. Other rewards are earned by the last token.
+
+    Else it is `ppo`: clip bounds the ratio on both sides, value_clip the change of the critic, value_coefficient weighs
+    its loss, gamma and lam are those of the advantages. The paper's code has the models' format; the worths of classes,
+    w_c and PPO's settings were not read.
     """
     base = ppo(
         clip_low=clip, clip_high=clip, value_clip=value_clip, value_coefficient=value_coefficient, gamma=gamma, lam=lam,
