@@ -19,6 +19,7 @@ from jaxrl_llm.core.needs import need_of, of_previous, of_reference, of_target
 from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.shapes import check_batch
 from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers
 from jaxrl_llm.models.checks import check_params, check_policy
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
@@ -137,14 +138,14 @@ def check_others(
     reference: Params | Mixture | None,
     previous: Params | None,
     target: Params | None,
-    teacher: Any = None,
+    teacher: FrozenPolicy | Teachers | None = None,
 ) -> None:
     """InputError where a policy that is needed beside the one that learns is missing, donated, or of another model."""
     if reference is not None:
         for one in reference.policies if isinstance(reference, Mixture) else (reference,):
             check_alive("a parameter of the reference policy", one, "Keep a copy that no update takes")
             check_params(policy, one, needs_other=False)
-    for one in () if teacher is None else getattr(teacher, "policies", (teacher,)):
+    for one in () if teacher is None else teacher.policies if isinstance(teacher, Teachers) else (teacher,):
         check_params(one.policy, one.params, needs_other=False)
     if previous is not None:
         check_alive("a parameter of the previous policy", previous, "Keep a copy that no update takes")

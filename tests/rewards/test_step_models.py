@@ -73,7 +73,7 @@ def test_three_classes_of_sentences(models: dict[int, str], quickly: None) -> No
     assert [text[first:last] for first, last, _ in found] == parts
     expected = worths_by_loop(reward.function, "What?", parts, (0, 1, -1))
     np.testing.assert_allclose([value for *_, value in found], expected, atol=2e-5)
-    assert min(expected) < 0 < max(expected) or len({round(x, 4) for x in expected}) > 1
+    assert len({round(x, 4) for x in expected}) > 1
 
 
 def test_the_worst_step(models: dict[int, str], quickly: None) -> None:
