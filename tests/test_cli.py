@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import inspect
 import io
 import json
@@ -28,6 +27,7 @@ from jaxrl_llm import algorithms, load_policy, sample
 from jaxrl_llm.algorithms import grpo
 from jaxrl_llm.cli.options import parse_config
 from jaxrl_llm.cli.program import COMMANDS, main
+from jaxrl_llm.data.chat.rendering import today
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.sampling import completion_texts, live
 from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Tokens
@@ -239,7 +239,7 @@ def test_train_tells_what_it_does() -> None:
     assert any((run / "tensorboard").iterdir())
     written = json.loads((run / "config.json").read_text())
     assert written.pop("started_in") == str(run.parent.resolve())
-    assert written.pop("started_on") == datetime.date.today().isoformat()
+    assert written.pop("started_on") == today(), "the day on which this process first asked for it"
     assert from_dict(written) == dataclasses.replace(config, hyperparameters=grpo_defaults())
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers.utils.chat_template_utils as template_utils
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +19,7 @@ from chat_templates import each_template, tokenizer_of
 
 from jaxrl_llm.data.chat.encode import encode_prompt
 from jaxrl_llm.data.chat.inert import control_tokens
-from jaxrl_llm.data.chat.rendering import PromptFormat
+from jaxrl_llm.data.chat.rendering import PromptFormat, today
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.utils.errors import InputError
 
@@ -95,7 +97,17 @@ def test_what_goes_in_is_in_the_prompt_once(name: str, case: str) -> None:
 
 @each_template
 @pytest.mark.parametrize("case", ["user", "system", "turns", "a call"])
-def test_ordinary_conversations_have_the_ids_of_the_template(name: str, case: str) -> None:
+def test_ordinary_conversations_have_the_ids_of_the_template(
+    name: str, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Day(datetime.datetime):
+        """The clock of the library's templates, which stays on the day of this process over midnight."""
+
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.datetime.fromisoformat(today())
+
+    monkeypatch.setattr(template_utils, "datetime", Day)
     tokenizer, messages = tokenizer_of(name), CONVERSATIONS[case]
     clean = [{k: v for k, v in one.items() if v is not None} for one in messages]
     if case == "a call":
