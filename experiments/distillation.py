@@ -1,43 +1,48 @@
 """What a teacher's knowledge costs in sampled tokens: on-policy distillation against supervised steps on its texts.
 
-    python -m experiments.distillation teacher on_policy texts --output /tmp/distillation
+    python -m experiments.distillation --output /tmp/distillation
 
-teacher    is SmolLM2 after the demo (sums of two numbers); the student is SmolLM2.
-on_policy  trains the student by GKD at beta 1, KL(student || teacher) on the student's own samples.
-texts      trains it by supervised steps on as many texts that the teacher sampled, and on twice as many.
+The teacher is SmolLM2 after the demo (sums of two numbers); the student is SmolLM2. Two ways to teach it, each with
+every learning rate of --rates and every seed of --seeds, by the same steps of 4 x 4 responses to the same questions:
 
-A step has 64 responses either way, and the learning rate is the best of --rates by the KL after the last step. The KL
-is that of the student to the teacher, nats a response: the mean log-ratio of 4 fresh samples to each of 96 held-out
-questions. Tokens are those that were sampled for training.
+on_policy  the student samples them, and learns by GKD at beta 1, KL(student || teacher) on them.
+texts      the teacher samples them, and the student learns them by supervised steps.
+
+After every step the KL of the student to the teacher is measured, nats a response: the mean log-ratio of 2 fresh
+samples to each of 96 held-out questions. The last lines say after how many sampled tokens it is half of what it was at
+first, with straight lines between steps.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import itertools
 import json
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 
-from jaxrl_llm import load_policy, sample
+from jaxrl_llm import algorithms, load_policy, sample
 from jaxrl_llm.cli.demo import demo_config, run
 from jaxrl_llm.cli.program import main as command
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.data.load import load_prompts
+from jaxrl_llm.distributed import mesh_of
 from jaxrl_llm.learner.inputs import outputs_of
-from jaxrl_llm.sampling import completion_texts
+from jaxrl_llm.learner.step import Learner, learn_batch
+from jaxrl_llm.learner.teacher import FrozenPolicy
+from jaxrl_llm.learner.train_state import init_state
+from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.training.health.first_checks import read_value
-from jaxrl_llm.training.loop import train
 
 MODEL = "smollm2-135m"
-PROMPTS, SAMPLES, NEW, HELD_OUT, STEPS = 8, 8, 16, 96, 8
+PROMPTS, SAMPLES, NEW, HELD_OUT = 4, 4, 16, 96
 DEMO = demo_config(MODEL, 0, "runs/demo", 9)
+METHODS = {"on_policy": ("gkd", {"beta": 1.0}), "texts": ("sft", {})}
 
 
 def questions(seed: int, count: int) -> list[str]:
@@ -46,101 +51,88 @@ def questions(seed: int, count: int) -> list[str]:
     return [row["prompt"] for row in load_prompts(DEMO.prompts, task_options=options, seed=seed, limit=count)]
 
 
-def sampled(model: str, asked: list[str], each: int, seed: int) -> tuple[Trajectories, list[str], Any, Any]:
-    """`each` responses to every question, their texts, and the policy with its parameters."""
-    policy, params, tokenizer = load_policy(model)
+def sampled(policy: Policy, params: Params, asked: list[str], each: int, key: jax.Array) -> Trajectories:
+    """`each` responses to every question."""
     talks: Any = [[{"role": "user", "content": text}] for text in asked]
-    batch = sample(policy, params, talks, jax.random.key(seed), group_size=each, max_new_tokens=NEW)
-    return batch, completion_texts(tokenizer, batch), policy, params
+    batch = sample(policy, params, talks, key, group_size=each, max_new_tokens=NEW)
+    return batch.replace(reward=np.zeros(len(batch.tokens), np.float32))
 
 
-def divergence(student: str, teacher: str) -> tuple[float, float]:
+def divergence(policy: Policy, params: Params, teacher: Params) -> tuple[float, float]:
     """KL(student || teacher), nats a response, and its standard error."""
-    batch, _, policy, params = sampled(student, questions(999, HELD_OUT), 4, 11)
-    _, other, _ = load_policy(teacher)
-    own, theirs = (np.asarray(outputs_of(policy, weights, batch).logp) for weights in (params, other))
+    batch = sampled(policy, params, questions(999, HELD_OUT), 2, jax.random.key(11))
+    own, theirs = (np.asarray(outputs_of(policy, weights, batch).logp) for weights in (params, teacher))
     ratios = ((own - theirs) * np.asarray(batch.action_mask)).sum(axis=1)
     by_question = ratios.reshape(HELD_OUT, -1).mean(axis=1)
     return float(by_question.mean()), float(by_question.std(ddof=1) / HELD_OUT**0.5)
 
 
-def export(folder: Path) -> str:
-    model = f"{folder}-model"
-    if command(["export", str(folder), model]):
-        raise SystemExit(f"{folder} was not exported")
-    return model
+def curve(way: str, teacher: Params, rate: float, seed: int, steps: int) -> list[dict[str, Any]]:
+    """Sampled tokens and KL before the first step and after each."""
+    policy, params, _ = load_policy(MODEL)
+    name, settings = METHODS[way]
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
+    learner = Learner(
+        policy, algorithms.get(name, **settings), optimizer, mesh_of("fsdp=1"), teacher=FrozenPolicy(policy, teacher)
+    )
+    state, memory, tokens, found = init_state(params, optimizer), None, 0, list[dict[str, Any]]()
+    for step in range(steps + 1):
+        kl, error = divergence(policy, state.params, teacher)
+        found.append({"way": way, "rate": rate, "seed": seed, "step": step, "tokens": tokens, "kl": kl, "error": error})
+        print(json.dumps(found[-1]), flush=True)
+        if step < steps:
+            asked = questions(5 + seed, steps * PROMPTS)[step * PROMPTS : (step + 1) * PROMPTS]
+            author = state.params if way == "on_policy" else teacher
+            batch = sampled(policy, author, asked, SAMPLES, jax.random.fold_in(jax.random.key(seed), step))
+            tokens += int(np.asarray(batch.action_mask).sum())
+            if memory is None:
+                memory = learner.algorithm.transform.init(None)
+            learned = learn_batch(learner, state, memory, batch, seed=(seed, step))
+            state, memory = learned.state, learned.memory
+    return found
 
 
-def tokens_of(folder: Path) -> int:
-    """Tokens of the responses that a run was trained on."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return round(sum(line["completion/tokens"] for line in lines))
+def tokens_to_half(found: list[dict[str, Any]]) -> float:
+    """Sampled tokens after which the KL is half of what it was at first; infinite where it is not reached."""
+    half = found[0]["kl"] / 2
+    for before, after in itertools.pairwise(found):
+        if after["kl"] <= half:
+            share = (before["kl"] - half) / (before["kl"] - after["kl"])
+            return float(before["tokens"] + share * (after["tokens"] - before["tokens"]))
+    return float("inf")
 
 
-def report(name: str, folder: Path, teacher: str, begin: float) -> None:
-    kl, error = divergence(export(folder), teacher)
-    row = {"run": name, "tokens": tokens_of(folder), "kl": kl, "error": error, "seconds": time.perf_counter() - begin}
-    with (folder.parent / "results.jsonl").open("a") as file:
-        file.write(json.dumps(row) + "\n")
-    print(f"{name}: {row['tokens']} tokens, KL {kl:.3f} ± {error:.3f}, {row['seconds']:.0f} s", flush=True)
-
-
-def teacher(output: Path, rates: list[float]) -> None:
-    run(MODEL, 0, str(output / "teacher"), 9)
-    taught = export(output / "teacher")
-    kl, error = divergence(MODEL, taught)
-    print(f"before: KL {kl:.3f} ± {error:.3f}", flush=True)
-
-
-def on_policy(output: Path, rates: list[float]) -> None:
-    taught = str(output / "teacher-model")
-    for rate in rates:
-        begin, folder = time.perf_counter(), output / f"on_policy-{STEPS}-{rate:g}"
-        optimizer = dataclasses.replace(DEMO.optimizer, learning_rate=rate, warmup_steps=0)
-        train(
-            dataclasses.replace(
-                DEMO, output=str(folder), algorithm="gkd", hyperparameters={"beta": 1.0}, teacher=taught,
-                steps=STEPS, minibatches=1, optimizer=optimizer, eval_size=0, log_completions_every=0,
-            )
-        )  # fmt: skip
-        report(f"on-policy, {STEPS} steps, rate {rate:g}", folder, taught, begin)
-
-
-def texts(output: Path, rates: list[float]) -> None:
-    taught = str(output / "teacher-model")
-    asked = questions(5, 2 * STEPS * PROMPTS)
-    _, said, *_ = sampled(taught, asked, SAMPLES, 12)
-    rows = [{"prompt": asked[at // SAMPLES], "completion": text} for at, text in enumerate(said)]
-    path = output / "texts.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for steps in (STEPS, 2 * STEPS):
-        for rate in rates:
-            begin, folder = time.perf_counter(), output / f"texts-{steps}-{rate:g}"
-            arguments = [
-                "train", "--algorithm", "sft", "--model", MODEL, "--prompts", str(path), "--output", str(folder),
-                "--steps", str(steps), "--prompts-per-step", str(PROMPTS * SAMPLES), "--max-new-tokens", str(NEW),
-                "--optimizer.learning-rate", str(rate), "--eval-size", "0", "--checkpoint-every", "0",
-                "--no-tensorboard",
-            ]  # fmt: skip
-            if command(arguments):
-                raise SystemExit(f"{folder} failed")
-            report(f"texts, {steps} steps, rate {rate:g}", folder, taught, begin)
-
-
-PARTS: dict[str, Callable[[Path, list[float]], None]] = {"teacher": teacher, "on_policy": on_policy, "texts": texts}
+def teacher_model(output: Path) -> Params:
+    """The demo's model, trained where the folder has none yet."""
+    folder = output / "teacher-model"
+    if not folder.exists():
+        run(MODEL, 0, str(output / "teacher"), 9)
+        if command(["export", str(output / "teacher"), str(folder)]):
+            raise SystemExit("the teacher was not exported")
+    return load_policy(str(folder))[1]
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("what", nargs="+", choices=PARTS)
-    parser.add_argument("--output", type=Path, required=True, help="a new folder, or one of an earlier part")
-    parser.add_argument("--rates", type=float, nargs="+", default=[1e-5, 3e-5], help="learning rates to choose from")
+    parser.add_argument("--output", type=Path, required=True, help="a new folder, or one with a teacher")
+    parser.add_argument("--rates", type=float, nargs="+", default=[1e-5, 3e-5, 1e-4], help="learning rates")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of questions and samples")
+    parser.add_argument("--steps", type=int, default=8)
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
-    for name in options.what:
-        PARTS[name](options.output, options.rates)
+    teacher, lines = teacher_model(options.output), []
+    with (options.output / "curves.jsonl").open("a") as file:
+        for rate in options.rates:
+            for way in METHODS:
+                each = [curve(way, teacher, rate, seed, options.steps) for seed in options.seeds]
+                file.writelines(json.dumps(row) + "\n" for found in each for row in found)
+                file.flush()
+                costs, last = [tokens_to_half(found) for found in each], [found[-1]["kl"] for found in each]
+                shown = ", ".join(f"{cost:.0f}" for cost in costs)
+                lines.append(f"{way:10} rate {rate:g}: half after {shown} tokens, KL {np.mean(last):.2f} at the end")
+    print("\n".join(lines), flush=True)
     return 0
 
 

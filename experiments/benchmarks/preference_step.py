@@ -45,7 +45,7 @@ def ours(model: str, pairs: int, prompt: int, new: int, count: int, one_by_one: 
     from jaxrl_llm.learner.train_state import init_state
     from jaxrl_llm.learner.update import prepare, update
     from jaxrl_llm.training.config import TrainConfig
-    from jaxrl_llm.training.setup import remat_of
+    from jaxrl_llm.training.run_model import remat_of
     from jaxrl_llm.utils.process import limit_heap
 
     limit_heap()

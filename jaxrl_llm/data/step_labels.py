@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from jaxrl_llm.utils.errors import InputError
 
 NO_LABEL = -100  # as in TRL's and torch's data
+SEPARATOR = "\n"  # after each step, if nothing else is said
 
 
 class LabelledSteps(NamedTuple):
@@ -23,7 +24,7 @@ def encode_steps(
     steps: Sequence[str],
     labels: Sequence[bool | int],
     *,
-    separator: str = "\n",
+    separator: str = SEPARATOR,
     only_last: bool = False,
     max_tokens: int | None = None,
 ) -> LabelledSteps:

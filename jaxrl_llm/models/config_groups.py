@@ -30,6 +30,7 @@ class ScoreHead(NamedTuple):
 
     labels: tuple[str, ...]  # names of the scores, one or more
     pad_token_id: int | None  # the score is that of a row's last token that has another id; None: of its last token
+    step_separator: str | None = None  # of a process reward model: what follows each step, scored at its last token
 
 
 class Unmasking(NamedTuple):

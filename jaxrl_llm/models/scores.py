@@ -24,20 +24,25 @@ SPREAD = 0.02  # deviation of a new head, transformers' own
 
 
 def init_reward_model(
-    key: jax.Array, policy: Policy, params: Params, labels: Sequence[str] = ("LABEL_0",)
+    key: jax.Array,
+    policy: Policy,
+    params: Params,
+    labels: Sequence[str] = ("LABEL_0",),
+    step_separator: str | None = None,
 ) -> tuple[Policy, Params]:
     """A reward model that starts as a policy, and its parameters: those of the policy but for the unembedding, and a
     new head "score" [D, labels], normal with deviation 0.02, in float32.
 
-    labels: names of the scores. Padding has the tokenizer's id of it, or where it has none that of the end, which is
-    then not scored. InputError for parameters of another policy, and for labels that are no texts, or none.
+    labels: names of the scores. step_separator: of a process reward model, the text after each step at whose last token
+    the step is scored. Padding has the tokenizer's id of it, or where it has none that of the end, which is then not
+    scored. InputError for parameters of another policy, and for labels that are no texts, or none.
     """
     check_key(key)
     check_params(policy, without_critic(params) if isinstance(params, dict) else params)
     require_kind("labels", list(labels) if isinstance(labels, tuple) else labels, list_of(TEXT))
     if not labels:
         raise InputError("a reward model needs at least one label: give its name")
-    head = ScoreHead(tuple(labels), padding_of(policy.tokenizer, policy.config))
+    head = ScoreHead(tuple(labels), padding_of(policy.tokenizer, policy.config), step_separator)
     config = dataclasses.replace(policy.config, score=head)
     weight = SPREAD * jax.random.normal(key, (config.hidden_size, len(labels)))
     own = {name: x for name, x in without_critic(params).items() if name != "unembed"}

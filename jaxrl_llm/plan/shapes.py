@@ -39,7 +39,7 @@ from jaxrl_llm.training.method import balance_of, check_method, optimizer_of, wi
 from jaxrl_llm.training.other_policies.reference import first_policies, wants_reference
 from jaxrl_llm.training.other_policies.teacher import URLS, teachers_of
 from jaxrl_llm.training.rollout import hook_of, rollout_of, strategy_of
-from jaxrl_llm.training.setup import keep_of, remat_of, split_parameters, with_critic, with_precision
+from jaxrl_llm.training.run_model import keep_of, remat_of, split_parameters, with_critic, with_precision
 from jaxrl_llm.utils.errors import InputError
 
 

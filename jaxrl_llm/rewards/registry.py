@@ -74,7 +74,7 @@ def _begun(spec: str, folder: str | os.PathLike[str]) -> tuple[ProcessFunction |
     if name in OWN:  # which episodes have; no process computes it
         return None, lambda: Reward(OWN[name], weight)
     if (of_model := model_name(name, folder)) is not None:
-        from jaxrl_llm.rewards.models import model_reward  # which needs JAX
+        from jaxrl_llm.rewards.models.named import model_reward  # which needs JAX
 
         reward = model_reward(of_model, weight, folder)
         return None, lambda: reward

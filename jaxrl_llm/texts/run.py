@@ -27,7 +27,7 @@ from jaxrl_llm.training.folder.lock import locked
 from jaxrl_llm.training.folder.report import write_report
 from jaxrl_llm.training.inputs import Inputs, read_inputs
 from jaxrl_llm.training.notes import accuracy_line
-from jaxrl_llm.training.setup import load_model
+from jaxrl_llm.training.run_model import load_model
 from jaxrl_llm.utils.errors import InputError, require, several
 from jaxrl_llm.utils.storage import is_url
 

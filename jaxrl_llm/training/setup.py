@@ -1,16 +1,13 @@
-"""Set-up of a run from its configuration: the model, the prompts, the rewards, the optimiser."""
+"""Set-up of a run from its configuration: the method, the model, the prompts, the rewards, the optimiser."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.algorithms import Given
@@ -21,34 +18,23 @@ from jaxrl_llm.core.reference import Update
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import RunFacts
 from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.distributed import check_mesh, fully_sharded
 from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
 from jaxrl_llm.distributed.on_hosts import in_units
 from jaxrl_llm.learner.optimizer import learning_rate
 from jaxrl_llm.learner.setup import shard, start
 from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers
 from jaxrl_llm.learner.train_state import TrainState
-from jaxrl_llm.models import load_policy, load_reward_model, lora
+from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.by_row.members import check_members
-from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.critic import critic_of, init_critic, start_as_reward_model
-from jaxrl_llm.models.decoder import Remat
-from jaxrl_llm.models.io.digest import tokenizer_digest
-from jaxrl_llm.models.io.load import Shardings, load_tokenizer
-from jaxrl_llm.models.io.reward_model import is_scoring
-from jaxrl_llm.models.layers.projections import keep_projections
+from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.models.outputs.soft_thinking import check_thinking
-from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.quantised import frozen_weight
-from jaxrl_llm.models.scores import init_reward_model, padding_of
 from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.rewards.models import on_devices
+from jaxrl_llm.rewards.models.named import on_devices
 from jaxrl_llm.training.agents import agent_digests, check_agent, is_agent, tell_ends
 from jaxrl_llm.training.asynchrony import meshes_of
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.folder.checksums import checksums, structure
 from jaxrl_llm.training.folder.code_digest import code_digest
 from jaxrl_llm.training.inputs import Inputs, make_rewards, prompt_sets, split_prompts
 from jaxrl_llm.training.method import (
@@ -65,10 +51,8 @@ from jaxrl_llm.training.other_policies.reference import first_policies, fixed_re
 from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher
 from jaxrl_llm.training.other_policies.teacher import check_column_of_teachers, load_teacher, weights_of
 from jaxrl_llm.training.rollout import check_columns, hook_of, rollout_of
-from jaxrl_llm.utils.errors import InputError, several
+from jaxrl_llm.training.run_model import WEIGHTS, keep_of, load_model, model_digests, sharded_over, split_parameters
 from jaxrl_llm.utils.starting import phase
-
-HEADS = ("critic", "score")  # of parameters, which are trained beside adapters
 
 
 class RunParts(NamedTuple):
@@ -96,128 +80,10 @@ class RunParts(NamedTuple):
     kept: Callable[[Trajectories], Trajectories] = lambda batch: batch  # fills in what is kept of a reference on disk
     teacher: FrozenPolicy | Teachers | ServerTeacher | None = None  # another model than the reference
 
-
-def with_critic(config: TrainConfig, needs: Collection[str], policy: Policy, params: Params) -> tuple[Policy, Params]:
-    """The policy and its parameters with a critic, where a method with these needs has one."""
-    critic = critic_of(needs, config.critic)
-    if critic is None:
-        return policy, params
-    policy = dataclasses.replace(policy, critic=critic)
-    made = init_critic(jax.random.key(config.seed), policy, lora.merge(params), critic)  # a tower has no adapters
-    return policy, {**params, "critic": made["critic"]}
-
-
-def remat_of(config: TrainConfig) -> Remat:
-    """What of a layer the backward pass recomputes."""
-    if config.remat and config.keep_projections:
-        return keep_projections
-    return config.remat
-
-
-def with_precision(config: TrainConfig, policy: Policy) -> Policy:
-    """The policy, which computes as the configuration says."""
-    return dataclasses.replace(
-        policy,
-        activations=None if config.activations in ("dtype", config.dtype) else jnp.dtype(config.activations),
-        rounding=config.weight_dtype if config.same_rounding else None,
-    )
-
-
-def keep_of(config: TrainConfig) -> Callable[[str, jax.Array], Any] | None:
-    """What is kept of a parameter of the model, see `load_policy`; None: all of it."""
-    return None if config.frozen_dtype == "param_dtype" else partial(frozen_weight, kind=config.frozen_dtype)
-
-
-def load_model(
-    config: TrainConfig, needs: Collection[str], mesh: jax.sharding.Mesh | None = None,
-    sampler: jax.sharding.Mesh | None = None,
-) -> tuple[Policy, Params, Any]:  # fmt: skip
-    """Policy, initial parameters (the critic's among them) and tokenizer of a run whose method has these needs.
-
-    mesh: of several devices, over which the parameters are sharded as they are read. sampler: the same devices as
-    tokens are sampled on them; InputError where either does not divide the model.
-    """
-    spread = None if mesh is None or mesh.size == 1 else partial(_sharded, mesh, sampler or mesh)
-    if values_of(needs, "scores"):
-        return load_scoring(config, int(values_of(needs, "scores")[-1]), spread)
-    policy, params, tokenizer = load_policy(
-        config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat_of(config), shardings=spread,
-        adapter=config.adapter, context=config.context_tokens or None, keep=keep_of(config),
-    )  # fmt: skip
-    policy, params = with_critic(config, needs, with_precision(config, policy), params)
-    if config.critic_model is not None and policy.critic is not None:
-        reward, weights, _ = load_reward_model(
-            config.critic_model, dtype=config.dtype, param_dtype=config.param_dtype, shardings=spread
-        )
-        params = start_as_reward_model(policy, params, reward, weights)
-    return policy, params, tokenizer
-
-
-def load_scoring(config: TrainConfig, labels: int, spread: Shardings | None) -> tuple[Policy, Params, Any]:
-    """The reward model that a run begins with: the configured one, or the language model with a new head.
-
-    InputError for a reward model of another number of labels, or whose padding is not the tokenizer's.
-    """
-    how: dict[str, Any] = {
-        "dtype": config.dtype, "param_dtype": config.param_dtype, "remat": remat_of(config), "shardings": spread,
-        "adapter": config.adapter, "context": config.context_tokens or None,
-    }  # fmt: skip
-    if not is_scoring(config.model):
-        policy, params, tokenizer = load_policy(config.model, keep=keep_of(config), **how)
-        names = tuple(f"LABEL_{number}" for number in range(labels))
-        model, params = init_reward_model(jax.random.key(config.seed), policy, params, names)
-        return with_precision(config, model), params, tokenizer
-    model, params, tokenizer = load_reward_model(config.model, **how)
-    head = model.config.score
-    if head is None or len(head.labels) != labels or head.pad_token_id != padding_of(tokenizer, model.config):
-        raise InputError(
-            f"{config.model} is a reward model of {several(len(head.labels) if head else 0, 'label')} with the padding "
-            f"{head and head.pad_token_id}, but {config.algorithm} trains one of {several(labels, 'label')} and the "
-            f"tokenizer pads with {padding_of(tokenizer, model.config)}: give one that fits, or a language model"
-        )
-    return with_precision(config, model), params, tokenizer
-
-
-def _sharded(mesh: jax.sharding.Mesh, sampler: jax.sharding.Mesh, model: ModelConfig, shapes: Any) -> Any:
-    check_mesh(model, mesh)
-    check_mesh(model, sampler, "the sampling mesh")
-    return fully_sharded(shapes, model, mesh)
-
-
-WEIGHTS = "the model's weights"
-
-
-def model_digests(params: Params, tokenizer: Any) -> dict[str, str]:
-    """Digests of the model's weights (without a critic), the same on any mesh, and of its tokenizer."""
-    weights = {name: x for name, x in params.items() if name != "critic"}
-    found = json.dumps([checksums(weights), structure(weights)], sort_keys=True)
-    digest = hashlib.sha256(found.encode()).hexdigest()
-    return {WEIGHTS: digest, "the tokenizer": tokenizer_digest(tokenizer)}
-
-
-def split_parameters(config: TrainConfig, policy: Policy, params: Params) -> tuple[Params | None, Params]:
-    """(frozen parameters or None, trained parameters); `parameters.combine` combines them into the policy's.
-
-    Without LoRA all parameters are trained. With it the model's weights are frozen, and adapters, new ones or those
-    that the parameters have, are trained together with the critic or a reward model's head, if there is one. Raises
-    InputError if the model cannot have the adapters, or there are none.
-    """
-    if not config.adapts:
-        return None, params
-    base = {name: x for name, x in params.items() if name not in HEADS}
-    critic = {name: x for name, x in params.items() if name in HEADS}
-    if config.adapter:
-        base, adapters = lora.split(base)
-        if not jax.tree.leaves(adapters):
-            raise InputError(
-                f"{config.adapter} has no adapters of projections that could be trained: merge it into the model "
-                "(jaxrl export MODEL FOLDER --adapter ADAPTER), and train that"
-            )
-        return base, critic | adapters
-    key, rank = jax.random.key(config.seed), config.lora_rank
-    adapters = lora.init(key, policy.config, rank, config.lora_targets)
-    base, adapters = lora.split(lora.scaled(combine(base, adapters), rank, config.lora_alpha))
-    return base, critic | adapters
+    @property
+    def computed_teacher(self) -> FrozenPolicy | Teachers | None:
+        """The teacher whose outputs the learner computes; None where a server says them."""
+        return None if isinstance(self.teacher, ServerTeacher) else self.teacher
 
 
 def reference_of(
@@ -229,7 +95,7 @@ def reference_of(
         return None, {}
     others, digests = [], {}
     for name in () if rule is None else rule.models:
-        spread = None if policy.mesh is None else partial(_sharded, policy.mesh, policy.mesh)
+        spread = None if policy.mesh is None else partial(sharded_over, policy.mesh, policy.mesh)
         _, other, tokenizer = load_policy(
             name, dtype=config.dtype, param_dtype=config.param_dtype, shardings=spread,
             context=config.context_tokens or None, keep=keep_of(config),

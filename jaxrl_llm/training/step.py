@@ -23,7 +23,6 @@ from jaxrl_llm.training.health.rollback import Judged, undo_spike
 from jaxrl_llm.training.method import balance_of, needs_values
 from jaxrl_llm.training.metrics import Learned, step_metrics
 from jaxrl_llm.training.other_policies.reference import moved, reference_now, with_second_policy
-from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher
 from jaxrl_llm.training.other_policies.teacher import for_teacher
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.training.state import RunState
@@ -56,7 +55,7 @@ def learn(
     learner = Learner(
         policy, parts.algorithm, parts.optimizer, parts.mesh, config.epochs_at(step), config.minibatches,
         config.micro_batches, reference, frozen, state.policies, balance_of(config),
-        None if isinstance(parts.teacher, ServerTeacher) else parts.teacher,
+        parts.computed_teacher,
     )  # fmt: skip
     later = frozenset[str]() if learner.algorithm.phases is None else learner.algorithm.phases.provides
     check_provided(batch, learner.algorithm.needs - later)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ from hypothesis import strategies as st
 
 from jaxrl_llm import load_policy, save_policy
 from jaxrl_llm.data.step_labels import NO_LABEL, encode_steps
+from jaxrl_llm.models import load_reward_model
 from jaxrl_llm.models.scores import init_reward_model, token_scores
 from jaxrl_llm.rewards import get_reward, score
+from jaxrl_llm.rewards.models.steps import StepReward
 from jaxrl_llm.rewards.specs import PIECES, model_name
-from jaxrl_llm.rewards.step_models import StepReward
 from jaxrl_llm.rewards.workers.loading import declared
 from jaxrl_llm.utils.errors import InputError
 
@@ -42,7 +45,7 @@ def worths_by_loop(reward: StepReward, prompt: str, steps: list[str], worths: tu
     """What the steps are worth, each from a sequence that ends after it."""
     scorer, out = reward.model.ready, []
     for last in range(1, len(steps) + 1):
-        row = encode_steps(reward.model.tokenizer, prompt, steps[:last], [0] * last)
+        row = encode_steps(reward.model.tokenizer, prompt, steps[:last], [0] * last, separator=reward.separator)
         assert row.labels[-1] != NO_LABEL
         scores = np.asarray(token_scores(scorer.model, scorer.params, np.asarray([row.tokens])))[0, -1]
         odds = np.exp(scores - scores.max())
@@ -63,6 +66,21 @@ def test_steps_earn_what_they_are_worth_where_they_end(models: dict[int, str], q
     assert spans[1] == []
     assert len(spans[2]) == 1
     assert found.total.tolist() == [0.0, 0.0, 0.0]  # so that nothing is counted twice
+
+
+def test_the_separator_is_the_models_own(models: dict[int, str], quickly: None, tmp_path: Path) -> None:
+    usual = get_reward(f"steps:{models[2]}").function
+    shutil.copytree(models[2], tmp_path / "own")
+    path = tmp_path / "own" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "step_separator": " ok?"}))
+    own = get_reward(f"steps:{tmp_path / 'own'}").function
+    assert (usual.separator, own.separator) == ("\n", " ok?")
+    found = [[value for *_, value in one(["2?"], [SUM])["spans"][0]] for one in (usual, own)]
+    steps = ["1 + 2 = 3", "3 + 4 = 8"]
+    np.testing.assert_allclose(found[1], worths_by_loop(own, "2?", steps, (0, 1)), atol=2e-5)
+    assert np.abs(np.subtract(*found)).max() > 1e-3
+    save_policy(tmp_path / "again", *load_reward_model(tmp_path / "own"))
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["step_separator"] == " ok?"
 
 
 def test_three_classes_of_sentences(models: dict[int, str], quickly: None) -> None:

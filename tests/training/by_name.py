@@ -18,7 +18,7 @@ from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.parts import lacks_of, missing
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy
-from jaxrl_llm.training import running, setup
+from jaxrl_llm.training import run_model, running
 from jaxrl_llm.training.config import TrainConfig
 
 OF_REWARDS = (
@@ -195,12 +195,12 @@ def _load(name: str, **options: Any) -> tuple[Any, Any, Any]:
 @contextlib.contextmanager
 def light() -> Iterator[None]:
     """Runs inside it read the model once, and leave out the last checkpoint, which would be 1.6 GB each."""
-    before = setup.load_policy, running.save
-    setup.load_policy, running.save = _load, lambda *arguments: None
+    before = run_model.load_policy, running.save
+    run_model.load_policy, running.save = _load, lambda *arguments: None
     try:
         yield
     finally:
-        setup.load_policy, running.save = before
+        run_model.load_policy, running.save = before
 
 
 def config_of(folder: Path, name: str) -> TrainConfig:

@@ -20,10 +20,11 @@ from jaxrl_llm.models.scores import init_reward_model
 from jaxrl_llm.objectives.functional import bradley_terry_loss
 from jaxrl_llm.reporting.reward_accuracy import Scored, accuracies
 from jaxrl_llm.rewards import get_reward, score
-from jaxrl_llm.rewards.models import encoded
+from jaxrl_llm.rewards.models.whole import encoded
 from jaxrl_llm.sampling.batch import prompts_of
 from jaxrl_llm.training.folder.load_run import load_run
-from jaxrl_llm.training.setup import load_model, set_up
+from jaxrl_llm.training.run_model import load_model
+from jaxrl_llm.training.setup import set_up
 from jaxrl_llm.utils.errors import InputError
 
 MODEL = str(Path(__file__).parents[1] / "reward_models" / "gemma2_1")

@@ -15,7 +15,8 @@ from jaxrl_llm import load_reward_model
 from jaxrl_llm.cli.program import main
 from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.rewards import get_reward, score
-from jaxrl_llm.rewards.models import Scorer, encoded
+from jaxrl_llm.rewards.models.scorer import Scorer
+from jaxrl_llm.rewards.models.whole import encoded
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import InputError
 
@@ -65,8 +66,8 @@ def test_a_reward_model_learns_on_unless_it_has_other_labels(tmp_path: Path) -> 
         )
 
 
-@pytest.mark.parametrize("only_last", [False, True])
-def test_a_process_reward_model_learns_the_labels_of_steps(tmp_path: Path, only_last: bool) -> None:
+@pytest.mark.parametrize(("only_last", "separator"), [(False, "\n"), (False, " !"), (True, "\n")])
+def test_a_process_reward_model_learns_the_labels_of_steps(tmp_path: Path, only_last: bool, separator: str) -> None:
     rows = [
         {"prompt": f"{i}:", "completions": [f"{k} good" if (i + k) % 2 else f"{k} bad" for k in range(3)],
          "labels": [bool((i + k) % 2) for k in range(3)]}
@@ -74,7 +75,7 @@ def test_a_process_reward_model_learns_the_labels_of_steps(tmp_path: Path, only_
     ]  # fmt: skip
     config = config_of(tmp_path, eval_size=4, steps=8, max_new_tokens=64)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = {"only_last": only_last}
+    options = {"only_last": only_last, "separator": separator}
     taken = list[runs.Taken]()
     with runs.watched(taken):
         summary = runs.train(dataclasses.replace(config, algorithm="process_reward_model", hyperparameters=options))
@@ -85,14 +86,22 @@ def test_a_process_reward_model_learns_the_labels_of_steps(tmp_path: Path, only_
         before = [tokenizer.decode(ids[:at]) for at in np.flatnonzero(action)]
         assert len(before) == (1 if only_last else 3)
         for text, label in zip(before, rewards[: len(before)], strict=True):
-            assert text.endswith("\n")
-            assert text.rstrip().endswith("good" if label else "bad")
+            assert text.endswith(("good" if label else "bad") + separator)
     assert summary["eval_after"]["loss"] < summary["eval_before"]["loss"]
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "judge")]) == 0
     model, _, _ = load_reward_model(tmp_path / "judge")
     assert model.config.score is not None
     assert len(model.config.score.labels) == 2
+    assert model.config.score.step_separator == separator
     if not only_last:  # its rewards are those of what it was trained on
         found = score([get_reward(f"steps:{tmp_path / 'judge'}")], ["0 good\n1 bad"], {"prompts": ["1:"]})
         (*_, good), (*_, bad) = found.entries["spans"][0]
         assert 0 < bad < good < 1
+        other = dataclasses.replace(
+            config, algorithm="process_reward_model", model=str(tmp_path / "judge"), output=str(tmp_path / "b"),
+            hyperparameters={"separator": "?"},
+        )  # fmt: skip
+        with pytest.raises(
+            InputError, match=r"those of process_reward_model end with '\?': set --algorithm\.separator"
+        ):
+            runs.train(other)

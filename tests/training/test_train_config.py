@@ -21,7 +21,7 @@ from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.training.config import LoraTarget, TrainConfig
 from jaxrl_llm.training.config.json_text import from_dict, located, to_dict
-from jaxrl_llm.training.setup import with_precision
+from jaxrl_llm.training.run_model import with_precision
 from jaxrl_llm.utils.errors import InputError, InputErrors
 
 FULL = TrainConfig(

@@ -43,7 +43,7 @@ def process_reward_model(
 
     only_last: the last step's label alone counts, an outcome reward. classes: of a step, where labels are the whole
     numbers below it. Prompt and steps are texts, tokenised one by one as TRL's. The exported model scores steps as
-    `--rewards steps:PATH`, which reads the default separator.
+    `--rewards steps:PATH`, after its own separator.
     """
     return Algorithm(
         stateless(marked_steps, {"turn_rewards"}), step_classes(classes),

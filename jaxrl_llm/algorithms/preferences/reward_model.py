@@ -19,7 +19,7 @@ from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs, of_each_pair
 from jaxrl_llm.objectives.preference.pairwise import pairwise
 from jaxrl_llm.objectives.preference.reward_models import bradley_terry_loss
-from jaxrl_llm.rewards.models import encoded
+from jaxrl_llm.rewards.models.whole import encoded
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected

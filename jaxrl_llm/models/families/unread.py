@@ -14,9 +14,10 @@ NEUTRAL = frozenset((
     "resid_pdrop", "embd_pdrop", "dropout", "initializer_range", "initializer_factor", "router_aux_loss_coef",
     "aux_loss_alpha", "seq_aux", "router_jitter_noise", "pretraining_tp", "ep_size", "pad_token_id", "sep_token_id",
     "cls_token_id", "mask_token_id", "unk_token_id", "decoder_start_token_id", "id2label", "label2id", "num_labels",
-    "problem_type", "is_decoder", "is_encoder_decoder", "add_cross_attention", "chunk_size_feed_forward",
-    "num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "max_length", "min_length",
-    "do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "unsloth_fixed", "unsloth_version",
+    "step_separator", "problem_type", "is_decoder", "is_encoder_decoder", "add_cross_attention",
+    "chunk_size_feed_forward", "num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings",
+    "max_length", "min_length", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "unsloth_fixed",
+    "unsloth_version",
 ))  # fmt: skip
 
 

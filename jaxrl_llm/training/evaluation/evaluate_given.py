@@ -27,7 +27,6 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.evaluation.given_rows import given_rows
 from jaxrl_llm.training.full_size import at_full_size
 from jaxrl_llm.training.other_policies.reference import reference_now
-from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher
 from jaxrl_llm.training.other_policies.teacher import for_teacher
 from jaxrl_llm.training.setup import RunParts
 
@@ -53,7 +52,7 @@ def evaluate_given(config: TrainConfig, parts: RunParts, params: Params) -> tupl
     steps = plan_steps(batch, micro_batches=slices, mesh=parts.mesh, runs=policy.config.recurrent)
     reference = reference_now(parts.reference, None, parts.frozen)
     batch = for_teacher(parts.teacher, batch, held_out.rows, algorithm.needs)
-    teacher = None if isinstance(parts.teacher, ServerTeacher) else parts.teacher
+    teacher = parts.computed_teacher
     batch = provide(policy, algorithm.needs, params, reference, to_mesh(batch, parts.mesh), steps, teacher=teacher)
     _, batch = prepare(algorithm.transform, algorithm.transform.init(), batch)
     if "measured" in (batch.info or {}):  # no update takes these rows

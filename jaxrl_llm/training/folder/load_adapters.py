@@ -18,7 +18,7 @@ from jaxrl_llm.models.policy import Params
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.files import RunFolder, run_config
 from jaxrl_llm.training.folder.load_run import needs_of, trained
-from jaxrl_llm.training.setup import load_model, model_digests, with_critic
+from jaxrl_llm.training.run_model import load_model, model_digests, with_critic
 from jaxrl_llm.utils.errors import InputError, shown
 
 # Settings by which a model is loaded, and computes.

@@ -18,7 +18,7 @@ from jaxrl_llm.training.folder.checkpoints import Checkpoints
 from jaxrl_llm.training.folder.files import RunFolder, is_of_texts, run_config
 from jaxrl_llm.training.folder.resume_checks import PARAMETER_SETTINGS, check_changes
 from jaxrl_llm.training.method import make_algorithm
-from jaxrl_llm.training.setup import load_model, model_digests, split_parameters
+from jaxrl_llm.training.run_model import load_model, model_digests, split_parameters
 from jaxrl_llm.utils.errors import InputError
 
 logger = logging.getLogger("jaxrl_llm.training")

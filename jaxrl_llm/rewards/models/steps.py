@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from jaxrl_llm.data.step_labels import NO_LABEL, LabelledSteps, encode_steps
+from jaxrl_llm.data.step_labels import NO_LABEL, SEPARATOR, LabelledSteps, encode_steps
+from jaxrl_llm.models.config_groups import ScoreHead
 from jaxrl_llm.rewards.entries import REWARD, SPANS
-from jaxrl_llm.rewards.models import ModelReward
+from jaxrl_llm.rewards.models.whole import ModelReward
 from jaxrl_llm.rewards.specs import DENSE, PIECES, ModelName
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -26,13 +27,14 @@ class StepReward:
     Its classes c of a step have worths w_c, and a step is worth sum_c p_c w_c with the p_c that the model gives at the
     separator after it. Of "steps" and "sentences" each earns that where it ends, as a span, and the completion itself
     earns 0; of "worst_step" the completion earns what its worst step is worth, which is the least worth where it has
-    no step. Prompt and steps are texts, tokenised one by one, and the separator is a new line, as in training
-    (`encode_steps`). What is longer than the model's context is not scored.
+    no step. Prompt and steps are texts, tokenised one by one as in training (`encode_steps`). What is longer than the
+    model's context is not scored.
     """
 
     model: ModelReward
     kind: str  # a name of `PIECES`
     worths: tuple[float, ...] = WORTHS
+    separator: str = SEPARATOR  # after each step
     own_limits: ClassVar[bool] = True  # as of a reward model
 
     def refuses(self, prompt: Any, turns: bool) -> str:
@@ -70,8 +72,9 @@ class StepReward:
 
     def _values(self, prompts: Sequence[str], steps: Sequence[Sequence[str]]) -> list[list[float] | None]:
         """What the steps of each completion are worth; None for one that is too long."""
+        tokenizer = self.model.tokenizer
         rows = [
-            encode_steps(self.model.tokenizer, prompt, some, [0] * len(some)) if some else None
+            encode_steps(tokenizer, prompt, some, [0] * len(some), separator=self.separator) if some else None
             for prompt, some in zip(prompts, steps, strict=True)
         ]
         scores = iter(self.model.ready.of_tokens([row.tokens for row in rows if row is not None]))
@@ -92,8 +95,9 @@ class StepReward:
         return dataclasses.replace(self, model=self.model.on_mesh(mesh, dtype))
 
 
-def step_reward(named: ModelName, labels: Sequence[str], model: ModelReward) -> StepReward:
-    """The reward function of a process reward model with these labels. InputError where the worths are not theirs."""
+def step_reward(named: ModelName, head: ScoreHead, model: ModelReward) -> StepReward:
+    """The reward function of a process reward model with these scores. InputError where the worths are not theirs."""
+    labels, separator = head.labels, head.step_separator
     worths = named.worths or WORTHS
     if len(labels) == 1:
         raise InputError(f"{named.path} scores whole completions, not steps: write model:{named.path}")
@@ -103,7 +107,7 @@ def step_reward(named: ModelName, labels: Sequence[str], model: ModelReward) -> 
             f"{named.path} has {len(labels)} labels ({', '.join(labels[:4])}), but {named.kind} has the worths of "
             f"{len(worths)}: write {named.kind}({example}):{named.path} with the worth of each"
         )
-    return StepReward(model, named.kind, worths)
+    return StepReward(model, named.kind, worths, SEPARATOR if separator is None else separator)
 
 
 def _text(prompt: Any) -> str:

@@ -1,96 +1,29 @@
-"""Reward models as reward functions: completions scored in batches on a run's devices."""
+"""Reward models as reward functions: whole completions scored on a run's devices."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import logging
-import os
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
-from jaxrl_llm.core.shapes import bucket, pad_rows
 from jaxrl_llm.data.chat.encode import encode_plain, has_chat_template, is_conversation
 from jaxrl_llm.data.chat.inert import guarded
 from jaxrl_llm.data.chat.rendering import Rendering
 from jaxrl_llm.distributed import check_mesh, fully_sharded, mesh_of
-from jaxrl_llm.distributed.mesh import on_rows
-from jaxrl_llm.models import Policy, load_reward_model
+from jaxrl_llm.models import load_reward_model
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.models.io.reward_model import read_scoring
-from jaxrl_llm.models.mesh_axes import row_shards
-from jaxrl_llm.models.policy import Params
-from jaxrl_llm.models.scores import token_scores
-from jaxrl_llm.rewards.specs import MODEL, ModelName
-from jaxrl_llm.rewards.workers.runner import Reward
-from jaxrl_llm.utils.errors import InputError, several
-from jaxrl_llm.utils.threads import DISPATCH
+from jaxrl_llm.rewards.models.scorer import Scorer
+from jaxrl_llm.utils.errors import several
 
 logger = logging.getLogger("jaxrl_llm.rewards")
-BATCH_TOKENS = 2**14  # that a batch has for each shard of rows, padding included, if it has more than one row
-
-
-@runtime_checkable
-class OnDevices(Protocol):
-    """A reward function whose model can be put on the devices of a run."""
-
-    def on_mesh(self, mesh: jax.sharding.Mesh, dtype: Any) -> Callable[..., Any]: ...
-
-
-class Scorer(NamedTuple):
-    """A reward model on its devices."""
-
-    model: Policy
-    params: Params
-
-    def scores(self, sequences: Sequence[Sequence[int]]) -> np.ndarray:
-        """Scores f32[N] of sequences of token ids; NaN for one that is longer than the model's context."""
-        found = np.full(len(sequences), np.nan, np.float32)
-        for places, scores in self._batches(sequences, Policy.scores):
-            found[places] = scores[:, 0]
-        return found
-
-    def of_tokens(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray | None]:
-        """Scores f32[len, labels] at the tokens of each sequence; None for one that is longer than the context."""
-        found: list[np.ndarray | None] = [None] * len(sequences)
-        for places, scores in self._batches(sequences, token_scores):
-            for place, own in zip(places, scores, strict=True):
-                found[place] = own[: len(sequences[place])]
-        return found
-
-    def _batches(
-        self, sequences: Sequence[Sequence[int]], function: Callable[..., jax.Array]
-    ) -> Iterator[tuple[list[int], np.ndarray]]:
-        """function(model, params, tokens, mask) of batches, each with the places of its sequences.
-
-        They are of bucketed lengths and numbers of rows, so that few programs are compiled. What is longer than the
-        model's context is in none.
-        """
-        context, of_length = self.model.config.max_positions, defaultdict[int, list[int]](list)
-        for place, ids in enumerate(sequences):
-            if not context or len(ids) <= context:
-                of_length[bucket(len(ids), least=32, per_octave=1)].append(place)
-        shards = row_shards(self.model.mesh)
-        for length, places in sorted(of_length.items()):
-            most = shards * max(BATCH_TOKENS // length, 1)
-            for first in range(0, len(places), most):
-                some = places[first : first + most]
-                rows = shards * bucket(-(-len(some) // shards), least=1, per_octave=1)
-                filled = [list(sequences[place]) for place in some] + [[0]] * (rows - len(some))
-                arrays: Any = pad_rows(filled, length)
-                with DISPATCH:  # programs of several devices must reach all of them in one order
-                    if self.model.mesh is not None:
-                        arrays = jax.device_put(arrays, on_rows(self.model.mesh))
-                    found = function(self.model, self.params, *arrays)
-                yield some, np.asarray(found)[: len(some)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,35 +119,3 @@ def encoded(tokenizer: Any, prompt: Any, completion: Any, start: str = "") -> li
     rendering = Rendering(tokenizer)
     messages: list[Mapping[str, Any]] = guarded([*asked, *said], rendering.control)
     return rendering.encode(rendering.render(messages, reply=False))
-
-
-def model_reward(named: ModelName, weight: float, folder: str | os.PathLike[str] = ".") -> Reward:
-    """The reward of a model that is in a folder, or on the hub, named as the last part of its path.
-
-    Its weights are read when it is used, or put on a mesh. InputError for a model without scores, with several where
-    one is wanted, and with another number of classes of a step than there are worths.
-    """
-    from jaxrl_llm.rewards.step_models import step_reward  # which builds on this module
-
-    local = Path(folder, Path(named.path).expanduser())
-    name = str(local) if local.is_dir() else named.path
-    found, _, config = read_scoring(name)
-    labels = config.score.labels if config.score else ()
-    model = ModelReward(name, load_tokenizer(found))
-    if named.kind != MODEL:
-        return Reward(step_reward(named, labels, model), weight, Path(named.path).name)
-    if len(labels) != 1:
-        raise InputError(
-            f"{named.path} has {len(labels)} labels ({', '.join(labels[:4])}), where a reward wants one: "
-            f"steps:{named.path} scores the steps of a completion with them"
-        )
-    return Reward(model, weight, Path(named.path).name)
-
-
-def on_devices(rewards: Sequence[Reward], mesh: jax.sharding.Mesh, dtype: Any) -> list[Reward]:
-    """The rewards, with the models among them on the devices of a run."""
-    return [
-        dataclasses.replace(reward, function=reward.function.on_mesh(mesh, dtype))
-        if isinstance(reward.function, OnDevices) else reward
-        for reward in rewards
-    ]  # fmt: skip
