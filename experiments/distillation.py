@@ -8,8 +8,8 @@ every learning rate of --rates and every seed of --seeds, by the same steps of 4
 on_policy  the student samples them, and learns by GKD at beta 1, KL(student || teacher) on them.
 texts      the teacher samples them, and the student learns them by supervised steps.
 
-After every step the KL of the student to the teacher is measured, nats a response: the mean log-ratio of 2 fresh
-samples to each of 96 held-out questions. The last lines say after how many sampled tokens it is half of what it was at
+After every step the KL of the student to the teacher is measured, nats a response: the mean log-ratio of 4 fresh
+samples to each of 48 held-out questions. The last lines say after how many sampled tokens it is half of what it was at
 first, with straight lines between steps.
 """
 
@@ -33,6 +33,7 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.data.load import load_prompts
 from jaxrl_llm.distributed import mesh_of
 from jaxrl_llm.learner.inputs import outputs_of
+from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.learner.step import Learner, learn_batch
 from jaxrl_llm.learner.teacher import FrozenPolicy
 from jaxrl_llm.learner.train_state import init_state
@@ -40,7 +41,7 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.training.health.first_checks import read_value
 
 MODEL = "smollm2-135m"
-PROMPTS, SAMPLES, NEW, HELD_OUT = 4, 4, 16, 96
+PROMPTS, SAMPLES, NEW, HELD_OUT = 4, 4, 16, 48
 DEMO = demo_config(MODEL, 0, "runs/demo", 9)
 METHODS = {"on_policy": ("gkd", {"beta": 1.0}), "texts": ("sft", {})}
 
@@ -60,9 +61,9 @@ def sampled(policy: Policy, params: Params, asked: list[str], each: int, key: ja
 
 def divergence(policy: Policy, params: Params, teacher: Params) -> tuple[float, float]:
     """KL(student || teacher), nats a response, and its standard error."""
-    batch = sampled(policy, params, questions(999, HELD_OUT), 2, jax.random.key(11))
-    own, theirs = (np.asarray(outputs_of(policy, weights, batch).logp) for weights in (params, teacher))
-    ratios = ((own - theirs) * np.asarray(batch.action_mask)).sum(axis=1)
+    batch = sampled(policy, params, questions(999, HELD_OUT), SAMPLES, jax.random.key(11))
+    theirs = np.asarray(outputs_of(policy, teacher, batch, plan_steps(batch)).logp)
+    ratios = ((np.asarray(batch.behaviour_logp) - theirs) * np.asarray(batch.action_mask)).sum(axis=1)
     by_question = ratios.reshape(HELD_OUT, -1).mean(axis=1)
     return float(by_question.mean()), float(by_question.std(ddof=1) / HELD_OUT**0.5)
 
@@ -119,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True, help="a new folder, or one with a teacher")
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-5, 3e-5, 1e-4], help="learning rates")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of questions and samples")
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=6)
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     teacher, lines = teacher_model(options.output), []

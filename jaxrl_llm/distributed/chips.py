@@ -71,7 +71,7 @@ TPUS = {
             400,
             1.75,
             sparse_cores=True,
-            compiler_options=(("xla_tpu_scoped_vmem_limit_kib", str(96 * 1024)),),
+            compiler_options=(("xla_tpu_scoped_vmem_limit_kib", str(96 * 1024)), *BESIDE_PRODUCTS),
         ),
         Chip("tpu7x", 96, 1153, 3690, 300, each=2, sparse_cores=True),
     )

@@ -130,7 +130,9 @@ def test_a_product_takes_little_more_than_at_the_peak() -> None:
     for chip, (kinds, options) in found.items():
         least = 2 * 4096**3 / (TPUS[chip].peak * 1e12)
         assert least <= kinds[PRODUCTS] <= 1.5 * least, chip
-        assert options == ([] if chip == "v5e" else ["xla_tpu_scoped_vmem_limit_kib"])
+        assert options == sorted(dict(TPUS[chip].compiler_options))
+    assert not found["v5e"][1]
+    assert "xla_tpu_scoped_vmem_limit_kib" in found["v6e"][1]
 
 
 def test_a_cpu_has_no_options() -> None:
