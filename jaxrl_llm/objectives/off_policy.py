@@ -11,12 +11,14 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.arguments.checks import expect
 from jaxrl_llm.core.arguments.choices import NonNegativeNumber, Number
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.log_ratios import LARGEST, k2, k3, log_ratio, source
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import SAMPLED, Trajectories
-from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.core.trajectory import SAMPLED, PolicyOutputs, Trajectories
+from jaxrl_llm.core.transform import Metrics, Objective, Transform, stateless
+from jaxrl_llm.objectives.averaging.averages import token_mean
 from jaxrl_llm.utils.errors import require_choice
 
 LEVELS = ("token", "sequence", "geometric")
@@ -155,6 +157,45 @@ def stale_correction(mode: Literal["truncate", "mask"] = "truncate", cap: Number
         return _corrected(batch, weight, False).replace(behaviour_logp=batch.need("old_logp"), info=info)
 
     return stateless(apply, {"old_logp"})
+
+
+@part
+def interpolated_proximal(
+    objective: Objective, mode: Literal["truncate", "mask"] = "truncate", cap: Number = 2.0
+) -> Objective:
+    """An objective whose behaviour policy is a proximal policy between the one that sampled and the current one.
+
+    What `stale_correction` does, without a forward pass for the policy before the update (AReaL, 2505.24298). For a
+    token that is d steps stale, info["staleness"], with log-probabilities theta now and b when it was drawn,
+
+        proximal = sg(b + d / (d + 1) (theta - b)),  w = importance_weight(proximal - b, mode, cap)
+
+    Advantages are multiplied by w, and ratios to the behaviour policy are to the proximal one: a token of the current
+    weights has the objective as it is. Metric: "proximal/weight", the mean of w. Needs staleness.
+    """
+    expect("the objective around a proximal policy", objective, Objective)
+    check_number("cap", cap, above=0)
+    require_choice("mode", mode, ("truncate", "mask"))
+
+    def moved(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Trajectories, jax.Array]:
+        counts, d = batch.loss_weights != 0, batch.need("staleness").astype(jnp.float32)
+        x = log_ratio(jax.lax.stop_gradient(outputs.logp), batch.behaviour_logp, counts) * d / (d + 1)
+        weight = importance_weight(x, counts, "token", mode, high=cap)
+        batch = batch.replace(behaviour_logp=batch.behaviour_logp + x)
+        return batch if batch.advantages is None else _corrected(batch, weight, False), weight
+
+    def function(outputs: PolicyOutputs, batch: Trajectories) -> tuple[jax.Array, Metrics]:
+        around, weight = moved(outputs, batch)
+        loss, metrics = objective.function(outputs, around)
+        return loss, metrics | {"proximal/weight": token_mean()(weight, batch)}
+
+    def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
+        found = objective.refreshed(outputs, moved(outputs, batch)[0])
+        return found.replace(behaviour_logp=batch.behaviour_logp, advantages=batch.advantages)
+
+    return Objective(
+        function, objective.needs | {"staleness"}, None if objective.refresh is None else refresh, objective.by_groups
+    )
 
 
 def _corrected(batch: Trajectories, weight: jax.Array, leave_count: bool) -> Trajectories:

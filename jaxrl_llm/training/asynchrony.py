@@ -11,7 +11,7 @@ import jax
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.distributed import data_mesh, mesh_of, sampling_mesh_of
-from jaxrl_llm.objectives.off_policy import stale_correction
+from jaxrl_llm.objectives.off_policy import interpolated_proximal, stale_correction
 from jaxrl_llm.rollouts.asynchronous.source import Asynchrony
 from jaxrl_llm.rollouts.asynchronous.step_order import FILE, read_order
 from jaxrl_llm.rollouts.runtime.swarm import Swarm
@@ -81,5 +81,7 @@ def with_correction(config: TrainConfig, algorithm: Algorithm) -> Algorithm:
     """
     if not config.max_staleness or config.stale_correction == "none" or "old_logp" in algorithm.needs:
         return algorithm
+    if config.stale_correction == "interpolate":
+        return dataclasses.replace(algorithm, objective=interpolated_proximal(algorithm.objective, cap=CAP))
     corrected = chain(algorithm.transform, stale_correction(config.stale_correction, CAP))
     return dataclasses.replace(algorithm, transform=corrected)

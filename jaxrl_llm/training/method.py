@@ -212,9 +212,10 @@ def check_provided(config: TrainConfig, algorithm: Algorithm, provided: Iterable
 
 
 def provided_by(config: TrainConfig, algorithm: Algorithm) -> set[str]:
-    """The needs that the configured rollout, rewards and replay provide. InputError for an unknown rollout."""
+    """The needs that any run provides, and its rollout, rewards and replay. InputError for an unknown rollout."""
     of_replay = frozenset[str]() if algorithm.replay is None else algorithm.replay.provides
-    return {*provided_by_rewards(config.rewards), *rollout_of(config, algorithm).provides, *of_replay}
+    of_all = {"staleness"}
+    return {*of_all, *provided_by_rewards(config.rewards), *rollout_of(config, algorithm).provides, *of_replay}
 
 
 def check_groups(config: TrainConfig, algorithm: Algorithm) -> None:

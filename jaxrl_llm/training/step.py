@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -57,6 +57,9 @@ def learn(
         config.micro_batches, reference, frozen, state.policies, balance_of(config),
         parts.computed_teacher,
     )  # fmt: skip
+    if "staleness" in learner.algorithm.needs:
+        stale: Any = np.maximum(np.where(batch.action_mask, step - batch.policy_step, 0), 0)
+        batch = batch.with_info(staleness=stale)
     later = frozenset[str]() if learner.algorithm.phases is None else learner.algorithm.phases.provides
     check_provided(batch, learner.algorithm.needs - later)
     batch = for_teacher(parts.teacher, batch, parts.prompts.rows, learner.algorithm.needs)

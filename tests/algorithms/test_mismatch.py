@@ -12,6 +12,7 @@ import pytest
 from batches import batch_of, gradient_of, loss_of, outputs_of
 from ratio_loops import Rows, assert_is_the_loop, case, clipped, mean
 
+from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.classic.dapo import dapo
 from jaxrl_llm.algorithms.classic.decoupled_ppo import decoupled_ppo
 from jaxrl_llm.algorithms.classic.dr_grpo import dr_grpo
@@ -19,9 +20,10 @@ from jaxrl_llm.algorithms.classic.minirl import minirl
 from jaxrl_llm.algorithms.policy_loss.hispo import hispo
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.transform import chain, stateless
-from jaxrl_llm.objectives.off_policy import importance_correction
+from jaxrl_llm.objectives.off_policy import importance_correction, interpolated_proximal
 from jaxrl_llm.training.asynchrony import with_correction
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.utils.errors import InputError
 
 pytestmark = pytest.mark.heavy
 
@@ -64,6 +66,48 @@ def test_decoupled_ppo_is_the_loop(correction: str, leave: bool) -> None:
 
     algorithm = decoupled_ppo(0.1, 0.1, cap=1.05, correction=correction, leave_count=leave)
     assert_is_the_loop(algorithm, RAGGED, loop)
+
+
+STALE = np.resize([0, 1, 3, 1, 0, 2], RAGGED.batch.tokens.shape)  # steps since a token's weights
+
+
+@pytest.mark.parametrize("correction", ["mask", "truncate", "none"])
+def test_decoupled_ppo_around_an_interpolated_policy_is_the_loop(correction: str) -> None:
+    """The proximal policy, and so the weight, follows the current one; neither has a gradient."""
+
+    def loop(logp: Rows, held: Rows) -> float:
+        total, count = 0.0, 0
+        rows = zip(logp, held, RAGGED.rows(STALE), RAGGED.behaviour, RAGGED.advantage, strict=True)
+        for row, fixed, stale, b, A in rows:
+            for x, now, d, z in zip(row, fixed, stale, b, strict=True):
+                proximal = (z + d * now) / (d + 1)
+                w = mismatch(proximal, z)
+                kept = w <= 1.05 or correction != "mask"
+                weight = kept * (w if correction == "none" else min(w, 1.05))
+                total += weight * clipped(np.exp(x - proximal), A, 0.1, 0.1)
+                count += 1
+        return -total / count
+
+    algorithm = decoupled_ppo(0.1, 0.1, cap=1.05, correction=correction, proximal="interpolated")
+    assert "old_logp" not in algorithm.needs, "it saves the forward pass"
+    assert_is_the_loop(algorithm, replace(RAGGED, batch=RAGGED.batch.with_info(staleness=STALE)), loop)
+    with pytest.raises(InputError, match="leave_count needs the weights before the update"):
+        decoupled_ppo(proximal="interpolated", leave_count=True)
+
+
+def test_an_interpolated_policy_of_fresh_tokens_changes_nothing() -> None:
+    """Also of a loss that looks at the whole batch first. Of stale ones it moves the bounds of a clip."""
+    fresh = RAGGED.batch.with_info(staleness=0 * STALE)
+    stale = RAGGED.batch.with_info(staleness=STALE)
+    narrow = dapo(clip_low=0.03, clip_high=0.03)
+    for method in (narrow, algorithms.get("clip_cov"), algorithms.get("kl_cov")):
+        moved = replace(method, objective=interpolated_proximal(method.objective))
+        pairs = (method, fresh), (moved, fresh), (moved, stale)
+        found = [gradient_of(one, batch, RAGGED.logp) for one, batch in pairs]
+        np.testing.assert_allclose(found[1], found[0], rtol=1e-6, atol=1e-9)
+        assert method is not narrow or np.abs(found[2] - found[0]).max() > 1e-2
+    config = TrainConfig(max_staleness=1, stale_correction="interpolate")
+    assert repr(with_correction(config, narrow).objective) == repr(interpolated_proximal(narrow.objective, cap=2.0))
 
 
 def test_decoupled_ppo_with_one_old_policy_is_ppo() -> None:

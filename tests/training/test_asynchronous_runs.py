@@ -73,6 +73,22 @@ def test_log_probabilities_are_those_of_the_weights_of_each_token(
     assert old >= 100, "no token is stale: this test shows nothing"
 
 
+def test_an_interpolated_policy_stands_for_that_before_the_update(
+    finished: tuple[TrainConfig, list[runs.Taken]], tmp_path: Path
+) -> None:
+    """With the staleness of each token, and without a forward pass of its own; a synchronous run has none."""
+    config, taken = config_of(tmp_path, stale_correction="interpolate"), list[runs.Taken]()
+    with runs.watched(taken):
+        runs.train(config)
+    stale = [(step - np.asarray(one.scored.batch.policy_step))[np.asarray(one.scored.batch.action_mask)]
+             for step, one in enumerate(taken)]  # fmt: skip
+    assert max(map(np.max, stale)) >= 1
+    weights = [line["proximal/weight"] for line in runs.lines_of(Path(config.output) / "metrics.jsonl")]
+    for ages, weight in zip(stale, weights, strict=True):
+        assert (weight == 1) == (not ages.any()), "tokens of the current weights have a weight of 1"
+    assert "proximal/weight" not in runs.lines_of(Path(finished[0].output) / "metrics.jsonl")[-1]
+
+
 def assert_bounded(run: Path | str, bound: int = 2, steps: int = STEPS) -> None:
     """Each step took as many groups as it wants, none twice, none too old, and none was dropped."""
     every = assert_taken_once(run, bound, steps)

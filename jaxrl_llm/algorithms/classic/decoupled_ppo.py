@@ -15,11 +15,11 @@ from jaxrl_llm.core.arguments.ranges import AboveOne, NonNegative, ZeroOrOne
 from jaxrl_llm.core.log_ratios import LARGEST
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.averaging.averages import token_mean
-from jaxrl_llm.objectives.off_policy import importance_correction
+from jaxrl_llm.objectives.off_policy import importance_correction, interpolated_proximal
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import span_ratio
 from jaxrl_llm.objectives.surrogates import clip
-from jaxrl_llm.utils.errors import require_choice
+from jaxrl_llm.utils.errors import InputError, require_choice
 
 
 @method(paper="arXiv 2505.24298", year=2025, test="test_mismatch.py::test_decoupled_ppo_is_the_loop")
@@ -33,6 +33,7 @@ def decoupled_ppo(
     clip_high: Annotated[NonNegative, CODE] = 0.2,
     cap: Annotated[float, CODE] = 5.0,
     correction: Annotated[Literal["mask", "truncate", "none"], CODE] = "mask",
+    proximal: Annotated[Literal["old", "interpolated"], CODE] = "old",
     leave_count: Annotated[bool, CODE] = False,
     span: Annotated[Span, PAPER] = "token",
     dual_clip: Annotated[AboveOne | None, PAPER] = None,
@@ -48,13 +49,25 @@ def decoupled_ppo(
         loss = -1/T sum_i sum_t w min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
 
     over the T tokens of the batch. The paper's objective uses w unbounded (correction "none"). The released code masks
-    tokens with w > cap ("mask"), or takes min(w, cap) ("truncate"); masked tokens stay in T unless leave_count. span
-    "sequence": rho is GSPO's sequence ratio. dual_clip c > 1 bounds the loss of bad actions by c |A|. The method works
-    with any A; here it is GRPO's (scale, ddof, epsilon). With pi_old = pi_behaviour it is PPO. A run samples
-    beside its updates, with a staleness of at most 4 unless --max-staleness says otherwise; the paper's is 4 or 8.
+    tokens with w > cap ("mask"), or takes min(w, cap) ("truncate"); masked tokens stay in T unless leave_count.
+
+    proximal "interpolated" saves the forward pass for pi_old: of a token that is d steps stale
+
+        log pi_old = sg((log pi_behaviour + d log pi) / (d + 1))
+
+    so that w is known only in the update, and leave_count cannot be. span "sequence": rho is GSPO's sequence ratio.
+    dual_clip c > 1 bounds the loss of bad actions by c |A|. The method works with any A; here it is GRPO's (scale,
+    ddof, epsilon). With pi_old = pi_behaviour it is PPO. A run samples beside its updates, with a staleness of at most
+    4 unless --max-staleness says otherwise; the paper's is 4 or 8.
     """
     require_choice("correction", correction, ("mask", "truncate", "none"))
     mode, high = (correction, cap) if correction != "none" else ("truncate", math.exp(LARGEST))
+    require_choice("proximal", proximal, ("old", "interpolated"))
+    advantages, surrogate = group_relative(scale, ddof=ddof, epsilon=epsilon), clip(clip_low, clip_high, dual_clip)
+    if proximal == "interpolated":
+        if leave_count:
+            raise InputError("leave_count needs the weights before the update: give it with proximal='old'")
+        around = policy_gradient(span_ratio(span), surrogate, token_mean())
+        return Algorithm(chain(advantages), interpolated_proximal(around, mode, high))
     corrected = importance_correction("token", mode, high=high, leave_count=leave_count)
-    objective = policy_gradient(span_ratio(span, "old"), clip(clip_low, clip_high, dual_clip), token_mean())
-    return Algorithm(chain(group_relative(scale, ddof=ddof, epsilon=epsilon), corrected), objective)
+    return Algorithm(chain(advantages, corrected), policy_gradient(span_ratio(span, "old"), surrogate, token_mean()))

@@ -132,6 +132,11 @@ def none_of_rows(batch: Trajectories, number: float | None) -> Array:
     return jnp.zeros(batch.tokens.shape[0])
 
 
+def none_of_tokens(batch: Trajectories, number: float | None) -> Array:
+    """0 of each token, f32[N, L]."""
+    return jnp.zeros(batch.tokens.shape)
+
+
 TOP = 5  # tokens of the stand-ins
 
 

@@ -18,6 +18,7 @@ from jaxrl_llm.core.needs.placeholders import (
     no_state_values,
     no_teachers,
     none_of_rows,
+    none_of_tokens,
     one_each,
     own_nodes,
     pairs,
@@ -123,6 +124,11 @@ PROVIDED = (
     Need(
         "degree", "info['degree']", "[N]", "how degraded the response is, a whole number from 0; NaN where it has none",
         StandIn("every response is whole", whole(2), none_of_rows), provider="the method's own rollout",
+    ),
+    Need(
+        "staleness", "info['staleness']", "[N, L]", "steps since the weights that drew the token were the learner's",
+        StandIn("0", lambda random, logp: random.integers(0, 4, logp.shape).astype(float), none_of_tokens),
+        provider="a run, also without --max-staleness",
     ),
     Need(
         "replayed", "info['replayed']", "[N]", "1 where the row comes from a store, or is a copy of another",

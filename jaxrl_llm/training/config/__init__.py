@@ -138,10 +138,12 @@ class TrainConfig:
     """Above 0, tokens are sampled beside the updates, and the learner is at most this many steps ahead of the weights
     with which a group was begun. New weights come in while completions are decoded, and no group is dropped. At 0
     sampling and updates alternate."""
-    stale_correction: Literal["truncate", "mask", "none"] = "truncate"
+    stale_correction: Literal["truncate", "mask", "interpolate", "none"] = "truncate"
     """With max_staleness, for methods that have no ratio to the old policy: tokens are weighted by the policy before
     the update over the one that drew them, with weights above 2 cut to 2 (truncate) or taken as 0 (mask), and the
-    method's ratio is to the policy before the update; methods without advantages stay as they are. none: so do all."""
+    method's ratio is to the policy before the update; methods without advantages stay as they are. interpolate: a
+    policy between the current one and the one that drew a token stands for that before the update, and saves its
+    forward pass. none: all methods stay as they are."""
     sampler_devices: int = 0
     """With max_staleness, the number of devices, the last, that sample only; the others learn. At 0 all devices do
     both, by turns if there are several."""
