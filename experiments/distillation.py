@@ -3,7 +3,8 @@
     python -m experiments.distillation --output /tmp/distillation
 
 The teacher is SmolLM2 after the demo (sums of two numbers); the student is SmolLM2. Two ways to teach it, each with
-every learning rate of --rates and every seed of --seeds, by the same steps of 4 x 4 responses to the same questions:
+every learning rate of --rates and every seed of --seeds, by the same steps of --prompts x --samples responses to the
+same questions:
 
 on_policy  the student samples them, and learns by GKD at beta 1, KL(student || teacher) on them.
 texts      the teacher samples them, and the student learns them by supervised steps.
@@ -41,7 +42,7 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.training.health.first_checks import read_value
 
 MODEL = "smollm2-135m"
-PROMPTS, SAMPLES, NEW, HELD_OUT = 4, 4, 16, 48
+NEW, HELD_OUT, EACH = 16, 48, 4  # tokens of a response, held-out questions, samples of each
 DEMO = demo_config(MODEL, 0, "runs/demo", 9)
 METHODS = {"on_policy": ("gkd", {"beta": 1.0}), "texts": ("sft", {})}
 
@@ -61,15 +62,16 @@ def sampled(policy: Policy, params: Params, asked: list[str], each: int, key: ja
 
 def divergence(policy: Policy, params: Params, teacher: Params) -> tuple[float, float]:
     """KL(student || teacher), nats a response, and its standard error."""
-    batch = sampled(policy, params, questions(999, HELD_OUT), SAMPLES, jax.random.key(11))
+    batch = sampled(policy, params, questions(999, HELD_OUT), EACH, jax.random.key(11))
     theirs = np.asarray(outputs_of(policy, teacher, batch, plan_steps(batch)).logp)
     ratios = ((np.asarray(batch.behaviour_logp) - theirs) * np.asarray(batch.action_mask)).sum(axis=1)
     by_question = ratios.reshape(HELD_OUT, -1).mean(axis=1)
     return float(by_question.mean()), float(by_question.std(ddof=1) / HELD_OUT**0.5)
 
 
-def curve(way: str, teacher: Params, rate: float, seed: int, steps: int) -> list[dict[str, Any]]:
+def curve(way: str, teacher: Params, rate: float, seed: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Sampled tokens and KL before the first step and after each."""
+    steps, prompts, samples = options.steps, options.prompts, options.samples
     policy, params, _ = load_policy(MODEL)
     name, settings = METHODS[way]
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
@@ -82,9 +84,9 @@ def curve(way: str, teacher: Params, rate: float, seed: int, steps: int) -> list
         found.append({"way": way, "rate": rate, "seed": seed, "step": step, "tokens": tokens, "kl": kl, "error": error})
         print(json.dumps(found[-1]), flush=True)
         if step < steps:
-            asked = questions(5 + seed, steps * PROMPTS)[step * PROMPTS : (step + 1) * PROMPTS]
+            asked = questions(5 + seed, steps * prompts)[step * prompts : (step + 1) * prompts]
             author = state.params if way == "on_policy" else teacher
-            batch = sampled(policy, author, asked, SAMPLES, jax.random.fold_in(jax.random.key(seed), step))
+            batch = sampled(policy, author, asked, samples, jax.random.fold_in(jax.random.key(seed), step))
             tokens += int(np.asarray(batch.action_mask).sum())
             if memory is None:
                 memory = learner.algorithm.transform.init(None)
@@ -121,13 +123,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-5, 3e-5, 1e-4], help="learning rates")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of questions and samples")
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--prompts", type=int, default=4, help="questions of a step")
+    parser.add_argument("--samples", type=int, default=4, help="responses to each")
     options = parser.parse_args(arguments)
     options.output.mkdir(parents=True, exist_ok=True)
     teacher, lines = teacher_model(options.output), []
     with (options.output / "curves.jsonl").open("a") as file:
         for rate in options.rates:
             for way in METHODS:
-                each = [curve(way, teacher, rate, seed, options.steps) for seed in options.seeds]
+                each = [curve(way, teacher, rate, seed, options) for seed in options.seeds]
                 file.writelines(json.dumps(row) + "\n" for found in each for row in found)
                 file.flush()
                 costs, last = [tokens_to_half(found) for found in each], [found[-1]["kl"] for found in each]

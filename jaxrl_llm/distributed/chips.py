@@ -44,23 +44,26 @@ class Chip(NamedTuple):
         return int(self.memory * GIB * (1 - RESERVED))
 
 
+_FUSION = "xla_tpu_enable_async_collective_fusion"
 # By themselves only v5e's programs have all-gathers that products carry on beside their own work.
 BESIDE_PRODUCTS = tuple(
     (name, "true")
     for name in (
         "xla_enable_async_all_gather",
-        "xla_tpu_enable_async_collective_fusion",
-        "xla_tpu_enable_async_collective_fusion_fuse_all_gather",
-        "xla_tpu_enable_async_collective_fusion_multiple_steps",
+        _FUSION,
+        f"{_FUSION}_fuse_all_gather",
+        f"{_FUSION}_multiple_steps",
         "xla_tpu_overlap_compute_collective_tc",
     )
 )
+# There, elementwise work too, and reduce-scatters. Pallas kernels would, but then lack VMEM.
+BESIDE_ALL = tuple((f"{_FUSION}_{name}", "true") for name in ("fuse_reduce_scatter", "fuse_kloop_fusions"))
 
 TPUS = {
     chip.name: chip
     for chip in (
         Chip("v4", 32, 275, 1228, 300, 1.05, sparse_cores=True),
-        Chip("v5e", 16, 197, 819, 200, 1.5),
+        Chip("v5e", 16, 197, 819, 200, 1.5, compiler_options=BESIDE_ALL),
         Chip("v5p", 95, 459, 2765, 600, 1.75, sparse_cores=True, compiler_options=BESIDE_PRODUCTS),
         # By default a fusion has 16 MiB of v6e's 128 MiB of VMEM: its products wait for the main memory.
         Chip(

@@ -12,6 +12,13 @@ from jaxrl_llm.utils.errors import InputError
 
 REFERENCE, TIED = "ref:", "tied:"  # beginnings of ids in RewardBench 2: a prompt with one right answer, with several
 
+SECTIONS = {  # of RewardBench: what the names of their subsets begin with
+    "Chat": ("alpacaeval-", "mt-bench-easy", "mt-bench-med"),
+    "Chat Hard": ("mt-bench-hard", "llmbar-"),
+    "Safety": ("refusals-", "xstest-", "donotanswer"),
+    "Reasoning": ("math-prm", "hep-"),
+}
+
 
 class Scored(NamedTuple):
     """The scores of one prompt's answers."""
@@ -48,7 +55,9 @@ def credit(one: Scored) -> float:
 def accuracies(items: Iterable[Scored]) -> list[Accuracy]:
     """Of each subset in turn, and with more than one of all prompts, whose score is the mean of the subsets' scores.
 
-    Where ids are those of ties (RewardBench 2), a prompt is right if all right answers are above all wrong ones.
+    Where ids are those of ties (RewardBench 2), a prompt is right if all right answers are above all wrong ones. Where
+    all subsets are RewardBench's (Lambert et al. 2024, arXiv 2403.13787), its sections come after them, and the score
+    of all prompts is the mean of theirs (`section_score`).
     InputError without prompts, and for one without answers of both kinds.
     """
     listed = list(items)
@@ -60,8 +69,33 @@ def accuracies(items: Iterable[Scored]) -> list[Accuracy]:
     found = [_accuracy(name, [one for one in listed if one.subset == name]) for name in names]
     if len(names) == 1:
         return found
+    sections = _sections(found, listed)
     whole = _accuracy("all", listed)
-    return [*found, whole._replace(score=float(np.mean([one.score for one in found])))]
+    return [*found, *sections, whole._replace(score=float(np.mean([one.score for one in sections or found])))]
+
+
+def _sections(found: Sequence[Accuracy], items: Sequence[Scored]) -> list[Accuracy]:
+    """The sections of RewardBench; none where a subset is in none of them."""
+    if not all(one.subset.startswith(sum(SECTIONS.values(), ())) for one in found):
+        return []
+    sections = []
+    for name, starts in SECTIONS.items():
+        if subsets := [one for one in found if one.subset.startswith(starts)]:
+            whole = _accuracy(name, [one for one in items if one.subset.startswith(starts)])
+            sections.append(whole._replace(score=section_score(subsets)))
+    return sections
+
+
+def section_score(subsets: Sequence[Accuracy]) -> float:
+    """The mean of the subsets' scores by their prompts, where those of math count as much as all those of code.
+
+    >>> several = [("math-prm", 2, 1.0), ("hep-go", 3, 0.0), ("hep-js", 1, 0.5)]
+    >>> section_score([Accuracy(name, prompts, score, 0.0, 1.0, 0, score) for name, prompts, score in several])
+    0.5625
+    """
+    code = sum(one.prompts for one in subsets if one.subset.startswith("hep-"))
+    weights = [code if one.subset == "math-prm" and code else one.prompts for one in subsets]
+    return float(np.average([one.score for one in subsets], weights=weights))
 
 
 def _accuracy(name: str, items: Sequence[Scored]) -> Accuracy:

@@ -64,3 +64,33 @@ def test_what_is_refused() -> None:
         accuracies([])
     with pytest.raises(InputError, match="lacks right or wrong answers"):
         accuracies([Scored([1.0], [])])
+
+
+BENCH = {  # prompts of each subset of RewardBench, whose 447 of math-prm count as 984
+    "Chat": {"alpacaeval-easy": 100, "alpacaeval-length": 95, "alpacaeval-hard": 95, "mt-bench-easy": 28,
+             "mt-bench-med": 40},
+    "Chat Hard": {"mt-bench-hard": 37, "llmbar-natural": 100, "llmbar-adver-neighbor": 134,
+                  "llmbar-adver-GPTInst": 92, "llmbar-adver-GPTOut": 47, "llmbar-adver-manual": 46},
+    "Safety": {"refusals-dangerous": 100, "refusals-offensive": 100, "xstest-should-refuse": 154,
+               "xstest-should-respond": 250, "donotanswer": 136},
+    "Reasoning": {"math-prm": 447, **{f"hep-{one}": 164 for one in ("cpp", "go", "java", "js", "python", "rust")}},
+}  # fmt: skip
+
+
+def test_sections_of_rewardbench() -> None:
+    rng = np.random.default_rng(2)
+    items, scores = [], {}
+    for section, subsets in BENCH.items():
+        total, count = 0.0, 0
+        for subset, prompts in subsets.items():
+            wins = rng.random(prompts) < rng.random()
+            items += [Scored([float(win)], [0.5], subset) for win in wins]
+            weight = 984 if subset == "math-prm" else prompts
+            total, count = total + weight * np.mean(wins), count + weight
+        scores[section] = total / count
+    found = {one.subset: one for one in accuracies(items)}
+    assert {name: found[name].score for name in BENCH} == pytest.approx(scores)
+    assert found["all"].score == pytest.approx(np.mean(list(scores.values())))
+    assert [one.subset for one in accuracies(items)][-5:] == [*BENCH, "all"], "sections come after their subsets"
+    other = accuracies([*items, Scored([1.0], [0.0], "Focus")])
+    assert not {one.subset for one in other} & set(BENCH), "a subset that is in no section: no sections"
