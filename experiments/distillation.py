@@ -120,6 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--output", type=Path, required=True, help="a new folder, or one with a teacher")
+    parser.add_argument("--ways", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-5, 3e-5, 1e-4], help="learning rates")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of questions and samples")
     parser.add_argument("--steps", type=int, default=6)
@@ -130,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     teacher, lines = teacher_model(options.output), []
     with (options.output / "curves.jsonl").open("a") as file:
         for rate in options.rates:
-            for way in METHODS:
+            for way in options.ways:
                 each = [curve(way, teacher, rate, seed, options) for seed in options.seeds]
                 file.writelines(json.dumps(row) + "\n" for found in each for row in found)
                 file.flush()

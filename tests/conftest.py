@@ -15,7 +15,7 @@ import compiling
 import jax
 import numpy as np
 import pytest
-from heavy import few, is_in_share
+from heavy import few, is_in_share, measured, slow
 
 from jaxrl_llm import load_policy, sample
 from jaxrl_llm.core.trajectory import Trajectories
@@ -35,6 +35,19 @@ jax.config.update("jax_disable_most_optimizations", not compiling.OPTIMISED)
 use_compile_cache()
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # as in processes that tests start
 MAPS = Path("/proc/self/maps")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark slow tests as heavy."""
+    if item.nodeid in slow():
+        item.add_marker(pytest.mark.heavy)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Measure a test with its set-up, if that is asked for."""
+    with measured(item.nodeid):
+        return (yield)
 
 
 @pytest.hookimpl(trylast=True)  # after tests were deselected
