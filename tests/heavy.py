@@ -26,7 +26,11 @@ import pytest
 
 LIMIT = 2.0  # CPU seconds, of a test and of the processes that it started
 SLOW = Path(__file__).with_name("slow.txt")  # names of tests, one a line
-KEPT = ("tests/test_examples.py", "tests/test_first_commands.py", "tests/docs")  # what users read first is always tried
+KEPT = (  # what users meet first is always tried
+    "tests/docs", "tests/algorithms/test_grpo.py", "tests/models/test_parity.py", "tests/sampling/test_engine.py",
+    "tests/sampling/test_sampler.py", "tests/training/test_loop.py", "tests/training/test_resume.py",
+    *(f"tests/test_{name}.py" for name in ("api", "cli", "docs", "examples", "first_commands")),
+)  # fmt: skip
 
 
 def few(values: Iterable[Any], light: Collection[Any], unpack: bool = False) -> list[Any]:
