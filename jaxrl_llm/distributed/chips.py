@@ -56,7 +56,7 @@ BESIDE_PRODUCTS = tuple(
         "xla_tpu_overlap_compute_collective_tc",
     )
 )
-# There, elementwise work too, and reduce-scatters. Pallas kernels would, but then lack VMEM.
+# For v5e: elementwise work carries collectives too. Not Pallas kernels, whose VMEM the collectives would take.
 BESIDE_ALL = tuple((f"{_FUSION}_{name}", "true") for name in ("fuse_reduce_scatter", "fuse_kloop_fusions"))
 
 TPUS = {
