@@ -9,8 +9,10 @@ operations and bytes that they declare. The model's operations are 2 for each pa
 token, 4 for each number of a query and each pair of tokens that attend to each other, and 2 for each number of the
 unembedding and each completion's token; three times that with the backward pass, twice where the weights are frozen.
 Nothing counts that is computed again. Of a decode step, the share of the bandwidth is that of the bytes which it must
-read, all weights and caches of a chip once, over the time; the bytes that XLA's text moves stand beside it. It is a
-step of all rows at once, over caches as long as they get.
+read, all weights and caches of a chip once, over the time; the bytes that XLA's text moves stand beside it. The share
+is 100 % where the estimate is shorter than the reading, as weights that are read beside other work count no time of
+their own: the step then takes as long as the reading. It is a step of all rows at once, over caches as long as they
+get.
 """
 
 from __future__ import annotations
@@ -173,7 +175,8 @@ def measure(name: str, given: dict[str, Any], text_file: Path | None) -> dict[st
         "seconds": seconds, "links": order.links, "ideal": ideal, "utilisation": ideal / seconds,
         "exposed": order.exposed, "as_scheduled": ideal / order.seconds, "waits": order.sources,
         "all_exposed": ideal / (seconds + order.links), "rows": rows.get(kind, 0), "sampled": sampled,
-        "least": least, "traffic": cost.traffic, "bandwidth": least / (topology.chip.bandwidth * 1e9) / seconds,
+        "least": least, "traffic": cost.traffic,
+        "bandwidth": min(1.0, least / (topology.chip.bandwidth * 1e9) / seconds),
         "gib": cost.peak / GIB, "usable": topology.chip.usable / GIB, "temporaries": cost.temporaries / GIB,
         "kinds": by_kind(lines), "lines": by_source(lines), "compiled_in": time.perf_counter() - start,
     }  # fmt: skip

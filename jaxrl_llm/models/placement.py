@@ -152,11 +152,8 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     sharded, over "tensor"; weights by `split_spec`. What does not divide is replicated, but for key-value heads in
     attention: they are repeated for the devices along "sequence" that need them.
     """
-    turned = partial(norm_rotate, epsilon=config.norm_epsilon, offset=config.norm_offset, mesh=mesh)
-    # GPUs have a kernel for attention alone, and nothing to gain from these layouts and joined products.
-    device = one_device(mesh)
-    kernels = takes_kernels(mesh) and not (device is not None and takes_triton(device))
-    by_kernel, joined = (turned, frozenset(AXES)) if kernels else (None, frozenset())
+    kernels = _takes_more_kernels(mesh)
+    by_kernel, joined = (_turned(config, mesh=mesh), frozenset(AXES)) if kernels else (None, frozenset())
     if mesh is None:
         natural = partial(tokens_before_units, spec=None, mesh=None)
         states_alone = (lambda x, whole: natural(x) if x.ndim == 3 else x) if kernels else ANYWHERE.states
@@ -230,6 +227,22 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     return Placement(
         states, flat, weights, heads, tokens, units, joined, by_kernel, (ROWS, (SEQUENCE,)), mesh.shape.get(FSDP, 1) > 1
     )
+
+
+def of_one_token(config: ModelConfig, mesh: Mesh | None) -> Placement:
+    """A decode step's, whose states and weights stay where they are. mesh: which tells the kind of the devices."""
+    return ANYWHERE._replace(turned=_turned(config, row_axis=SAMPLED_ROWS) if _takes_more_kernels(mesh) else None)
+
+
+def _takes_more_kernels(mesh: Mesh | None) -> bool:
+    """Whether there are other kernels than that of attention, the only one of GPUs, which also have nothing to gain
+    from these layouts and joined products."""
+    device = one_device(mesh)
+    return takes_kernels(mesh) and not (device is not None and takes_triton(device))
+
+
+def _turned(config: ModelConfig, **where: Any) -> Turned:
+    return partial(norm_rotate, epsilon=config.norm_epsilon, offset=config.norm_offset, **where)
 
 
 def between_layers(mesh: AnyMesh | None, rows: int, tokens: int) -> Placement:

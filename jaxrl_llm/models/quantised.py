@@ -203,7 +203,17 @@ def straight_through_layer(layer: dict[str, Any], kind: str | None) -> dict[str,
     return {**layer, **own}
 
 
-def cast(tree: Any, dtype: Any) -> Any:
-    """Arrays of floats in a dtype; rounded ones, and whole numbers, as they are."""
-    stays = lambda x: is_rounded(x) or not jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
-    return jax.tree.map(lambda x: x if stays(x) else x.astype(dtype), tree, is_leaf=is_rounded)
+def cast(layer: dict[str, Any], dtype: Any) -> dict[str, Any]:
+    """The arrays of floats of a layer in a dtype; rounded ones, and whole numbers, as they are.
+
+    Weights of norms are at least in float32, as which they are read: a decode step would convert each of them again.
+    """
+    wide = jnp.promote_types(dtype, jnp.float32)
+
+    def cast_one(path: Any, x: Any) -> Any:
+        if is_rounded(x) or not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        return x.astype(wide if str(path[-1].key).endswith("_norm") else dtype)
+
+    found: dict[str, Any] = jax.tree_util.tree_map_with_path(cast_one, layer, is_leaf=is_rounded)
+    return found

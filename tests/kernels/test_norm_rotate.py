@@ -16,7 +16,8 @@ from jaxrl_kernels import norm_rotate
 from tpu_environment import tpu_environment
 
 FAST = ("pallas", "xla")
-SHAPES = few([(2, 256, 3, 16), (1, 128, 2, 128), (1, 1152, 5, 64)], [(2, 256, 3, 16)])
+ONE_TOKEN = [(32, 1, 3, 128), (528, 1, 2, 256)]  # of each row, as in a decode step
+SHAPES = few([(2, 256, 3, 16), (1, 128, 2, 128), (1, 1152, 5, 64), *ONE_TOKEN], [(2, 256, 3, 16), ONE_TOKEN[0]])
 
 
 def drawn(shape: tuple[int, ...], dtype: Any) -> list[jax.Array]:
@@ -82,8 +83,9 @@ def test_gradients(shape: tuple[int, ...], scaled: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 1e-5), (jnp.bfloat16, 2e-2)])
-def test_short_numbers(dtype: Any, tolerance: float) -> None:
-    given = drawn((1, 128, 2, 32), dtype)
+@pytest.mark.parametrize("shape", [(1, 128, 2, 32), ONE_TOKEN[0]])
+def test_short_numbers(dtype: Any, tolerance: float, shape: tuple[int, ...]) -> None:
+    given = drawn(shape, dtype)
     truth = expected(*(a.astype(jnp.float32) for a in given), 1e-6, 0.0)
     for way in FAST:
         found = norm_rotate(*given, implementation=way)
@@ -91,8 +93,9 @@ def test_short_numbers(dtype: Any, tolerance: float) -> None:
         np.testing.assert_allclose(found.astype(jnp.float32), truth, rtol=tolerance, atol=tolerance, err_msg=way)
 
 
-def test_lengths_that_the_kernel_does_not_take() -> None:
-    x, weight, cos, sin = drawn((1, 100, 2, 16), jnp.float32)
+@pytest.mark.parametrize("shape", [(1, 100, 2, 16), (24, 1, 2, 128), (32, 1, 2, 64)])
+def test_shapes_that_the_kernel_does_not_take(shape: tuple[int, ...]) -> None:
+    x, weight, cos, sin = drawn(shape, jnp.float32)
     found = norm_rotate(x, weight, cos, sin, implementation="pallas")
     np.testing.assert_array_equal(found, norm_rotate(x, weight, cos, sin, implementation="reference"))
 
@@ -125,7 +128,17 @@ def report(chip, H, h, T, dtype):
     done = jax.jit(both).lower(x, of(dtype, h), angle, angle, x).compile()
     return [done.as_text().count('custom_call_target="tpu_custom_call"'), done.cost_analysis()["bytes accessed"]]
 
-print("RESULT" + json.dumps([report("v5e:2x2", 32, 128, 17408, "bfloat16"), report("v6e:2x2", 9, 64, 1152, "float32")]))
+def of_rows(chip, N, H, h, dtype):
+    one = jax.sharding.SingleDeviceSharding(topologies.get_topology_desc(platform="tpu", topology_name=chip).devices[0])
+    of = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=one)
+    angle = of("float32", N, 1, h // 2)
+    done = jax.jit(norm_rotate).lower(of(dtype, N, 1, H, h), of("float32", h), angle, angle).compile()
+    return done.as_text().count('custom_call_target="tpu_custom_call"')
+
+print("RESULT" + json.dumps([
+    report("v5e:2x2", 32, 128, 17408, "bfloat16"), report("v6e:2x2", 9, 64, 1152, "float32"),
+    [of_rows("v6e:2x2", 64, 8, 128, "bfloat16"), of_rows("v5e:2x2", 528, 2, 256, "float32")],
+]))
 """
 
 
@@ -133,7 +146,8 @@ print("RESULT" + json.dumps([report("v5e:2x2", 32, 128, 17408, "bfloat16"), repo
 def test_compiles_for_tpus() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=tpu_environment(), capture_output=True, text=True)
     assert "RESULT" in done.stdout, done.stderr[-3000:]
-    (kernels, moved), (others, _) = json.loads(done.stdout.split("RESULT")[1])
+    (kernels, moved), (others, _), of_rows = json.loads(done.stdout.split("RESULT")[1])
+    assert of_rows == [1, 1]
     assert kernels == others == 2
     assert moved <= 1.2 * 5 * 32 * 128 * 17408 * 2, "x twice, dy, the result and dx"
 

@@ -153,7 +153,7 @@ def _on_device(
 def _scores(x: jax.Array, layer: dict[str, Any], config: ModelConfig) -> jax.Array:
     """The router's scores of all experts [T, E], a softmax or sigmoids, in float32."""
     if config.router_norm:
-        x = unit_norm(x, config.norm_epsilon) * layer["router_norm"] * config.hidden_size**-0.5
+        x = unit_norm(x, config.norm_epsilon) * layer["router_norm"].astype(x.dtype) * config.hidden_size**-0.5
     scores = (x @ layer["router"]).astype(accumulation_dtype(x.dtype))
     if "router_bias" in layer:
         scores = scores + layer["router_bias"].astype(scores.dtype)

@@ -158,8 +158,7 @@ def adapter_loop_params(policy: Policy, params: Params, options: LoopOptions = P
 
 def _others(policy: Policy, params: Params, options: LoopOptions) -> Params:
     """`loop_params` of all arrays but those of layers."""
-    # The decoder casts the norms of layers, but not the final norm.
-    out = {name: x if name == "final_norm" else x.astype(policy.dtype) for name, x in params.items()}
+    out = {name: x if name.endswith("_norm") else x.astype(policy.dtype) for name, x in params.items()}
     if options.own_head(policy) or "unembed_lora_out" in out:  # no step shall put that beside the unembedding
         head = jnp.pad(policy.unembedding(out), [(0, n) for n in options.padding(policy)])
         out["head"] = head.astype(policy.activation_dtype) if options.wide_head else head

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.implementations import by_platform, check_implementation
+from jaxrl_kernels.norm_rotate import pallas_rows
 from jaxrl_kernels.norm_rotate.pallas_kernel import LANES, backward, forward
 from jaxrl_kernels.norm_rotate.reference import Norm, reference
 from jaxrl_kernels.partition import AnyMesh, Axis, dividing, mesh_of, vary_together
@@ -46,7 +47,8 @@ def norm_rotate(
       cos, sin: f32[N, L, h / 2], of each token's position.
       epsilon, offset: of the norm. Static.
       implementation: "pallas", "xla", "reference" or None, see `implementations`; "xla" and "reference" are the same.
-        The kernel needs L to be a multiple of 128 and h of 16; other shapes take "xla".
+        The kernel needs L to be a multiple of 128 and h of 16; or one token of each row, L = 1, where N must be a
+        multiple of 16 and h of 128, and derivatives take "xla". Other shapes take "xla".
       mesh: the devices, if the types of the arrays do not contain them (`partition.mesh_of`).
       row_axis, token_axis, head_axis: mesh axes over which N, L and H are sharded, if the mesh has them and they divide
         these evenly.
@@ -71,13 +73,15 @@ def norm_rotate(
             raise ValueError(f"{name} must be float32[{N}, {L}, {h // 2}], {found(a)}")
     if weight is not None and weight.shape != (h,):
         raise ValueError(f"weight must be [{h}], {found(weight)}")
-    fits = x.size and L % LANES == 0 and h % 16 == 0
+    single = L == 1
+    fits = N % pallas_rows.ROWS == h % LANES == 0 if single else L % LANES == h % 16 == 0
+    fits = fits and x.size > 0
     static = _Static(Norm(float(epsilon), float(offset)), implementation if fits else "xla")
     mesh = mesh_of(mesh, x, cos, sin)
     if mesh is None or static.implementation in ("xla", "reference"):
         return _rotated(static, x, weight, cos, sin)
-    rows, heads = dividing(mesh, row_axis, N), dividing(mesh, head_axis, H)
-    tokens = dividing(mesh, token_axis, L // LANES)
+    rows, heads = dividing(mesh, row_axis, N // pallas_rows.ROWS if single else N), dividing(mesh, head_axis, H)
+    tokens = None if single else dividing(mesh, token_axis, L // LANES)
 
     def run(x: jax.Array, weight: jax.Array | None, cos: jax.Array, sin: jax.Array) -> jax.Array:
         x, weight, cos, sin = vary_together(x, weight, cos, sin)
@@ -99,8 +103,9 @@ def _rotated(
     static: _Static, x: jax.Array, weight: jax.Array | None, cos: jax.Array, sin: jax.Array
 ) -> jax.Array:  # fmt: skip
     implementation = "xla" if static.implementation == "reference" else static.implementation
+    kernel = pallas_rows.forward if x.shape[1] == 1 else forward
     return by_platform(
-        partial(reference, norm=static.norm), partial(forward, norm=static.norm), implementation, x, weight, cos, sin
+        partial(reference, norm=static.norm), partial(kernel, norm=static.norm), implementation, x, weight, cos, sin
     )
 
 
@@ -114,7 +119,8 @@ def _backward(static: _Static, given: Any, dy: jax.Array) -> tuple[Any, ...]:
     def in_jax(x: jax.Array, weight: jax.Array | None, cos: jax.Array, sin: jax.Array, dy: jax.Array) -> Any:
         return jax.vjp(lambda x, weight: reference(x, weight, cos, sin, static.norm), x, weight)[1](dy)
 
-    implementation = "xla" if static.implementation == "reference" else static.implementation
+    single = dy.shape[1] == 1
+    implementation = "xla" if single or static.implementation == "reference" else static.implementation
     dx, dweight = by_platform(in_jax, partial(backward, norm=static.norm), implementation, *given, dy)
     return dx, dweight, jnp.zeros_like(cos), jnp.zeros_like(sin)
 
