@@ -86,13 +86,14 @@ def write_pairs(folder: Path, prompts: int) -> None:
         print(f"{name}: {len(lines)} pairs", flush=True)
 
 
-def train(folder: Path, name: str, algorithm: str, every: bool, *more: str) -> float:
-    """Run a method on the first or on all pairs, export it; seconds."""
+def train(folder: Path, name: str, algorithm: str, every: bool, *more: str, evaluated: bool = True) -> float:
+    """Run a method on the first or on all pairs, export it; seconds. evaluated: on held-out pairs."""
     begin = time.perf_counter()
     pairs, held_out = (str(folder / f"{'all_' * every}{kind}.jsonl") for kind in ("pairs", "held_out"))
+    evaluation = ["--eval-prompts", held_out] if evaluated else ["--eval-size", "0"]
     arguments = [
         "train", "--algorithm", algorithm, "--model", MODEL, "--output", str(folder / name), "--prompts", pairs,
-        "--eval-prompts", held_out, "--max-prompt-tokens", "64", "--max-new-tokens", str(NEW), "--no-tensorboard",
+        *evaluation, "--max-prompt-tokens", "64", "--max-new-tokens", str(NEW), "--no-tensorboard",
         "--checkpoint-every", "0", *more,
     ]  # fmt: skip
     if command(arguments) or command(["export", str(folder / name), str(folder / f"{name}-model")]):
@@ -140,8 +141,7 @@ def reward_model(folder: Path) -> None:
 def grpo(folder: Path) -> None:
     seconds = train(
         folder, "grpo", "grpo", False, "--rewards", f"model:{folder}/judge-model", "--prompts-per-step", "4",
-        "--group-size", "8", "--steps", "16", "--optimizer.learning-rate", "1e-5",
-        "--eval-size", "0",
+        "--group-size", "8", "--steps", "16", "--optimizer.learning-rate", "1e-5", evaluated=False,
     )  # fmt: skip
     lines = [json.loads(line) for line in (folder / "grpo" / "metrics.jsonl").read_text().splitlines()]
     for name in ("reward/mean", "entropy"):

@@ -24,6 +24,7 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models.checks import check_key, check_params
 from jaxrl_llm.models.hooked import of_a_reference
 from jaxrl_llm.models.kinds import FLAG, require_kind, shown, whole
+from jaxrl_llm.models.layers.projections import linear
 from jaxrl_llm.models.packed_states import View, logp_at, view_of
 from jaxrl_llm.models.packing import Packing
 from jaxrl_llm.models.parameters import head_shapes, head_weights
@@ -160,8 +161,8 @@ def values_of(critic: Critic, params: Params, states: jax.Array) -> jax.Array:
     if critic.hidden:
         centred = x - jnp.mean(x, axis=-1, keepdims=True)
         scaled = centred * jax.lax.rsqrt(jnp.mean(centred**2, axis=-1, keepdims=True) + EPSILON)
-        x = jax.nn.gelu((scaled * head["norm"] + head["norm_bias"]) @ head["up"] + head["up_bias"])
-    out = x @ head["weight"] + head["bias"]
+        x = jax.nn.gelu(linear(scaled * head["norm"] + head["norm_bias"], head["up"]) + head["up_bias"])
+    out = linear(x, head["weight"]) + head["bias"]
     return out[..., 0] if critic.heads == 1 else out
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core.soft_thinking import Mixture
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.attention import norm
-from jaxrl_llm.models.layers.projections import project, scaled_low_rank
+from jaxrl_llm.models.layers.projections import linear, project, scaled_low_rank
 
 Params = dict[str, Any]
 
@@ -39,7 +39,7 @@ def _looked_up(params: Params, tokens: jax.Array, dtype: Any) -> jax.Array:
     x = params["embed"][tokens].astype(dtype)
     if "embed_lora_in" in params:
         low_rank = scaled_low_rank(params["embed_lora_in"][tokens].astype(dtype), params)
-        x = x + low_rank @ params["embed_lora_out"].astype(dtype)
+        x = x + linear(low_rank, params["embed_lora_out"].astype(dtype))
     return x
 
 

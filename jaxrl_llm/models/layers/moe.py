@@ -26,7 +26,7 @@ from jaxrl_kernels.partition import dividing, mesh_of, vary_together
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.parts import accumulation_dtype, unit_norm
-from jaxrl_llm.models.layers.products import ragged_product
+from jaxrl_llm.models.layers.products import product, ragged_product
 from jaxrl_llm.models.layers.projections import scaled_low_rank
 from jaxrl_llm.models.layers.ragged import groups_of
 from jaxrl_llm.models.mesh_axes import EXPERT, TENSOR
@@ -154,7 +154,7 @@ def _scores(x: jax.Array, layer: dict[str, Any], config: ModelConfig) -> jax.Arr
     """The router's scores of all experts [T, E], a softmax or sigmoids, in float32."""
     if config.router_norm:
         x = unit_norm(x, config.norm_epsilon) * layer["router_norm"].astype(x.dtype) * config.hidden_size**-0.5
-    scores = (x @ layer["router"]).astype(accumulation_dtype(x.dtype))
+    scores = product(x, layer["router"]).astype(accumulation_dtype(x.dtype))
     if "router_bias" in layer:
         scores = scores + layer["router_bias"].astype(scores.dtype)
     return jax.nn.sigmoid(scores) if config.router_sigmoid else jax.nn.softmax(scores, axis=-1)
