@@ -254,3 +254,56 @@ def test_adapters_reach_other_devices_alone() -> None:
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+BY_LAYER = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from jaxrl_llm.distributed import make_mesh, named_shardings, parameter_specs
+from jaxrl_llm.models import load_policy
+from jaxrl_llm.models.stacks import unstack
+from jaxrl_llm.sampling.weights import take, take_weights
+
+def held(devices):
+    each = (part for x in jax.live_arrays() for part in x.addressable_shards if part.device in devices)
+    return sum({(part.device, part.data.unsafe_buffer_pointer()): part.data.nbytes for part in each}.values())
+
+policy, params, _ = load_policy(sys.argv[1], dtype="bfloat16", param_dtype="float32")
+params = params if sys.argv[2] == "stacked" else unstack(params, policy.config)
+mesh, learners = make_mesh(data=2, tensor=2, devices=jax.devices()[4:]), make_mesh(4, devices=jax.devices()[:4])
+specs = parameter_specs(policy.config, learners, isinstance(params["layers"], dict), params)
+params = jax.device_put(params, named_shardings(specs, learners))
+there, before = set(jax.devices()[4:]), held(set(jax.devices()[:4]))
+brought, steps = take._brought, []
+
+def watched(places, arrays, number):
+    was = held(there)
+    found = jax.block_until_ready(brought(places, arrays, number))
+    steps.append((was, held(there) - was))
+    one = sum(part.data.nbytes for x in jax.tree.leaves(arrays) for part in x.addressable_shards)
+    assert held(set(jax.devices()[:4])) <= before + (number is not None) * one
+    return found
+
+take._brought = watched
+weights = take_weights(policy, params, mesh)
+layer = sum(part.data.nbytes for x in jax.tree.leaves(weights.loop["layers"][0]) for part in x.addressable_shards)
+whole = held(there)
+assert len(steps) == policy.config.num_layers + 1 and steps[0][0] == 0
+for number, (was, more) in enumerate(steps[1:]):
+    assert was == whole - layer * (policy.config.num_layers - number), "nothing stays but the loop's weights"
+    assert more <= 2.1 * layer, "float32 of a layer"
+places = named_shardings(parameter_specs(policy.config, mesh, isinstance(params["layers"], dict), params), mesh)
+jax.tree.map(np.testing.assert_array_equal, weights.loop, take_weights(policy, jax.device_put(params, places), mesh).loop)
+"""
+
+
+@pytest.mark.parametrize("how", ["stacked", "unstacked"])
+def test_weights_reach_other_devices_layer_by_layer(how: str) -> None:
+    """Neither side ever has more than one layer beside its own weights."""
+    model = str(Path(__file__).parents[1] / "vectors" / "llama_tied")
+    done = subprocess.run(
+        [sys.executable, "-c", BY_LAYER, model, how],
+        env={**os.environ, "XLA_FLAGS": with_devices(8), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -80,6 +81,9 @@ def with_inputs_last(places: dict[str, Any]) -> dict[str, Any]:
     return places | {name: lay(place) for name, place in places.items() if name in TO_HEADS}
 
 
+Bring = Callable[[Params, int | None], Params]  # (arrays, number of their layer; None: all but layers)
+
+
 class Converter(NamedTuple):
     """Programs that give a mesh the loop's weights: the layers one by one, so that no more than one is there twice.
 
@@ -90,17 +94,40 @@ class Converter(NamedTuple):
     layers: tuple[Any, ...]  # of each kind: of its layers, stacked, and the place of one; or of one, and None
     options: LoopOptions
 
-    def __call__(self, policy: Policy, params: Params) -> Params:
+    def __call__(
+        self, policy: Policy, params: Params, bring: Bring | None = None, finish: Callable[[Any], Any] | None = None
+    ) -> Params:
+        """The loop's weights. bring: takes parameters from other devices to the mesh; finish: takes what the programs
+        give from there to others. With one of them a layer has arrived before the next one sets out."""
         layers, config = params["layers"], policy.config
-        kinds = config.kind_of_layer or (0,) * config.num_layers
-        found = []
-        for number, kind in enumerate(kinds):
+        waits, found = bring is not None or finish is not None, []
+
+        def through(convert: Callable[[Any], Any], arrays: Any, number: int | None) -> Any:
+            out = convert(arrays if bring is None else bring(arrays, number))
+            out = out if finish is None else finish(out)
+            return jax.block_until_ready(out) if waits else out
+
+        others = through(lambda x: self.others(policy, x, self.options), outside_layers(params), None)
+        for number, kind in enumerate(config.kind_of_layer or (0,) * config.num_layers):
+            place: Any = None
             if isinstance(layers, tuple):
-                given: Any = layers[number], None
+                given = layers[number]
             else:
-                given = of_kind(layers, config, kind), np.int32(place_of(config, number))
-            found.append(self.layers[kind](policy, *given, self.options))
-        return self.others(policy, outside_layers(params), self.options) | {"layers": tuple(found)}
+                given, place = of_kind(layers, config, kind), np.int32(place_of(config, number))
+                if bring is not None:
+                    given, place = _one_of(given, place), None
+            convert = partial(self._layer, policy, kind, place)
+            found.append(through(convert, given, number))
+        return others | {"layers": tuple(found)}
+
+    def _layer(self, policy: Policy, kind: int, place: Any, given: Any) -> Any:
+        return self.layers[kind](policy, given, place, self.options)
+
+
+@jax.jit
+def _one_of(layers: Any, place: Any) -> Any:
+    """One layer out of stacked ones."""
+    return jax.tree.map(lambda x: x[place], layers)
 
 
 def converter(policy: Policy, params: Params, mesh: Mesh, rounding: str | None = None) -> Converter:

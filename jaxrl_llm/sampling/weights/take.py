@@ -20,7 +20,7 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
 from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.sampling.two_model_decode import beside
-from jaxrl_llm.sampling.weights.layouts import converter, loop_params, options_for, shardings
+from jaxrl_llm.sampling.weights.layouts import converter, loop_params, options_for, outside_layers, shardings
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -98,8 +98,8 @@ def take_weights(
     params = {name: x for name, x in params.items() if name != "critic"}
     if (spread := next((x for x in jax.tree.leaves(params) if not is_here(x)), None)) is not None:
         of_all = mesh is not None and set(mesh.devices.flat) == spread.sharding.device_set
-        found = _on_this_host(policy, params, mesh if of_all and mesh else spread.sharding.mesh, rounding)
-        return found if of_all or mesh is None else _moved(found, of_this_host(mesh))
+        to = None if of_all or mesh is None else of_this_host(mesh)
+        return _on_this_host(policy, params, mesh if of_all and mesh else spread.sharding.mesh, rounding, to)
     if mesh is None or mesh.size == 1:
         if rounding is None and is_ready(policy, params):
             views = _views(params, policy.config)
@@ -116,10 +116,17 @@ def take_weights(
     stacked = isinstance(params["layers"], dict)
     layout = named_shardings(parameter_specs(policy.config, mesh, stacked, params), mesh)
     moved, start = bytes_to_move(params, layout), time.perf_counter()
-    if not all(_is_on(x, mesh) for x in jax.tree.leaves(params)):  # of other devices, each part once
-        params = jax.device_put(params, layout)
-    loop = jax.block_until_ready(converter(policy, params, mesh, rounding)(policy, params))
+    here = all(_is_on(x, mesh) for x in jax.tree.leaves(params))
+    places = named_shardings(parameter_specs(policy.config, mesh, False, params), mesh)
+    bring = None if here else partial(_brought, places)
+    loop = jax.block_until_ready(converter(policy, params, mesh, rounding)(policy, params, bring))
     return Weights(loop, loop, mesh, moved, time.perf_counter() - start)
+
+
+def _brought(places: Any, arrays: Params, number: int | None) -> Params:
+    """Parameters that are on other devices, those of a layer or all but the layers', where they are to be."""
+    own = outside_layers(places) if number is None else places["layers"][number]
+    return jax.device_put(arrays, {name: own[name] for name in arrays})
 
 
 def apart_from(weights: Weights, params: Params) -> Weights:
@@ -141,28 +148,33 @@ def is_here(x: Any) -> bool:
     return not _is_array(x) or x.is_fully_addressable
 
 
-def _on_this_host(policy: Policy, params: Params, mesh: Mesh, rounding: str | None) -> Weights:
-    """`take_weights` of parameters on the devices of several hosts: one program gives each unit a copy of its own."""
+def _on_this_host(policy: Policy, params: Params, mesh: Mesh, rounding: str | None, to: Mesh | None) -> Weights:
+    """`take_weights` of parameters on the devices of several hosts: one program gives each unit a copy of its own.
+
+    to: other devices of this host, on which the weights are to be, each part once.
+    """
     wide, start = by_unit(mesh), time.perf_counter()
     stacked = isinstance(params["layers"], dict)
     moved = bytes_to_move(params, named_shardings(parameter_specs(policy.config, wide, stacked, params), wide))
-    own = of_this_host(mesh)
-    loop = jax.block_until_ready(own_copy(converter(policy, params, wide, rounding)(policy, params), own))
-    return Weights(loop, loop, own, moved, time.perf_counter() - start)
+    own, further = of_this_host(mesh), 0
+
+    def finish(part: Any) -> Any:
+        nonlocal further
+        copy = own_copy(part, own)
+        if to is None:
+            return copy
+        layouts = jax.tree.map(partial(_same_axes, to), copy)
+        further += bytes_to_move(copy, layouts)
+        return jax.device_put(copy, layouts)
+
+    loop = converter(policy, params, wide, rounding)(policy, params, finish=finish)
+    return Weights(loop, loop, to or own, moved + further, time.perf_counter() - start)
 
 
-def _moved(weights: Weights, mesh: Mesh) -> Weights:
-    """The weights on other devices of this host, each part once."""
-    names, start = set(mesh.axis_names), time.perf_counter()
-
-    def layout(x: Any) -> NamedSharding:
-        spec = [axis if axis in names else None for axis in x.sharding.spec]
-        return NamedSharding(mesh, PartitionSpec(*spec))
-
-    layouts = jax.tree.map(layout, weights.loop)
-    moved = weights.moved_bytes + bytes_to_move(weights.loop, layouts)
-    loop = jax.block_until_ready(jax.device_put(weights.loop, layouts))
-    return Weights(loop, loop, mesh, moved, weights.moved_seconds + time.perf_counter() - start)
+def _same_axes(mesh: Mesh, x: jax.Array) -> NamedSharding:
+    """On a mesh, the sharding of an array over the axes that the mesh has too."""
+    assert isinstance(x.sharding, NamedSharding)
+    return NamedSharding(mesh, PartitionSpec(*(axis if axis in mesh.axis_names else None for axis in x.sharding.spec)))
 
 
 def _on_one_device(device: jax.Device) -> NamedSharding:
