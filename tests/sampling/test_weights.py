@@ -293,7 +293,8 @@ for number, (was, more) in enumerate(steps[1:]):
     assert was == whole - layer * (policy.config.num_layers - number), "nothing stays but the loop's weights"
     assert more <= 2.1 * layer, "float32 of a layer"
 places = named_shardings(parameter_specs(policy.config, mesh, isinstance(params["layers"], dict), params), mesh)
-jax.tree.map(np.testing.assert_array_equal, weights.loop, take_weights(policy, jax.device_put(params, places), mesh).loop)
+expected = take_weights(policy, jax.device_put(params, places), mesh)
+jax.tree.map(np.testing.assert_array_equal, weights.loop, expected.loop)
 """
 
 
