@@ -30,7 +30,7 @@ def figures(folder: Path, config: Any) -> dict[str, float]:
     mean = lambda name: float(np.mean([line.get(name, 0.0) for line in lines]))  # noqa: E731
     return {
         "before": 100 * summary["eval_before"]["accuracy"], "after": 100 * summary["eval_after"]["accuracy"],
-        "staleness": mean("rollout/staleness"), "entropy": lines[-1]["entropy"],
+        "staleness": mean("rollout/staleness"), "entropy": lines[-1]["entropy"], "update": mean("seconds/update"),
     }  # fmt: skip
 
 
@@ -39,7 +39,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--bounds", type=int, nargs="+", default=[0, 1, 4])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--corrections", nargs="+", default=["truncate"], choices=("truncate", "mask", "none"))
+    parser.add_argument(
+        "--corrections", nargs="+", default=["truncate"], choices=("truncate", "mask", "interpolate", "none")
+    )
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--output", type=Path, default=Path("runs/staleness"))
