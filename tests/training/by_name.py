@@ -203,11 +203,9 @@ def light() -> Iterator[None]:
         run_model.load_policy, running.save = before
 
 
-def config_of(folder: Path, name: str) -> TrainConfig:
-    """Two steps of two groups of four completions of 12 tokens."""
-    case = METHODS.get(name, Case())
-    (folder / "own.py").write_text(REWARDS)
-    rows = [
+def rows() -> list[dict[str, Any]]:
+    """The sums, with a column for everything that a method asks for."""
+    return [
         {
             "prompt": f"What is {a} + {b}? Please answer with the number only.", "answer": str(a + b),
             "stage": int(a > 9), "solution": f"The sum of {a} and {b} is {a + b}.",
@@ -223,7 +221,13 @@ def config_of(folder: Path, name: str) -> TrainConfig:
         }
         for a, b in SUMS
     ]  # fmt: skip
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def config_of(folder: Path, name: str) -> TrainConfig:
+    """Two steps of two groups of four completions of 12 tokens."""
+    case = METHODS.get(name, Case())
+    (folder / "own.py").write_text(REWARDS)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()))
     settings: dict[str, Any] = {
         "rewards": ("number_match",), "steps": 2, "prompts_per_step": 2, "group_size": 4, "max_new_tokens": 12,
         "temperature": 0.7, "num_prompts": 2, "eval_size": 0, "checkpoint_every": 0, "log_completions_every": 1,

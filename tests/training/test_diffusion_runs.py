@@ -19,8 +19,7 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import InputError
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_llada(folder: Path) -> Path:
     """A tiny LLaDA with the tokenizer of the tiny Llama, and a token more, the mask."""
     policy, _, tokenizer = load_policy(runs.MODEL)
     size, ends = policy.config.vocab_size, policy.config.eos_token_ids
@@ -31,7 +30,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     })  # fmt: skip
     made = Policy(config, tokenizer=tokenizer)
     params = init_params(jax.random.key(1), config, scale=0.15)
-    return save_policy(tmp_path_factory.mktemp("llada") / "model", made, params, tokenizer)
+    return save_policy(folder, made, params, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Such a model, in a folder."""
+    return tiny_llada(tmp_path_factory.mktemp("llada") / "model")
 
 
 def config_of(folder: Path, model: Path, name: str, **changes: Any) -> TrainConfig:

@@ -1,0 +1,278 @@
+"""Every method by name, for two steps of a tiny run at its own settings: there is a signal, and another loss than GRPO's.
+
+Only sizes differ from the method's own settings, in proportion: samples, tokens, layers, and counts of steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import json
+import math
+import string
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import by_name
+import jax
+import numpy as np
+import pytest
+import test_turn_runs as turn_runs
+import tiny_runs as runs
+from test_diffusion_runs import tiny_llada
+from test_prefixed_runs import with_long_context
+
+from jaxrl_llm import algorithms
+from jaxrl_llm.algorithms.agents import vision_zero
+from jaxrl_llm.algorithms.judged import urpo
+from jaxrl_llm.algorithms.parts import lacks_of
+from jaxrl_llm.algorithms.run_settings import run_settings_of
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.learner.optimizer import make_optimizer
+from jaxrl_llm.learner.step import LearnedBatch, Learner
+from jaxrl_llm.learner.train_state import TrainState, init_state
+from jaxrl_llm.rewards.judges import questions
+from jaxrl_llm.training import step as training_step
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config.method_settings import fitted, hyperparameters_of
+from jaxrl_llm.training.method import check_method
+from jaxrl_llm.distributed import data_mesh
+from jaxrl_llm.utils.errors import InputError
+
+pytestmark = pytest.mark.heavy
+# A policy that writes noise is right half of the time, has one of three answers, and parts of its texts are worth more.
+REWARDS = """
+def noted(completions, completion_ids):
+    return [
+        {"reward": float(ids[0] % 2 == 0), "answer_key": str(ids[0] % 3), "tests": [ids[0] % 2 == 0, ids[-1] % 2 == 0],
+         "votes": [float(ids[0] % 5), float(ids[-1] % 7)], "distance": ids[-1] % 5 / 5,
+         "spans": [(0, 1, ids[0] % 3 / 2)] if text else []}
+        for text, ids in zip(completions, completion_ids)
+    ]
+
+
+noted.provides = {"answer_key", "tests", "votes", "distance", "spans"}
+
+
+def part(place):
+    def score(completions, completion_ids):
+        return [float(ids[place % len(ids)] % 2 == 0) for ids in completion_ids]
+
+    return score
+
+
+first = gui_action = box_overlap = part(0)
+second = gui_format = box_confidence = part(1)
+last = one_answer = box_format = sound = part(-1)
+"""
+TINY, TEACHER = str(runs.MODEL), str(runs.MODEL.parent / "gemma2")  # of the same words
+# Sizes in proportion to those of the run, and columns and models that a method cannot do without.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "a2fm_apo": {"forced": 1}, "agent_r": {"width": 2}, "archer": {"critic_updates": 1, "states": 3},
+    "arpo_agentic": {"initial": 2}, "branchgrpo": {"forks": 2, "spacing": 3}, "bupo": {"layer": 1},
+    "cgpo_judges": {"column": "response", "judges": "last"}, "craft_gui": {"stage_steps": 1},
+    "dapo_direct_advantage": {"continuations": 2, "critic_alone": 1}, "dars": {"most_samples": 8},
+    "daslam": {"questions": 1, "solver_tokens": 6}, "deeptravel": {"every": 1},
+    "dots_rr": {"references": 8, "units": 8, "passes": 2}, "drive_pre_grpo": {"first_steps": 1, "phases": "2x1"},
+    "ettrl": {"trees": 2, "forks": 1, "branches": 1}, "latr": {"windows": "2"},
+    "lspo": {"replies": 2, "iterations": 20}, "pa_rl": {"keep": 2},
+    "pav": {"continuations": 2}, "popri": {"rank": 1}, "r3l": {"reflection_tokens": 8}, "relic": {"segments": 2},
+    "salsa": {"other": TINY}, "sdft": {"column": "response"},
+    "sgpo": {"stage_steps": 1}, "spear": {"replay_rows": 2}, "spo_segment": {"continuations": 2, "interval": 2},
+    "srgpo": {"size": 8}, "treepo": {"segment": 2, "first_most": 2, "rounds": 1}, "tscac": {"policies": TINY},
+    "v0_value": {"queries": 4, "bottleneck": 4, "value_steps": 4}, "zppo": {"words": 4},
+}  # fmt: skip
+TWO = ("FILE:first", "FILE:last*0.5")
+GAMES = "jaxrl_llm.environments.games"
+GAME: dict[str, Any] = {"rewards": ("environment",), "players": 2, "turns": 2}
+# What of a run they need beside that: rewards of several components, teachers, games, and more samples of a prompt.
+SETTINGS: dict[str, dict[str, Any]] = {
+    **{name: {"teacher": TEACHER} for name in ("gkd", "iw_opd", "minillm")},
+    **{name: {"rewards": TWO} for name in ("barfi", "c_morl", "dvao", "gdpo")},
+    "a2fm_apo": {"max_new_tokens": 16},
+    "baichuan_m2": {"environment": "jaxrl_llm.environments.patient:Patient", "turns": 3, "max_prompt_tokens": 1000},
+    "cgpo_judges": {"rewards": ("FILE:noted", "FILE:last*0")},
+    "conscientia_iterative_kto": {**GAME, "environment": f"{GAMES}:advice"},
+    "fapo": {"rewards": ("FILE:first", "FILE:sound*0")},
+    "gui_r1": {"rewards": ("FILE:gui_action", "FILE:gui_format")},
+    "grpo_roc": {"rewards": ("FILE:first", "FILE:one_answer*0")},
+    "likelihood_overopt_indicators": {"eval_size": 2},
+    "lspo": {**GAME, "environment": f"{GAMES}:spoken_advice", "turns": 1},
+    "sgpo": {"group_size": 8},
+    "shor_psro": {**GAME, "environment": f"{GAMES}:kuhn"},
+    "trpa": {"rewards": TWO},
+    "ui_r1": {"rewards": ("FILE:first", "FILE:second", "FILE:last")},
+    "visual_rft": {"rewards": ("FILE:box_overlap", "FILE:box_confidence", "FILE:box_format")},
+}
+# What the policy's verdicts, which are noise, are read as.
+READ = {
+    "pairwise_rl": ("a", "b"), "spo_structured": ("yes", "no"), "urpo": ("1,2,3,4", "4,3,2,1"),
+    "vision_zero": ("1", "2", "3"),
+}  # fmt: skip
+LACKING = {
+    "dart_gui": "adaptive: fewer samples and steps of what the policy solves, in services beside the run",
+    "dyna_grpo": "simulation: a supervised stage before it, on texts of searches in the environment",
+}
+OF_ROWS = ("measured", "episode", "first_turn")  # what the plain methods read of a batch's entries
+SAME: dict[str, str] = {
+    "grpo": "it is GRPO",
+    "sft": "it is the plain loss",
+}
+
+
+class Steps(NamedTuple):
+    """Of each step: loss and norm of the gradient, the method's and the plain method's on its batch."""
+
+    own: list[list[float]]
+    plain: list[list[float]]
+    changed: list[bool]  # whether the parameters did
+
+
+def plain_of(name: str) -> Algorithm:
+    """What a method is compared with: GRPO with its penalty, or, of given responses, their likelihood."""
+    rollout = algorithms.get(name).rollout
+    if rollout is not None and rollout.demands.given:
+        return algorithms.get("sft")
+    known = inspect.signature(algorithms.CATALOGUE[name]).parameters.get("kl_coefficient")
+    penalty = 0.0 if known is None else known.default
+    return algorithms.get("grpo", kl_coefficient=penalty or 0.0)
+
+
+@contextlib.contextmanager
+def compared(config: TrainConfig, plain: Algorithm) -> Iterator[Steps]:
+    """Context manager: each update of runs inside it is also made by the plain method, from the same state."""
+    inner, steps, first = training_step.learn_batch, Steps([], [], []), list[Any]()
+    optimizer = make_optimizer(config.optimizer, config.gradient_steps)
+
+    def figures(found: LearnedBatch) -> list[float]:
+        return [float(found.metrics[name]) for name in ("loss", "grad_norm")]
+
+    def learn_batch(learner: Learner, state: TrainState, memory: Any, batch: Any, seed: Any, *more: Any) -> Any:
+        before = jax.tree.map(np.array, state)  # the update donates it
+        params = {name: x for name, x in before.params.items() if name != "critic"}
+        first.append(params)
+        found = inner(learner, state, memory, batch, seed, *more)
+        steps.own.append(figures(found))
+        pairs = zip(jax.tree.leaves(before.params), jax.tree.leaves(found.state.params), strict=True)
+        steps.changed.append(any(np.any(one != np.asarray(other)) for one, other in pairs))
+        start = init_state(arrays(params), optimizer)
+        if jax.tree.structure(start) == jax.tree.structure(before):
+            start = arrays(before)  # with its moments
+        by_plain = learner._replace(
+            policy=dataclasses.replace(learner.policy, critic=None, hook=None), optimizer=optimizer,
+            algorithm=dataclasses.replace(plain, rollout=learner.algorithm.rollout), reference=arrays(first[0]),
+            policies={}, teacher=None,
+        )  # fmt: skip
+        info = {key: x for key, x in (batch.info or {}).items() if key in OF_ROWS}
+        lean = batch.replace(feedback=None, rewards=None, info=info or None)  # so that methods share its programs
+        steps.plain.append(figures(inner(by_plain, start, plain.transform.init(), lean, seed)))
+        return found
+
+    training_step.learn_batch = learn_batch
+    try:
+        yield steps
+    finally:
+        training_step.learn_batch = inner
+
+
+def arrays(tree: Any) -> Any:
+    """A copy on the device."""
+    return jax.tree.map(lambda x: jax.numpy.array(x, copy=True), tree)
+
+
+class Models(NamedTuple):
+    """Folders of tiny models."""
+
+    causal: Path
+    diffusion: Path
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """A tiny Llama with room for second prompts and a chat template, and a tiny LLaDA."""
+    return made_models(tmp_path_factory.mktemp("models"))
+
+
+def made_models(folder: Path) -> Models:
+    causal = with_long_context(folder)
+    written = json.loads((causal / "tokenizer_config.json").read_text())
+    (causal / "tokenizer_config.json").write_text(json.dumps({**written, "chat_template": turn_runs.TEMPLATE}))
+    return Models(causal, tiny_llada(folder / "llada"))
+
+
+def given_row(name: str, i: int) -> dict[str, Any]:
+    """A row of responses, in the form that the method takes."""
+    prompt, labels = f"number {i:02d}:", [(i + k) % 2 for k in range(3)]
+    if name in ("lipo", "process_reward_model"):
+        return {"prompt": prompt, "completions": [f"{k} {'no yes'.split()[x]}" for k, x in enumerate(labels)],
+                "labels": [bool(x) if name != "lipo" else x + k / 9 for k, x in enumerate(labels)]}  # fmt: skip
+    if name in ("kto", "sft", "masked_sft"):
+        return {"prompt": prompt, "completion": f" {i} {i % 3}", "label": bool(i % 2)}
+    return {"prompt": prompt, "chosen": f" {i} {i % 3} seven", "rejected": " none" * (1 + i % 2)}
+
+
+def config_of(folder: Path, name: str, models: Models) -> TrainConfig:
+    """Two steps, of groups of four where the method does not say otherwise."""
+    (folder / "own.py").write_text(REWARDS)
+    given: dict[str, Any] = {
+        "steps": 2, "eval_size": 0, "checkpoint_every": 0, "log_completions_every": 0, "top_p": 1.0,
+        "hyperparameters": OPTIONS.get(name, {}), "model": str(models.causal), **SETTINGS.get(name, {}),
+    }  # fmt: skip
+    if "rewards" in given:
+        given["rewards"] = tuple(one.replace("FILE", str(folder / "own.py")) for one in given["rewards"])
+    if name in turn_runs.METHODS and name != "polychromic":
+        return turn_runs.config_of(folder, name, **given)
+    algorithm = algorithms.get(name)
+    rows = [{**row, "prompt": f"number {i:02d}:", "anchor": "1 2"} for i, row in enumerate(2 * by_name.rows())]
+    if algorithm.rollout is not None and algorithm.rollout.demands.given:
+        rows = [given_row(name, i) for i in range(8)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {one.name: one for one in run_settings_of(algorithms.CATALOGUE[name])}
+    usual: dict[str, Any] = {
+        "rewards": (f"{folder / 'own.py'}:noted",), "prompts": str(folder / "rows.jsonl"), "max_new_tokens": 8,
+        "minibatches": 1 if "epochs" in settings else 2, "stop": tuple(string.ascii_lowercase), **given,
+    }  # fmt: skip
+    if algorithms.families()[name] == "diffusion":
+        usual |= {"model": str(models.diffusion), "stop": ()}
+    config = runs.small_config(folder, algorithm=name, **usual)
+    known = hyperparameters_of(config)
+    own: dict[str, Any] = {
+        field: getattr(TrainConfig(), field) for field, one in settings.items() if not one.fits(config, known)
+    }
+    return fitted(dataclasses.replace(config, **own))
+
+
+@pytest.fixture
+def readable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verdicts of a policy that writes noise can be read."""
+    said = READ.get(name)
+    if said is not None:
+        for module in (questions, urpo, vision_zero):
+            monkeypatch.setattr(module, "stated", lambda text: said[sum(map(ord, text)) % len(said)])
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_two_steps_by_name(name: str, tmp_path: Path, models: Models, readable: None) -> None:
+    """All figures are finite, there is a signal, and loss or gradient are not those of the plain method."""
+    config = config_of(tmp_path, name, models)
+    with by_name.light(), compared(config, plain_of(name)) as steps:
+        runs.train(config)
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert len(lines) == len(steps.own) == 2
+    assert all(math.isfinite(value) for line in lines for value in line.values())
+    assert all(line.get("rollout/failed_groups", 0) == 0 for line in lines)
+    assert any(line["signal"] > 0 and line["grad_norm"] > 0 for line in lines)
+    assert any(steps.changed)
+    same = np.allclose(steps.own, steps.plain, rtol=1e-3, atol=1e-6)
+    assert same == (name in SAME), SAME.get(name, "its own part does not show")
+
+
+def test_the_library_says_what_methods_lack() -> None:
+    """They run as they are here where they are told so; without that they are refused."""
+    assert {name for name in algorithms.names() if lacks_of(name)} == set(LACKING)
+    for name, said in LACKING.items():
+        assert set(lacks_of(name)) == {said.partition(":")[0]}
+        with pytest.raises(InputError, match=f"{name} lacks {said.partition(':')[0]}"):
+            check_method(TrainConfig(algorithm=name), data_mesh())
