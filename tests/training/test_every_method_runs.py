@@ -1,4 +1,4 @@
-"""Every method by name, for two steps of a tiny run at its own settings: there is a signal, and another loss than GRPO's.
+"""Every method by name, for two steps at its own settings on a tiny model: a signal, and another loss than GRPO's.
 
 Only sizes differ from the method's own settings, in proportion: samples, tokens, layers, and counts of steps.
 """
@@ -25,11 +25,13 @@ from test_diffusion_runs import tiny_llada
 from test_prefixed_runs import with_long_context
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.agents import vision_zero
+from jaxrl_llm.algorithms.agents import lspo, vision_zero
 from jaxrl_llm.algorithms.judged import urpo
 from jaxrl_llm.algorithms.parts import lacks_of
 from jaxrl_llm.algorithms.run_settings import run_settings_of
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.distributed import data_mesh
+from jaxrl_llm.environments import games
 from jaxrl_llm.learner.optimizer import make_optimizer
 from jaxrl_llm.learner.step import LearnedBatch, Learner
 from jaxrl_llm.learner.train_state import TrainState, init_state
@@ -38,7 +40,6 @@ from jaxrl_llm.training import step as training_step
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.method_settings import fitted, hyperparameters_of
 from jaxrl_llm.training.method import check_method
-from jaxrl_llm.distributed import data_mesh
 from jaxrl_llm.utils.errors import InputError
 
 pytestmark = pytest.mark.heavy
@@ -206,7 +207,7 @@ def given_row(name: str, i: int) -> dict[str, Any]:
     """A row of responses, in the form that the method takes."""
     prompt, labels = f"number {i:02d}:", [(i + k) % 2 for k in range(3)]
     if name in ("lipo", "process_reward_model"):
-        return {"prompt": prompt, "completions": [f"{k} {'no yes'.split()[x]}" for k, x in enumerate(labels)],
+        return {"prompt": prompt, "completions": [f"{k} {'yes' if x else 'no'}" for k, x in enumerate(labels)],
                 "labels": [bool(x) if name != "lipo" else x + k / 9 for k, x in enumerate(labels)]}  # fmt: skip
     if name in ("kto", "sft", "masked_sft"):
         return {"prompt": prompt, "completion": f" {i} {i % 3}", "label": bool(i % 2)}
@@ -218,20 +219,23 @@ def config_of(folder: Path, name: str, models: Models) -> TrainConfig:
     (folder / "own.py").write_text(REWARDS)
     given: dict[str, Any] = {
         "steps": 2, "eval_size": 0, "checkpoint_every": 0, "log_completions_every": 0, "top_p": 1.0,
-        "hyperparameters": OPTIONS.get(name, {}), "model": str(models.causal), **SETTINGS.get(name, {}),
+        "rollout_time_limit": 600.0, "reward_time_limit": 300.0, "model": str(models.causal),
+        "hyperparameters": OPTIONS.get(name, {}), **SETTINGS.get(name, {}),
     }  # fmt: skip
     if "rewards" in given:
         given["rewards"] = tuple(one.replace("FILE", str(folder / "own.py")) for one in given["rewards"])
     if name in turn_runs.METHODS and name != "polychromic":
         return turn_runs.config_of(folder, name, **given)
-    algorithm = algorithms.get(name)
+    rollout = algorithms.get(name).rollout
+    responses = rollout is not None and rollout.demands.given
     rows = [{**row, "prompt": f"number {i:02d}:", "anchor": "1 2"} for i, row in enumerate(2 * by_name.rows())]
-    if algorithm.rollout is not None and algorithm.rollout.demands.given:
+    if responses:
         rows = [given_row(name, i) for i in range(8)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = {one.name: one for one in run_settings_of(algorithms.CATALOGUE[name])}
     usual: dict[str, Any] = {
-        "rewards": (f"{folder / 'own.py'}:noted",), "prompts": str(folder / "rows.jsonl"), "max_new_tokens": 8,
+        "rewards": (f"{folder / 'own.py'}:noted",), "prompts": str(folder / "rows.jsonl"),
+        "max_new_tokens": 24 if responses else 8,
         "minibatches": 1 if "epochs" in settings else 2, "stop": tuple(string.ascii_lowercase), **given,
     }  # fmt: skip
     if algorithms.families()[name] == "diffusion":
@@ -244,20 +248,23 @@ def config_of(folder: Path, name: str, models: Models) -> TrainConfig:
     return fitted(dataclasses.replace(config, **own))
 
 
-@pytest.fixture
-def readable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verdicts of a policy that writes noise can be read."""
-    said = READ.get(name)
-    if said is not None:
-        for module in (questions, urpo, vision_zero):
-            monkeypatch.setattr(module, "stated", lambda text: said[sum(map(ord, text)) % len(said)])
+@contextlib.contextmanager
+def readable(name: str) -> Iterator[None]:
+    """Context manager: what a policy that writes noise says as a judge, and as a player of games, can be read."""
+    said = READ.get(name, ("",))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (questions, urpo, vision_zero) if name in READ else ():
+            patch.setattr(module, "stated", lambda text: said[sum(map(ord, text)) % len(said)])
+        for module in (games, lspo):
+            patch.setattr(module, "action_in", lambda text, actions: sum(map(ord, text)) % len(actions))
+        yield
 
 
 @pytest.mark.parametrize("name", algorithms.names())
-def test_two_steps_by_name(name: str, tmp_path: Path, models: Models, readable: None) -> None:
+def test_two_steps_by_name(name: str, tmp_path: Path, models: Models) -> None:
     """All figures are finite, there is a signal, and loss or gradient are not those of the plain method."""
     config = config_of(tmp_path, name, models)
-    with by_name.light(), compared(config, plain_of(name)) as steps:
+    with readable(name), by_name.light(), compared(config, plain_of(name)) as steps:
         runs.train(config)
     lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
     assert len(lines) == len(steps.own) == 2
