@@ -47,8 +47,8 @@ pytestmark = pytest.mark.heavy
 REWARDS = """
 def noted(completions, completion_ids):
     return [
-        {"reward": float(ids[0] % 2 == 0), "answer_key": str(ids[0] % 3), "tests": [ids[0] % 2 == 0, ids[-1] % 2 == 0],
-         "votes": [float(ids[0] % 5), float(ids[-1] % 7)], "distance": ids[-1] % 5 / 5,
+        {"reward": float(sum(ids) % 2 == 0), "answer_key": str(sum(ids) % 3), "distance": ids[-1] % 5 / 5,
+         "tests": [sum(ids) % 2 == 0, ids[-1] % 2 == 0], "votes": [float(ids[0] % 5), float(ids[-1] % 7)],
          "spans": [(0, 1, ids[0] % 3 / 2)] if text else []}
         for text, ids in zip(completions, completion_ids)
     ]
@@ -57,16 +57,19 @@ def noted(completions, completion_ids):
 noted.provides = {"answer_key", "tests", "votes", "distance", "spans"}
 
 
-def part(place):
+def part(name, place):
     def score(completions, completion_ids):
         return [float(ids[place % len(ids)] % 2 == 0) for ids in completion_ids]
 
+    score.__name__ = name
     return score
 
 
-first = gui_action = box_overlap = part(0)
-second = gui_format = box_confidence = part(1)
-last = one_answer = box_format = sound = part(-1)
+for name in ("first", "gui_action", "box_overlap"):
+    globals()[name] = part(name, 0)
+for name in ("last", "gui_format", "box_confidence", "one_answer", "sound"):
+    globals()[name] = part(name, -1)
+second, box_format = part("second", 1), part("box_format", 1)
 """
 TINY, TEACHER = str(runs.MODEL), str(runs.MODEL.parent / "gemma2")  # of the same words
 # Sizes in proportion to those of the run, and columns and models that a method cannot do without.
@@ -78,12 +81,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "daslam": {"questions": 1, "solver_tokens": 6}, "deeptravel": {"every": 1},
     "dots_rr": {"references": 8, "units": 8, "passes": 2}, "drive_pre_grpo": {"first_steps": 1, "phases": "2x1"},
     "ettrl": {"trees": 2, "forks": 1, "branches": 1}, "latr": {"windows": "2"},
-    "lspo": {"replies": 2, "iterations": 20}, "pa_rl": {"keep": 2},
-    "pav": {"continuations": 2}, "popri": {"rank": 1}, "r3l": {"reflection_tokens": 8}, "relic": {"segments": 2},
-    "salsa": {"other": TINY}, "sdft": {"column": "response"},
-    "sgpo": {"stage_steps": 1}, "spear": {"replay_rows": 2}, "spo_segment": {"continuations": 2, "interval": 2},
-    "srgpo": {"size": 8}, "treepo": {"segment": 2, "first_most": 2, "rounds": 1}, "tscac": {"policies": TINY},
-    "v0_value": {"queries": 4, "bottleneck": 4, "value_steps": 4}, "zppo": {"words": 4},
+    "lspo": {"replies": 2, "iterations": 20}, "pa_rl": {"keep": 2}, "pav": {"continuations": 2}, "popri": {"rank": 1},
+    "r3l": {"reflection_tokens": 8}, "relic": {"segments": 2}, "salsa": {"other": TINY},
+    "sdft": {"column": "response"}, "sgpo": {"stage_steps": 1}, "soft_grpo": {"end": "e"},
+    "spear": {"replay_rows": 2}, "spo_segment": {"continuations": 2, "interval": 2}, "srgpo": {"size": 8},
+    "t_ppo": {"segments": 2}, "treepo": {"segment": 2, "first_most": 2, "rounds": 1}, "tscac": {"policies": TINY},
+    "v0_value": {"queries": 4, "bottleneck": 4, "value_steps": 4}, "vision_zero": {"players": 3, "rounds": 1},
+    "zppo": {"words": 4},
 }  # fmt: skip
 TWO = ("FILE:first", "FILE:last*0.5")
 GAMES = "jaxrl_llm.environments.games"
@@ -120,6 +124,16 @@ OF_ROWS = ("measured", "episode", "first_turn")  # what the plain methods read o
 SAME: dict[str, str] = {
     "grpo": "it is GRPO",
     "sft": "it is the plain loss",
+    **dict.fromkeys(
+        ("craft_gui", "drive_pre_grpo", "inspo", "v0_value", "vade"),
+        "its part is which prompts a step has, and how many samples; their loss is GRPO's",
+    ),
+    "arpo_agentic": "its part is where episodes fork, and a bonus for calls of tools, which this world has not",
+    "dgrpo_vital": "its part is a reward for calls of tools, which this world has not",
+    "prefixrl": "its part is that completions begin with given tokens; their loss is GRPO's",
+    "spark_co_evolving": "its part is that judgements of its own answers are prompts too; their loss is GRPO's",
+    "urpo": "its part is that the policy is the referee of some rows; their loss is GRPO's",
+    "visual_rft": "its part is three rewards, whose sum is the run's reward too",
 }
 
 
@@ -231,6 +245,8 @@ def config_of(folder: Path, name: str, models: Models) -> TrainConfig:
     rows = [{**row, "prompt": f"number {i:02d}:", "anchor": "1 2"} for i, row in enumerate(2 * by_name.rows())]
     if responses:
         rows = [given_row(name, i) for i in range(8)]
+    if name == "urpo":  # which referees rows without an answer
+        rows[1::2] = [{**row, "answer": ""} for row in rows[1::2]]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = {one.name: one for one in run_settings_of(algorithms.CATALOGUE[name])}
     usual: dict[str, Any] = {
