@@ -229,8 +229,8 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     )
 
 
-def of_one_token(config: ModelConfig, mesh: Mesh | None) -> Placement:
-    """A decode step's, whose states and weights stay where they are. mesh: which tells the kind of the devices."""
+def in_place(config: ModelConfig, mesh: Mesh | None) -> Placement:
+    """The sampler's, whose states and weights stay where they are. mesh: which tells the kind of the devices."""
     return ANYWHERE._replace(turned=_turned(config, row_axis=SAMPLED_ROWS) if _takes_more_kernels(mesh) else None)
 
 
@@ -245,19 +245,19 @@ def _turned(config: ModelConfig, **where: Any) -> Turned:
     return partial(norm_rotate, epsilon=config.norm_epsilon, offset=config.norm_offset, **where)
 
 
-def between_layers(mesh: AnyMesh | None, rows: int, tokens: int) -> Placement:
-    """States [rows, tokens, D] with tokens over "tensor" between layers, so that devices share the norms.
+def between_layers(placed: Placement, mesh: AnyMesh | None, rows: int, tokens: int) -> Placement:
+    """A placement with states [rows, tokens, D] over "tensor" between layers, so that devices share the norms.
 
     What devices receive in a layer is the same: a reduce-scatter and an all-gather instead of an all-reduce.
     """
     if mesh is None or mesh.shape.get(TENSOR, 1) == 1 or tokens % mesh.shape[TENSOR]:
-        return ANYWHERE
+        return placed
     over = row_axes(mesh, SAMPLED_ROWS) if rows % row_shards(mesh, SAMPLED_ROWS) == 0 else None
 
     def states(x: jax.Array, whole: bool) -> jax.Array:
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, jax.P(over, None if whole else TENSOR)))
 
-    return ANYWHERE._replace(states=states, flat=partial(_flat, mesh, SAMPLED_ROWS if over else (), (TENSOR,)))
+    return placed._replace(states=states, flat=partial(_flat, mesh, SAMPLED_ROWS if over else (), (TENSOR,)))
 
 
 def _flat(mesh: AnyMesh, rows: Sequence[str], tokens: Sequence[str], N: int, L: int) -> Flat | None:

@@ -22,7 +22,7 @@ from jaxrl_llm.models.by_row.adapters import for_rows
 from jaxrl_llm.models.layers.attention import Weighing
 from jaxrl_llm.models.layers.parts import Rotations, rotations_of
 from jaxrl_llm.models.layers.recurrent import State, step_flow
-from jaxrl_llm.models.placement import of_one_token
+from jaxrl_llm.models.placement import in_place
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.draw import Drawn, DrawSettings, draw
 from jaxrl_llm.sampling.kv_cache import (
@@ -215,7 +215,7 @@ def decode(
     """
     T = ring_cache.drawn.token.shape[1]
     params = for_rows(policy, narrowed(policy, params), rows.adapter)
-    placed = of_one_token(policy.config, policy.mesh)
+    placed = in_place(policy.config, policy.mesh)
 
     def rotations(rows: RowState) -> tuple[Rotations, ...]:
         """Rotary embeddings of each row's next position.

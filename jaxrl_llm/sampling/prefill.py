@@ -22,7 +22,7 @@ from jaxrl_llm.models.layers.attention import Attend, Weighing, attention
 from jaxrl_llm.models.layers.packed_attention import LANES, by_kernel, causal_tokens
 from jaxrl_llm.models.layers.recurrent import State, rows_flow
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards, takes_kernels
-from jaxrl_llm.models.placement import ANYWHERE, between_layers
+from jaxrl_llm.models.placement import between_layers, in_place
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, no_experts, pack
@@ -152,11 +152,11 @@ def causal_pass(
     """
     R, L = tokens.shape
     positions = jnp.broadcast_to(jnp.arange(L), (R, L))
-    config, attention, placed = policy.config, dense(policy, positions, length), ANYWHERE
+    config, attention, placed = policy.config, dense(policy, positions, length), in_place(policy.config, policy.mesh)
     if takes_kernels(policy.mesh) and L % LANES == 0:
         # The mesh of the sampler is that of the arrays: it may be one host's.
         attention = by_kernel(config, causal_tokens(length, L), L * (L + 1) // 2, None, SAMPLED_ROWS)
-        placed = between_layers(mesh_of(None, tokens), R, L)
+        placed = between_layers(placed, mesh_of(None, tokens), R, L)
 
     def attend(q: Array, k: Array, v: Array, memory: None, how: Weighing) -> tuple[Array, tuple[Array, Array]]:
         return attention(q, k, v, None, how)[0], (k, v)

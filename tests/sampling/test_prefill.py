@@ -40,10 +40,10 @@ def test_by_the_kernel_or_by_masks(family: str, stacked: bool, vectors: Any, mon
 def test_tokens_are_split_between_layers_and_whole_in_them() -> None:
     mesh = AbstractMesh((2, 4), ("data", "tensor"))
     for rows, over in ((4, "data"), (3, None)):
-        states = between_layers(mesh, rows, 128).states
+        states = between_layers(ANYWHERE, mesh, rows, 128).states
         x = jax.ShapeDtypeStruct((rows, 128, 8), jnp.bfloat16)
         for whole, tokens in ((False, "tensor"), (True, None)):
             (line,) = jax.make_jaxpr(lambda x, states=states, whole=whole: states(x, whole))(x).eqns
             assert line.params["sharding"].spec == jax.P(over, tokens)
     for other, tokens in ((mesh, 130), (AbstractMesh((8,), ("data",)), 128), (None, 128)):
-        assert between_layers(other, 4, tokens) is ANYWHERE
+        assert between_layers(ANYWHERE, other, 4, tokens) is ANYWHERE
