@@ -130,6 +130,7 @@ SAME: dict[str, str] = {
     ),
     "arpo_agentic": "its part is where episodes fork, and a bonus for calls of tools, which this world has not",
     "dgrpo_vital": "its part is a reward for calls of tools, which this world has not",
+    "soft_grpo": "its part is that it thinks in mixtures of tokens; their loss is GRPO's",
     "prefixrl": "its part is that completions begin with given tokens; their loss is GRPO's",
     "spark_co_evolving": "its part is that judgements of its own answers are prompts too; their loss is GRPO's",
     "urpo": "its part is that the policy is the referee of some rows; their loss is GRPO's",
@@ -149,7 +150,7 @@ def plain_of(name: str) -> Algorithm:
     """What a method is compared with: GRPO with its penalty, or, of given responses, their likelihood."""
     rollout = algorithms.get(name).rollout
     if rollout is not None and rollout.demands.given:
-        return algorithms.get("sft")
+        return algorithms.get("sft", report_accuracy=False)  # which reward models cannot
     known = inspect.signature(algorithms.CATALOGUE[name]).parameters.get("kl_coefficient")
     penalty = 0.0 if known is None else known.default
     return algorithms.get("grpo", kl_coefficient=penalty or 0.0)
@@ -166,15 +167,14 @@ def compared(config: TrainConfig, plain: Algorithm) -> Iterator[Steps]:
 
     def learn_batch(learner: Learner, state: TrainState, memory: Any, batch: Any, seed: Any, *more: Any) -> Any:
         before = jax.tree.map(np.array, state)  # the update donates it
-        params = {name: x for name, x in before.params.items() if name != "critic"}
-        first.append(params)
+        start = without_critic(before)
+        first.append(start.params)
         found = inner(learner, state, memory, batch, seed, *more)
         steps.own.append(figures(found))
         pairs = zip(jax.tree.leaves(before.params), jax.tree.leaves(found.state.params), strict=True)
         steps.changed.append(any(np.any(one != np.asarray(other)) for one, other in pairs))
-        start = init_state(arrays(params), optimizer)
-        if jax.tree.structure(start) == jax.tree.structure(before):
-            start = arrays(before)  # with its moments
+        fresh = init_state(arrays(start.params), optimizer)
+        same_form = jax.tree.structure(start) == jax.tree.structure(fresh)  # but of outer loops
         by_plain = learner._replace(
             policy=dataclasses.replace(learner.policy, critic=None, hook=None), optimizer=optimizer,
             algorithm=dataclasses.replace(plain, rollout=learner.algorithm.rollout), reference=arrays(first[0]),
@@ -182,6 +182,7 @@ def compared(config: TrainConfig, plain: Algorithm) -> Iterator[Steps]:
         )  # fmt: skip
         info = {key: x for key, x in (batch.info or {}).items() if key in OF_ROWS}
         lean = batch.replace(feedback=None, rewards=None, info=info or None)  # so that methods share its programs
+        start = arrays(start) if same_form else fresh
         steps.plain.append(figures(inner(by_plain, start, plain.transform.init(), lean, seed)))
         return found
 
@@ -195,6 +196,15 @@ def compared(config: TrainConfig, plain: Algorithm) -> Iterator[Steps]:
 def arrays(tree: Any) -> Any:
     """A copy on the device."""
     return jax.tree.map(lambda x: jax.numpy.array(x, copy=True), tree)
+
+
+def without_critic(state: TrainState) -> TrainState:
+    """The state of the policy alone, with its moments."""
+
+    def of_policy(x: Any) -> Any:
+        return {name: part for name, part in x.items() if name != "critic"} if isinstance(x, dict) else x
+
+    return jax.tree.map(of_policy, state, is_leaf=lambda x: isinstance(x, dict))
 
 
 class Models(NamedTuple):
@@ -273,6 +283,8 @@ def readable(name: str) -> Iterator[None]:
             patch.setattr(module, "stated", lambda text: said[sum(map(ord, text)) % len(said)])
         for module in (games, lspo):
             patch.setattr(module, "action_in", lambda text, actions: sum(map(ord, text)) % len(actions))
+        for asked in ("CLUE", "VOTE"):  # in fewer words
+            patch.setattr(vision_zero, asked, "{player} of {players}: {scene} {clues}")
         yield
 
 
