@@ -20,7 +20,7 @@ from jaxrl_kernels.norm_rotate.reference import Norm
 Array = jax.Array
 
 ROWS = 16  # of a tile of bfloat16
-MAX_ROWS = 256  # of a block
+BLOCK_NUMBERS = 2**18  # of a block of rows, at most
 
 
 def _kernel(x: Any, weight: Any, cos: Any, sin: Any, out: Any, *, h: int, norm: Norm, scaled: bool) -> None:
@@ -36,7 +36,8 @@ def _kernel(x: Any, weight: Any, cos: Any, sin: Any, out: Any, *, h: int, norm: 
 def forward(x: Array, weight: Array | None, cos: Array, sin: Array, norm: Norm, interpret: bool) -> Array:
     """[N, 1, H, h]; N is a multiple of ROWS, h of 128."""
     N, _, H, h = x.shape
-    rows = max(r for r in range(ROWS, min(N, MAX_ROWS) + 1, ROWS) if N % r == 0)
+    most = max(BLOCK_NUMBERS // (H * h), ROWS)
+    rows = max(r for r in range(ROWS, min(N, most) + 1, ROWS) if N % r == 0)
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     c, s = (a[:, 0].astype(dtype) for a in (cos, sin))
     angles = [jnp.concatenate([c, c], axis=1), jnp.concatenate([-s, s], axis=1)]
