@@ -36,6 +36,9 @@ OF_MEMBERS = {"perturbation", "member", "member_seed"}
 # And these four.
 OF_ADAM = {"adam_step", "vine", "profile", "line_tokens"}
 
+# And each of these by itself, so that one more changes no other.
+OWN = {"staleness"}
+
 # What changes other methods too: rewards are combined with the reward, and rows of one episode count once.
 STRUCTURE = {"sound", "turn_rewards", "episode", "first_turn"}
 
@@ -74,6 +77,7 @@ def case(seed: int, algorithm: Algorithm, **changes: Any) -> Case:
         drawn = latest if need.name in LATEST else later if need.name in LATER else random
         drawn = newest if need.name in NEWEST else of_members if need.name in OF_MEMBERS else drawn
         drawn = of_adam if need.name in OF_ADAM else drawn
+        drawn = np.random.default_rng([seed, *need.name.encode()]) if need.name in OWN else drawn
         value = need.stand_in.draw(drawn, behaviour)
         if need.name not in STRUCTURE or need.name in algorithm.needs:
             for number in values_of(algorithm.needs, need.name) or [None]:

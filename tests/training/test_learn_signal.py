@@ -24,7 +24,7 @@ from jaxrl_llm.training.signal import signal
 # divergence within the reward, a vote of the answers or their diversity, a budget of tokens, guided rows, rewards of
 # single tokens, responses that were given, votes of clients.
 NOT_OF_THE_GROUP_ALONE = {
-    "agent_r", "archer", "arpo_agentic", "baichuan_m2", "carl_multiplicative_reward", "daslam",
+    "agent_r", "archer", "arpo_agentic", "baichuan_m2", "carl_multiplicative_reward", "dapo_direct_advantage", "daslam",
     "dcpo_distribution_centric", "dgrpo_vital", "drpo_dataset_reset", "eapo_iterresearch", "ettrl", "evocua", "fgaif",
     "g_ra", "gigpo", "hbpo", "hgpo", "hila", "hiper", "icpo_in_context", "igpo_information_gain", "infopo", "ipa",
     "istar", "masked_sft", "multi_turn_recipe", "nlpo", "open_rs", "optimal_token_baseline", "otr", "pa_rl",
@@ -45,12 +45,14 @@ ONE_SAMPLE_A_PROMPT = {
 }  # fmt: skip
 # brpo compares with a random member, which may be equal to all others; all sets of passk_grpo may have a right member.
 SEEDS = {"brpo": 13, "passk_grpo": 13}
+# In its first steps the critic learns alone.
+OPTIONS = {"dapo_direct_advantage": {"critic_alone": 0}}
 
 
 @cache
 def signal_of(name: str, reward: Any = None, lone: bool = False) -> tuple[float, bool]:
     """The signal of a made batch, and whether the method's transform gives advantages."""
-    algorithm = algorithms.get(name)
+    algorithm = algorithms.get(name, **OPTIONS.get(name, {}))
     changes = (
         {} if reward is None else {"reward": np.full(N, reward), "rewards": dict.fromkeys("ab", np.full(N, reward))}
     )
