@@ -121,7 +121,7 @@ def test_a_cut_vocabulary_gives_the_same() -> None:
     assert len(found) == 11 * 4 + 2
     for infinite, far, case in found:
         assert infinite, case
-        assert far < 2e-5, (far, case)
+        assert far < (2e-5 if case[-1] == 1 else 1e-4), (far, case)  # logits of a thousand have six digits less
 
 
 TPU_PROGRAM = """
