@@ -135,27 +135,9 @@ SAME: dict[str, str] = {
     "prefixrl": "its part is that completions begin with given tokens; their loss is GRPO's",
     "spark_co_evolving": "its part is that judgements of its own answers are prompts too; their loss is GRPO's",
     "urpo": "its part is that the policy is the referee of some rows; their loss is GRPO's",
+    "vspo_prs": "its part is that stored groups take the place of those without a signal, of which none is",
     "visual_rft": "its part is three rewards, whose sum is the run's reward too",
 }
-
-
-NOT_HERE: dict[str, str] = dict.fromkeys(
-    """
-    a2pr adhint adora aepo_agentic aepo_arbitrary_entropy agent_r ampo_multi_guidance apo_accelerated archer
-    arpo_replay asymre baichuan_m2 bapo_adaptive_clip barfi brain brorl bupo c_morl capo_curvature
-    carl_multiplicative_reward cispo clip_cov cpo d3s dapo dars dart_gui daslam dcpo_distribution_centric
-    decoupled_ppo deeptravel degrpo dgpo_distribution_guided dispo dots_rr dpo_online dppo dr_grpo
-    drpo_dataset_reset drpo_decoupled_reward dvao dyna_grpo eggroll epo erpo_entropy_regulated evocua flow_grpo
-    fspo_few_shot g_ra mdpo_mirror_descent minillm minirl mpo multi_turn_recipe nash_md nlpo nurl open_rs opmd
-    opo optimal_token_baseline orpo otr p3o_pairwise pa_rl passk_grpo pav pdppo pf_ppo poad ppo ppo_max
-    ppo_outer_scale r2vpo r3l rapo_reward_aware ravl rec_off_policy_reinforce reinforce reinforce_plus_plus
-    reinforce_plus_plus_baseline remax remix riskpo rlgf rloo rlvr_temporal_schedule rover safe_entropy_aware
-    salsa salt sapo_soft_adaptive sapo_swarm scaf_grpo sdft seeupo simpo skywork_r1v2 spo_segment spo_self_play
-    spo_self_supervised spo_single_stream sppo srgpo srpo_sample_routing trloo tscac ui_s1 ulorl
-    unlikeliness_reward vapo vc_ppo verl_velocity_rank vespo vspo_prs wmar_reservoir_replay xpo
-    """.split(),  # noqa: SIM905
-    "not tried yet at these settings: the machine had no time",
-)
 
 
 class Steps(NamedTuple):
@@ -306,14 +288,15 @@ def readable(name: str) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", [name for name in algorithms.names() if name not in NOT_HERE])
+@pytest.mark.parametrize("name", algorithms.names())
 def test_two_steps_by_name(name: str, tmp_path: Path, models: Models) -> None:
     """All figures are finite, there is a signal, and loss or gradient are not those of the plain method."""
     config = config_of(tmp_path, name, models)
     with readable(name), by_name.light(), compared(config, plain_of(name)) as steps:
         runs.train(config)
     lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
-    assert len(lines) == len(steps.own) == 2
+    assert len(lines) == 2
+    assert len(steps.own) in (2, 4)  # a swarm of two has two updates a step
     assert all(math.isfinite(value) for line in lines for value in line.values())
     assert all(line.get("rollout/failed_groups", 0) == 0 for line in lines)
     assert any(line["signal"] > 0 and line["grad_norm"] > 0 for line in lines)
@@ -323,7 +306,7 @@ def test_two_steps_by_name(name: str, tmp_path: Path, models: Models) -> None:
 
 
 def test_the_tables_are_of_methods() -> None:
-    assert {*OPTIONS, *SETTINGS, *READ, *LACKING, *SAME, *NOT_HERE} <= set(algorithms.names())
+    assert {*OPTIONS, *SETTINGS, *READ, *LACKING, *SAME} <= set(algorithms.names())
 
 
 def test_the_library_says_what_methods_lack() -> None:
