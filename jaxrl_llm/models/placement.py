@@ -152,7 +152,7 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
     sharded, over "tensor"; weights by `split_spec`. What does not divide is replicated, but for key-value heads in
     attention: they are repeated for the devices along "sequence" that need them.
     """
-    kernels = _takes_more_kernels(mesh)
+    kernels = _takes_tpu_kernels(mesh)
     by_kernel, joined = (_turned(config, mesh=mesh), frozenset(AXES)) if kernels else (None, frozenset())
     if mesh is None:
         natural = partial(tokens_before_units, spec=None, mesh=None)
@@ -230,13 +230,13 @@ def placement(config: ModelConfig, mesh: Mesh | None) -> Placement:
 
 
 def in_place(config: ModelConfig, mesh: Mesh | None) -> Placement:
-    """The sampler's, whose states and weights stay where they are. mesh: which tells the kind of the devices."""
-    return ANYWHERE._replace(turned=_turned(config, row_axis=SAMPLED_ROWS) if _takes_more_kernels(mesh) else None)
+    """Placement of the sampler: states and weights stay where they are. mesh: tells the kind of the devices."""
+    return ANYWHERE._replace(turned=_turned(config, row_axis=SAMPLED_ROWS) if _takes_tpu_kernels(mesh) else None)
 
 
-def _takes_more_kernels(mesh: Mesh | None) -> bool:
-    """Whether there are other kernels than that of attention, the only one of GPUs, which also have nothing to gain
-    from these layouts and joined products."""
+def _takes_tpu_kernels(mesh: Mesh | None) -> bool:
+    """Whether the devices take the kernels for TPUs. GPUs have one for attention alone, and nothing to gain from these
+    layouts and joined products."""
     device = one_device(mesh)
     return takes_kernels(mesh) and not (device is not None and takes_triton(device))
 

@@ -206,7 +206,7 @@ def straight_through_layer(layer: dict[str, Any], kind: str | None) -> dict[str,
 def cast(layer: dict[str, Any], dtype: Any) -> dict[str, Any]:
     """The arrays of floats of a layer in a dtype; rounded ones, and whole numbers, as they are.
 
-    Weights of norms are at least in float32, as which they are read: a decode step would convert each of them again.
+    Weights of norms are at least in float32, in which norms are computed: else each decode step would convert them.
     """
     wide = jnp.promote_types(dtype, jnp.float32)
 

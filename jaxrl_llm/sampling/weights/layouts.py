@@ -102,12 +102,13 @@ class Converter(NamedTuple):
         layers, config = params["layers"], policy.config
         waits, found = bring is not None or finish is not None, []
 
-        def through(convert: Callable[[Any], Any], arrays: Any, number: int | None) -> Any:
-            out = convert(arrays if bring is None else bring(arrays, number))
+        def through(program: Any, arrays: Any, number: int | None, *place: Any) -> Any:
+            arrays = arrays if bring is None else bring(arrays, number)
+            out = program(policy, arrays, *place, self.options)
             out = out if finish is None else finish(out)
             return jax.block_until_ready(out) if waits else out
 
-        others = through(lambda x: self.others(policy, x, self.options), outside_layers(params), None)
+        others = through(self.others, outside_layers(params), None)
         for number, kind in enumerate(config.kind_of_layer or (0,) * config.num_layers):
             place: Any = None
             if isinstance(layers, tuple):
@@ -116,12 +117,8 @@ class Converter(NamedTuple):
                 given, place = of_kind(layers, config, kind), np.int32(place_of(config, number))
                 if bring is not None:
                     given, place = _one_of(given, place), None
-            convert = partial(self._layer, policy, kind, place)
-            found.append(through(convert, given, number))
+            found.append(through(self.layers[kind], given, number, place))
         return others | {"layers": tuple(found)}
-
-    def _layer(self, policy: Policy, kind: int, place: Any, given: Any) -> Any:
-        return self.layers[kind](policy, given, place, self.options)
 
 
 @jax.jit

@@ -116,9 +116,9 @@ def take_weights(
     stacked = isinstance(params["layers"], dict)
     layout = named_shardings(parameter_specs(policy.config, mesh, stacked, params), mesh)
     moved, start = bytes_to_move(params, layout), time.perf_counter()
-    here = all(_is_on(x, mesh) for x in jax.tree.leaves(params))
-    places = named_shardings(parameter_specs(policy.config, mesh, False, params), mesh)
-    bring = None if here else partial(_brought, places)
+    bring = None
+    if not all(_is_on(x, mesh) for x in jax.tree.leaves(params)):
+        bring = partial(_brought, named_shardings(parameter_specs(policy.config, mesh, False, params), mesh))
     loop = jax.block_until_ready(converter(policy, params, mesh, rounding)(policy, params, bring))
     return Weights(loop, loop, mesh, moved, time.perf_counter() - start)
 

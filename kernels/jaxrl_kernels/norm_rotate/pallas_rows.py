@@ -1,8 +1,8 @@
 """`norm_rotate` of one token of each row as a Pallas kernel for TPU (Mosaic), with rows along the sublanes.
 
-In a decode step the arrays are small: what takes time is that XLA makes eight instructions of this, each of a few
-kilobytes. A head is a whole number of lanes here, so that its sum is along them, and the other half of a pair is found
-by rolling the lanes.
+In a decode step the arrays are small: what takes time is that XLA makes several instructions of this, each of which
+takes a microsecond or more. A head is a whole number of lanes here, so that its sum is along them, and the other half
+of a pair is found by rolling the lanes.
 """
 
 from __future__ import annotations
