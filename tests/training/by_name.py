@@ -155,6 +155,7 @@ METHODS: dict[str, Case] = {
     "scaf_grpo": Case({"hints_from": 0}, logged=HINTS),
     "sdft": Case({"column": "response", "top_k": 8, "beta": 0.5}, metrics=("distillation",), info=("teacher_tokens",)),
     "sgpo": Case(settings={"num_prompts": 4, "group_size": 8}),
+    "soft_grpo": Case({"end": "."}, {"temperature": 1.0, "top_p": 1.0}),
     "spark_co_evolving": Case({"share": 1.0}, metrics=("rollout/parts",), more=True),
     "spear": Case({"replay_rows": 2, "surplus": 1.0}, logged=("replay/share",)),
     "spo_segment": Case({"continuations": 2, "interval": 2}, metrics=("rollout/leaves",), info=("state_value",)),
