@@ -13,6 +13,7 @@ from jaxrl_llm.utils.errors import InputError, shown
 # In order of preference; a name with a dot is an entry of a column.
 CONVERSATIONS = ("messages", "conversations", "conversation")
 PROMPTS = ("prompt", "question", "problem", "instruction", "input", "query", *CONVERSATIONS)
+TEXT = "text"  # of rows without a prompt
 CHOICES = ("choices", "options")
 ANSWERS = (
     "answer", "expected_answer", "solution", "ground_truth", "final_answer", "correct_answer", "target", "answerKey",
@@ -30,11 +31,17 @@ class Found(NamedTuple):
     """The prompt of a row and what else its columns were found to hold."""
 
     prompt: Any
+    """[] of a row that is a whole text, which is its "completion"."""
     answer: dict[str, Any]
     """{"answer": value}, or {} where the row has none, or has it under that name; the responses after their prompt,
     which is the last message of a conversation, "completion"."""
     said: str
     """Which columns they are, for a line; "" where they have the names that they need."""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the row is a whole text."""
+        return isinstance(self.prompt, list) and not self.prompt and "completion" in self.answer
 
 
 def find(row: Mapping[str, Any], where: str, prompt_column: str | None, answer_column: str | None) -> Found:
@@ -52,6 +59,8 @@ def find(row: Mapping[str, Any], where: str, prompt_column: str | None, answer_c
     if prompt_column is None and is_implicit(row):
         own = with_prompt(row, where)
         return Found(own.pop("prompt"), own, "prompts are what chosen and rejected both begin with")
+    if prompt_column is None and isinstance(row.get(TEXT), str) and not any(name in row for name in PROMPTS):
+        return Found([], {"completion": row[TEXT]}, f"rows are whole texts, from the column {TEXT}")
     column = prompt_column or prompt_column_of(row, where)
     prompt, named = as_messages(row[column], where), column
     answer = answer_column or answer_column_of(row, column)

@@ -179,9 +179,10 @@ def content_of(prompt: Any) -> str:
 def same_prompt(row: Mapping[str, Any]) -> str:
     """A text that rows share whose prompts have the same content.
 
-    A string equals a single user message of that string, and leading and trailing white space is ignored.
+    A string equals a single user message of that string, and leading and trailing white space is ignored. A row that is
+    a whole text has no prompt: it is its own.
     """
-    return content_of(row["prompt"])
+    return content_of(row["completion"] if row["prompt"] == [] else row["prompt"])
 
 
 def same_row(row: Mapping[str, Any]) -> str:
@@ -247,7 +248,7 @@ class _Finish:
                     f"{where}: the prompt is a list of messages, for which there can be no prompt_template"
                 )
             prompt = fill(self.template, {**row, **found.answer, "prompt": prompt}, where)
-        elif not isinstance(prompt, str) and not is_conversation(prompt):
+        elif not isinstance(prompt, str) and not is_conversation(prompt) and not found.is_text:
             kind = f"{column!r} must be a string or a list of messages"
             raise InputError(f"{where}: {kind}, found {preview(prompt)}")
         if fault := fault_of(prompt):

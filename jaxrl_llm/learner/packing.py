@@ -79,14 +79,20 @@ def fewest_places(
 
 
 def size_of_prefixes(
-    split: Sequence[Sequence[PrefixTrie]], groups: int, multiple: int = 1, chunk: int = 1
+    split: Sequence[Sequence[PrefixTrie]], groups: int, columns: int, multiple: int = 1, chunk: int = 1
 ) -> tuple[int, int]:
-    """Length and number of the rows for prefixes. multiple: of which the length must be one; chunk: see `pack`."""
+    """Length and number of the rows for prefixes.
+
+    columns: L of the batch, which no prefix exceeds. multiple: of which the length must be one; chunk: see `pack`.
+    """
     prefixes = [[rounded_up(trie.prefix, chunk) for trie in part] for part in split]
     longest = max((prefix for part in prefixes for prefix in part), default=1)
+    count = max(groups, *map(len, prefixes))
+    if count * columns < SMALL:  # the longest prefix changes from batch to batch: completions of a group may be equal
+        return rounded_up(bucket(max(longest, columns), least=16), multiple), count
     after = max(int(sum(trie.lengths.sum() for trie in part)) for part in split)
     # A row for each prompt, unless that wastes much: the fewer sizes there are, the fewer programs are compiled.
-    width, count = rounded_up(bucket(longest, least=16), multiple), max(groups, *map(len, prefixes))
+    width = rounded_up(bucket(longest, least=16), multiple)
     if count * width - max(map(sum, prefixes)) > (count * width + after) / 8:
         alike = lambda _: [(part, [0] * len(part)) for part in prefixes]  # noqa: E731
         return fewest_places(longest, alike, (1, 2, 4), groups, multiple)
@@ -158,7 +164,7 @@ def pack(
     n, L = len(slices[0]), rows.tokens.shape[1]
     split = [prefix_tries(rows.of(chosen), np.arange(n)) for chosen in slices]
     W0, R0 = size_of_prefixes(
-        split, max(len(np.unique(rows.group[chosen])) for chosen in slices), columns * multiple, chunk
+        split, max(len(np.unique(rows.group[chosen])) for chosen in slices), L, columns * multiple, chunk
     )
     trees = any(trie.shared.max() >= LEAST_SHARED for part in split for trie in part)
     longest = max((int(trie.lengths.max()) for part in split for trie in part), default=0)

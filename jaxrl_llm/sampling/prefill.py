@@ -31,7 +31,7 @@ from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.two_model_decode import empty_layers, run, width
 from jaxrl_llm.sampling.weights import Weights
 
-PREFILL_TOKENS = 512  # tokens of prompts in one forward pass, padding included
+PREFILL_TOKENS = 256  # tokens of prompts in one forward pass, padding included
 
 
 def prefill_prompts(
@@ -57,11 +57,9 @@ def prefill_prompts(
     for width, batch in widths.items():
         most = min(max(PREFILL_TOKENS // width, 1), -(-size.shape.prompts // devices))
         most = devices << (most.bit_length() - 1)
-        while batch:
-            # Two batch sizes are compiled for each width; padding half of a batch is cheaper than many small ones.
-            rows = most if 2 * len(batch) > most else devices
-            part, batch = batch[:rows], batch[rows:]
-            padding = rows - len(part)
+        for first in range(0, len(batch), most):  # of one size for each width: another would be another program
+            part = batch[first : first + most]
+            padding = most - len(part)
             tokens, _ = pad_rows([ids for _, ids, _ in part] + [[0]] * padding, width)
             length = np.asarray([len(ids) for _, ids, _ in part] + [1] * padding, np.int32)
             into = np.asarray([slot for slot, _, _ in part] + [size.shape.prompts] * padding, np.int32)

@@ -147,6 +147,11 @@ def check_columns(config: TrainConfig, algorithm: Algorithm, rows: Sequence[Mapp
     for column in rollout.columns:
         if not any(column in row for row in rows[:1]):
             raise InputError(f"the rollout {rollout.name} reads the column {column!r}, which no prompt has")
+    if any(row["prompt"] == [] for row in rows[:1]) and not rollout.demands.given:
+        raise InputError(
+            f"the rows are whole texts (column text), after which nothing is sampled, but {config.algorithm} samples: "
+            "name the prompt's column with --prompt-column, or take sft, which learns to write them"
+        )
 
 
 def rollout_of(config: TrainConfig, algorithm: Algorithm) -> Rollout:

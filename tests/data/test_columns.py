@@ -49,6 +49,20 @@ def test_the_first_of_several_is_taken_unless_another_is_named(tmp_path: Path) -
         load_prompts(path, answer_column="final_anser")
 
 
+def test_a_text_without_a_prompt_is_learnt_whole(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = written(tmp_path, {"text": "Once upon a time.", "id": 3})
+    (row,) = load_prompts(path, say=said.append)
+    assert (row["prompt"], row["completion"]) == ([], "Once upon a time.")
+    assert said == [f"{path}: rows are whole texts, from the column text"]
+    (row,) = load_prompts(written(tmp_path, {"text": "An essay.", "question": "Is it good?"}))
+    assert (row["prompt"], "completion" in row) == ("Is it good?", False)
+    (row,) = load_prompts(written(tmp_path, {"text": "Once"}), prompt_column="text")
+    assert (row["prompt"], "completion" in row) == ("Once", False)
+    with pytest.raises(InputError, match="'prompt' must be a string or a list of messages, found an empty list"):
+        load_prompts(written(tmp_path, {"text": "Once", "prompt": []}))
+
+
 def test_rows_of_verl_have_their_answer_inside(tmp_path: Path) -> None:
     said: list[str] = []
     path = written(tmp_path, {"prompt": [{"role": "user", "content": "1 + 1?"}], "reward_model": {"ground_truth": "2"}})
@@ -80,8 +94,8 @@ def test_a_column_that_is_named_is_left_whole(tmp_path: Path) -> None:
 
 
 def test_without_a_known_column_the_columns_are_listed(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"row 1: no column is known .* with --prompt-column .*: id, text"):
-        load_prompts(written(tmp_path, {"text": "1 + 1?", "id": 3}))
+    with pytest.raises(InputError, match=r"row 1: no column is known .* with --prompt-column .*: body, id"):
+        load_prompts(written(tmp_path, {"body": "1 + 1?", "id": 3}))
 
 
 def test_rows_that_are_read_as_they_are_drawn_have_the_same_columns(

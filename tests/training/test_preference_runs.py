@@ -186,6 +186,35 @@ def test_a_supervised_run_on_conversations_ends_when_it_gets_no_better(tmp_path:
     assert untimed(runs.resumed_copy(tmp_path, [ended])) == untimed(tmp_path / "run")
 
 
+def test_whole_texts_are_learnt_from_their_second_token(tmp_path: Path) -> None:
+    rows = [{"text": f"{i} and {i + 1} are two numbers."} for i in range(8)]
+    config, taken = config_of(tmp_path, rows, "sft", eval_size=2, eval_every=2, max_new_tokens=32), list[runs.Taken]()
+    with runs.watched(taken):
+        runs.train(config)
+    tokenizer = load_tokenizer(str(runs.MODEL))
+    wanted = {tuple([*tokenizer(row["text"])["input_ids"], tokenizer.eos_token_id]) for row in rows}
+    seen = set()
+    for one in taken:
+        batch = one.scored.batch
+        for ids, there, action in zip(
+            *(np.asarray(x) for x in (batch.tokens, batch.token_mask, batch.action_mask)), strict=True
+        ):
+            seen.add(tuple(ids[there].tolist()))
+            np.testing.assert_array_equal(action[there], np.arange(there.sum()) > 0)
+    assert seen <= wanted
+    assert len(seen) == 6
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert lines[-1]["nll"] < lines[0]["nll"]
+    with pytest.raises(InputError, match="the rows are whole texts"):
+        runs.train(
+            dataclasses.replace(
+                config, algorithm="grpo", rewards=runs.small_config(tmp_path).rewards, output=str(tmp_path / "other")
+            )
+        )
+    with pytest.raises(InputError, match="no place for a system prompt"):
+        runs.train(dataclasses.replace(config, system_prompt="Count.", output=str(tmp_path / "another")))
+
+
 def test_degraded_responses_are_told_apart(tmp_path: Path) -> None:
     said = "seven elephants crossed rivers before sunrise"
     rows = [{"prompt": f"{i}:", "chosen": f"{said} {i}", "rejected": f"none {said}"} for i in range(8)]

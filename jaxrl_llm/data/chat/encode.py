@@ -82,7 +82,8 @@ def encode_prompt(
         tokenizer's chat template including its generation prompt, or up to the end of a last message of the assistant,
         which is continued; or a string, which is a single user message if there is a chat template, else plain text
         (with the special tokens, such as BOS, that the tokenizer adds). Texts never yield control tokens, but those of
-        the assistant's messages do.
+        the assistant's messages do. [] is the beginning of a row that is a whole text: the first token of its column
+        `completion`, which is BOS where the tokenizer adds it.
     system_prompt: prepended to the messages, unless they contain a system message.
     format: a string may be plain or rendered text instead, and the chat template may have options.
     row: of the data set, whose columns `tools` (JSON schemas) and `chat_template_kwargs` the chat template gets.
@@ -97,7 +98,12 @@ def encode_prompt(
         raise InputError(f"format is {preview(format)}, but must be a PromptFormat, such as PromptFormat('plain')")
     if system_prompt is not None and (not isinstance(system_prompt, str) or not is_unicode(system_prompt)):
         raise InputError(f"the system prompt is {preview(system_prompt)}, but must be text")
-    if not isinstance(prompt, str) and not is_conversation(prompt):
+    whole = (row or {}).get("completion") if prompt == [] else None
+    if isinstance(whole, str):
+        if system_prompt is not None:
+            raise InputError("the row is a whole text, which has no place for a system prompt: leave it out")
+        ids = encode_plain(tokenizer, whole)[:1]
+    elif not isinstance(prompt, str) and not is_conversation(prompt):
         ids = _token_ids(prompt)
     elif fault := fault_of(prompt):
         raise InputError(f"prompt {preview(prompt)}: {fault}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
-from jaxrl_llm.data.chat.encode import has_chat_template, is_conversation
+from jaxrl_llm.data.chat.encode import encode_plain, has_chat_template, is_conversation
 from jaxrl_llm.rewards.environment import GIVEN
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
@@ -149,7 +149,10 @@ def response(tools: Tools, task: Task, column: str, earlier: bool = False) -> Ep
     said, end, prompt = task.row.get(column), getattr(tools.tokenizer, "eos_token_id", None), task.prompt
     stop = [] if end is None else [end]
     pieces: list[tuple[Sequence[int], bool]] = []
-    if isinstance(said, str) and not _talks(tools, task):
+    if isinstance(said, str) and task.row["prompt"] == []:  # a whole text, whose first token is the prompt
+        ids = encode_plain(tools.tokenizer, said)[1:]
+        pieces.append((ids if ids[-1:] == stop else [*ids, *stop], True))
+    elif isinstance(said, str) and not _talks(tools, task):
         pieces.append(([*tools.encode(said), *stop], True))
     elif isinstance(said, str) or is_conversation(said):
         turns = [{"role": "assistant", "content": said}] if isinstance(said, str) else list(said or ())

@@ -29,30 +29,21 @@ def checksums(tree: Any) -> dict[str, int]:
     tree: a pytree of jax.Arrays of any sharding, or of NumPy arrays. Equal bits in the same shape and dtype give the
     same number; dtypes of at most 8 bytes that are not complex.
     """
-    groups: dict[Any, dict[str, jax.Array]] = {}  # a program has all its arguments on the same devices
     leaves = {jax.tree_util.keystr(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)}
-    for name, x in leaves.items():
-        array = x if isinstance(x, jax.Array) else jnp.asarray(x)
-        groups.setdefault(frozenset(array.sharding.device_set), {})[name] = array
-    found: dict[str, int] = {}
-    for arrays in groups.values():
-        shardings = [x.sharding for x in arrays.values()]
-        mesh = next((one.mesh for one in shardings if isinstance(one, NamedSharding)), None)
-        sums = np.asarray(_sums(mesh, list(arrays.values()))).astype(np.uint64)
-        found |= {
-            name: int(first | second << np.uint64(32)) for name, (first, second) in zip(arrays, sums, strict=True)
-        }
-    return {name: found[name] for name in leaves}
+    sums = jax.device_get({name: _checksum(x) for name, x in leaves.items()})
+    return {name: int(first) | int(second) << 32 for name, (first, second) in sums.items()}
+
+
+def _checksum(x: Any) -> tuple[jax.Array, jax.Array]:
+    """Its two halves, on all devices. Arrays of one shape, such as weights and their moments, share a program."""
+    array = x if isinstance(x, jax.Array) else jnp.asarray(x)
+    if len(array.sharding.device_set) == 1:
+        return _sum(None, array.addressable_shards[0].data)
+    return _sum(array.sharding.mesh if isinstance(array.sharding, NamedSharding) else None, array)
 
 
 @partial(jax.jit, static_argnums=0)
-def _sums(mesh: Mesh | None, arrays: list[jax.Array]) -> jax.Array:
-    """uint32[number of arrays, 2], on all devices."""
-    out = jnp.stack([jnp.stack(_sum(x)) for x in arrays])
-    return out if mesh is None else jax.lax.with_sharding_constraint(out, NamedSharding(mesh, PartitionSpec()))
-
-
-def _sum(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _sum(mesh: Mesh | None, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     words = _words(x)
     first = second = jnp.zeros(words.shape, jnp.uint32)
     for axis in range(words.ndim):
@@ -60,7 +51,8 @@ def _sum(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         first += index * jnp.uint32(pow(_FIRST, axis + 1, 2**32))
         second += index * jnp.uint32(pow(_SECOND, axis + 1, 2**32))
     hashed = _mixed(words ^ _mixed(first))
-    return jnp.sum(hashed, dtype=jnp.uint32), jnp.sum(hashed * (second << 1 | 1), dtype=jnp.uint32)
+    sums = jnp.sum(hashed, dtype=jnp.uint32), jnp.sum(hashed * (second << 1 | 1), dtype=jnp.uint32)
+    return sums if mesh is None else jax.lax.with_sharding_constraint(sums, NamedSharding(mesh, PartitionSpec()))
 
 
 def _words(x: jax.Array) -> jax.Array:
