@@ -150,8 +150,8 @@ def response(tools: Tools, task: Task, column: str, earlier: bool = False) -> Ep
     stop = [] if end is None else [end]
     pieces: list[tuple[Sequence[int], bool]] = []
     if isinstance(said, str) and task.row["prompt"] == []:  # a whole text, whose first token is the prompt
-        ids = encode_plain(tools.tokenizer, said)[1:]
-        pieces.append((ids if ids[-1:] == stop else [*ids, *stop], True))
+        rest = encode_plain(tools.tokenizer, said)[1:]
+        pieces.append((rest if rest[-1:] == stop else [*rest, *stop], True))
     elif isinstance(said, str) and not _talks(tools, task):
         pieces.append(([*tools.encode(said), *stop], True))
     elif isinstance(said, str) or is_conversation(said):
