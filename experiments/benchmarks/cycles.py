@@ -83,7 +83,7 @@ CASES = {
            "-qwen3.5": (("v5e:4x4", "fsdp=4,tensor=4"), {"model": "qwen3.5-9b"}),
            "-gemma4": (("v5e:4x4", "fsdp=8,tensor=2"), {"model": "gemma-4-e4b"}),
            "-gpt-oss": (("v5e:4x4", "fsdp=2,tensor=2,expert=4"), {"model": "gpt-oss-20b"}),
-           "-1.7b": (("v5e:2x2", "fsdp=4"), {"sampling_mesh": "tensor=4", "model": "qwen3-1.7b"}),
+           "-1.7b": (("v5e:2x2", "fsdp=4"), {"sampling_mesh": "data=2,tensor=2", "model": "qwen3-1.7b"}),
        }.items() for program in ("prefill", "decode")},
 }  # fmt: skip
 

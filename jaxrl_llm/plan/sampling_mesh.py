@@ -7,6 +7,7 @@ Decoding is bound by reading: on each device a step reads the device's share of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,7 +27,7 @@ from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import InputError
 
-SAVES = 0.9  # another split than the training's must take less than this part of its time: both are estimates
+SAVES = 0.9  # another split must take less than this part of the time of one that is preferred: both are estimates
 START = 5e-6  # seconds of a collective however little it sends, by assumption
 
 
@@ -90,15 +91,17 @@ def splits_of(
 def fastest(splits: Iterable[Split], kept: int, memory: float) -> Split:
     """The first split, that of training, unless it does not fit or another one that fits is clearly faster.
 
-    kept: bytes on a device that stay there while tokens are sampled. memory: bytes that they may take together; where
-    no split fits, it is the one that takes least.
+    Of others that are about as fast it is the one with the fewest devices for a row: each of them repeats what the
+    estimate leaves out, such as norms. kept: bytes on a device that stay there while tokens are sampled. memory: bytes
+    that they may take together; where no split fits, it is the one that takes least.
     """
     own, *others = splits
     fitting = [one for one in (own, *others) if kept + one.sampling.peak <= memory]
     if not fitting:
         return min((own, *others), key=lambda one: one.sampling.peak)
-    best = min(fitting, key=lambda one: one.seconds)
-    return own if own in fitting and best.seconds >= SAVES * own.seconds else best
+    best = min(one.seconds for one in fitting)
+    near = [one for one in fitting if best >= SAVES * one.seconds]
+    return own if own in near else min(near, key=lambda one: (math.prod(_inner(one.mesh)), one.seconds))
 
 
 def named_for(split: Split, mesh: AbstractMesh) -> str:

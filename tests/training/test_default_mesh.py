@@ -33,7 +33,7 @@ SLICES = HALF | {"micro_batches": 8}
 TABLE = [
     ("smollm2-135m", "v5e", 4, 1, SLICES, "data=4", ""),  # 3 key-value heads
     ("smollm2-135m", "v5p", 16, 4, {}, "data=16", ""),
-    ("qwen3-8b", "h200", 8, 1, SLICES, "data=4,fsdp=2", "data=2,tensor=4"),
+    ("qwen3-8b", "h200", 8, 1, SLICES, "data=4,fsdp=2", "data=4,tensor=2"),
     ("qwen3-8b", "v5p", 16, 4, SLICES, "data=4,fsdp=4", "data=4,tensor=4"),
     ("qwen3-8b", "v5p", 16, 4, HALF | {"lora_rank": 16}, "data=8,fsdp=2", "data=4,tensor=4"),
     ("qwen3-8b", "v6e", 64, 16, HALF, "data=2,fsdp=32", "data=16,tensor=4"),
