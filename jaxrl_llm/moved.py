@@ -95,7 +95,13 @@ _MOVES = (
         "plan plan_arithmetic=estimate plan_search=search plan_shapes=shapes plan_table=table plan_times=times "
         "plan_host=host default_mesh=choose_mesh sampling_arithmetic=sampling sampling_mesh"
     ),
-    ("plan", "distributed", "cost=program_cost cycles=program_cycles program_text traffic work=flops"),
+    ("plan", "distributed", "traffic work=flops"),
+    ("plan.program", "distributed", "cost cycles program_text=text"),
+    (
+        "plan.program", "plan",
+        "program_collectives=collectives program_cost=cost program_cycles=cycles program_schedule=schedule "
+        "program_text=text"
+    ),
     ("distributed", "distributed", "programs=aot"),
     (
         "sampling", "sampling",

@@ -3,8 +3,8 @@
     TPU_SKIP_MDS_QUERY=1 JAX_PLATFORMS=cpu python experiments/benchmarks/cycles.py 8b-v5e [--top 10] [--text FILE]
 
 Needs libtpu. Of each case it prints estimated seconds and model FLOP utilisation without collectives, as scheduled
-(with the collectives that nothing runs beside, `plan.program_schedule`) and with all of them exposed, the kinds of
-instructions, and the dearest lines (`plan.program_cycles`) and exposed collectives. Pallas kernels count with the
+(with the collectives that nothing runs beside, `plan.program.schedule`) and with all of them exposed, the kinds of
+instructions, and the dearest lines (`plan.program.cycles`) and exposed collectives. Pallas kernels count with the
 operations and bytes that they declare. The model's operations are 2 for each parameter of a layer's matrices and each
 token, 4 for each number of a query and each pair of tokens that attend to each other, and 2 for each number of the
 unembedding and each completion's token; three times that with the backward pass, twice where the weights are frozen.
@@ -35,10 +35,10 @@ from jaxrl_llm.models.layers.delta import CHUNK  # noqa: E402
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards  # noqa: E402
 from jaxrl_llm.models.parameters import parameter_shapes  # noqa: E402
 from jaxrl_llm.plan.plan import learning_programs, sampling_programs, slices_of  # noqa: E402
-from jaxrl_llm.plan.program_cost import cost_of  # noqa: E402
-from jaxrl_llm.plan.program_cycles import MOVES, by_kind, by_source, lines_in  # noqa: E402
-from jaxrl_llm.plan.program_schedule import scheduled  # noqa: E402
-from jaxrl_llm.plan.program_text import turn_of  # noqa: E402
+from jaxrl_llm.plan.program.cost import cost_of  # noqa: E402
+from jaxrl_llm.plan.program.cycles import MOVES, by_kind, by_source, lines_in  # noqa: E402
+from jaxrl_llm.plan.program.schedule import scheduled  # noqa: E402
+from jaxrl_llm.plan.program.text import turn_of  # noqa: E402
 from jaxrl_llm.plan.sampling_programs import prompts_together  # noqa: E402
 from jaxrl_llm.plan.shapes import RunShapes, bytes_on_a_device, shapes_of  # noqa: E402
 from jaxrl_llm.training.config import TrainConfig  # noqa: E402

@@ -25,7 +25,7 @@ from jaxrl_llm.models.layers.attention import MAX_LOGITS
 from jaxrl_llm.models.mesh_axes import EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
 from jaxrl_llm.plan.full_batch import as_trained
 from jaxrl_llm.plan.other_models import model_bytes, teacher_models
-from jaxrl_llm.plan.program_cost import Cost
+from jaxrl_llm.plan.program.cost import Cost
 from jaxrl_llm.plan.sampling import Sampling, active_weights, estimate, model_weights, pair_operations, reduced_bytes
 from jaxrl_llm.plan.shapes import StateShapes, bytes_on_a_device
 from jaxrl_llm.training.config import TrainConfig

@@ -3,7 +3,7 @@
 Memory is what the compiler says of these programs. The sampler's, whose layers are unrolled, are compiled with two
 small numbers of layers, and continued on a line. Time is the least that each program can take on its most loaded
 resource: operations at the chip's peak, bytes at its memory's bandwidth, what collectives send at its links' rate, or
-the TPU compiler's own estimate of cycles, with the collectives that its schedule does not hide (`program_schedule`).
+the TPU compiler's own estimate of cycles, with the collectives that its schedule does not hide (`program.schedule`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jaxrl_llm.plan.flops import matrix_flops
 from jaxrl_llm.plan.full_batch import full_batch
 from jaxrl_llm.plan.host import COPY, host_memory
 from jaxrl_llm.plan.layers import depths, with_layers
-from jaxrl_llm.plan.program_cost import Cost, at_depth, cost_of, followed
+from jaxrl_llm.plan.program.cost import Cost, at_depth, cost_of, followed
 from jaxrl_llm.plan.sampling import abstract_mesh, sampling_arithmetic
 from jaxrl_llm.plan.sampling_programs import NAMES, compile_sampling, tail_arrays
 from jaxrl_llm.plan.shapes import (

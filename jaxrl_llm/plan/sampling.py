@@ -15,7 +15,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.recurrent import empty_state
 from jaxrl_llm.models.mesh_axes import DATA, EXPERT, SAMPLED_ROWS, TENSOR, row_shards
 from jaxrl_llm.models.parameters import weights
-from jaxrl_llm.plan.program_cost import Cost
+from jaxrl_llm.plan.program.cost import Cost
 from jaxrl_llm.plan.shapes import StateShapes
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.sampling.kv_cache import columns, eight_bit

@@ -23,7 +23,7 @@ from jaxrl_llm.models.mesh_axes import DATA, EXPERT, FSDP, SEQUENCE, TENSOR, row
 from jaxrl_llm.plan.estimate import Held, arithmetic, held_bytes, length_of
 from jaxrl_llm.plan.layers import config_of
 from jaxrl_llm.plan.plan import Plan, compiled_plan, estimated_plan, lowered_plan
-from jaxrl_llm.plan.program_cost import Cost
+from jaxrl_llm.plan.program.cost import Cost
 from jaxrl_llm.plan.sampling import abstract_mesh
 from jaxrl_llm.plan.sampling_mesh import Devices, Splits, fastest, named_for, splits_of
 from jaxrl_llm.plan.shapes import StateShapes, checked, state_shapes

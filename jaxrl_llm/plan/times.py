@@ -6,9 +6,9 @@ import math
 from typing import NamedTuple
 
 from jaxrl_llm.distributed.chips import NETWORK, Chip
-from jaxrl_llm.plan.program_collectives import BETWEEN
-from jaxrl_llm.plan.program_cost import Cost
-from jaxrl_llm.plan.program_cycles import Kernel
+from jaxrl_llm.plan.program.collectives import BETWEEN
+from jaxrl_llm.plan.program.cost import Cost
+from jaxrl_llm.plan.program.cycles import Kernel
 from jaxrl_llm.plan.sampling_programs import prompts_together
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.training.config import TrainConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from jaxrl_llm.plan.program_text import Computation, Instruction, computations, executed, fused, sizes
+from jaxrl_llm.plan.program.text import Computation, Instruction, computations, executed, fused, sizes
 
 _ALIASED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}, \w+=")
 _NOT_MOVED = {"parameter", "get-tuple-element", "tuple", "bitcast", "constant", "while", "conditional", "call", "iota"}

@@ -10,7 +10,7 @@ import pytest
 from tpu_environment import tpu_environment
 
 from jaxrl_llm.distributed.chips import TPUS, Chip, compiler_options
-from jaxrl_llm.plan.program_cycles import (
+from jaxrl_llm.plan.program.cycles import (
     KERNELS,
     MOVES,
     OTHERS,
@@ -109,7 +109,7 @@ import json
 import jax, jax.numpy as jnp
 from jax.experimental import topologies
 from jaxrl_llm.distributed.chips import TPUS, compiler_options
-from jaxrl_llm.plan.program_cycles import by_kind, lines_in
+from jaxrl_llm.plan.program.cycles import by_kind, lines_in
 
 found = {}
 for chip, size in (("v5e", "2x2"), ("v6e", "2x2")):

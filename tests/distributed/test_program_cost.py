@@ -15,10 +15,10 @@ from compiling import with_devices
 from jax.experimental import pallas as pl
 
 from jaxrl_llm.plan.flops import matrix_flops
-from jaxrl_llm.plan.program_collectives import collectives_in, groups_in
-from jaxrl_llm.plan.program_cost import Cost, at_depth, followed
-from jaxrl_llm.plan.program_cycles import cycles_in
-from jaxrl_llm.plan.program_text import sizes, turn_of
+from jaxrl_llm.plan.program.collectives import collectives_in, groups_in
+from jaxrl_llm.plan.program.cost import Cost, at_depth, followed
+from jaxrl_llm.plan.program.cycles import cycles_in
+from jaxrl_llm.plan.program.text import sizes, turn_of
 from jaxrl_llm.plan.traffic import traffic_in
 
 TEXT = """
@@ -176,7 +176,7 @@ def test_traffic_of_slices_and_of_the_cores_memory() -> None:
 PROGRAM = """
 import json, jax, jax.numpy as jnp, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from jaxrl_llm.plan.program_cost import cost_of
+from jaxrl_llm.plan.program.cost import cost_of
 from jaxrl_llm.distributed import Program, make_mesh
 
 mesh = make_mesh(4, devices=jax.devices())

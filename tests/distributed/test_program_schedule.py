@@ -10,8 +10,8 @@ import pytest
 from tpu_environment import tpu_environment
 
 from jaxrl_llm.distributed.chips import Chip
-from jaxrl_llm.plan.program_collectives import collectives_in
-from jaxrl_llm.plan.program_schedule import scheduled
+from jaxrl_llm.plan.program.collectives import collectives_in
+from jaxrl_llm.plan.program.schedule import scheduled
 
 # 10 cycles and 1,000 operations or bytes of a kernel a second; links send 64 bytes a second.
 CHIP = Chip("tiny", 1, peak=1e-9, bandwidth=1e-6, links=64e-9, clock=1e-8)
@@ -163,8 +163,8 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from jaxrl_llm.distributed.chips import TPUS
-from jaxrl_llm.plan.program_cycles import lines_in
-from jaxrl_llm.plan.program_schedule import scheduled
+from jaxrl_llm.plan.program.cycles import lines_in
+from jaxrl_llm.plan.program.schedule import scheduled
 
 devices = np.array(topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices)
 mesh = Mesh(devices, ("fsdp",))

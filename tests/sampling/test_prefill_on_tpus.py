@@ -22,7 +22,7 @@ from decode_bytes import config_of
 
 from jaxrl_llm.distributed import fully_sharded, make_mesh
 from jaxrl_llm.distributed.chips import TPUS
-from jaxrl_llm.plan.program_cycles import by_kind, lines_in
+from jaxrl_llm.plan.program.cycles import by_kind, lines_in
 from jaxrl_llm.models import Policy, init_params
 from jaxrl_llm.plan.sampling_programs import compile_sampling
 from jaxrl_llm.sampling.capacity import Size

@@ -13,7 +13,7 @@ from tpu_environment import tpu_environment
 PROGRAM = """
 import json, sys
 from jaxrl_llm.distributed.chips import topology_of
-from jaxrl_llm.plan.program_cycles import kernels_in
+from jaxrl_llm.plan.program.cycles import kernels_in
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.plan.plan import learning_programs

@@ -1,7 +1,7 @@
 """What a compiled program costs each device: memory, operations, bytes of its memory, and bytes that collectives send.
 
 All of it is read off the compiled program, but for the operations, which are those of its jaxpr. Loops count as often
-as they run, see `program_text.executed`.
+as they run, see `text.executed`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import jax
 from jaxrl_llm.distributed.aot import Program
 from jaxrl_llm.distributed.chips import chip_of_kind
 from jaxrl_llm.plan.flops import matrix_flops
-from jaxrl_llm.plan.program_collectives import collectives_in
-from jaxrl_llm.plan.program_cycles import cycles_in, kernels_in
-from jaxrl_llm.plan.program_schedule import scheduled
-from jaxrl_llm.plan.program_text import turn_of
+from jaxrl_llm.plan.program.collectives import collectives_in
+from jaxrl_llm.plan.program.cycles import cycles_in, kernels_in
+from jaxrl_llm.plan.program.schedule import scheduled
+from jaxrl_llm.plan.program.text import turn_of
 from jaxrl_llm.plan.traffic import traffic_in
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from jaxrl_llm.distributed.chips import Chip
-from jaxrl_llm.plan.program_text import Computation, Instruction, computations, executed, fused
+from jaxrl_llm.plan.program.text import Computation, Instruction, computations, executed, fused
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _ESTIMATE = re.compile(r'"cost_estimate":\{([^}]*)\}')

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from jaxrl_llm.plan.program_text import Computation, Executed, Instruction, executed, sizes
+from jaxrl_llm.plan.program.text import Computation, Executed, Instruction, executed, sizes
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 BETWEEN = " between slices"  # after the kind of a collective that does not stay within a slice

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jaxrl_llm.distributed.chips import NETWORK, Chip
-from jaxrl_llm.plan.program_collectives import BETWEEN, CARRY, END, START, part_of, sent_by
-from jaxrl_llm.plan.program_cycles import KERNEL, seconds_of_one, source_of
-from jaxrl_llm.plan.program_text import Computation, Executed, Instruction, called_by, computations, within
+from jaxrl_llm.plan.program.collectives import BETWEEN, CARRY, END, START, part_of, sent_by
+from jaxrl_llm.plan.program.cycles import KERNEL, seconds_of_one, source_of
+from jaxrl_llm.plan.program.text import Computation, Executed, Instruction, called_by, computations, within
 
 _CALLS = ("async-start", "call-start")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
