@@ -61,7 +61,7 @@ def case(topology: str, mesh: str, program: str = "update", model: str = "qwen3-
 CASES = {
     "8b-v5e": case("v5e:4x4", "fsdp=4,tensor=4", micro_batches=4),
     "8b-pairs-v5e": case(
-        "v5e:4x4", "fsdp=4,tensor=4", micro_batches=4, algorithm="dpo", group_size=2, prompts_per_step=128,
+        "v5e:4x4", "fsdp=4,tensor=4", micro_batches=8, algorithm="dpo", group_size=2, prompts_per_step=128,
         rewards=("given",), same_task="row",
     ),
     "8b-v6e": case("v6e:4x4", "fsdp=16"),
