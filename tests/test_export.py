@@ -110,3 +110,13 @@ def test_a_refusal_needs_no_jax(tmp_path: Path) -> None:
     )
     assert done.stdout.split() == ["2", "False", "False"]
     assert "is not empty" in done.stderr
+
+
+@pytest.mark.parametrize("other", ["--keep-unread", "--adapters"])
+@pytest.mark.usefixtures("no_model")
+def test_tokens_are_not_added_to_what_has_the_old_vocabulary(
+    other: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "--add-tokens changes the vocabulary" in said(
+        capsys, run, tmp_path / "new", other, "--add-tokens", "<short>"
+    )

@@ -119,7 +119,7 @@ def with_facts(build: Callable[..., Algorithm], given: Mapping[str, Any], **fact
     """The given hyper-parameters, completed by those facts of the run that are parameters of `build` and not given.
 
     facts: max_length (longest completion, tokens), total_steps (iterations), learning_rate; adam_beta1,
-    adam_beta2, adam_epsilon.
+    adam_beta2, adam_epsilon, reward_stages (its rewards in their order, as "NAME=WEIGHT,...").
     """
     known = inspect.signature(build).parameters
     chosen = {name: value for name, value in given.items() if value is not None}

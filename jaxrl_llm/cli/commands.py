@@ -232,6 +232,9 @@ def export_command(arguments: list[str]) -> int:
         keep_unread: bool = False
         """Copy tensors of the original model's files that are not read, such as towers for images and layers that
         draft tokens, unchanged, so that the folder is that model with other weights."""
+        add_tokens: tuple[str, ...] = ()
+        """Texts that are one token each in the model that is written, such as '<short>' '<think>'; the embedding of a
+        new one is the mean of all."""
 
     accept, arguments = flag(arguments, ACCEPT)
     args = parse(Arguments, arguments, "jaxrl export", export_command.__doc__)
@@ -241,12 +244,18 @@ def export_command(arguments: list[str]) -> int:
     config = run_config(args.model)
     if args.adapters and (args.keep_unread or args.adapter or args.dtype):
         raise InputError("--adapters writes a run's adapters alone: leave out --keep-unread, --adapter and --dtype")
+    if args.add_tokens and (args.keep_unread or args.adapters):
+        raise InputError(
+            "--add-tokens changes the vocabulary, unlike --adapters, and unlike the tensors of --keep-unread: leave "
+            "those out"
+        )
     if args.adapters and not config.adapts:
         raise InputError(f"{args.model} has no adapters: they are trained by jaxrl train with --lora-rank or --adapter")
     read = (args.model, config.model, *([args.adapter or config.adapter] if args.adapter or config.adapter else []))
     check_output(args.folder, args.overwrite, read)
     from jaxrl_llm.models import save_policy  # here: JAX takes seconds
     from jaxrl_llm.models.io.adapters import check_only_adapters
+    from jaxrl_llm.models.io.added_tokens import with_added_tokens
     from jaxrl_llm.models.io.load import read_unread
     from jaxrl_llm.models.io.save_adapter import save_adapter
     from jaxrl_llm.models.lora import merge
@@ -261,6 +270,8 @@ def export_command(arguments: list[str]) -> int:
         return 0
     if args.dtype is not None:
         params = cast(merge(cast(params, "float32")), args.dtype)
+    if args.add_tokens:
+        policy, params, tokenizer = with_added_tokens(policy, merge(params), tokenizer, args.add_tokens)
     _say(str(save_policy(args.folder, policy, params, tokenizer, overwrite=args.overwrite, unread=unread)))
     return 0
 

@@ -53,6 +53,9 @@ class Demands:
     """The programs of a step wait for each other, see `Tools.meet`; then all groups of a step begin and end in it."""
     given: bool = False
     """All of its episodes are the data set's, with their rewards: it asks for no sample, and is evaluated so too."""
+    ranked: int = 0
+    """Of the policy that learns, how many of the most probable tokens the sampler records at each place of a sample,
+    `Tokens.ranked`; a program may begin a fork with one of them."""
     reference: bool = False
     """Its programs also draw from the reference policy, see `Tools.sample`; that needs memory for another engine."""
     league: League | None = None

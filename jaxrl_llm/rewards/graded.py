@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 from jaxrl_llm.rewards.entries import REWARD, SPANS
-from jaxrl_llm.rewards.parsing.final_answers import answer_text, last_number
+from jaxrl_llm.rewards.parsing.final_answers import answer_text, final_answer, last_number
+from jaxrl_llm.rewards.parsing.readings import after_thoughts
 from jaxrl_llm.rewards.verifiers import last_tagged, text_of
 from jaxrl_llm.utils.errors import InputError
 
@@ -47,6 +50,39 @@ def tagged_levels(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -
             level = 2 if not found or (right is not None and number is None) else 1
         scores.append(LEVELS[level])
     return scores
+
+
+def answer_bleu(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> list[float]:
+    """BLEU of the final answer against the expected one, with n-grams no longer than the shorter of the two.
+
+        exp(min(0, 1 - r/c)) (p_1 ... p_N)^(1/N),    N = min(4, r, c)
+
+    for c words of the final answer and r of the expected one; p_n is the share of its n-grams that are in the expected
+    answer, each counted as often as it is there at most. Words are in lower case, and marks are words. The final answer
+    is what the last box or answer tag holds, else what follows the thoughts.
+
+    >>> answer_bleu(["<answer>Paris</answer>", "the Paris", "London"], ["Paris"] * 3)
+    [1.0, 0.5, 0.0]
+    """
+    scores = []
+    for completion, expected in zip(completions, answer, strict=True):
+        text = text_of(completion)
+        found = final_answer(text)
+        said, wanted = map(_words, (after_thoughts(text) if found is None else found, answer_text(expected)))
+        most = min(4, len(said), len(wanted))
+        shares = [_share_of_ngrams(said, wanted, n) for n in range(1, most + 1)]
+        short = math.exp(min(0.0, 1 - len(wanted) / len(said))) if said else 0.0
+        scores.append(short * math.prod(shares) ** (1 / most) if most else 0.0)
+    return scores
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+|[^\w\s]", text.lower())
+
+
+def _share_of_ngrams(said: list[str], wanted: list[str], n: int) -> float:
+    own, other = (Counter(zip(*(words[i:] for i in range(n)), strict=False)) for words in (said, wanted))
+    return (own & other).total() / own.total()
 
 
 def by_mode(base: Function) -> Function:

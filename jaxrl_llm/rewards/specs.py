@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +41,16 @@ def component(spec: str) -> str:
     if (found := _MODEL.fullmatch(name)) is not None:
         return Path(found[3]).name
     return name.partition("(")[0].rpartition(":")[2].strip()
+
+
+def weights_of(specs: Sequence[str]) -> str:
+    """The components of rewards with their weights, in the order of the specs.
+
+    >>> weights_of(["my.py:sound*0.5", "number_match"])
+    'sound=0.5,number_match=1'
+    """
+    rest = [spec.strip().removeprefix(unweighted(spec)).lstrip(" *") for spec in specs]
+    return ",".join(f"{component(spec)}={weight or 1}" for spec, weight in zip(specs, rest, strict=True))
 
 
 class ModelName(NamedTuple):

@@ -113,6 +113,20 @@ def calls_of(completion: Any) -> list[Call]:
     return out
 
 
+def valid_calls(completions: Sequence[Any], **_: Any) -> list[float]:
+    """1.0 unless a tool or environment answered with an error, "Error: ...", as to calls that cannot be read.
+
+    >>> valid_calls(["4", [{"role": "tool", "content": "Error: there is no tool 'ad', but add"}]])
+    [1.0, 0.0]
+    """
+    answers = (() if isinstance(one, str) else one for one in completions)
+    told = (
+        [text_of([{**one, "role": "assistant"}]) for one in messages if one.get("role") != "assistant"]
+        for messages in answers
+    )
+    return [float(not any(text.startswith("Error: ") for text in texts)) for texts in told]
+
+
 def question_of(prompt: Any) -> str:
     """The text of a prompt: as it is, or what the user says last."""
     if isinstance(prompt, str):

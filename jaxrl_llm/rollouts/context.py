@@ -14,6 +14,7 @@ from jaxrl_llm.data.chat.inert import encode_inert
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
 from jaxrl_llm.rollouts.program_host import Decide, Draws, Meeting, ProgramHost
 from jaxrl_llm.rollouts.runtime.replay_log import Call
+from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens
 from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.threads import called
 
@@ -57,6 +58,7 @@ class Tools:
         reference: bool = False,
         snapshot: int | None = None,
         fixed: Sequence[int] = (),
+        begun: Tokens = NO_TOKENS,
     ) -> Episode:
         """Sample a completion of an episode, or of a prompt's token ids, and return the longer episode.
 
@@ -69,7 +71,8 @@ class Tools:
         reference: draw from the reference policy of the run, the initial one or the method's other, which the rollout
         must declare, `Demands.reference`; such tokens are not to be trained on. snapshot: draw from the policy in this
         place of the rollout's league, `Demands.league`; nor are these. fixed: of a masked-diffusion model, token ids
-        that stand at places of the completion, from its first; -1 where one is to be drawn.
+        that stand at places of the completion, from its first; -1 where one is to be drawn. begun: tokens that the
+        completion begins with as if they had been drawn, such as `Tokens.instead`.
 
         Raises InputError for a context of the wrong type, a number or limit out of range, and if a program asks twice
         for the same sample.
@@ -89,10 +92,10 @@ class Tools:
         if until <= place:  # the context is full
             return replace(episode, truncated=True)
         stop = None if pause_at is None or place + pause_at >= until else place + pause_at
-        known = checksum((*episode.tokens, *fixed))
+        known = checksum((*episode.tokens, *fixed, *begun.token.tolist()))
         call = Call(episode.sample if not greedy else -1 - episode.sample, place, known)
         draws = Draws(0.0 if greedy else temperature, reference, snapshot)
-        answer = await self._host.draw(call, episode, until, stop, draws, tuple(fixed))
+        answer = await self._host.draw(call, episode, until, stop, draws, tuple(fixed), begun)
         longer = episode + answer.segment
         cut_short = stop is None and not answer.ended
         return replace(longer, ended=answer.ended, truncated=cut_short)

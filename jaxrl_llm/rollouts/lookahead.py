@@ -11,14 +11,13 @@ import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import Fraction, NonNegativeInt
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.trees import by_prefix, grow
+from jaxrl_llm.sampling.requests import Tokens
 from jaxrl_llm.utils.errors import InputError, shown
-
-PROBES = 4  # at once, for each branch that is still wanted
 
 
 class _Fork(NamedTuple):
@@ -27,6 +26,7 @@ class _Fork(NamedTuple):
     place: int
     order: int  # of the branch that it leaves
     branch: Episode
+    token: Tokens  # that the new branch begins with
 
 
 @part
@@ -43,15 +43,13 @@ def near_ties(
 ) -> Rollout:
     """`task.samples` completions, a share of them a tree that forks at near ties; the others are independent samples.
 
-    A branch begins at a token where a second one was drawn, both with a probability above `absolute` that differ by
-    less than `relative`, among the first `until` tokens. It is dropped if, a window of r tokens later, it is still like
-    its parent at the same places: edit distance / r below `edit`, the longest end of one that is in the other / r above
-    `suffix`, or their longest common subsequence / r above `overlap`; a limit that is None is not applied. Windows in
-    which one of the two ends are skipped. Earlier forks come first. The tree has at most shares[i] of the group from
-    training step share_steps[i] on. Provides node.
-
-    The second token is sampled, a draw for each place where there can be one, because the engine does not report the
-    probabilities of tokens that it did not draw.
+    A branch begins where the two most probable tokens both have a probability above `absolute`, with a difference of
+    less than `relative`, among the first `until` tokens. Its first token is the more probable one of the two that its
+    parent does not have there, with the log-probability that it was ranked by, as if it had been drawn. The branch is
+    dropped if, a window of r tokens later, it is still like its parent at the same places: edit distance / r below
+    `edit`, the longest end of one that is in the other / r above `suffix`, or their longest common subsequence / r
+    above `overlap`; a limit that is None is not applied. Windows in which one of the two ends are skipped. Earlier
+    forks come first. The tree has at most shares[i] of the group from training step share_steps[i] on. Provides node.
     """
     if not windows or list(windows) != sorted(set(windows)) or windows[0] < 1:
         raise InputError(f"windows are {shown(windows)}, but must be ascending numbers of tokens, at least 1")
@@ -63,6 +61,17 @@ def near_ties(
         room = min(len(a) - branch.ended, len(b) - parent.ended)  # the token that ends a completion is in no window
         return any(too_similar(a[:r], b[:r], edit, suffix, overlap) for r in windows if r <= room)
 
+    def forks(branch: Episode, start: int, order: int) -> list[_Fork]:
+        """The near ties of a branch from token `start` on, each with the more probable token that it does not have."""
+        own = branch.own
+        if not own.size:
+            return []
+        ids, logp, untruncated = own.most_probable.swapaxes(0, 1)
+        p, allowed = np.exp(untruncated), np.isfinite(logp[:, 1])  # top-k and the like may allow no second token
+        places = np.flatnonzero(allowed & (p[:, 1] > absolute) & (p[:, 0] - p[:, 1] < relative)).tolist()
+        inside = [place for place in places if start <= place < until]
+        return [_Fork(t, order, branch, own.instead(t, int(own.token[t] == ids[t, 0]))) for t in inside]
+
     async def program(tools: Tools, task: Task) -> list[Episode]:
         numbers = count(1)
         root = await grow(tools, task, Episode(task.prompt, task.prompt_id))
@@ -70,49 +79,28 @@ def near_ties(
         started = [share for first, share in zip(share_steps, shares, strict=True) if first <= step]
         wanted = min(task.samples, round((started[-1] if started else 0.0) * task.samples))
 
-        def forks(branch: Episode, start: int, order: int) -> list[_Fork]:
-            p = np.exp(branch.own.untruncated_logp)
-            places = np.flatnonzero((p > absolute) & (1 - p > absolute)).tolist()
-            return [_Fork(place, order, branch) for place in places if start <= place < until]
-
-        async def probe(fork: _Fork, number: int) -> Episode | None:
-            """The second token, if it is nearly as likely."""
-            start = fork.branch.first(fork.place)
-            found = await grow(tools, task, start, number=number, pause_at=1)
-            (one, p), (two, q) = (
-                (int(x.own.token[fork.place]), float(np.exp(x.own.untruncated_logp[fork.place])))
-                for x in (fork.branch, found)
-            )
-            return found if one != two and q > absolute and abs(p - q) < relative else None
-
-        async def look(branch: Episode, fork: _Fork) -> Episode | None:
+        async def look(fork: _Fork, number: int) -> Episode | None:
             """The whole branch, unless it goes on like its parent."""
-            if windows[-1] > 1 and not (branch.ended or branch.truncated):
-                branch = await grow(tools, task, branch, pause_at=windows[-1] - 1)
-            if alike(branch, fork.branch, fork.place):
-                return None
-            return branch if branch.ended or branch.truncated else await grow(tools, task, branch)
+            start = fork.branch.first(fork.place)
+            branch = await grow(tools, task, start, number=number, pause_at=windows[-1], begun=fork.token)
+            return None if alike(branch, fork.branch, fork.place) else await grow(tools, task, branch)
 
         kept, waiting = [root], forks(root, 0, 0)
-        while waiting and len(kept) < wanted:
-            left = wanted - len(kept)
-            chosen, waiting = waiting[: PROBES * left], waiting[PROBES * left :]
-            probes = await gather(*(probe(fork, next(numbers)) for fork in chosen))
-            births = [(one, fork) for one, fork in zip(probes, chosen, strict=True) if one is not None]
-            while births and len(kept) < wanted:  # as many at once as there is room for; some may be dropped
-                room = wanted - len(kept)
-                some, births = births[:room], births[room:]
-                for branch, (_, fork) in zip(await gather(*(look(*one) for one in some)), some, strict=True):
-                    if branch is not None:
-                        waiting += forks(branch, fork.place + 1, len(kept))
-                        kept.append(branch)
+        while waiting and len(kept) < wanted:  # as many at once as there is room for; some may be dropped
+            room = wanted - len(kept)
+            chosen, waiting = waiting[:room], waiting[room:]
+            found = await gather(*(look(fork, next(numbers)) for fork in chosen))
+            for branch, fork in zip(found, chosen, strict=True):
+                if branch is not None:
+                    waiting += forks(branch, fork.place + 1, len(kept))
+                    kept.append(branch)
             waiting.sort(key=lambda fork: (fork.place, fork.order))
         others = range(task.samples - len(kept))
         prompt = Episode(task.prompt, task.prompt_id)
         independent = await gather(*(grow(tools, task, prompt, number=next(numbers)) for _ in others))
         return by_prefix([*kept, *independent])
 
-    return Rollout(program, "near_ties", frozenset({"node"}))
+    return Rollout(program, "near_ties", frozenset({"node"}), demands=Demands(ranked=2))
 
 
 def too_similar(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.runtime.replay_log import Answer, Call
-from jaxrl_llm.sampling.requests import Completion, Request
+from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Request, Tokens
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError
 
@@ -54,9 +54,13 @@ class ProgramHost(Protocol):
     repeat: int  # number of the group among those of its prompt that started in that step
 
     async def draw(
-        self, call: Call, context: Episode, until: int, pause_at: int | None, draws: Draws, fixed: tuple[int, ...] = ()
-    ) -> Answer:
-        """Tokens of a completion. until: most tokens after the episode's prompt. fixed: see `Request`."""
+        self, call: Call, context: Episode, until: int, pause_at: int | None, draws: Draws, fixed: tuple[int, ...] = (),
+        begun: Tokens = NO_TOKENS,
+    ) -> Answer:  # fmt: skip
+        """Tokens of a completion. until: most tokens after the episode's prompt. fixed: see `Request`.
+
+        begun: tokens that it begins with.
+        """
 
     async def scores(self, episodes: Sequence[Episode]) -> list[Episode]:
         """Return the episodes with their rewards."""

@@ -23,6 +23,7 @@ from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, checksum, known_scores, sampled_ids
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import scored_whole
+from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens
 from jaxrl_llm.utils.errors import InputError, require_choice, shown
 
 BOXED = re.compile(r"\\boxed\{[^{}]*\}")
@@ -31,13 +32,13 @@ Path = tuple[Episode, int]  # a path of a tree, and its number of segments
 
 async def grow(
     tools: Tools, task: Task, episode: Episode, *, number: int | None = None, pause_at: int | None = None,
-    reference: bool = False,
+    reference: bool = False, begun: Tokens = NO_TOKENS,
 ) -> Episode:  # fmt: skip
     """Continue an episode to the task's limit at most; one that is complete stays as it is. See `Tools.sample`."""
     left = task.limit - episode.size
     if episode.ended or episode.truncated or left < 1:
         return replace(episode, truncated=not episode.ended)
-    return await tools.sample(episode, number=number, limit=left, pause_at=pause_at, reference=reference)
+    return await tools.sample(episode, number=number, limit=left, pause_at=pause_at, reference=reference, begun=begun)
 
 
 def of_tokens(episode: Episode, name: str, value: float) -> Episode:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_llm.core.shapes import bucket, check_batch, pad_rows
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.sampling.checks import check_not_negative, check_tokenizer
-from jaxrl_llm.sampling.requests import RECORDS, Tokens
+from jaxrl_llm.sampling.requests import Tokens
 from jaxrl_llm.sampling.routed_experts import of_rows
 
 
@@ -58,7 +58,9 @@ def assemble(rows: Sequence[BatchRow], temperature: float, truncating: bool, pol
         real[place] = True
         action[place] = True if row.actions is None else row.actions
         turn[place] = 0 if row.turns is None else row.turns
-        for to, x in zip((tokens, logp, entropy, floor, whole, step), row.tokens[: -len(RECORDS)], strict=True):
+        own = row.tokens
+        known = own.token, own.logp, own.entropy, own.floor, own.untruncated_logp, own.policy_step
+        for to, x in zip((tokens, logp, entropy, floor, whole, step), known, strict=True):
             to[place] = x
     different = truncating or not np.array_equal(whole, logp)
     fields: dict[str, Any] = {

@@ -91,14 +91,21 @@ def narrowed(policy: Policy, params: Params) -> Params:
     return params
 
 
-def empty_ring_cache(policy: Policy, rows: int, tokens: int, dtype: Any, record: bool = False) -> RingCache:
-    """An empty ring KV cache for `tokens` own tokens of each row. record: with room for their experts."""
+def empty_ring_cache(
+    policy: Policy, rows: int, tokens: int, dtype: Any, record: bool = False, ranked: int = 0
+) -> RingCache:
+    """An empty ring KV cache for `tokens` own tokens of each row.
+
+    record: with room for their experts. ranked: and for so many of the most probable tokens at each place.
+    """
     names, shape = ("token", "logp", "entropy", "floor", "untruncated_logp"), (rows, tokens)
     drawn = Drawn(*(jnp.zeros(shape, jnp.int32 if name == "token" else jnp.float32) for name in names))
     if record:
         drawn = drawn._replace(experts=no_experts(policy.config, rows, tokens))
     if policy.thinking is not None:
         drawn = drawn._replace(thoughts=no_thoughts(policy.thinking, rows, tokens))
+    if ranked:
+        drawn = drawn._replace(ranked=jnp.zeros((*shape, 3, ranked), jnp.float32))
     return RingCache(jnp.int32(0), empty_layers(policy, rows, tokens, dtype), drawn)
 
 
@@ -133,11 +140,13 @@ def _append(
     )
 
 
-def _draw(policy: Policy, params: Params, hidden: Array, rows: RowState, settings: DrawSettings) -> Drawn:
-    """The next token of each row, from hidden states [B, D]."""
+def _draw(
+    policy: Policy, params: Params, hidden: Array, rows: RowState, settings: DrawSettings, before: Drawn
+) -> Drawn:
+    """The next token of each row, from hidden states [B, D], with what the tokens before it record."""
     seeds = jnp.broadcast_to(settings.seed, rows.own.shape)
     counters = jnp.stack([seeds, rows.prompt_id, rows.sample, rows.own], axis=1)
-    return draw(policy, params, hidden, counters.astype(jnp.uint32), settings, rows.thinking)
+    return draw(policy, params, hidden, counters.astype(jnp.uint32), settings, rows.thinking, before.ranks)
 
 
 def _slot_of_row(prefix_cache: PrefixCache, prefix_slots: PrefixSlots | None, rows: int) -> Array:
@@ -190,7 +199,7 @@ def begin(
     This is a separate program, because the host knows when there are fresh rows. As a branch of the loop's program, its
     collectives would not be ordered with the loop's, which deadlocks XLA on CPU with few threads.
     """
-    new = _draw(policy, params, ends.hidden, rows, settings)
+    new = _draw(policy, params, ends.hidden, rows, settings, drawn)
     if ends.experts is not None:
         new = new._replace(experts=ends.experts)
     column = (step - 1) % drawn.token.shape[1]
@@ -262,7 +271,7 @@ def decode(
         layers, experts = layers if record else (layers, None)
         which = ~rows.done
         rows = rows._replace(own=rows.own + which)
-        new = _draw(policy, params, hidden[:, 0], rows, settings)
+        new = _draw(policy, params, hidden[:, 0], rows, settings, ring_cache.drawn)
         if experts is not None:
             new = new._replace(experts=experts[:, 0])
         drawn, rows = _append(policy, ring_cache.drawn, rows, new, which, ring_cache.step % T, settings.stop_tokens)

@@ -46,6 +46,13 @@ class Drawn(NamedTuple):
     untruncated_logp: Array  # f32[N], under the distribution before filters, `allowed`, and a hook that truncates
     experts: Array | None = None  # int[N, layers, k], of the token from whose state it was drawn; None: not recorded
     thoughts: Array | None = None  # f32[N, 3, K], records of soft tokens; None: of a policy that does not think so
+    # f32[N, 3, K], ids of the K most probable tokens, the best first, their logp and untruncated_logp; None: no record
+    ranked: Array | None = None
+
+    @property
+    def ranks(self) -> int:
+        """How many of the most probable tokens are recorded at each place."""
+        return 0 if self.ranked is None else self.ranked.shape[-1]
 
 
 @jax.jit
@@ -62,6 +69,7 @@ def draw(
     counters: Array,
     settings: DrawSettings,
     thinking: Array | None = None,
+    ranked: int = 0,
 ) -> Drawn:
     """Draw a token for each row from hidden states [N, D], or [N, 2 D] of two policies (`pairs`).
 
@@ -71,9 +79,10 @@ def draw(
 
     thinking: bool[N], of a policy with `thinking`: the rows that draw a soft token (`core.soft_thinking`), whose `logp`
     is the log-density of its scores, and `entropy` that of the renormalised distribution over its K tokens.
+    ranked: how many of the most probable tokens to record; 0: none.
     """
     N, hook = hidden.shape[0], policy.hook
-    if settings.filters is None and settings.allowed is None and hook is None and thinking is None:
+    if settings.filters is None and settings.allowed is None and hook is None and thinking is None and not ranked:
         token, logp, entropy = _fused(policy, params, hidden, counters, settings)
         return Drawn(token, logp, entropy, jnp.full(N, -jnp.inf), logp)
     logits, *others = (_logits(policy, weights, states) for weights, states in of_both(policy, params, hidden))
@@ -103,6 +112,8 @@ def draw(
     token, logp, entropy = sample_logits(masked, counters, temperature=jnp.where(settings.temperature > 0, 1.0, 0.0))
     chosen = jnp.take_along_axis(whole, token[:, None], axis=1)[:, 0]
     drawn = Drawn(token, logp, entropy, floor, chosen - jax.nn.logsumexp(whole, axis=1))
+    if ranked:
+        drawn = drawn._replace(ranked=_most_probable(masked, whole, ranked))
     if thinking is None or soft is None:
         return drawn
     drawn = drawn._replace(thoughts=no_thoughts(_thinking_of(policy), N))
@@ -111,6 +122,14 @@ def draw(
         return jnp.where(jnp.expand_dims(thinking, tuple(range(1, x.ndim))), x, y)
 
     return jax.tree.map(chosen_of, soft, drawn)
+
+
+def _most_probable(masked: Array, whole: Array, count: int) -> Array:
+    """See `Drawn.ranked`. masked, whole: logits [N, V], those drawn from and those before truncation."""
+    scores, ids = jax.lax.top_k(masked, count)
+    untruncated = jnp.take_along_axis(whole, ids, axis=1) - jax.nn.logsumexp(whole, axis=1, keepdims=True)
+    logp = scores - jax.nn.logsumexp(masked, axis=1, keepdims=True)
+    return jnp.stack([ids.astype(jnp.float32), logp, untruncated], axis=1)  # ids are exact: far below 2^24
 
 
 def _thinking_of(policy: Policy) -> SoftThinking:

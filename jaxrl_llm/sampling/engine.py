@@ -62,18 +62,23 @@ class Engine:
         drafts: Drafts | None = None,
         record_experts: bool = False,
         turns: bool = False,
+        ranked: int = 0,
     ) -> None:
-        """turns: requests of conversations, which come back; they keep their rows while nobody else needs them."""
+        """turns: requests of conversations, which come back; they keep their rows while nobody else needs them.
+
+        ranked: how many of the most probable tokens to record at each place, `Tokens.ranked`.
+        """
         if policy.config.unmasking is not None:
             raise InputError("a masked-diffusion model draws tokens in no order: take sampling.engine_of.engine_of")
         if policy.thinking is not None:
-            policy = thinking_policy(policy, turns=turns, speculative_tokens=speculative_tokens)
+            policy = thinking_policy(policy, turns=turns, speculative_tokens=speculative_tokens, ranked=ranked)
         self.policy, self.weights, self.settings = policy, weights, settings
         self.cut, self.policy_step, self.turns = cut, policy_step, turns
         self.dtype, self.stats = cache_dtype or policy.activation_dtype, Stats() if stats is None else stats
         self.requests: dict[int, Request] = {}  # not completed yet, by number
         self.speculative_tokens, self.drafts = speculative_tokens, Drafts() if drafts is None else drafts
-        self.record = record_experts and policy.config.num_experts > 0
+        self.record, self.ranked = record_experts and policy.config.num_experts > 0, ranked
+        self.stop = frozenset(np.asarray(settings.stop_tokens).tolist())
         self.prompt_experts: dict[Any, np.ndarray] = {}  # by prompt, where they are recorded
         self._submitted = 0
         self._done: list[Completion] = []  # complete on submission
@@ -87,7 +92,8 @@ class Engine:
         self.prefix_cache = weights.zeros(
             empty_prefix_cache, self.policy, shape.prompts, size.width, self.dtype, self.record
         )
-        self.ring_cache = weights.zeros(empty_ring_cache, self.policy, shape.rows, size.tokens, self.dtype, self.record)
+        own = self.policy, shape.rows, size.tokens, self.dtype, self.record, self.ranked
+        self.ring_cache = weights.zeros(empty_ring_cache, *own)
         self.rows = no_rows(shape.rows, self.policy.thinking)
         beside = empty_ring_cache, self.policy, size.parked, size.tokens, self.dtype, self.record
         self.kept = store_of(self.policy, weights, beside, size.parked)  # rows that ended
@@ -107,8 +113,10 @@ class Engine:
             )
         number, self._submitted = self._submitted, self._submitted + 1
         self.stats.asked += 1
-        if request.begun.size >= request.until:
-            self._done.append(Completion(number, request.begun, False, request.limit))
+        # What the request brings after earlier turns may be given to it, and end it.
+        over = request.begun.size > request.given and int(request.begun.token[-1]) in self.stop
+        if over or request.begun.size >= request.until:
+            self._done.append(Completion(number, request.begun, over, request.limit))
             self.stats.finished += 1
             return number
         if not self.size.fits(request):
@@ -282,7 +290,7 @@ class Engine:
                 tokens = tokens.first(request.given + end)
             elif not done[row]:
                 continue
-            ended = end is not None or bool(np.isin(tokens.token[-1], np.asarray(self.settings.stop_tokens)))
+            ended = end is not None or int(tokens.token[-1]) in self.stop
             # Tokens of speculation are not in the ring KV cache. What soft tokens left is told by no ids.
             if self.policy.thinking is None:
                 tokens_there = drawn.token if self.tail is None else request.begun.token

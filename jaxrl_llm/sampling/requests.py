@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.utils.errors import InputError
+
 
 class Tokens(NamedTuple):
     """A completion's tokens and their log-probabilities, entropies and so on; arrays [n]."""
@@ -21,6 +23,7 @@ class Tokens(NamedTuple):
     # int8 or int16 [n, layers, k], the experts of the token before each, from whose state it was drawn; -1: not known
     experts: np.ndarray | None = None
     thoughts: np.ndarray | None = None  # f32[n, 3, K], records of soft tokens, see `core.soft_thinking`; -1: none
+    ranked: np.ndarray | None = None  # f32[n, 3, K], the K most probable tokens, see `draw.Drawn`; -1: not known
 
     @property
     def size(self) -> int:
@@ -39,9 +42,22 @@ class Tokens(NamedTuple):
         """These tokens followed by the others."""
         return joined([self, others])
 
+    @property
+    def most_probable(self) -> np.ndarray:
+        """`ranked`. Raises InputError unless it is recorded at all places."""
+        if self.ranked is None or np.any(self.ranked[:, 0] < 0):
+            raise InputError("the sampler did not record the most probable tokens: declare Demands(ranked=...)")
+        return self.ranked
+
+    def instead(self, place: int, rank: int) -> Tokens:
+        """One token: that of a rank, from 0, in `most_probable` at a place, as if it had been drawn there."""
+        token, logp, untruncated = self.most_probable[place, :, rank : rank + 1]
+        one = self.first(place + 1).after(place)
+        return one._replace(token=token.astype(np.int32), logp=logp, untruncated_logp=untruncated)
+
 
 def joined(parts: Sequence[Tokens]) -> Tokens:
-    """These tokens one after another. Where only some have one of RECORDS, those of the others are -1."""
+    """These tokens one after another. Where only some have a record, those of the others are -1."""
 
     def column(name: str) -> Any:
         found = [getattr(part, name) for part in parts]
@@ -58,7 +74,7 @@ _NO_IDS, _NO_NUMBERS = np.zeros(0, np.int32), np.zeros(0, np.float32)
 NO_TOKENS = Tokens(_NO_IDS, _NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS, _NO_IDS)
 
 
-RECORDS = ("experts", "thoughts")  # of `Tokens`, the last fields, which not all tokens have
+RECORDS = ("experts", "thoughts")  # of `Tokens`, which not all of them have, and batches as well
 
 
 class Prefix(NamedTuple):

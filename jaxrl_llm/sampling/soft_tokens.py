@@ -14,7 +14,7 @@ from jaxrl_llm.sampling.requests import Tokens
 from jaxrl_llm.utils.errors import InputError
 
 
-def thinking_policy(policy: Policy, turns: bool = False, speculative_tokens: int = 0) -> Policy:
+def thinking_policy(policy: Policy, turns: bool = False, speculative_tokens: int = 0, ranked: int = 0) -> Policy:
     """A policy that thinks softly, with the id of the token that ends its thoughts.
 
     InputError for a model that cannot, and for what its engine does not support.
@@ -23,6 +23,7 @@ def thinking_policy(policy: Policy, turns: bool = False, speculative_tokens: int
     for name, given in (
         ("conversations with an environment or tools", turns),
         ("speculative_tokens", speculative_tokens),
+        ("a record of the most probable tokens", ranked),
         ("a sampling hook", policy.hook is not None),
         ("members of a population", policy.population is not None),
     ):

@@ -32,6 +32,7 @@ from jaxrl_llm.reporting.lone import compares_samples
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.graded import MODES
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
+from jaxrl_llm.rewards.specs import weights_of
 from jaxrl_llm.training.asynchrony import check_asynchrony, with_correction
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.method_settings import check_settings, hyperparameters_of
@@ -87,6 +88,7 @@ def make_algorithm(config: TrainConfig, given: Given | None = None) -> Algorithm
     """
     config = named(config, given)
     facts: dict[str, Any] = {"max_length": config.max_new_tokens, "total_steps": config.steps}
+    facts["reward_stages"] = weights_of(config.rewards)
     published = config.algorithm in CATALOGUE
     chosen = {name: x for name, x in config.hyperparameters.items() if name != "without" or not published}
     build = build_of(config.algorithm if given is None else given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,10 +14,11 @@ from method_step import arrays, assert_matches_loop, learn
 from test_turn_rows import rounds
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.algorithms.agents.dart_gui import dart_gui
+from jaxrl_llm.algorithms.agents.dart_gui import LONGEST, SHARE, dart_gui
 from jaxrl_llm.algorithms.rewards.gui_r1 import gui_r1
 from jaxrl_llm.algorithms.rewards.visual_rft import visual_rft
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.source import Step
 from jaxrl_llm.rewards import boxes, screens, tagged_lists
 
 BATCH, LOGP = random_batch(3)
@@ -142,6 +144,29 @@ def test_dart_gui_is_the_loop_over_steps() -> None:
     assert 0 < clipped < len(kept)
     assert found.loss == pytest.approx(loss, rel=1e-5)
     np.testing.assert_allclose(found.gradient, gradient, rtol=1e-4, atol=1e-7)
+
+
+def test_dart_gui_gives_solved_tasks_fewer_samples_and_steps() -> None:
+    """By hand: four of five episodes solve task 0, two of them in three turns; half of task 1 is within bounds."""
+    turns, group = [2, 3, 1, 3, 4, 1, 2, 2, 1], [0, 0, 0, 0, 0, 1, 1, 2, 3]
+    scores = [1.0, 1.0, 0.9, 0.6, 0.5, 1.0, 0.0, 0.0, np.nan]
+    batch = rounds(turns, scores, [[0.0] * n for n in turns], group)
+    batch = batch.replace(prompt_id=batch.group)
+    rows = [{"prompt": f"{i}"} for i in range(5)]
+    made = dart_gui().curriculum
+    assert made is not None
+    curriculum: Any = made(rows, 0)
+    everything = np.arange(5)
+    first = curriculum.columns(curriculum.init(), everything)
+    assert first == [{SHARE: 1.0, LONGEST: 0}] * 5
+    scored: Any = SimpleNamespace(batch=batch)
+    state = curriculum.observe(curriculum.init(), Step(scored, rows, {}))
+    found = curriculum.columns(state, everything)
+    np.testing.assert_allclose([one[SHARE] for one in found], [0.5, 1, 1, 1, 1], rtol=1e-6)  # 0.2 / 0.4
+    assert [one[LONGEST] for one in found] == [3, 1, 0, 0, 0], "an episode without a score says nothing"
+    fails: Any = SimpleNamespace(batch=batch.replace(reward=batch.reward * 0))
+    assert curriculum.columns(curriculum.observe(state, Step(fails, rows, {})), everything) == first
+    assert dart_gui(solved=None).curriculum is dart_gui(solved=None).rollout is None
 
 
 def test_dart_gui_of_all_steps_of_one_sampler_is_gspo() -> None:

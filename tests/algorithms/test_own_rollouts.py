@@ -20,12 +20,11 @@ from jaxrl_llm.algorithms import get
 sys.path += [str(Path(__file__).resolve().parents[1] / "rollouts")]
 
 import fake_engine
-from fake_engine import Ran, Words, begin, length_of
+from fake_engine import Ran, Words, begin, length_of, tokens_with_ties
 
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import to_batch
-from jaxrl_llm.sampling.requests import Tokens
 from jaxrl_llm.sampling.sampler import SamplingConfig
 
 Judge = Callable[[Episode], float]
@@ -216,26 +215,14 @@ def test_dars_samples_more_of_a_prompt_the_fewer_are_right(play: Any, rule: str,
     np.testing.assert_allclose(credit("dars", ran, rule=rule), expected, atol=1e-6)
 
 
-def likely(probability: dict[int, float], alike: bool = False) -> Any:
-    """Tokens with these probabilities by place, else 0.99; alike: the same in all samples, but at these places."""
-
-    def tokens(prompt: int, sample: int, first: int, last: int, step: int) -> Tokens:
-        places = range(first, last)
-        ids = [t if alike and t not in probability else fake_engine.token_of(prompt, sample, t) for t in places]
-        logp = np.log(np.asarray([probability.get(t, 0.99) for t in places], np.float32))
-        zeros = np.zeros(len(ids), np.float32)
-        return Tokens(np.asarray(ids, np.int32), logp, zeros, zeros, logp, np.full(len(ids), step, np.int32))
-
-    return tokens
-
-
 @pytest.mark.parametrize("alike", [False, True])
 def test_latr_opens_branches_at_near_ties_alone_and_drops_those_that_go_on_alike(
     play: Any, alike: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two tokens of 0.4 and of 0.45 are near ties; of 0.2 neither is likely enough. Alike after it, none is kept."""
+    """The card's 0.45 and 0.35 are near ties, as 0.4 and 0.3; at 4 the second is too rare, at 9 it is too far below."""
+    ties = {2: (0.45, 0.35), 6: (0.4, 0.3)} | ({} if alike else {4: (0.3, 0.24), 9: (0.47, 0.31)})
     monkeypatch.setattr(fake_engine, "length_of", lambda prompt, sample: 10**6)
-    monkeypatch.setattr(fake_engine, "tokens_of", likely({2: 0.4, 6: 0.45} | ({} if alike else {9: 0.2}), alike))
+    monkeypatch.setattr(fake_engine, "tokens_of", tokens_with_ties(ties, alike))
     found = play("latr", lambda one: 0.0, 6, {}, windows="4", until=12).found.groups[0].episodes
     assert len(found) == 6, "the missing ones are samples of their own"
     tokens = [one.own.token.tolist() for one in found]
@@ -250,3 +237,5 @@ def test_latr_opens_branches_at_near_ties_alone_and_drops_those_that_go_on_alike
         assert parted <= {0, 2, 6}
         assert parted >= {2, 6}
         assert shared == {0, 1, 2, 3, 4, 5}
+        begun = {int(one.own.token[2]) for one in found if one.info["node"][:2] == found[0].info["node"][:2]}
+        assert begun == {5002, 9002}, "one goes on with the first token, the other with the second, whatever is drawn"

@@ -36,6 +36,7 @@ from jaxrl_llm.plan.full_batch import full_batch
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.runtime.swarm import shared
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.method import make_algorithm
 from jaxrl_llm.utils.errors import InputError
 
 STEPS = [
@@ -263,11 +264,19 @@ def test_vspo_rewards_in_stages() -> None:
     scored = scored_of([[1.0, 1.0, 0.0]], [0], 0)
     form = np.asarray([1.0, 0.0, 1.0], np.float32)
     scored = scored._replace(batch=scored.batch.replace(rewards={"right": scored.batch.reward, "form": form}))
-    method = vspo_prs(weights="form=0.1,right=2")
+    method = vspo_prs(reward_stages="form=0.1,right=2")
     (mixed,), _ = run(method.replay, [scored])  # type: ignore[arg-type]
     np.testing.assert_allclose(mixed.batch.reward, [2.1, 0.0, 0.1], rtol=1e-6)
     with pytest.raises(InputError, match="unknown reward 'from': did you mean 'form'"):
-        run(vspo_prs(weights="from=1").replay, [scored])  # type: ignore[arg-type]
+        run(vspo_prs(reward_stages="from=1").replay, [scored])  # type: ignore[arg-type]
+
+
+def test_the_rewards_of_a_run_are_the_stages_of_vspo_in_their_order() -> None:
+    config = TrainConfig(algorithm="vspo_prs", rewards=("my.py:form*0.1", "valid_calls*0.2", "answer_bleu"))
+    found = repr(make_algorithm(config).replay)
+    stages = '{"form": 0.1, "valid_calls": 0.2, "answer_bleu": 1.0}'
+    assert found == f"with_staged_reward(valued_groups(2.0, 1.3), {stages})", "1.3 is the largest reward"
+    assert "staged" not in repr(vspo_prs().replay)
 
 
 def test_rapo_worked_example_and_loop() -> None:

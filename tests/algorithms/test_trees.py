@@ -9,16 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from batches import batch_of, gradient_of, loss_of, prepared, random_batch
+from batches import batch_of, gradient_of, loss_of, prepared
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.advantages.trees.credit import shared_once
-from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.credit.branchgrpo import branchgrpo
 from jaxrl_llm.algorithms.credit.pav import best_of, pav
 from jaxrl_llm.algorithms.credit.spo_segment import spo_segment
 from jaxrl_llm.algorithms.credit.treepo import treepo
-from jaxrl_llm.algorithms.exploration.latr import latr
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.transform import Transform
 
@@ -217,13 +215,6 @@ def test_branchgrpo_prunes_the_update_alone() -> None:
     assert weights["extremes"][1][4] == 1
     np.testing.assert_array_equal(weights["no leaves"][:2, 4], [0, 0])
     assert gradient_of(branchgrpo(skip_depths="2"), batch, new)[:2, 4].tolist() == [0, 0]
-
-
-def test_latr_is_grpo_on_its_rows() -> None:
-    batch, logp = random_batch(4)
-    same = grpo(kl_coefficient=0.0, average="token")
-    assert loss_of(latr(), batch, logp) == loss_of(same, batch, logp)
-    assert "1024" in repr(latr(preset="math").rollout)
 
 
 def test_pav_worked_example() -> None:

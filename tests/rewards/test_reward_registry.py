@@ -44,12 +44,12 @@ def test_examples_in_docstrings() -> None:
 
 def test_names_are_all_known() -> None:
     assert names() == [
-        "answer_format_reward", "answer_tags", "box_confidence", "box_format", "box_overlap", "by_mode",
+        "answer_bleu", "answer_format_reward", "answer_tags", "box_confidence", "box_format", "box_overlap", "by_mode",
         "class_match", "code_tests", "coverage", "distances", "environment", "exact_match", "first_error",
         "format_match", "given", "gui_action", "gui_click", "gui_format", "gui_kind", "gui_parameter", "judge",
         "math_verify", "math_verify_strict", "number_match", "number_match_strict", "one_answer", "reasoning_gym",
         "tagged_levels", "tagged_match", "think_format_reward",
-        "useful_calls",
+        "useful_calls", "valid_calls",
     ]  # fmt: skip
     for name in names():
         argument = {

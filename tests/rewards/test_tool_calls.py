@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import doctest
 import json
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxrl_llm.data.chat.calls import Call as ToolCall
+from jaxrl_llm.data.chat.calls import Reply
+from jaxrl_llm.environments.tools.base import Toolbox
 from jaxrl_llm.rewards import tool_calls
 from jaxrl_llm.rewards.registry import get_reward
 from jaxrl_llm.rewards.tool_calls import (
@@ -24,6 +28,7 @@ from jaxrl_llm.rewards.tool_calls import (
     labels_by_rules,
     limited,
     useful_calls,
+    valid_calls,
 )
 from jaxrl_llm.rewards.verifiers import exact_match
 
@@ -146,3 +151,27 @@ def test_it_is_a_reward_of_conversations(as_text: bool) -> None:
     assert texts["reward"] == [1.0, 0.0]
     none = useful_calls(lambda completions, prompts: [None, float("nan")])(["4", "5"], ["", ""])
     assert none["reward"] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("call", "valid"),
+    [(ToolCall("add", {"a": 1, "b": 2}), 1.0), (ToolCall("ad", {"a": 1}), 0.0), (ToolCall("add", {"a": 1}), 0.0)],
+)
+def test_calls_that_a_tool_answers_are_valid(call: ToolCall, valid: float) -> None:
+    def add(a: int, b: int) -> int:
+        """Add two numbers.
+
+        Args:
+            a: one
+            b: the other
+        """
+        return a + b
+
+    seen = asyncio.run(Toolbox([add]).answer(Reply({"role": "assistant", "content": ""}, (call,))))
+    told = [{"role": "assistant", "content": ""}, *seen.messages, {"role": "assistant", "content": "Error: mine"}]
+    assert valid_calls([told]) == [valid]
+
+
+def test_a_call_that_cannot_be_read_is_not_valid() -> None:
+    seen = asyncio.run(Toolbox([]).answer(Reply({"role": "assistant", "content": ""}, (), "no JSON")))
+    assert valid_calls([seen.messages, "a text"]) == [0.0, 1.0]

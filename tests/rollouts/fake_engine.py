@@ -40,6 +40,26 @@ def tokens_of(prompt_id: int, sample: int, first: int, last: int, step: int) -> 
     return Tokens(ids, *known, np.full(len(ids), step, np.int32))
 
 
+def tokens_with_ties(ties: Mapping[int, tuple[float, float]], alike: bool = False) -> Callable[..., Tokens]:
+    """`tokens_of` with the two most probable tokens of each place: those of sample 0, and 9000 + place.
+
+    ties: their probabilities by place, else 0.99 and 0.01. alike: all samples draw the place, but where they may part.
+    """
+
+    def tokens(prompt_id: int, sample: int, first: int, last: int, step: int) -> Tokens:
+        places = range(first, last)
+        ids = [t if alike and t not in ties else token_of(prompt_id, sample, t) for t in places]
+        best = [[t if alike and t not in ties else token_of(prompt_id, 0, t), 9000 + t] for t in places]
+        logp = np.log(np.asarray([ties.get(t, (0.99, 0.01)) for t in places], np.float32).reshape(-1, 2))
+        zeros = np.zeros(len(ids), np.float32)
+        ranked = np.stack([np.asarray(best, np.float32).reshape(-1, 2), logp, logp], axis=1)
+        own = logp[:, 0] - 1  # so that it shows which tokens were drawn
+        steps = np.full(len(ids), step, np.int32)
+        return Tokens(np.asarray(ids, np.int32), own, zeros, zeros, own, steps, ranked=ranked)
+
+    return tokens
+
+
 class FakeEngine:
     """See `sampling.engine.Engine`."""
 

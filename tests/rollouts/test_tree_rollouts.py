@@ -8,7 +8,7 @@ from typing import Any
 import fake_engine
 import numpy as np
 import pytest
-from fake_engine import LIMIT, Ran, begin, length_of
+from fake_engine import LIMIT, Ran, begin, length_of, tokens_with_ties
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -188,26 +188,13 @@ def test_values_of_the_reference_are_drawn_by_it_and_nothing_else_is() -> None:
         valued(of="teacher")  # type: ignore[arg-type]
 
 
-def tied(probability: dict[int, float], same: bool) -> Any:
-    """Tokens with these probabilities; with `same`, all samples have the same ones but at ties."""
-
-    def tokens(prompt: int, sample: int, first: int, last: int, step: int) -> Tokens:
-        places = range(first, last)
-        ids = np.asarray([place if same and place not in probability else fake_engine.token_of(prompt, sample, place)
-                          for place in places], np.int32)  # fmt: skip
-        logp = np.log(np.asarray([probability.get(place, 0.99) for place in places], np.float32))
-        zeros = np.zeros(len(ids), np.float32)
-        return Tokens(ids, logp, zeros, zeros, logp, np.full(len(ids), step, np.int32))
-
-    return tokens
-
-
 @pytest.mark.usefixtures("endless")
 @pytest.mark.parametrize(("same", "leaves"), [(False, 4), (True, 0)])
 def test_branches_begin_at_near_ties_and_are_dropped_where_alike(
     same: bool, leaves: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fake_engine, "tokens_of", tied({2: 0.4, 6: 0.45, 9: 0.1}, same))
+    ties = {2: (0.45, 0.35), 6: (0.45, 0.4), 9: (0.1, 0.1)}
+    monkeypatch.setattr(fake_engine, "tokens_of", tokens_with_ties(ties, same))
     rollout = near_ties(windows=(4,), until=8, share_steps=(0,), shares=(0.75,))
     found = one(Ran(begin([3], 6), Rule(), rollout, limit=12)).episodes
     assert len(found) == 6
@@ -220,6 +207,11 @@ def test_branches_begin_at_near_ties_and_are_dropped_where_alike(
         assert_a_tree(found)
         assert shared == [4] * 4 + [1, 1], "round(0.75 * 6) are a tree"
         assert sum(row[:6] == tokens[0][:6] for row in tokens) == 2
+        assert sorted(row[2] for row in tokens[:4]) == [3002, 3002, 9002, 9002], "the second most probable token"
+        # The branch at 2 drew neither of the two at 6: what branches there begins with the most probable one.
+        assert sorted(row[6] for row in tokens[:4])[::3] == [3006, 9006]
+        by_token = {row[6]: e.own.logp[6] for row, e in zip(tokens[:4], found, strict=False)}
+        np.testing.assert_allclose(by_token[9006], np.log(0.4), rtol=1e-6)
     late = one(Ran(begin([3], 6), Rule(), near_ties(share_steps=(5,), shares=(1.0,)), limit=12)).episodes
     assert [e.sample for e in late] == list(range(6)), "before the first step of the schedule it is a group"
 
@@ -268,14 +260,17 @@ def test_a_tree_that_is_cut_at_any_step_goes_on_the_same(prompt: int, samples: i
         tree(2, 5), budgeted_tree(3, depth=5, first_most=4), entropy_forks(2), valued(2, every=1),
         near_ties(0.0, 1.0, windows=(2, 3), share_steps=(0,), shares=(1.0,)),
     )[which]  # fmt: skip
-    whole = one(Ran(begin([prompt], samples), Rule(), rollout, limit=20)).episodes
-    flight = begin([prompt], samples)
-    for _ in range(400):
-        ran = Ran(flight, Rule(None, tokens), rollout, limit=20)
-        if ran.complete:
-            break
-        flight = ran.pool
-    again = one(ran).episodes
+    with pytest.MonkeyPatch.context() as patch:
+        if which == 4:
+            patch.setattr(fake_engine, "tokens_of", tokens_with_ties(dict.fromkeys(range(20), (0.5, 0.4))))
+        whole = one(Ran(begin([prompt], samples), Rule(), rollout, limit=20)).episodes
+        flight = begin([prompt], samples)
+        for _ in range(400):
+            ran = Ran(flight, Rule(None, tokens), rollout, limit=20)
+            if ran.complete:
+                break
+            flight = ran.pool
+        again = one(ran).episodes
     assert [e.tokens for e in again] == [e.tokens for e in whole]
     for name in ("node", "state_value"):
         for a, b in zip(again, whole, strict=True):

@@ -180,6 +180,30 @@ def test_what_is_remembered_of_a_token(temperature: float, allowed: Any, filters
     np.testing.assert_array_equal(above & permitted, kept)
 
 
+@pytest.mark.parametrize("filters", [None, (2, 1.0, 0.0), (0, 0.7, 0.0)])
+def test_the_most_probable_tokens_are_recorded(filters: Any) -> None:
+    """By the distribution that is drawn from, the first of equal ones first; and the same tokens are drawn."""
+    logits = (np.random.default_rng(3).normal(size=(64, 30)) * 3).astype(np.float32)
+    if filters is None:
+        logits[0, :] = 0.0
+    settings, plain = settings_of(0.8, filters), drawn_from(logits, temperature=0.8, filters=filters)
+    params = {"unembed": jnp.asarray(logits.T)}
+    ranking = jax.jit(lambda x: draw(policy_of(30, 64), params, x, counters_of(64), settings, ranked=3))
+    found = ranking(jnp.eye(64))
+    assert found.token.tolist() == plain.token.tolist()
+    np.testing.assert_allclose(found.logp, plain.logp, atol=1e-5)
+    scaled = logits.astype(np.float64) / 0.8
+    kept = np.stack([support(row, filters, None) for row in scaled])
+    logp, whole = log_softmax(np.where(kept, scaled, -np.inf)), log_softmax(scaled)
+    ids = np.argsort(-logp, axis=1, kind="stable")[:, :3]
+    np.testing.assert_array_equal(found.ranked[:, 0], ids)  # type: ignore[index]
+    for place, exact in ((1, logp), (2, whole)):
+        np.testing.assert_allclose(
+            found.ranked[:, place],  # type: ignore[index]
+            np.take_along_axis(exact, ids, axis=1), atol=2e-5,
+        )  # fmt: skip
+
+
 def test_filters_count_allowed_tokens_only() -> None:
     """The best two of all are forbidden; top-k 2 keeps the next two."""
     logits = np.log([[0.4, 0.3, 0.1, 0.15, 0.05]])

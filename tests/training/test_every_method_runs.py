@@ -118,7 +118,6 @@ READ = {
     "vision_zero": ("1", "2", "3"),
 }  # fmt: skip
 LACKING = {
-    "dart_gui": "adaptive: fewer samples and steps of what the policy solves, in services beside the run",
     "dyna_grpo": "simulation: a supervised stage before it, on texts of searches in the environment",
 }
 OF_ROWS = ("measured", "episode", "first_turn")  # what the plain methods read of a batch's entries

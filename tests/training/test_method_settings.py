@@ -142,5 +142,4 @@ def test_whole_conversations_are_refused_where_turns_have_prompts_of_their_own(n
         InputError, match=rf"{name} .*needs fresh_prompts .*: use a --rollout that returns .*fresh=True"
     ):
         check_method(config, data_mesh())
-    without = {"without": "adaptive"} if name == "dart_gui" else {}
-    check_method(TrainConfig(algorithm=name, rollout=f"{tmp_path}/own.py:rounds", hyperparameters=without), data_mesh())
+    check_method(TrainConfig(algorithm=name, rollout=f"{tmp_path}/own.py:rounds"), data_mesh())

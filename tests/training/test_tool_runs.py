@@ -130,8 +130,8 @@ def test_spear_imitates_its_own_episodes_and_rewards_calls(tmp_path: Path) -> No
 
 
 def test_vspo_copies_episodes_of_a_group_that_varies(tmp_path: Path) -> None:
-    given = {"copies": 1.0, "weights": "environment=1,format_match=0.25"}
-    rewards = ("environment", "format_match(.*)")
+    given = {"copies": 1.0}
+    rewards = ("environment", "format_match(.*)*0.25")  # in this order they are the stages
     _, taken = taken_by(tmp_path, "vspo_prs", hyperparameters=given, rewards=rewards, steps=1)
     check_rows(tmp_path, taken, 0)
     batch: Any = taken[0].scored.batch

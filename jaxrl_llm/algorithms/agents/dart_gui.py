@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.turns.episodes import EPISODES
@@ -14,30 +18,37 @@ from jaxrl_llm.advantages.turns.turns import TURNS, on_tokens, turn_mask, turn_n
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RECALLED
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt, OpenFraction
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
+from jaxrl_llm.curriculum.epochs import in_epochs
+from jaxrl_llm.curriculum.records import PromptFacts, State
+from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
 from jaxrl_llm.objectives.averaging.averages import sequence_mean
 from jaxrl_llm.objectives.off_policy import importance_correction
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import span_ratio
 from jaxrl_llm.objectives.surrogates import clip
 from jaxrl_llm.replay.into_groups import none_above, swapped_successes
+from jaxrl_llm.rollouts.agents.path import AgentSettings
+from jaxrl_llm.rollouts.agents.program import plays, with_episodes
+from jaxrl_llm.rollouts.context import Tools
+from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.selection.rows import ranks_within
+
+SHARE, LONGEST = "sampled_share", "longest_success"  # columns that the curriculum gives
 
 
 @method(
     paper="arXiv 2509.23866",
     year=2025,
     test="test_of_screens.py::test_dart_gui_is_the_loop_over_steps",
-    lacks={
-        "adaptive": (
-            "fewer samples and steps for tasks that the policy solves, in separate services",
-            "sample counts of each task",
-        )
-    },
     needs={
         "episode": "steps of one episode as rows",
         "first_turn": "the order of the steps",
@@ -50,6 +61,8 @@ def dart_gui(
     kept: Annotated[float, RECALLED] = 0.8,
     success: Annotated[float, OURS] = 0.5,
     stored: Annotated[NonNegativeInt, OURS] = 1,
+    solved: Annotated[float | None, RECALLED] = 0.6,
+    least: Annotated[Count, OURS] = 2,
     weight_cap: Annotated[float, CODE] = 1.0,
     epsilon: Annotated[NonNegative, OURS] = 1e-6,
     clip_low: Annotated[NonNegative, CODE] = 0.1,
@@ -71,11 +84,20 @@ def dart_gui(
     task has R > success, one of its last `stored` successes of earlier steps joins the group, with the
     log-probabilities of the policy that sampled it, to which w is relative.
 
+    Tasks that the policy solves get fewer samples and steps. With v the share of successes in the last group of a task,
+    and G the size of a group, it has
+
+        G min(1, (1 - v) / (1 - solved)) samples, rounded up, at least `least`,
+
+    and at most as many steps as the longest success of that group had; all of them after a group without any. The
+    record of tasks is part of the curriculum, which draws prompts in shuffled epochs, and of each checkpoint. solved
+    None: all samples and steps, as a run needs that leaves groups to later steps.
+
     Rows are steps with a --rollout that returns `rollouts.agents.agent(ENVIRONMENT, fresh=True)`, whose
     observations are whole prompts, such as a window of the last screens in words. Episodes of --environment are rows,
     whose steps are averaged by their tokens. The released trainer has another filter of steps; the paper's shares and
-    thresholds were not available. Not here: fewer samples and steps for tasks that the policy solves, and separate
-    services.
+    thresholds were not available, and how fast the number of samples falls is ours. `--max-staleness` stands for the
+    paper's separate services.
     """
     ratio = span_ratio("turn", "old", gradient="token")
     objective = policy_gradient(ratio, clip(clip_low, clip_high), sequence_mean())
@@ -89,7 +111,74 @@ def dart_gui(
         transform,
         regularised(objective, sequence_mean(), kl_coefficient=kl_coefficient),
         replay=swapped_successes(none_above(success), success, stored, "added"),
+        rollout=None if solved is None else shortened(least),
+        curriculum=None if solved is None else in_epochs(last_groups(success, solved)),
     )
+
+
+@part
+def last_groups(success: float = 0.5, solved: OpenFraction = 0.6) -> RuleOf:
+    """Tell rollouts how the last group of each prompt did, for `shortened`.
+
+    Rows get the columns SHARE, min(1, (1 - v) / (1 - solved)) with v the share of episodes whose reward is above
+    `success`, and LONGEST, the most turns of one of these; 1 and 0 before the first group, and without a success. The
+    metric curriculum/share is the mean SHARE of all prompts.
+    """
+
+    def make(facts: PromptFacts) -> Machine:
+        start: State = {"share": np.ones(facts.size, np.float32), "longest": np.zeros(facts.size, np.int32)}
+
+        def observe(state: State, outcome: Outcome) -> State:
+            share, longest = state["share"].copy(), state["longest"].copy()
+            for prompt, episodes in episodes_of(outcome.step).items():
+                sizes = [turns for reward, turns in episodes if reward > success]
+                share[prompt] = min(1.0, (1 - len(sizes) / len(episodes)) / (1 - solved))
+                longest[prompt] = max(sizes, default=0)
+            return {"share": share, "longest": longest}
+
+        def columns(state: State, ids: np.ndarray) -> list[dict[str, Any]]:
+            return [{SHARE: float(state["share"][i]), LONGEST: int(state["longest"][i])} for i in ids]
+
+        metrics = lambda state: {"share": float(np.mean(state["share"]))}  # noqa: E731
+        return Machine(start, observe=observe, metrics=metrics, columns=columns)
+
+    return make
+
+
+def episodes_of(step: Step) -> dict[int, list[tuple[float, int]]]:
+    """Of each prompt of a step, the reward and the number of turns of each episode that was sampled and scored."""
+    batch = (step.sampled or step.scored).batch
+    info, reward = batch.info or {}, np.asarray(batch.need("reward"), np.float64)
+    begun = np.asarray(info.get("first_turn", np.zeros(len(reward))))
+    ends = begun + np.asarray(batch.turn).max(axis=1) + 1
+    names = zip(np.asarray(batch.group), np.asarray(info.get("episode", np.arange(len(reward)))), strict=True)
+    found: dict[int, dict[Any, tuple[float, int]]] = {}
+    for prompt, name, score, end in zip(np.asarray(batch.prompt_id), names, reward, ends, strict=True):
+        if not np.isnan(score):
+            episodes = found.setdefault(int(prompt), {})
+            before = episodes.get(name, (score, 0))
+            episodes[name] = float(score), max(before[1], int(end))
+    return {prompt: list(episodes.values()) for prompt, episodes in found.items()}
+
+
+@part
+def shortened(least: Count = 2) -> Rollout:
+    """The run's agents, with the share SHARE of a group's samples, at least `least`, and at most LONGEST turns.
+
+    Both are columns of the prompt's row, as of `last_groups`; where they are not, all samples and turns.
+    """
+
+    async def play(tools: Tools, task: Task, settings: AgentSettings) -> Sequence[Episode]:
+        samples = math.ceil(float(task.row.get(SHARE, 1.0)) * task.samples - 1e-4)
+        fewer = replace(task, samples=min(max(samples, least), task.samples))
+        turns = min(int(task.row.get(LONGEST, 0)) or settings.limits.turns, settings.limits.turns)
+        own = replace(settings, limits=replace(settings.limits, turns=turns))
+        return await plays(own)(tools, fewer)
+
+    def around(inner: Rollout) -> Rollout:
+        return with_episodes(inner, play, "episodes of agents end after so many turns", f"shortened({least})")
+
+    return replace(group(), wrap=around)
 
 
 @part

@@ -21,9 +21,6 @@ from jaxrl_llm.objectives.surrogates import clip
     paper="arXiv 2505.13379",
     year=2025,
     test="test_group_relative.py::test_degrpo_is_the_loop",
-    beside={
-        "control": ("a first model that knows both control tokens", "supervised training on answers of both modes")
-    },
 )
 def degrpo(
     control_weight: Annotated[NonNegative, CODE] = 0.001,
@@ -45,9 +42,14 @@ def degrpo(
     with l_i0 the mean over the control_tokens tokens of the tag: 1 where the tags were added to the tokenizer, in a run
     as many as the longer of <short> and <think> has in its tokenizer. T_i are the actions after them; the last two
     means are over all tokens. average "token": the answers' tokens are averaged over the batch instead of by sequence,
-    as in the authors' code. The method requires a policy that was trained on both control tokens, and rewards that
-    prefer short right answers: `--rewards 'by_mode(number_match)'` gives the paper's 1 for <short>, 0.5 for <think>,
-    and -1 for wrong answers and without either.
+    as in the authors' code. The method requires rewards that prefer short right answers: with `by_mode(number_match)`
+    1 after <short>, 0.5 after <think>, and -1 for wrong answers and without either, as in the paper. It requires a
+    policy that was trained on answers of both modes, with both tags as tokens:
+
+        jaxrl export MODEL base --add-tokens '<short>' '<think>'
+        jaxrl train --algorithm sft --model base --prompts answers.jsonl --output runs/modes
+        jaxrl export runs/modes modes
+        jaxrl train --algorithm degrpo --model modes --rewards 'by_mode(number_match)' ...
     """
     groups = {
         "control": (control_weight, first_actions(control_tokens)),

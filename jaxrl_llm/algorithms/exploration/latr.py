@@ -19,7 +19,6 @@ from jaxrl_llm.rollouts.lookahead import near_ties
     paper="arXiv 2510.24302",
     year=2025,
     test="test_own_rollouts.py::test_latr_opens_branches_at_near_ties_alone_and_drops_those_that_go_on_alike",
-    beside={"ranked": ("the second most probable token at a place; it is drawn", "ranks of tokens at sampling")},
 )
 @presets(
     countdown={"absolute": 0.25, "relative": 0.15, "edit": 0.4, "suffix": None, "overlap": None, "until": 512,
@@ -54,9 +53,10 @@ def latr(
     loss is GRPO's (clip_low, clip_high, kl_coefficient, average). The presets "countdown" and "math" are the paper's
     two settings.
 
-    c_2 is drawn from the policy at the same place instead of ranked, since the engine reports the probabilities of
-    drawn tokens alone: a near tie is found with the probability of its second token. Tokens between forks are sampled,
-    an option of the paper; its script takes the most probable. Rollout: `rollouts.lookahead.near_ties`.
+    c_1 and c_2 are the most probable tokens of the place, and p is at the run's temperature. All tokens that begin no
+    branch are sampled, an option of the authors' code, whose scripts take the most probable one while the tree grows; a
+    parent that drew neither c_1 nor c_2 keeps its token, and its branch begins with c_1. The update treats the first
+    tokens of branches as drawn, with their log-probabilities. Rollout: `rollouts.lookahead.near_ties`.
     """
     method = grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average)
     lengths = [int(r) for r in numbers_in("windows", windows)]

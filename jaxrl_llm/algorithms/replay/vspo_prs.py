@@ -12,7 +12,7 @@ from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.advantages.multi_reward import parse_weights
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
 from jaxrl_llm.core.arguments.ranges import AtLeastOne, NonNegative, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Replay
@@ -29,17 +29,16 @@ from jaxrl_llm.rewards.scoring import Scored
     paper="arXiv 2512.07478",
     year=2025,
     test="test_replayed.py::test_vspo_is_the_loop",
-    beside={"scores": ("length-aware BLEU and the judge of long answers", "the run's reward")},
 )
 def vspo_prs(
     copies: Annotated[float, OURS] = 2.0,
-    highest: Annotated[float, OURS] = 1.0,
+    highest: Annotated[float | None, OURS] = None,
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.2,
     kl_coefficient: Annotated[NonNegative, PAPER] = 0.001,
     ddof: Annotated[ZeroOrOne, OURS] = 1,
     epsilon: Annotated[NonNegative, OURS] = 1e-6,
-    weights: Annotated[str, OURS] = "",
+    reward_stages: Annotated[str | None, RUN] = None,
 ) -> Algorithm:
     """VSPO with PRS (Enhancing Agentic RL with Progressive Reward Shaping).
 
@@ -50,16 +49,25 @@ def vspo_prs(
 
     The loss is GRPO's, the sequence mean of -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coefficient k3,
     A with ddof and epsilon. Progressive Reward Shaping: a stage counts only where those before it are met (> 0.5);
-    weights "format=0.1,answer=1" names the rewards in the order of the stages, and their weights ("": the run's
-    combination). The paper was not available to us: the damping and the form of the stages are our reading of its
-    summary. With --tools or --environment the rows of a group are those of episodes, and its copies have their
-    observations, which stay masked. Not here: length-aware BLEU and the judge of long answers.
+    reward_stages "format=0.1,answer=1" names the rewards in the order of the stages, and their weights. In a run they
+    are its rewards in their order, and without them there is one stage, the reward. highest is that of the reward, by
+    default the sum of the stages' positive weights, at least 1. The paper's stages, of its short answers and, by a
+    judge, of its long ones:
+
+        --rewards 'one_answer*0.1' 'valid_calls*0.1' answer_bleu
+        --rewards 'one_answer*0.1' 'judge*0.1' --rollout judged_grades
+
+    The paper was not available to us: the damping, the form of the stages and that of the length-aware BLEU are our
+    reading of its summary. With --tools or --environment the rows of a group are those of episodes, and its copies have
+    their observations, which stay masked.
     """
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean())
     objective += kl_coefficient * kl(to="reference", estimator="k3", average=sequence_mean())
-    replay, stages = valued_groups(copies, highest), parse_weights(weights)
+    weights = parse_weights(reward_stages or "")
+    most = max(1.0, sum(max(weight, 0.0) for weight in weights.values())) if highest is None else highest
+    replay = valued_groups(copies, most)
     transform = chain(group_relative(ddof=ddof, epsilon=epsilon), scale_by_info("copy_weight"))
-    return Algorithm(transform, objective, replay=with_staged_reward(replay, stages) if stages else replay)
+    return Algorithm(transform, objective, replay=with_staged_reward(replay, weights) if weights else replay)
 
 
 @part

@@ -99,7 +99,7 @@ def read_folder(
     config = _within(config, context, str(folder))
     config, params = _params(tensors, untied(config, tensors), kept, str(folder), shardings, adapter, keep)
     tokenizer = _tokenizer(folder)
-    return _with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
+    return with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
 
 
 def _within(config: ModelConfig, context: int | None, where: str) -> ModelConfig:
@@ -231,10 +231,10 @@ def _load_gguf(
     config = from_hf(model.config, where=model.path.name)
     config, params = _params(model.tensors, config, kept, model.path.name, shardings, adapter, keep)
     tokenizer = model.tokenizer()
-    return _with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
+    return with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
 
 
-def _with_tokenizer(policy: Policy, tokenizer: Any) -> Policy:
+def with_tokenizer(policy: Policy, tokenizer: Any) -> Policy:
     """The policy with its tokenizer, ending also at the tokenizer's own end-of-sequence token."""
     config, end = policy.config, tokenizer.eos_token_id
     if end is not None:

@@ -24,6 +24,7 @@ from jaxrl_llm.utils.errors import InputError, error_line, missing_package, unkn
 from jaxrl_llm.utils.starting import phase
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "answer_bleu": graded.answer_bleu,
     "answer_format_reward": verifiers.answer_format_reward,
     "answer_tags": tagged_lists.answer_tags,
     "box_confidence": boxes.box_confidence,
@@ -47,6 +48,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "tagged_levels": answers.keyed(graded.tagged_levels, answers.tagged),
     "think_format_reward": verifiers.think_format_reward,
     "tagged_match": answers.keyed(verifiers.tagged_match, answers.tagged),
+    "valid_calls": tool_calls.valid_calls,
 }
 
 
@@ -92,7 +94,8 @@ ARGUMENTS = {
     "useful_calls": "NAME, C_S, C_Q, B_v",
 }
 READ_ANSWERS = {  # whose answers are texts or numbers, see `final_answers.answer_text`
-    "exact_match", "number_match", "number_match_strict", "math_verify", "math_verify_strict", "tagged_levels",
+    "answer_bleu", "exact_match", "number_match", "number_match_strict", "math_verify", "math_verify_strict",
+    "tagged_levels",
 }  # fmt: skip
 _PACKAGES = {  # name of the reward -> package and module
     "math_verify": ("math-verify", "math_verify"), "math_verify_strict": ("math-verify", "math_verify"),

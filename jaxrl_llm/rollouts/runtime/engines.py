@@ -104,6 +104,7 @@ def engines_of(
             cache_dtype=sampling.cache_dtype, policy_step=step, stats=stats,
             speculative_tokens=sampling.speculative_tokens, drafts=state.drafts.with_added(()),
             record_experts=setup.record_experts and learns, turns=turns,
+            ranked=setup.rollout.demands.ranked if learns else 0,
         )  # fmt: skip
 
     return make

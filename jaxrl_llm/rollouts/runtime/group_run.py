@@ -19,7 +19,7 @@ from jaxrl_llm.rollouts.runtime.barrier import Waits, meet_others
 from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls, remembered, scored
 from jaxrl_llm.rollouts.runtime.replay_log import Answer, Call, GroupLog, Held
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
-from jaxrl_llm.sampling.requests import Completion, Request
+from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Request, Tokens
 from jaxrl_llm.sampling.routed_experts import in_order
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.threads import contained
@@ -83,8 +83,8 @@ class Ticket:
 
     def _before(self, completion: Completion) -> np.ndarray | None:
         """The experts of the call's context, where it has tokens whose experts were not recorded yet."""
-        if (known := self.group.drawn[self.call]).tokens.size:
-            return known.before
+        if (known := self.group.drawn[self.call].before) is not None:
+            return known
         context, prompt = self.context, len(self.context.prompt)
         if (found := context.experts) is not None and not np.any(found[:-1] == NOT_RECORDED):
             return None
@@ -221,8 +221,9 @@ class GroupRun:
         )
 
     async def draw(
-        self, call: Call, context: Episode, until: int, stop: int | None, draws: Draws, fixed: tuple[int, ...] = ()
-    ) -> Answer:
+        self, call: Call, context: Episode, until: int, stop: int | None, draws: Draws, fixed: tuple[int, ...] = (),
+        begun: Tokens = NO_TOKENS,
+    ) -> Answer:  # fmt: skip
         """See `ProgramHost`."""
         if draws.reference and not self.run.driver.rollout.demands.reference:
             raise InputError(
@@ -243,7 +244,7 @@ class GroupRun:
         if known is not None and ticket.is_answered_by(known):
             ticket.answered.set_result(known)
             return known
-        self.drawn.setdefault(call, Answer())
+        self.drawn.setdefault(call, Answer(begun))
         self.run.take(ticket)
         return await ticket.answered
 

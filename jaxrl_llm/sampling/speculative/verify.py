@@ -199,8 +199,9 @@ def _advance(
     layers, experts = layers if record else (layers, None)
     at = rows.own[:, None] + 1 + ahead  # which own token each of the new ones is
     counters = jnp.stack(jnp.broadcast_arrays(settings.seed, rows.prompt_id[:, None], rows.sample[:, None], at), axis=2)
-    new = draw(policy, params, hidden.reshape(R * (k + 1), -1), counters.reshape(-1, 4).astype(jnp.uint32), settings)
-    new = jax.tree.map(lambda x: x.reshape(R, k + 1), new)._replace(experts=experts)
+    flat = hidden.reshape(R * (k + 1), -1), counters.reshape(-1, 4).astype(jnp.uint32)
+    new = draw(policy, params, *flat, settings, ranked=tail.drawn.ranks)
+    new = jax.tree.map(lambda x: x.reshape(R, k + 1, *x.shape[1:]), new)._replace(experts=experts)
     right = (new.token[:, :k] == draft.tokens) & (ahead[:, :k] < draft.number[:, None])
     right_count = jnp.sum(jnp.cumprod(right, axis=1), axis=1)
     # -1 comes from logits that are not finite: the host reports it.

@@ -53,6 +53,7 @@ class UnmaskingEngine:
         stats: Stats | None = None,
         speculative_tokens: int = 0,
         turns: bool = False,
+        ranked: int = 0,
         cache_dtype: Any = None,
         **unused: Any,
     ) -> None:
@@ -65,6 +66,7 @@ class UnmaskingEngine:
             ("a sampling hook", policy.hook is not None, "leave it out"),
             ("soft thinking", policy.thinking is not None, "leave it out"),
             ("speculative_tokens", speculative_tokens, "leave it out"),
+            ("forks at the most probable tokens", ranked, "take another rollout"),
             ("another cache_dtype, since nothing is cached", other_cache, "leave it out"),
             ("adapters or members by row", are_by_row(policy, weights.loop), "sample with one set of weights"),
         ):
