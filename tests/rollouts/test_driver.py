@@ -25,7 +25,6 @@ from jaxrl_llm.rollouts.program_host import NotDeterministicError, Task
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.rollouts.runtime.replay_log import Answer, Call, GroupLog, Pool, from_arrays, to_arrays
-from jaxrl_llm.sampling.requests import RECORDS
 from jaxrl_llm.utils.errors import InputError
 
 WANTED = 4
