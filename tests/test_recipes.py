@@ -15,12 +15,15 @@ from compiling import optimised
 from experiments.recipes import (
     code_efficiency,
     drug_approval,
+    gui_by_text,
+    molecules,
     phishing,
     refactoring,
     travel_planning,
     triton_kernels,
     web_search,
 )
+from jaxrl_llm.data.chat.calls import Reply
 
 sys.path += [str(Path(__file__).parent / "training")]
 
@@ -137,6 +140,53 @@ def test_the_corpus_answers_its_questions() -> None:
         assert f"{town} is a town on the river {row['answer']}." in corpus
     said = [[{"role": "assistant", "content": text}] for text in ("It is the Dove.", "The Dove or the Esk.")]
     assert web_search.names_river(said, answer=["Dove", "Dove"]) == [1.0, 0.0]
+
+
+def test_properties_of_molecules() -> None:
+    """Aspirin has a ring, a donor and 180.16 g/mol; ethanol none, one and 46.07."""
+    said = [
+        "<molecule>CC(=O)OC1=CC=CC=C1C(=O)O</molecule>",
+        "<molecule>CCO</molecule>",
+        "<molecule>C(</molecule>",
+        "CCO",
+    ]
+    wish = {"rings": [1] * 4, "donors": [1] * 4, "low": [160] * 4, "high": [220] * 4}
+    assert molecules.as_wished(said, **wish) == [1.0, 0.5, 0.0, 0.0]
+    assert molecules.properties("CCO") == pytest.approx((0, 1, 46.07), abs=0.01)
+    assert molecules.properties("") is None
+
+
+def test_a_phone_is_as_the_goal_says() -> None:
+    def played(goal: dict[str, Any], *said: str) -> tuple[list[str], float, float]:
+        row = {"goal": json.dumps(goal)}
+        phone = gui_by_text.Phone(row)
+        seen = [phone.reset(row, 0)]
+        seen += [phone.step(Reply({"role": "assistant", "content": text}, ())) for text in said]
+        shown = [str(one.messages[0]["content"]) for one in seen if one.messages]
+        return shown, seen[-1].reward, sum(one.info.get("invalid", 0.0) for one in seen)
+
+    shown, reward, invalid = played({"Settings": ["Wi-Fi"]}, "tap Settings", "Tap wi-fi.", "done")
+    assert (reward, invalid) == (1.0, 0.0)
+    assert shown[0].startswith("Screen: Home")
+    assert ("[Wi-Fi: off]" in shown[1], "[Wi-Fi: on]" in shown[2]) == (True, True)
+    assert played({"Settings": ["Wi-Fi"]}, "tap Settings", "tap Wi-Fi", "tap Bluetooth", "done")[1] == 0.0
+    assert played({"Settings": ["Wi-Fi"]}, "tap Wi-Fi", "hello", "done")[1:] == (0.0, 2.0)
+    saved = "tap Notes", "type milk 3", "tap Save", "back", "done"
+    assert played({"Notes": "milk 3"}, *saved)[1:] == (1.0, 0.0)
+    assert played({"Notes": "milk 4"}, *saved)[1] == 0.0
+
+
+def test_tasks_are_held_out_by_template_and_app(tmp_path: Path) -> None:
+    rows = gui_by_text.rows(0, 60)
+    for by, held in gui_by_text.HELD_OUT.items():
+        config = gui_by_text.config(tmp_path / by, "model", rows, by)
+        parts = [[json.loads(line) for line in Path(path).read_text().splitlines()] for path in (
+            config.prompts, config.eval_prompts
+        )]  # fmt: skip
+        assert sum(map(len, parts)) == 60
+        assert {row[by] == held for row in parts[0]} == {False}
+        assert {row[by] == held for row in parts[1]} == {True}
+    assert gui_by_text.config(tmp_path / "all", "model", rows, "instance").eval_prompts is None
 
 
 @optimised
