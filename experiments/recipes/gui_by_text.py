@@ -23,9 +23,10 @@ SWITCHES = {"Settings": ("Wi-Fi", "Bluetooth", "Dark mode"), "Clock": ("Alarm 6:
 FIELDS = {"Notes": "note", "Contacts": "name"}
 WORDS = ("milk", "bread", "Ada", "Otto", "rain", "call home", "tea", "Mia")
 HELD_OUT = {"template": "two", "app": "Clock"}
+ACTION = re.compile(r"\b(tap|type|back|done)\b[ :]*([^\n]*)", re.IGNORECASE)
 HOW = (
-    "You use a phone. Answer each screen with one action on one line: tap NAME, type TEXT, back, or done. Say done when "
-    "the task is complete.\nTask: {}"
+    "You use a phone. Answer each screen with one action on one line: tap NAME, type TEXT, back, or done. Say done "
+    "when the task is complete.\nTask: {}"
 )
 
 
@@ -48,9 +49,7 @@ class Phone:
 
     def step(self, reply: Reply) -> Observation:
         """The screen after an action, and the reward where it is the last."""
-        said = re.search(
-            r"\b(tap|type|back|done)\b[ :]*([^\n]*)", str(reply.message.get("content") or ""), re.IGNORECASE
-        )
+        said = ACTION.search(str(reply.message.get("content") or ""))
         action, what = (said[1].lower(), said[2].strip(" .\"'")) if said else ("", "")
         if action == "done":
             return Observation(reward=float(self._reached()), done=True)
