@@ -65,8 +65,8 @@ def oppo(
 
     after each update of the others, with the z of before it. L_him trains the policy and the encoder: a code comes to
     stand for responses that are alike. The columns chosen and rejected of a row are two responses to its prompt. z*
-    begins as the first code, since between all codes nothing tells them apart. The head is on a decoder of its own, the
-    run's critic, or on the policy's states (--critic shared).
+    begins halfway between the first code and the middle of all, where nothing tells them apart. The head is on a
+    decoder of its own, the run's critic, or on the policy's states (--critic shared).
 
     Metrics: "latent/accuracy", the share of pairs whose chosen response is nearer to the goal, and "goal/0",
     "goal/1" ..., z*. Prompts begin with the code of the largest one where the trained policy is used.
@@ -146,7 +146,7 @@ def goal_by_preferences(
         told = batch.with_controls(**{f"{GOAL}{k}": goal[k] for k in range(codes)})
         return moved / jnp.sum(moved), told
 
-    return Transform(lambda: jnp.zeros(codes).at[0].set(1.0), apply, NEEDS)
+    return Transform(lambda: (jnp.eye(codes)[0] + 1 / codes) / 2, apply, NEEDS)
 
 
 @part
