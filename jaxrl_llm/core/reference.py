@@ -19,6 +19,14 @@ from jaxrl_llm.utils.errors import InputError, shown
 
 Params = Any
 Update = Callable[[Params, Params, jax.Array], Params]
+REFERENCE = "reference"  # the entry of a sampler's parameters that has a reference which moves
+
+
+class Snapshots(NamedTuple):
+    """Several policies, of which one at a time is the reference."""
+
+    policies: tuple[Params, ...]
+    place: jax.Array  # int32[], of the one that is
 
 
 class Mixture(NamedTuple):
@@ -32,11 +40,11 @@ class Mixture(NamedTuple):
 class ReferenceRule:
     """How the reference starts, and how it moves.
 
-    init: (initial parameters, parameters of `models`) -> parameters, or a `Mixture`.
+    init: (initial parameters, parameters of `models`) -> parameters, or a `Mixture`; of one that moves, or `Snapshots`.
     update: (reference, current parameters, updates so far int32[]) -> reference, after each update; None: it stays.
     """
 
-    init: Callable[[Params, Sequence[Params]], Params | Mixture] = lambda initial, others: initial
+    init: Callable[[Params, Sequence[Params]], Params | Mixture | Snapshots] = lambda initial, others: initial
     update: Update | None = None
     models: tuple[str, ...] = ()
     """Names or folders of other models, with weights of the same shapes."""
@@ -52,6 +60,11 @@ class ReferenceRule:
             raise InputError("a reference with other models stays as it is: leave out its update")
 
     __repr__ = layout
+
+
+def chosen(reference: Params | Snapshots) -> Params:
+    """The parameters of a reference that moves: of the one of its snapshots that is chosen, where it has some."""
+    return reference.policies[int(reference.place)] if isinstance(reference, Snapshots) else reference
 
 
 def weighted_mean(trees: Sequence[Params], shares: Sequence[float]) -> Params:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.reference import REFERENCE, Snapshots
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.distributed import ahead_of_time, check_mesh, mesh_of, sampling_mesh_of
 from jaxrl_llm.distributed.chips import Topology
@@ -206,7 +207,9 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
     demands, hook = rollout_of(config, algorithm).demands, hook_of(config, algorithm)
     moving = jax.eval_shape(partial(first_policies, config, algorithm, hook, league=demands.league), learning)
     both = algorithm.reference is not None and algorithm.reference.initial_share  # one that stays and one that moves
-    policies = {name: tree for name, tree in moving.items() if both or name != "reference"}
+    policies = {name: tree for name, tree in moving.items() if both or name != REFERENCE}
+    if isinstance(several := moving.get(REFERENCE), Snapshots):
+        policies["snapshots"] = several.policies[1:]  # one of them is the reference above
     return StateShapes(
         made["policy"],
         state,

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from jaxrl_llm.core.league import LEAGUE
 from jaxrl_llm.core.source import Source, Step
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params
@@ -23,7 +22,7 @@ from jaxrl_llm.training.health.goodput import Clock
 from jaxrl_llm.training.health.oom import arrays_of, explained
 from jaxrl_llm.training.journal import Journal
 from jaxrl_llm.training.notes import accuracy_line
-from jaxrl_llm.training.other_policies.reference import with_second_policy
+from jaxrl_llm.training.other_policies.reference import drawn_from, with_second_policy
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.training.state import LoopState, RunState, save, saved_when_preempted
 from jaxrl_llm.utils.errors import unknown
@@ -59,10 +58,10 @@ class Running:
     """Gradient steps before it."""
 
     def params(self) -> Params:
-        """The parameters that tokens are sampled with: of the policy that learns, a second one, and a league."""
+        """The parameters that tokens are sampled with: of the policy that learns, and of others that move."""
         policies = self.state.policies
         params = combine(with_second_policy(policies.get("other"), self.parts.frozen), self.state.train.params)
-        return {**params, LEAGUE: policies[LEAGUE]} if LEAGUE in policies else params
+        return params | drawn_from(self.config, self.parts.algorithm, policies)
 
     def stop_if_told(self, finish: bool = False) -> None:
         """End the run if any host was told to. finish: not after SIGTERM, which lets the step at hand finish."""

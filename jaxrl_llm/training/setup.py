@@ -14,7 +14,7 @@ from jaxrl_llm.algorithms import Given
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.needs import values_of
-from jaxrl_llm.core.reference import Update
+from jaxrl_llm.core.reference import REFERENCE, Update, chosen
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import RunFacts
 from jaxrl_llm.data.prompt_set import PromptSet
@@ -28,6 +28,7 @@ from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.by_row.members import check_members
 from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.models.outputs.soft_thinking import check_thinking
+from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.rewards import Reward
@@ -79,6 +80,12 @@ class RunParts(NamedTuple):
     hook: Hook | None = None  # what tokens are drawn through
     kept: Callable[[Trajectories], Trajectories] = lambda batch: batch  # fills in what is kept of a reference on disk
     teacher: FrozenPolicy | Teachers | ServerTeacher | None = None  # another model than the reference
+
+    @property
+    def first_reference(self) -> Any:
+        """The parameters of the reference before the first update, or a `Mixture`; None without a reference."""
+        moving = self.policies.get(REFERENCE)
+        return self.reference if moving is None else combine(self.frozen, chosen(moving))
 
     @property
     def computed_teacher(self) -> FrozenPolicy | Teachers | None:

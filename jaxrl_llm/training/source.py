@@ -43,7 +43,7 @@ def source_of(
         _replay_of(config, parts), prompts_per_step=config.prompts_per_step, group_size=config.group_size,
         dynamic_sampling=algorithm.resampling, partial=strategy_of(config, algorithm),
         stream_rewards=config.stream_rewards, time_limit=config.rollout_time_limit,
-        strict_reruns=config.strict_reruns, mesh=parts.sampler, reference=parts.reference, hosts=parts.hosts,
+        strict_reruns=config.strict_reruns, mesh=parts.sampler, reference=parts.first_reference, hosts=parts.hosts,
         clock=clock, watch=watch,
         state=lambda step: state_of(step, config.steps, config.prompts_per_step, len(rows)),
         frozen=parts.frozen is not None, record_experts=algorithm.routing == "rollout",

@@ -37,7 +37,7 @@ OF_MEMBERS = {"perturbation", "member", "member_seed"}
 OF_ADAM = {"adam_step", "vine", "profile", "line_tokens"}
 
 # And each of these by itself, so that one more changes no other.
-OWN = {"staleness"}
+OWN = {"staleness", "code"}
 
 # What changes other methods too: rewards are combined with the reward, and rows of one episode count once.
 STRUCTURE = {"sound", "turn_rewards", "episode", "first_turn"}

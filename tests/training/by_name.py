@@ -154,6 +154,9 @@ METHODS: dict[str, Case] = {
     "sapo_swarm": Case(logged=("swarm/reward_1", "replay/share")),
     "scaf_grpo": Case({"hints_from": 0}, logged=HINTS),
     "sdft": Case({"column": "response", "top_k": 8, "beta": 0.5}, metrics=("distillation",), info=("teacher_tokens",)),
+    "seppo": Case(
+        settings={"rewards": ("given",), "group_size": 2, "same_task": "row"}, logged=("sampled/better",)
+    ),
     "sgpo": Case(settings={"num_prompts": 4, "group_size": 8}),
     "soft_grpo": Case({"end": "."}, {"temperature": 1.0, "top_p": 1.0}),
     "spark_co_evolving": Case({"share": 1.0}, metrics=("rollout/parts",), more=True),

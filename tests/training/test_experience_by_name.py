@@ -20,7 +20,7 @@ from jaxrl_llm.training.rollout import check_columns
 
 NAMES = by_name.experience_methods()
 # Tokens of texts, or drawn at another temperature, whose log-probability is not the sampler's.
-OTHERS_DRAW = ("otr", "aepo_arbitrary_entropy")
+OTHERS_DRAW = ("otr", "aepo_arbitrary_entropy", "seppo")
 
 
 def test_each_test_is_in_one_share() -> None:

@@ -28,10 +28,11 @@ NOT_OF_THE_GROUP_ALONE = {
     "dcpo_distribution_centric", "dgrpo_vital", "drpo_dataset_reset", "eapo_iterresearch", "ettrl", "evocua", "fgaif",
     "g_ra", "gigpo", "hbpo", "hgpo", "hila", "hiper", "icpo_in_context", "igpo_information_gain", "infopo", "ipa",
     "istar", "masked_sft", "multi_turn_recipe", "nlpo", "open_rs", "optimal_token_baseline", "otr", "pa_rl",
-    "pairwise_rl", "pav", "pdppo", "pf_ppo", "poad", "polychromic", "popri", "ppo", "ppo_max", "ppo_outer_scale",
-    "process_reward_model", "r3l", "ravl", "reinforce", "reinforce_plus_plus", "relic", "remax", "rlgf", "rloo",
-    "safe_entropy_aware", "salsa", "sft", "skywork_r1v2", "spear", "spo_segment", "spo_self_play", "srgpo", "subpo",
-    "t_ppo", "trloo", "tscac", "ttrl", "ui_r1", "ui_s1", "vapo", "vc_ppo", "verpo", "wmar_reservoir_replay",
+    "pairwise_rl", "parl", "pav", "pdppo", "pf_ppo", "poad", "polychromic", "popri", "ppo", "ppo_max",
+    "ppo_outer_scale", "process_reward_model", "r3l", "ravl", "reinforce", "reinforce_plus_plus", "relic", "remax",
+    "rlgf", "rloo", "safe_entropy_aware", "salsa", "sft", "skywork_r1v2", "spear", "spo_segment", "spo_self_play",
+    "srgpo", "subpo", "t_ppo", "trloo", "tscac", "ttrl", "ui_r1", "ui_s1", "vapo", "vc_ppo", "verpo",
+    "wmar_reservoir_replay",
 }  # fmt: skip
 # They learn from a prompt with one sample, here also by rewards of single tokens.
 ONE_SAMPLE_A_PROMPT = {

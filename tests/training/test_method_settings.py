@@ -37,7 +37,8 @@ TAKEN: dict[str, dict[str, Any]] = {
     "ui_r1": {"rewards": ("answer_tags", "gui_kind", "gui_click")},
     **dict.fromkeys(("dpo", "ipo", "orpo", "cpo", "simpo", "mpo", "reward_model", "fspo_few_shot"), PAIRS),
     **{name: {**PAIRS, "group_size": 1} for name in ("kto", "sft", "masked_sft", "process_reward_model")},
-    "lipo": LISTS,
+    **dict.fromkeys(("lipo", "oppo"), LISTS),
+    "seppo": {**PAIRS, "eval_size": 0},
     "spo_self_supervised": {**LISTS, "critic": "shared"},
     "likelihood_overopt_indicators": {
         **PAIRS,

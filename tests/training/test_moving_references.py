@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,19 @@ from tiny_runs import (
 
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.reference import ReferenceRule, exponential_average, periodic_reset
+from jaxrl_llm.core.reference import REFERENCE, ReferenceRule, exponential_average, periodic_reset
 from jaxrl_llm.distributed import mesh_of
+from jaxrl_llm.distributed.chips import topology_of
 from jaxrl_llm.learner.inputs import outputs_of
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
 from jaxrl_llm.learner.step import LearnedBatch, learn_batch
 from jaxrl_llm.models import load_policy, save_policy
+from jaxrl_llm.plan.shapes import held_by, shapes_of
 from jaxrl_llm.training import step as learning
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.method_settings import fitted
-from jaxrl_llm.training.method import check_method
+from jaxrl_llm.training.method import check_method, make_algorithm
+from jaxrl_llm.training.rollout import rollout_of
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -166,3 +170,45 @@ def test_what_a_run_cannot_do_is_refused_before_a_model_is_loaded() -> None:
     with pytest.raises(InputError, match="reference_memory is host, but the reference"):
         checked(periodic_reset(2), reference_memory="host")
     checked(periodic_reset(2), lora_rank=4)
+
+
+@pytest.mark.heavy
+def test_the_snapshot_of_a_step_samples_in_it(tmp_path: Path) -> None:
+    """Log-probabilities of the sampler are those of one of the policies so far, not always of the same."""
+    rows = [{"prompt": f"number {i}:", "completion": f" {i} seven"} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    config = small_config(
+        tmp_path, algorithm="seppo", hyperparameters={"size": 4, "every": 1}, prompts=str(tmp_path / "rows.jsonl"),
+        top_p=1.0, rewards=("given",), group_size=2, minibatches=1, eval_size=0, steps=4,
+    )  # fmt: skip
+    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, learning_rate=3e-2))
+    taken: list[Taken] = []
+    with watched(taken):
+        train(config)
+    policy, sampled_by = load_policy(MODEL)[0], list[int]()
+    weights = [{name: x for name, x in one.params.items() if name != REFERENCE} for one in taken]
+    for number, one in enumerate(taken):
+        batch = one.scored.batch
+        sampled = np.asarray(batch.action_mask) & (np.asarray(batch.scores) == 0)[:, None]
+        assert sampled.any()
+        gaps = [
+            np.abs(np.asarray(outputs_of(policy, params, batch).logp) - np.asarray(batch.behaviour_logp))[sampled].max()
+            for params in weights[: number + 1]
+        ]
+        assert [gap < 1e-4 for gap in gaps].count(True) == 1, "the policies differ"
+        sampled_by.append(int(np.argmin(gaps)))
+    assert len(set(sampled_by)) > 1
+    lines = lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert all(np.isfinite(line["loss"]) and "rollout/failed_groups" not in line for line in lines)
+    for line, number in zip(lines, sampled_by, strict=True):
+        assert (abs(line["pairwise"] - np.log(2)) < 1e-6) == (number == line["step"] - 1), "the reference is the same"
+
+
+def test_a_plan_counts_the_snapshots_of_a_reference_and_its_engine() -> None:
+    config = TrainConfig(
+        model=str(MODEL), algorithm="seppo", rewards=("given",), group_size=2, eval_size=0, max_new_tokens=8,
+        same_task="row", hyperparameters={"size": 3},
+    )  # fmt: skip
+    held = held_by(shapes_of(config, topology_of("cpu:1")))
+    assert held["reference"] == 3 * held["parameters"]
+    assert rollout_of(config, make_algorithm(config)).demands.engines == 2

@@ -29,7 +29,7 @@ def config_of(folder: Path, rows: list[dict[str, Any]], name: str = "dpo", **cha
     settings = {"reward": "even", "prompts": str(folder / "rows.jsonl"), "top_p": 1.0, "minibatches": 1, **changes}
     config = runs.small_config(folder, algorithm=name, **settings)
     default = TrainConfig()
-    given: dict[str, Any] = {"rewards": default.rewards, "group_size": default.group_size}
+    given: dict[str, Any] = {"rewards": default.rewards, "group_size": changes.get("group_size", default.group_size)}
     return TrainConfig(**{
         field: given.get(field, getattr(config, field)) for field in TrainConfig.__dataclass_fields__
     })  # fmt: skip
@@ -228,6 +228,25 @@ def test_degraded_responses_are_told_apart(tmp_path: Path) -> None:
     lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
     assert lines[0]["degree/loss"] == pytest.approx(np.log(3), abs=1e-5), "the head begins at 0"
     assert lines[-1]["degree/loss"] < lines[0]["degree/loss"]
+
+
+def test_responses_behind_codes_and_their_goal(tmp_path: Path) -> None:
+    taken, tokenizer = list[runs.Taken](), load_tokenizer(str(runs.MODEL))
+    with runs.watched(taken):
+        runs.train(
+            config_of(tmp_path, pairs(), "oppo", hyperparameters={"codes": 3, "rate": 1.0}, eval_size=0, group_size=6)
+        )
+    batch = taken[0].scored.batch
+    assert np.asarray((batch.info or {})["code"]).tolist() == [0, 1, 2] * 8
+    assert np.asarray(batch.reward).tolist() == [1, 1, 1, 0, 0, 0] * 4
+    for row, (ids, action) in enumerate(zip(np.asarray(batch.tokens), np.asarray(batch.action_mask), strict=True)):
+        whole = tokenizer.decode(ids[: np.argmax(action)], skip_special_tokens=True).replace(" ", "")
+        assert whole.startswith(f"[style{row % 3}]number")
+    lines = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
+    assert lines[0]["goal/0"] == pytest.approx(2 / 3)
+    assert lines[-1]["goal/0"] != pytest.approx(2 / 3)
+    assert all(sum(line[f"goal/{k}"] for k in range(3)) == pytest.approx(1) for line in lines)
+    assert lines[-1]["latent/likelihood"] < lines[0]["latent/likelihood"]
 
 
 def test_lists_and_indicators_of_pairs(tmp_path: Path) -> None:

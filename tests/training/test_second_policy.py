@@ -14,7 +14,7 @@ import tiny_runs as runs
 from test_moving_references import other_model
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.core.reference import Mixture, exponential_average
+from jaxrl_llm.core.reference import Mixture, exponential_average, with_initial
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import mesh_of
@@ -125,8 +125,13 @@ def test_the_prover_of_pav_stays_as_it_is(tmp_path: Path, monkeypatch: Any, prov
 
 def test_what_cannot_be_is_refused_before_a_model_is_loaded() -> None:
     moving = replace(get("grpo"), rollout=valued(2, "lines", of="reference"), reference=exponential_average())
-    with pytest.raises(InputError, match=r"draws from a reference that stays, but that of \S+ moves: use another"):
-        check_method(TrainConfig(), mesh_of(""), moving)
+    check_method(TrainConfig(), mesh_of(""), moving)
+    mixed = replace(moving, reference=with_initial(exponential_average(), 0.5))
+    with pytest.raises(InputError, match=r"draws from the reference, but that of \S+ mixes log-probabilities"):
+        check_method(TrainConfig(), mesh_of(""), mixed)
+    for changes in ({"oversample": 2.0}, {"max_staleness": 1}):
+        with pytest.raises(InputError, match="the reference of one step, which moves"):
+            check_method(replace(TrainConfig(), **changes), mesh_of(""), moving)
 
 
 @pytest.mark.heavy

@@ -126,6 +126,10 @@ PROVIDED = (
         StandIn("every response is whole", whole(2), none_of_rows), provider="the method's own rollout",
     ),
     Need(
+        "code", "info['code']", "[N]", "the code that the prompt begins with, a whole number from 0; NaN: none",
+        StandIn("no row has one", whole(4), none_of_rows), provider="the method's own rollout",
+    ),
+    Need(
         "staleness", "info['staleness']", "[N, L]", "steps since the weights that drew the token were the learner's",
         StandIn("0", lambda random, logp: random.integers(0, 4, logp.shape).astype(float), none_of_tokens),
         provider="a run, also without --max-staleness",

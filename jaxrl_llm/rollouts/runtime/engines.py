@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.hooks import first_state
 from jaxrl_llm.core.league import LEAGUE
+from jaxrl_llm.core.reference import REFERENCE
 from jaxrl_llm.distributed.mesh import on_device
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
@@ -29,10 +30,12 @@ from jaxrl_llm.sampling.weights import Weights, apart_from, take_weights
 from jaxrl_llm.sampling.weights.adapters import of_members, replace_adapters
 from jaxrl_llm.utils.errors import InputError
 
+BESIDE = (LEAGUE, REFERENCE)  # entries of the parameters that are not of the policy that learns
+
 
 def weights_of(setup: Experience, params: Params, before: Weights | None = None) -> Weights:
     """The sampler's weights of the policy that learns. before: those of the last step."""
-    policy, own = setup.policy, {name: x for name, x in params.items() if name != LEAGUE}
+    policy, own = setup.policy, {name: x for name, x in params.items() if name not in BESIDE}
     found = replace_adapters(policy, before, own) if setup.frozen and before is not None else None
     weights = found or take_weights(policy, own, setup.mesh, setup.sampling.weight_dtype)
     return apart_from(weights, lora.split(own)[1] if setup.frozen else own) if setup.beside else weights
@@ -50,11 +53,13 @@ def engines_of(
     if setup.rollout.demands.given:
         return _no_engine
     policy, sampling, units = setup.policy, setup.sampling, setup.hosts.units
-    params, league = {name: x for name, x in params.items() if name != LEAGUE}, params.get(LEAGUE, ())
+    moving, league = params.get(REFERENCE), params.get(LEAGUE, ())
+    params = {name: x for name, x in params.items() if name not in BESIDE}
     weights = weights_of(setup, params) if weights is None else weights
     others: Weights | None = None
     if setup.rollout.demands.reference:
-        others = take_weights(policy, on_device(setup.reference), setup.mesh, sampling.weight_dtype)
+        reference = on_device(setup.reference) if moving is None else combine(params, moving)
+        others = take_weights(policy, reference, setup.mesh, sampling.weight_dtype)
 
     @cache
     def of_snapshot(place: int) -> Weights:

@@ -53,7 +53,8 @@ class Experience:
     mesh: jax.sharding.Mesh | None = None
     """The devices to sample on, of all hosts: each unit of them samples on its own."""
     reference: Params | None = None
-    """Of the reference policy, for a rollout that draws from it."""
+    """Of the reference policy, for a rollout that draws from it. Where it moves, the parameters that a step is given
+    have it as an entry of their own (`reference.REFERENCE`)."""
     hosts: Hosts = ALONE
     clock: Clock = lambda name: nullcontext()
     """Returns a context manager that times "sample" or "score"."""

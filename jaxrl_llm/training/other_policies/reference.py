@@ -13,14 +13,14 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.league import LEAGUE, League
 from jaxrl_llm.core.needs import of_previous, of_reference
-from jaxrl_llm.core.reference import Mixture, ReferenceRule, Update
+from jaxrl_llm.core.reference import REFERENCE, Mixture, ReferenceRule, Update, chosen
 from jaxrl_llm.distributed.mesh import to_host
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.checks import check_params
 from jaxrl_llm.models.parameters import combine, without_critic
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.rollout import rollout_of
+from jaxrl_llm.training.rollout import rollout_of, strategy_of
 from jaxrl_llm.utils.errors import InputError, gather
 
 
@@ -41,11 +41,18 @@ def check_reference(config: TrainConfig, algorithm: Algorithm) -> None:
                 f"the reference of {config.algorithm} needs other models: give --algorithm.{rule.option} PATH"
             )
 
-    def fixed() -> None:
-        if rule.update is not None and (rollout := rollout_of(config, algorithm)).demands.reference:
+    def drawable() -> None:
+        if rule.update is None or not (rollout := rollout_of(config, algorithm)).demands.reference:
+            return
+        if rule.initial_share:
             raise InputError(
-                f"the rollout {rollout.name} draws from a reference that stays, but that of {config.algorithm} moves: "
-                "use another rollout"
+                f"the rollout {rollout.name} draws from the reference, but that of {config.algorithm} mixes "
+                "log-probabilities, from which nothing is drawn: use another rollout"
+            )
+        if config.max_staleness or strategy_of(config, algorithm) is not None:
+            raise InputError(
+                f"the rollout {rollout.name} draws from the reference of one step, which moves, but max_staleness, "
+                "oversample and segment_tokens continue samples in others: leave them out"
             )
 
     def movable() -> None:
@@ -60,7 +67,7 @@ def check_reference(config: TrainConfig, algorithm: Algorithm) -> None:
                 "are trained, whose average is not that of their products: train all weights"
             )
 
-    gather(complete, fixed, movable)
+    gather(complete, drawable, movable)
 
 
 def check_kept(config: TrainConfig, algorithm: Algorithm, own_source: bool = False) -> None:
@@ -129,7 +136,7 @@ def reference_now(fixed: Any, moving: Any, frozen: Params | None, initial_share:
     """The reference policy's parameters: those that stay, those that move with the frozen weights, or a `Mixture`."""
     if moving is None:
         return fixed
-    own = combine(frozen, moving)
+    own = combine(frozen, chosen(moving))
     return Mixture((fixed, own), (initial_share, 1 - initial_share)) if initial_share else own
 
 
@@ -144,15 +151,23 @@ def first_policies(
     as they are read.
     """
     rule, own = algorithm.reference, without_critic(params)
-    moves = rule is not None and rule.update is not None
+    moves = rule is not None and rule.update is not None and wants_reference(config, algorithm)
     wanted = {
-        "reference": own if moves and wants_reference(config, algorithm) else None,
+        REFERENCE: jax.jit(rule.init, static_argnums=1)(own, ()) if rule is not None and moves else None,
         "previous": own if of_previous(algorithm.needs) else None,
         "other": None if hook is None or hook.other is None else own,
         "target": None if algorithm.target is None else params["critic"],
         LEAGUE: None if league is None else (own,) * league.size,
     }
     return {name: jax.tree.map(jnp.copy, tree) for name, tree in wanted.items() if tree is not None}
+
+
+def drawn_from(config: TrainConfig, algorithm: Algorithm, policies: Mapping[str, Any]) -> dict[str, Any]:
+    """The policies that a rollout draws from beside those that stay, as entries of the sampler's parameters."""
+    found = {name: tree for name, tree in policies.items() if name == LEAGUE}
+    if REFERENCE in policies and rollout_of(config, algorithm).demands.reference:
+        found[REFERENCE] = chosen(policies[REFERENCE])
+    return found
 
 
 def with_second_policy(moving: Any, frozen: Params | None) -> Params | None:
@@ -163,7 +178,7 @@ def with_second_policy(moving: Any, frozen: Params | None) -> Params | None:
 def update_rules(algorithm: Algorithm, hook: Hook | None, league: League | None = None) -> dict[str, Update]:
     """How the policies of `first_policies` move after an update, by name."""
     rules: dict[str, ReferenceRule | League | None] = {
-        "reference": algorithm.reference, "other": None if hook is None else hook.other, "target": algorithm.target,
+        REFERENCE: algorithm.reference, "other": None if hook is None else hook.other, "target": algorithm.target,
         LEAGUE: league,
     }  # fmt: skip
     return {name: rule.update for name, rule in rules.items() if rule is not None and rule.update is not None}
