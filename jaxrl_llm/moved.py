@@ -111,6 +111,10 @@ _MOVES = (
     ("sampling.resume", "sampling", "parked=kv_offload kv_offload"),
     ("sampling.weights", "sampling", "weight_layouts=layouts"),
     ("algorithms.policy_loss", "algorithms.classic", "gspo_token"),
+    (
+        "algorithms.online_preferences", "algorithms.preferences",
+        "dpo_online inpo nash_md xpo sppo spo_self_play trpa p3o_pairwise"
+    ),
     ("plan", "sampling", "ahead=sampling_programs aot_programs=sampling_programs"),
     ("sampling.speculative", "sampling", "speculate=verify drafts tail"),
     ("models", "models", "check=checks rope_config=rope"),

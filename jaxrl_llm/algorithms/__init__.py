@@ -34,6 +34,7 @@ FAMILIES = (  # in the order of the data flow, after those to begin with
     "policy_loss",
     "regularisation",
     "preferences",
+    "online_preferences",
     "judged",
     "distillation",
     "diffusion",

@@ -14,12 +14,12 @@ from batches import batch_of, random_batch
 from method_step import arrays, assert_matches_loop, learn
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.algorithms.preferences.dpo_online import dpo_online
-from jaxrl_llm.algorithms.preferences.inpo import inpo
-from jaxrl_llm.algorithms.preferences.nash_md import geometric_mixture, nash, nash_md
-from jaxrl_llm.algorithms.preferences.spo_self_play import spo_self_play
-from jaxrl_llm.algorithms.preferences.sppo import sppo, win_rate_regression
-from jaxrl_llm.algorithms.preferences.xpo import xpo
+from jaxrl_llm.algorithms.online_preferences.dpo_online import dpo_online
+from jaxrl_llm.algorithms.online_preferences.inpo import inpo
+from jaxrl_llm.algorithms.online_preferences.nash_md import geometric_mixture, nash, nash_md
+from jaxrl_llm.algorithms.online_preferences.spo_self_play import spo_self_play
+from jaxrl_llm.algorithms.online_preferences.sppo import sppo, win_rate_regression
+from jaxrl_llm.algorithms.online_preferences.xpo import xpo
 from jaxrl_llm.core.hooks import Context
 from jaxrl_llm.core.trajectory import PolicyOutputs
 from jaxrl_llm.utils.errors import InputError

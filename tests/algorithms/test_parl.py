@@ -12,7 +12,7 @@ from batches import batch_of, finite_differences, gradient_of, outputs_of, prepa
 from method_step import arrays
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.algorithms.preferences.parl import parl, responsive_shares
+from jaxrl_llm.algorithms.online_preferences.parl import parl, responsive_shares
 from jaxrl_llm.utils.errors import InputError
 
 BETA, T = 0.5, 0.7

@@ -9,8 +9,8 @@ import pytest
 from batches import batch_of, finite_differences, outputs_of, prepared, random_batch
 from method_step import arrays, assert_matches_loop, learn
 
+from jaxrl_llm.algorithms.online_preferences.trpa import trpa
 from jaxrl_llm.algorithms.preferences.drpo_decoupled_reward import drpo_decoupled_reward
-from jaxrl_llm.algorithms.preferences.trpa import trpa
 from jaxrl_llm.core.trajectory import SHARED, Trajectories, map_rows, with_totals
 
 pytestmark = pytest.mark.heavy

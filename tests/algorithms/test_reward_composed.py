@@ -22,7 +22,7 @@ from method_step import arrays, assert_matches_loop, learn
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.preferences.p3o_pairwise import p3o_pairwise
+from jaxrl_llm.algorithms.online_preferences.p3o_pairwise import p3o_pairwise
 from jaxrl_llm.algorithms.rewards.brain import brain
 from jaxrl_llm.algorithms.rewards.c_morl import c_morl
 from jaxrl_llm.algorithms.rewards.carl_multiplicative_reward import carl_multiplicative_reward

@@ -11,7 +11,7 @@ import pytest
 from batches import random_batch
 from method_step import arrays, assert_matches_loop, learn
 
-from jaxrl_llm.algorithms.preferences.seppo import anchor_test, random_snapshot, seppo
+from jaxrl_llm.algorithms.online_preferences.seppo import anchor_test, random_snapshot, seppo
 from jaxrl_llm.core.reference import Snapshots, chosen
 
 BATCH, LOGP = random_batch(5, (2, 2, 2, 2))

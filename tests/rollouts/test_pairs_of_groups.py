@@ -9,7 +9,7 @@ from fake_engine import Ran, begin, length_of
 from test_judged import PAIRS as TEMPLATE
 from test_judged import Speaker, biased, scripted
 
-from jaxrl_llm.algorithms.preferences.sppo import ends_by_win_rate
+from jaxrl_llm.algorithms.online_preferences.sppo import ends_by_win_rate
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rollouts.episode import Episode

@@ -13,7 +13,7 @@ import pytest
 import tiny_runs as runs
 
 from jaxrl_llm.algorithms import get
-from jaxrl_llm.algorithms.preferences.nash_md import geometric_mixture
+from jaxrl_llm.algorithms.online_preferences.nash_md import geometric_mixture
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.learner.inputs import outputs_of

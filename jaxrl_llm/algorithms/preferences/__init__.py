@@ -1,1 +1,1 @@
-"""Loss: preferences between samples of a prompt, or between given responses."""
+"""Loss: preferences between given responses, or between good and bad samples; reward models."""
