@@ -30,8 +30,8 @@ NOT_OF_THE_GROUP_ALONE = {
     "istar", "masked_sft", "multi_turn_recipe", "nlpo", "open_rs", "optimal_token_baseline", "otr", "pa_rl",
     "pairwise_rl", "parl", "pav", "pdppo", "pf_ppo", "poad", "polychromic", "popri", "ppo", "ppo_max",
     "ppo_outer_scale", "process_reward_model", "r3l", "ravl", "reinforce", "reinforce_plus_plus", "relic", "remax",
-    "rlgf", "rloo", "safe_entropy_aware", "salsa", "sft", "skywork_r1v2", "spear", "spo_segment", "spo_self_play",
-    "srgpo", "subpo", "t_ppo", "trloo", "tscac", "ttrl", "ui_r1", "ui_s1", "vapo", "vc_ppo", "verpo",
+    "resim", "rlgf", "rloo", "safe_entropy_aware", "salsa", "sft", "skywork_r1v2", "spear", "spo_segment",
+    "spo_self_play", "srgpo", "subpo", "t_ppo", "trloo", "tscac", "ttrl", "ui_r1", "ui_s1", "vapo", "vc_ppo", "verpo",
     "wmar_reservoir_replay",
 }  # fmt: skip
 # They learn from a prompt with one sample, here also by rewards of single tokens.
@@ -40,8 +40,9 @@ ONE_SAMPLE_A_PROMPT = {
     "drpo_dataset_reset", "evocua", "fgaif", "gigpo", "hgpo", "hila", "hiper", "igpo_information_gain", "ipa", "istar",
     "masked_sft", "multi_turn_recipe", "nlpo", "optimal_token_baseline", "otr", "p3o_pairwise", "pa_rl",
     "pairwise_rl", "pav", "pdppo", "pf_ppo", "poad", "ppo", "ppo_max", "ppo_outer_scale", "process_reward_model",
-    "r3l", "ravl", "reinforce", "reinforce_plus_plus", "relic", "remax", "riskpo", "rlgf", "safe_entropy_aware",
-    "salsa", "sft", "skywork_r1v2", "spear", "spo_segment", "spo_self_play", "spo_single_stream", "srgpo", "subpo",
+    "r3l", "ravl", "reinforce", "reinforce_plus_plus", "relic", "remax", "resim", "riskpo", "rlgf",
+    "safe_entropy_aware", "salsa", "sft", "skywork_r1v2", "spear",
+    "spo_segment", "spo_self_play", "spo_single_stream", "srgpo", "subpo",
     "t_ppo", "trloo", "tscac", "vapo", "vc_ppo", "wmar_reservoir_replay",
 }  # fmt: skip
 # brpo compares with a random member, which may be equal to all others; all sets of passk_grpo may have a right member.

@@ -62,6 +62,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "agent_r": {"alphas": "0.1", "beta": 0.0, "width": 2},
     "evocua": {"low": 0.0, "high": 1.0, "success": 0.1},
     "dyna_grpo": {},
+    "resim": {"branches": 2, "depth": 2},
     "polychromic": {"states": 1},
 }
 # Episodes as a whole are compared; salt compares equal replies, which random weights do not give.
@@ -80,6 +81,7 @@ OF_EPISODES = (
     "agent_r",
     "evocua",
     "r3l",
+    "resim",
     "dyna_grpo",
 )
 FORKING = ("aepo_agentic", "arpo_agentic")  # from episodes that begin with the same tokens
@@ -102,6 +104,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "evocua": ENVIRONMENT,
     "r3l": ENVIRONMENT,
     "dyna_grpo": ENVIRONMENT,
+    "resim": ENVIRONMENT,
     "polychromic": {**ENVIRONMENT, "hyperparameters": {"states": 1, "without": "answer_key"}},
 }
 

@@ -44,12 +44,6 @@ from jaxrl_llm.utils.errors import InputError, require_choice
     paper="arXiv 2510.09577",
     year=2025,
     test="test_dyna_grpo.py::test_dyna_grpo_worked_example_and_loop",
-    lacks={
-        "simulation": (
-            "the first stage (ReSim), supervised training on simulated futures in the thoughts",
-            "searches in the environment whose texts are trained on",
-        )
-    },
     needs={
         "episode": "rows of one episode",
         "first_turn": "the order of these rows",
@@ -83,8 +77,8 @@ def dyna_grpo(
     before the update), or with these in their prompt ("kept"). What we read of the paper does not say which. Rewards
     are the environment's to give: the paper's are 10 for a success, 0 for a failure, -0.1 for each step before.
 
-    The first stage, supervised training on replies that were written from search trees, is not part of this; a policy
-    that writes no plans has simulations of one action.
+    The first stage, supervised training on replies that were written from searches, is `resim`: a run begins with its
+    export. A policy that writes no plans has simulations of one action.
     """
     ratio = token_ratio("old" if revealed == "removed" else "behaviour")
     objective = policy_gradient(ratio, clip(clip_low, clip_high), sequence_mean())
