@@ -115,7 +115,7 @@ def test_a_part_must_be_named_and_each_of_them(monkeypatch: pytest.MonkeyPatch) 
 def test_the_refusal_names_what_would_provide_the_need(need: str, tmp_path: Path) -> None:
     """And a run that has it is not refused."""
     # They take rollouts of agents alone; see test_agent_trees.py.
-    forking = ("aepo_agentic", "agent_r", "arpo_agentic", "dyna_grpo", "evocua", "r3l", "resim")
+    forking = ("aepo_agentic", "agent_r", "arpo_agentic", "dart_gui", "dyna_grpo", "evocua", "r3l", "resim")
     own = {name for name in NEEDED if (made := algorithms.get(name).rollout) is not None and made.wrap is None}
     method = next(name for name in NEEDED if need in NEEDED[name] and name not in own.union(forking))
     others = ",".join(name for name in missing(method) if name != need)
