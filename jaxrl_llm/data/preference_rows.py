@@ -9,7 +9,7 @@ from typing import Any
 from jaxrl_llm.data.chat.encode import is_conversation, preview
 from jaxrl_llm.utils.errors import InputError, several
 
-CHOSEN, REJECTED, LABEL = "chosen", "rejected", "label"
+CHOSEN, REJECTED, COMPLETION, LABEL = "chosen", "rejected", "completion", "label"
 
 
 def is_implicit(row: Mapping[str, Any]) -> bool:
@@ -60,8 +60,15 @@ def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return {k: x for k, x in one.items() if x is not None} == {k: x for k, x in other.items() if x is not None}
 
 
+def _is_empty(said: Any) -> bool:
+    """Whether a response, a text or messages, says nothing; None is none."""
+    if is_conversation(said):
+        return not any(message.get("content") or message.get("tool_calls") for message in said)
+    return isinstance(said, str) and not said
+
+
 def that_teach(rows: Sequence[dict[str, Any]], source: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows without pairs of equal responses, and what to say of them and of labels of one class.
+    """The rows without pairs of equal responses, and what to say of them, empty responses and labels of one class.
 
     InputError if no row is left.
     """
@@ -72,6 +79,9 @@ def that_teach(rows: Sequence[dict[str, Any]], source: str) -> tuple[list[dict[s
         if not kept:
             raise InputError(f"{source}: chosen and rejected are equal in every row: there is nothing to learn")
         notes.append(f"{source}: {what} left out of {len(rows):,}, because chosen and rejected are equal")
+    if empty := sum(any(_is_empty(row.get(name)) for name in (CHOSEN, REJECTED, COMPLETION)) for row in kept):
+        what = f"{several(empty, 'row')} with an empty response"
+        notes.append(f"{source}: {what}, of which the token that ends it is all that counts: filter what is not meant")
     labels = Counter(bool(row[LABEL]) for row in kept if CHOSEN not in row and isinstance(row.get(LABEL), bool | int))
     if len(labels) == 1:
         notes.append(f"{source}: every label is {str(next(iter(labels))).lower()}, so that nothing is told apart")

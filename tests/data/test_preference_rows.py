@@ -75,3 +75,12 @@ def test_rows_that_teach_nothing_are_counted() -> None:
     one_class = "v.jsonl: every label is true, so that nothing is told apart"
     assert that_teach(verdicts, "v.jsonl") == (verdicts, [one_class])
     assert that_teach([*verdicts, {**verdicts[0], "label": False}], "v.jsonl")[1] == []
+    nothing: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    empty = [
+        {"prompt": "a", "chosen": "", "rejected": "b"},
+        {"prompt": "a", "completion": nothing},
+        {"completion": "c"},
+    ]
+    kept, (note,) = that_teach(empty, "e.jsonl")
+    assert kept == empty
+    assert note.startswith("e.jsonl: 2 rows with an empty response, of which the token that ends it is all that counts")
