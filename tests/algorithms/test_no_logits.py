@@ -22,6 +22,7 @@ from jaxrl_llm.learner.step import as_sampled
 from jaxrl_llm.learner.teacher import with_head
 from jaxrl_llm.learner.update import gradient
 from jaxrl_llm.models import ModelConfig, Policy, init_params
+from jaxrl_llm.models.config_groups import Unmasking
 from jaxrl_llm.models.critic import critic_of, init_critic
 from jaxrl_llm.models.scores import init_reward_model
 
@@ -74,7 +75,9 @@ KINDS = sorted({"grpo", "ppo", *OF_NEEDS.values()})
 def test_a_whole_iteration_makes_no_array_of_all_logits(name: str) -> None:
     # This one's hidden layer is one of a larger model.
     algorithm = algorithms.get(name, **({"layer": 1} if name == "bupo" else {}))
-    policy, params = as_sampled(Policy(CONFIG), algorithm), init_params(jax.random.key(0), CONFIG)
+    unmasks = algorithms.families()[name] == "diffusion"
+    config = dataclasses.replace(CONFIG, unmasking=Unmasking(V - 1)) if unmasks else CONFIG
+    policy, params = as_sampled(Policy(config), algorithm), init_params(jax.random.key(0), config)
     if (critic := critic_of(algorithm.needs, "shared")) is not None:
         policy = dataclasses.replace(policy, critic=critic)
         params = init_critic(jax.random.key(1), policy, params, critic)
