@@ -39,8 +39,8 @@ from jaxrl_llm.plan.program.cost import cost_of  # noqa: E402
 from jaxrl_llm.plan.program.cycles import MOVES, by_kind, by_source, lines_in  # noqa: E402
 from jaxrl_llm.plan.program.schedule import scheduled  # noqa: E402
 from jaxrl_llm.plan.program.text import turn_of  # noqa: E402
-from jaxrl_llm.plan.sampling_programs import prompts_together  # noqa: E402
 from jaxrl_llm.plan.shapes import RunShapes, bytes_on_a_device, shapes_of  # noqa: E402
+from jaxrl_llm.sampling.prefill import prompts_together  # noqa: E402
 from jaxrl_llm.training.config import TrainConfig  # noqa: E402
 
 PLANS = ROOT / "experiments" / "plan"
@@ -166,7 +166,8 @@ def measure(name: str, given: dict[str, Any], text_file: Path | None) -> dict[st
     lines, order = lines_in(text, topology.chip), scheduled(text, topology.chip, slices_of(shapes))
     seconds = order.work
     own = shapes.mesh if kind == "update" else shapes.own
-    rows = {"prefill": prompts_together(shapes.size, row_shards(own, SAMPLED_ROWS)), "decode": shapes.size.shape.rows}
+    size, shards = shapes.size, row_shards(own, SAMPLED_ROWS)
+    rows = {"prefill": prompts_together(size.width, size.shape.prompts, shards), "decode": size.shape.rows}
     ideal = model_flops(config, shapes.policy.config, kind, rows.get(kind, 0)) / own.size / (topology.chip.peak * 1e12)
     least = must_read(shapes) if kind == "decode" else 0
     sampled = "" if kind == "update" else ",".join(f"{axis}={size}" for axis, size in own.shape.items() if size > 1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.data.chat.encode import fault_of, is_conversation, preview
+from jaxrl_llm.data.chat.encode import fault_of, is_conversation, preview, whole_text
 from jaxrl_llm.data.columns import Found, find, has, prompt_column_of
 from jaxrl_llm.data.digest import canonical
 from jaxrl_llm.data.generate import PREFIX, generate
@@ -182,7 +182,7 @@ def same_prompt(row: Mapping[str, Any]) -> str:
     A string equals a single user message of that string, and leading and trailing white space is ignored. A row that is
     a whole text has no prompt: it is its own.
     """
-    return content_of(row["completion"] if row["prompt"] == [] else row["prompt"])
+    return content_of(whole_text(row) or row["prompt"])
 
 
 def same_row(row: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from jaxrl_llm.sampling.decode import RingCache, begin, decode, empty_ring_cache
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.kv_cache import PrefixCache, PrefixSlots
-from jaxrl_llm.sampling.prefill import PREFILL_TOKENS, empty_prefix_cache, prefill
+from jaxrl_llm.sampling.prefill import empty_prefix_cache, prefill, prompts_together
 from jaxrl_llm.sampling.speculative.tail import columns_of, most_rows, source_length
 from jaxrl_llm.sampling.speculative.verify import Tail, gather, verify
 from jaxrl_llm.sampling.weights.layouts import (
@@ -100,12 +100,6 @@ def tail_arrays(arrays: Arrays, size: Size, own: Mesh, speculative_tokens: int) 
     return tail
 
 
-def prompts_together(size: Size, devices: int) -> int:
-    """How many prompts of the full width go through one call of prefill. devices: over which rows are sharded."""
-    most = min(max(PREFILL_TOKENS // size.width, 1), -(-size.shape.prompts // devices))
-    return devices << (most.bit_length() - 1)
-
-
 def compile_sampling(
     policy: Policy,
     params: Shapes,
@@ -144,7 +138,7 @@ def compile_sampling(
     slots = None
     if not shape.fixed:
         slots = PrefixSlots(number(jnp.int32, shape.rows), number(jnp.int32, shape.prompts * shape.slots_per_prompt))
-    together = prompts_together(size, row_shards(own, SAMPLED_ROWS))
+    together = prompts_together(size.width, size.shape.prompts, row_shards(own, SAMPLED_ROWS))
     asked = spread((number(jnp.int32, together, size.width), *[number(jnp.int32, together)] * 2), own)
     one, ends = number(jnp.int32), spread(jax.eval_shape(ends_of_prompts, prefix_cache, slots, rows), own)
     trace: dict[str, Callable[[], Any]] = {

@@ -9,8 +9,8 @@ from jaxrl_llm.distributed.chips import NETWORK, Chip
 from jaxrl_llm.plan.program.collectives import BETWEEN
 from jaxrl_llm.plan.program.cost import Cost
 from jaxrl_llm.plan.program.cycles import Kernel
-from jaxrl_llm.plan.sampling_programs import prompts_together
 from jaxrl_llm.sampling.capacity import Size
+from jaxrl_llm.sampling.prefill import prompts_together
 from jaxrl_llm.training.config import TrainConfig
 
 
@@ -39,7 +39,7 @@ def calls(config: TrainConfig, size: Size, hosts: int, devices: int, name: str) 
     if name == "decode":
         return rounds * config.max_new_tokens
     if name == "prefill":
-        return math.ceil(prompts / prompts_together(size, devices))
+        return math.ceil(prompts / prompts_together(size.width, size.shape.prompts, devices))
     # Passes of speculation take the place of decode steps.
     return {"begin": rounds, "verify": 0}.get(name, 1)
 

@@ -55,8 +55,7 @@ def prefill_prompts(
         widths.setdefault(width, []).append((slot, ids, adapter))
     devices = row_shards(weights.mesh, SAMPLED_ROWS)
     for width, batch in widths.items():
-        most = min(max(PREFILL_TOKENS // width, 1), -(-size.shape.prompts // devices))
-        most = devices << (most.bit_length() - 1)
+        most = prompts_together(width, size.shape.prompts, devices)
         for first in range(0, len(batch), most):  # of one size for each width: another would be another program
             part = batch[first : first + most]
             padding = most - len(part)
@@ -71,6 +70,12 @@ def prefill_prompts(
             stats.prompt_tokens += sum(len(ids) for _, ids, _ in part)
             stats.padded_tokens += tokens.size
     return prefix_cache
+
+
+def prompts_together(width: int, slots: int, devices: int) -> int:
+    """How many prompts of a width go through one call. slots: of prompts. devices: over which rows are sharded."""
+    most = min(max(PREFILL_TOKENS // width, 1), -(-slots // devices))
+    return devices << (most.bit_length() - 1)
 
 
 def empty_prefix_cache(policy: Policy, prompts: int, length: int, dtype: Any, record: bool = False) -> PrefixCache:

@@ -10,6 +10,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.rules import Partial
+from jaxrl_llm.data.chat.encode import whole_text
 from jaxrl_llm.rewards.environment import ENVIRONMENT, JUDGE, is_among
 from jaxrl_llm.rollouts.programs import with_greedy_baseline
 from jaxrl_llm.rollouts.registry import rollout_by_name
@@ -147,7 +148,7 @@ def check_columns(config: TrainConfig, algorithm: Algorithm, rows: Sequence[Mapp
     for column in rollout.columns:
         if not any(column in row for row in rows[:1]):
             raise InputError(f"the rollout {rollout.name} reads the column {column!r}, which no prompt has")
-    if any(row["prompt"] == [] for row in rows[:1]) and not rollout.demands.given:
+    if any(whole_text(row) is not None for row in rows[:1]) and not rollout.demands.given:
         raise InputError(
             f"the rows are whole texts (column text), after which nothing is sampled, but {config.algorithm} samples: "
             "name the prompt's column with --prompt-column, or take sft, which learns to write them"

@@ -15,7 +15,8 @@ from batches import batch_of
 from method_step import learn
 
 sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
-from speaking import TEMPLATES, run_agents, tokenizer_of
+from speaking import run_agents, tokenizer_of
+from test_simulations import END, Locked, environment_reward, text_of
 
 from jaxrl_llm.algorithms.agents import resim
 from jaxrl_llm.algorithms.agents.resim import foreseeing
@@ -27,7 +28,6 @@ from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
 from jaxrl_llm.utils.errors import InputError
 
-END = TEMPLATES["plain"][1]
 TOLD = "tried out"
 
 
@@ -51,20 +51,6 @@ class Rooms:
         return -1.0
 
 
-class Locked(Rooms):
-    """It can be neither copied nor replayed: each one begins in another room."""
-
-    made = 0
-
-    def __init__(self, row: Mapping[str, Any]) -> None:
-        super().__init__(row)
-        Locked.made += 1
-        self.number, self.lock = Locked.made, (x for x in ())
-
-    def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        return Observation([{"role": "user", "content": f"room {self.number}"}])
-
-
 def says(text: str, sample: int) -> str:
     """The action of the best way that it was told, else a or b by the number of the sample."""
     if TOLD not in text:
@@ -72,10 +58,6 @@ def says(text: str, sample: int) -> str:
     ways = [way.splitlines() for way in text.rpartition("Way 1")[2].split("\nWay ")]
     best = max(ways, key=lambda lines: float(lines[0].split("of value ")[1].rstrip(":")))
     return best[1].removeprefix("you: ") + END
-
-
-async def environment_reward(task: Any, episodes: Any) -> list[Episode]:
-    return [episode.scored(episode.rewards["environment"]) for episode in episodes]
 
 
 def played(
@@ -88,10 +70,6 @@ def played(
     found, engines = run_agents(rollout, tokenizer_of("plain"), says, [{"prompt": "Go."}], 2, flight=flight)
     asked = [text_of([*one.prompt, *one.begun.token.tolist()]) for one in engines[0].requests]
     return list(found.groups[0].episodes), asked
-
-
-def text_of(ids: Any) -> str:
-    return str(tokenizer_of("plain").decode(list(ids)))
 
 
 def test_resim_learns_replies_that_have_seen_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:

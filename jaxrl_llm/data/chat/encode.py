@@ -39,6 +39,12 @@ def is_conversation(prompt: Any) -> bool:
     )
 
 
+def whole_text(row: Mapping[str, Any]) -> str | None:
+    """The text of a row that is a whole text, its `completion`, where its prompt is []; None for other rows."""
+    text = row.get("completion") if row.get("prompt") == [] else None
+    return text if isinstance(text, str) else None
+
+
 def fault_of(prompt: Any) -> str | None:
     """Why a string or a conversation is not a valid prompt, in one line; None if it is valid.
 
@@ -98,8 +104,8 @@ def encode_prompt(
         raise InputError(f"format is {preview(format)}, but must be a PromptFormat, such as PromptFormat('plain')")
     if system_prompt is not None and (not isinstance(system_prompt, str) or not is_unicode(system_prompt)):
         raise InputError(f"the system prompt is {preview(system_prompt)}, but must be text")
-    whole = (row or {}).get("completion") if prompt == [] else None
-    if isinstance(whole, str):
+    whole = whole_text({**(row or {}), "prompt": prompt})
+    if whole is not None:
         if system_prompt is not None:
             raise InputError("the row is a whole text, which has no place for a system prompt: leave it out")
         ids = encode_plain(tokenizer, whole)[:1]

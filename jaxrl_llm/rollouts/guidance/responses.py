@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
-from jaxrl_llm.data.chat.encode import encode_plain, has_chat_template, is_conversation
+from jaxrl_llm.data.chat.encode import encode_plain, has_chat_template, is_conversation, whole_text
 from jaxrl_llm.rewards.environment import GIVEN
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
@@ -149,7 +149,7 @@ def response(tools: Tools, task: Task, column: str, earlier: bool = False) -> Ep
     said, end, prompt = task.row.get(column), getattr(tools.tokenizer, "eos_token_id", None), task.prompt
     stop = [] if end is None else [end]
     pieces: list[tuple[Sequence[int], bool]] = []
-    if isinstance(said, str) and task.row["prompt"] == []:  # a whole text, whose first token is the prompt
+    if isinstance(said, str) and whole_text(task.row) is not None:  # its first token is the prompt
         rest = encode_plain(tools.tokenizer, said)[1:]
         pieces.append((rest if rest[-1:] == stop else [*rest, *stop], True))
     elif isinstance(said, str) and not _talks(tools, task):
