@@ -194,8 +194,12 @@ def pages() -> dict[str, str]:
 
 
 def _write(app: Any) -> None:
-    for path, text in pages().items():
-        target = Path(app.srcdir, "generated", path)
+    folder, found = Path(app.srcdir, "generated"), pages()
+    for old in folder.rglob("*.rst"):  # of a stage or module that has another name now
+        if old.relative_to(folder).as_posix() not in found:
+            old.unlink()
+    for path, text in found.items():
+        target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists() or target.read_text() != text:  # an unchanged page is not built again
             target.write_text(text)

@@ -22,6 +22,7 @@ from extensions.tex import GREEK, display, tex
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.describe import START, by_stage, parameters
+from jaxrl_llm.algorithms.method import Facts
 from jaxrl_llm.algorithms.parts import lacks_of
 from jaxrl_llm.texts import method as texts
 
@@ -103,14 +104,23 @@ def test_pages_of_the_catalogue_have_every_method() -> None:
             assert all(f"``{one.name}``" in section for one in parameters(name))
     index = found["methods/index.rst"]
     lacking = [name for name in algorithms.names() if lacks_of(name)]
-    assert lacking
     assert index.count("- half\\:") + index.count("- half:") == len(lacking)
+    assert f"of which {len(lacking)} are half" in index
+    assert index.count("     - whole") == len(algorithms.names()) - len(lacking) + len(texts.names())
     assert all(f"   * - {name}\n" in index for name in texts.names())
     table = re.findall(r"^\| `(\w+)` \|", (DOCS / "algorithms.md").read_text(), flags=re.MULTILINE)
     assert table == list(START)
     assert len(table) == 7
     assert with_code("clip_low of it\n\n    clip_low", ["clip_low", "k"]) == "`clip_low` of it\n\n    clip_low"
     assert "jaxrl_llm.objectives.clip" in found["api/jaxrl_llm.objectives.rst"]
+
+
+def test_the_extent_of_a_method() -> None:
+    from extensions.catalogue import extent
+
+    half = Facts("a", 2026, "b::c", lacks={"tail": ("the tail", "a scheduler")}, beside={"x": ("the x_y", "z")})
+    assert extent(half) == r"half\: the tail; not here\: the x\_y"
+    assert extent(Facts("a", 2026, "b::c")) == "whole"
 
 
 @pytest.mark.heavy
