@@ -22,7 +22,7 @@ import numpy as np
 from rollout_tail import tail_limits
 
 from jaxrl_llm.rollouts.asynchronous.renewal import remove, renew
-from jaxrl_llm.rollouts.asynchronous.staleness import Waiting, in_flight, taken
+from jaxrl_llm.rollouts.asynchronous.staleness import Ahead, Waiting, adjusted, in_flight, taken
 from jaxrl_llm.rollouts.program_host import Draws, Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Rule
@@ -141,13 +141,14 @@ class Simulation:
         run.open(lambda: False)
         waiting, begun = dict[GroupKey, tuple[int, GroupRun]](), 0
         ready, entered, complete = 0.0, -1, -1.0  # when the weights of a step are there, and its groups complete
-        step, free, waited, oldest = 0, 0.0, 0.0, 0
+        step, free, waited, oldest, ahead, spare = 0, 0.0, 0.0, 0, Ahead(min(self.bound, 1)), 0
         ages, chosen, ends = list[np.ndarray](), list[list[GroupKey]](), list[float]()
         while step < self.steps:
             if entered < step and self.now >= ready:
                 self.version = entered = step
                 renew(run, driver)
-                count = in_flight(step, self.bound, self.groups, self.steps) - len(waiting)
+                spare = len(run.ended)
+                count = max(in_flight(step, ahead.steps, self.groups, self.steps) - len(waiting), 0)
                 flight = [self._task(begun + i, step) for i in range(count)]
                 for one in run.new(flight, [SampleNumbers(0, 1 << 20)] * count, {}):
                     waiting[one.log().key] = (begun, one)
@@ -162,6 +163,9 @@ class Simulation:
             if keys is None or entered < step:
                 continue
             start = max(ready, complete)
+            if self.bound and step:
+                share = (start - ready) / (start - ready + self.machine.update)
+                ahead = adjusted(ahead, self.bound, spare, self.groups, share)
             waited, free = waited + start - free, start + self.machine.update
             found = [waiting.pop(key)[1] for key in keys]
             remove(run, found)

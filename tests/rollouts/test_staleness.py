@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.rollouts.asynchronous.staleness import Waiting, in_flight, taken
+from jaxrl_llm.rollouts.asynchronous.staleness import SPARE, WAIT, Ahead, Waiting, adjusted, in_flight, taken
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey
 
 STEPS = 9
@@ -22,6 +22,8 @@ def test_every_step_is_full_and_no_group_is_too_old(
 ) -> None:
     """Groups become complete in any order, so many as a step needs at least; some are replaced by new ones.
 
+    How far the sampler is ahead changes at random.
+
     slow: of the first groups, which are complete only when nothing else is left that could be.
     """
     waiting, place, chunk, learned = list[Waiting](), 0, 0, 0
@@ -33,10 +35,11 @@ def test_every_step_is_full_and_no_group_is_too_old(
             place += 1
 
     for step in range(STEPS):
-        come(in_flight(step, bound, wanted, STEPS) - len(waiting), step)
+        here = max(in_flight(step, pick.randint(1, bound), wanted, STEPS), len(waiting))
+        come(here - len(waiting), step)
         count = wanted
         while count:
-            assert len(waiting) == in_flight(step, bound, wanted, STEPS) - (wanted - count)
+            assert len(waiting) == here - (wanted - count)
             while (keys := taken(waiting, step, bound, count, wanted)) is None:
                 running = [i for i, one in enumerate(waiting) if one.ended is None]
                 fast = [i for i in running if waiting[i].place >= slow]
@@ -64,3 +67,24 @@ def test_it_takes_what_is_complete_first_where_older_groups_have_time() -> None:
     assert taken([*old, new], 1, 2, 1, later=1) is None
     old[1] = old[1]._replace(ended=9)
     assert taken([*old, new], 1, 2, 1, later=1) == [old[1].key]
+
+
+@given(
+    bound=st.integers(1, 4), wanted=st.integers(1, 3),
+    steps=st.lists(st.tuples(st.integers(0, 12), st.floats(0, 1)), max_size=30),
+)  # fmt: skip
+def test_how_far_the_sampler_is_ahead(bound: int, wanted: int, steps: list[tuple[int, float]]) -> None:
+    """From 1 to the bound; one more after a wait alone, and one less after two steps in a row with groups to spare."""
+    ahead, spares = Ahead(), 0
+    for complete, waited in steps:
+        before, ahead = ahead, adjusted(ahead, bound, complete, wanted, waited)
+        assert 1 <= ahead.steps <= bound
+        late = complete < wanted and waited > WAIT
+        spares = spares + 1 if complete >= 2 * wanted else 0
+        if late:
+            assert ahead.steps == min(before.steps + 1, bound)
+        elif spares == SPARE:
+            assert ahead.steps == max(before.steps - 1, 1)
+            spares = 0
+        else:
+            assert ahead.steps == before.steps

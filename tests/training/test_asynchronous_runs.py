@@ -92,9 +92,13 @@ def test_an_interpolated_policy_stands_for_that_before_the_update(
 def assert_bounded(run: Path | str, bound: int = 2, steps: int = STEPS) -> None:
     """Each step took as many groups as it wants, none twice, none too old, and none was dropped."""
     every = assert_taken_once(run, bound, steps)
-    # What was admitted was taken: of the first weights three steps' groups, of each later ones one step's.
+    # What was admitted was taken, and each step had groups of the next ones in flight: of one, and of `bound` at most.
     first = [sum(key[1] == step for key in every) for step in range(steps)]
-    assert first == [GROUPS * (bound + 1), *[GROUPS] * (steps - bound - 1), *[0] * bound]
+    assert first == [sum(line["admitted"]) for line in order_of(run)]
+    flight = [sum(first[: step + 1]) - GROUPS * step for step in range(steps)]
+    assert flight[0] == 2 * GROUPS
+    for step, groups in enumerate(flight):
+        assert GROUPS * min(2, steps - step) <= groups <= GROUPS * min(bound + 1, steps - step)
 
 
 def assert_taken_once(run: Path | str, bound: int = 2, steps: int = STEPS) -> list[tuple[int, ...]]:
@@ -409,19 +413,19 @@ def test_a_source_of_its_own_is_refused(tmp_path: Path) -> None:
 def test_order_files(tmp_path: Path) -> None:
     path = tmp_path / FILE
     for step in (0, 1, 2):
-        write_order(path, StepOrder(step, [[7 * step], [step]], [[], []], step == 0))
+        write_order(path, StepOrder(step, [4, 4], [[7 * step], [step]], [[], []], step == 0))
     assert of_host(read_order(tmp_path, 3), 1) == ([0, 1, 2], [[], [], []])
     with pytest.raises(InputError, match="is of 2 hosts: start as many"):
         of_host(read_order(tmp_path, 3), 2)
     with pytest.raises(InputError, match="has the order of 3 steps, but this run has 4"):
         read_order(tmp_path, 4)
-    write_order(path, StepOrder(2, [[0], [0]], [[], []], True))
+    write_order(path, StepOrder(2, [4, 4], [[0], [0]], [[], []], True))
     assert [line["step"] for line in runs.lines_of(path)] == [0, 1, 2]
     with pytest.raises(InputError, match="was resumed after step 2"):
         read_order(tmp_path, 3)
     assert len(read_order(tmp_path, 2)) == 2
     path.write_text(path.read_text() + '{"step": 3, "ente')  # a kill
-    write_order(path, StepOrder(3, [], [], True))
+    write_order(path, StepOrder(3, [4, 4], [], [], True))
     assert [line["step"] for line in runs.lines_of(path)] == [0, 1, 2, 3]
     path.write_text("{}\n")
     with pytest.raises(InputError, match="is no order of steps"):

@@ -54,6 +54,8 @@ class Taken(NamedTuple):
     stats: list[Stats]  # of the engines that ended since the last time
     seconds: Mapping[str, float]  # since the last time: decoding, and idle at the bound
     entered: Sequence[int]  # the turns before which entries came in, of those since the last time
+    complete: int = 0  # groups that were complete when these were asked for
+    waited: float = 0.0  # share of the time since the last groups were there, from 0 to 1
 
 
 class _Asked(NamedTuple):
@@ -79,6 +81,7 @@ class Sampler:
         self._taken_keys = set[GroupKey]()  # of them
         self._admitted, self._entered = 0, list[int]()
         self._until: int | None = None
+        self._last = time.perf_counter()  # when groups were taken
         self._failures = 0
         self._error: BaseException | None = None
         self._over = False
@@ -106,6 +109,7 @@ class Sampler:
         choose: (groups that no step has taken) -> their keys, or None to wait. Raises what ended the thread, and
         KeyboardInterrupt after Ctrl-C.
         """
+        complete, asked = len(self._run.ended), time.perf_counter()
         with self._news:
             while (keys := choose(self._waiting())) is None:
                 self._check()
@@ -114,7 +118,8 @@ class Sampler:
         found: list[Taken] = []
         self._call(lambda: found.append(self._taken(keys)))
         self._taken_keys |= set(keys)
-        return found[0]
+        last, self._last = self._last, time.perf_counter()
+        return found[0]._replace(complete=complete, waited=(self._last - asked) / (self._last - last))
 
     def logs(self) -> Pool:
         """The logs of all groups that no step has taken, with the tokens drawn until now."""

@@ -26,8 +26,9 @@ from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rewards.streamed import StreamedScores
 from jaxrl_llm.rollouts.asynchronous.metrics import ages, sampler_metrics, staleness_metrics
+from jaxrl_llm.rollouts.asynchronous.new_groups import new_groups
 from jaxrl_llm.rollouts.asynchronous.sampler import Entry, Sampler, Taken
-from jaxrl_llm.rollouts.asynchronous.staleness import Waiting, in_flight, taken
+from jaxrl_llm.rollouts.asynchronous.staleness import Ahead, Waiting, adjusted, in_flight, taken
 from jaxrl_llm.rollouts.asynchronous.step_order import NEVER, StepOrder, of_host, write_order
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.admission import Collected
@@ -37,10 +38,10 @@ from jaxrl_llm.rollouts.runtime.engines import engines_of, weights_of
 from jaxrl_llm.rollouts.runtime.multihost_gather import of_all_hosts
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
 from jaxrl_llm.rollouts.runtime.resampling import Resampling
-from jaxrl_llm.rollouts.runtime.source import begun, continued, driver_of, experience, score
+from jaxrl_llm.rollouts.runtime.source import continued, driver_of, experience, score
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
-from jaxrl_llm.rollouts.runtime.sources import draw, rollout_metrics
+from jaxrl_llm.rollouts.runtime.sources import rollout_metrics
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import Weights
 from jaxrl_llm.utils.errors import InputError
@@ -124,6 +125,7 @@ class _Beside:
         self.rule, self.hosts = rule, hosts
         self.sampler: Sampler | None = None
         self.in_flight: list[int] = []
+        self.ahead: list[Ahead] = []
         self.entries = 0  # of this host's sampler until now
         # The state at the beginning of the last step, the same with its prompts drawn, and what the step has taken.
         self.begun: tuple[ExperienceState, ExperienceState] | None = None
@@ -145,10 +147,10 @@ class _Beside:
             # Older groups first, so that each host gets as many of them.
             pool = sorted(state.pool, key=lambda log: log.key.first_step)
             self.in_flight, self.entries = [len(pool[host :: hosts.units]) for host in range(hosts.units)], 0
+            self.ahead = [Ahead()] * hosts.units
             own = hosts.share(pool)
-        # None where a run goes on that is to have fewer steps than were admitted.
-        missing = [max(in_flight(step, rule.bound, each, rule.steps) - count, 0) for count in self.in_flight]
-        before, (new, state, dropped) = state, _admitted(setup, state, missing, step)
+        missing = self._missing(step, each)
+        before, (new, state, dropped) = state, new_groups(setup, state, missing, step)
         self.begun, self.unlearned = (before, state), ()
         with setup.clock("transfer"), DISPATCH:
             weights = weights_of(setup, params, self.weights)
@@ -178,13 +180,22 @@ class _Beside:
             self.unlearned = (*self.unlearned[: -len(parts[-1].logs) or None], *(log for log, bad in logs if not bad))
             counts = [int(bad.sum()) for bad in by_host]
             earlier = [log.prompt_id for log, _ in new]
-            more, state, lost = _admitted(setup, state, counts, step, earlier)
+            more, state, lost = new_groups(setup, state, counts, step, earlier)
             new, dropped, self.begun = [*new, *more], dropped + lost, (before, state)
             self._enter(setup, None, more)
         self.in_flight = [count + came - each for count, came in zip(self.in_flight, missing, strict=True)]
-        metrics = rollout_metrics(stats, dropped) | mean_metrics(runs) | self._metrics(setup, parts, stats, step, began)
+        beside = self._metrics(setup, parts, stats, StepOrder(step, missing, [], [], began))
+        metrics = rollout_metrics(stats, dropped) | mean_metrics(runs) | beside
         state = state._replace(pool=())
         return (Step(scored, rows_of(found.groups), metrics) if rounds is None else rounds.step(metrics)), state
+
+    def _missing(self, step: int, each: int) -> list[int]:
+        """The groups that come in with the weights of a step, by host."""
+        if self.rule.repeat:
+            return self.rule.repeat[step].admitted
+        # None where a run goes on that is to have fewer steps than were admitted.
+        flight = [in_flight(step, ahead.steps, each, self.rule.steps) for ahead in self.ahead]
+        return [max(wanted - count, 0) for wanted, count in zip(flight, self.in_flight, strict=True)]
 
     def _enter(self, setup: Experience, driver: Driver | None, flight: Sequence[tuple[GroupLog, Task]]) -> None:
         """Let weights (None: those there are) and groups come in."""
@@ -235,15 +246,23 @@ class _Beside:
             return of_all_hosts(hosts, places, own, scored, batch_of)
 
     def _metrics(
-        self, setup: Experience, parts: Sequence[Taken], stats: Sequence[Stats], step: int, began: bool
+        self, setup: Experience, parts: Sequence[Taken], stats: Sequence[Stats], order: StepOrder
     ) -> dict[str, float]:
-        """Metrics of a step of all hosts, whose order is written. began: with the sampler."""
+        """Metrics of a step of all hosts, whose order is written, and how far their samplers are ahead after it.
+
+        order: of the step, of which what each host did is to come.
+        """
         logs = [log for one in parts for log in one.logs]
         entered = [turn for one in parts for turn in one.entered]
-        mine = ages(parts, step), [one.seconds for one in parts], entered, [log.key for log in logs]
-        found = setup.hosts.gather(mine)
+        mine = ages(parts, order.step), [one.seconds for one in parts], entered, [log.key for log in logs]
+        found = setup.hosts.gather((*mine, parts[0].complete, parts[0].waited))
         if self.rule.record is not None and setup.hosts.first:
-            write_order(self.rule.record, StepOrder(step, [one[2] for one in found], [one[3] for one in found], began))
+            did = order._replace(entered=[one[2] for one in found], groups=[one[3] for one in found])
+            write_order(self.rule.record, did)
+        if not order.began:
+            each = setup.prompts_per_step // setup.hosts.units
+            rates = [(complete, each, waited) for *_, complete, waited in found]
+            self.ahead = [adjusted(x, self.rule.bound, *rate) for x, rate in zip(self.ahead, rates, strict=True)]
         age, seconds = np.concatenate([one[0] for one in found]), [some for one in found for some in one[1]]
         metrics = staleness_metrics(age, self.rule.bound) | sampler_metrics(seconds, stats, setup.hosts.units)
         return metrics | {"rollout/pool": float(sum(self.in_flight))}
@@ -286,31 +305,3 @@ class _Beside:
         """Context manager in which the sampler runs no programs."""
         with nullcontext() if self.rule.turns else self.turn:
             yield
-
-
-def _admitted(
-    setup: Experience, state: ExperienceState, counts: Sequence[int], step: int, earlier: Sequence[int] = ()
-) -> tuple[list[tuple[GroupLog, Task]], ExperienceState, int]:
-    """(groups of new prompts that this host samples, the state after them, number of prompts dropped).
-
-    counts: of each host. earlier: the prompts of the groups that began in this step before.
-    """
-    ids, curriculum, dropped = _drawn(setup, state.curriculum, sum(counts))
-    first = sum(counts[: setup.hosts.index])
-    new = begun(setup, curriculum, ids, len(ids), step, earlier)[first : first + counts[setup.hosts.index]]
-    return new, state._replace(curriculum=curriculum), dropped
-
-
-def _drawn(setup: Experience, curriculum: Any, count: int) -> tuple[list[int], Any, int]:
-    """The prompts of so many groups, those of one step after another."""
-    ids, dropped = list[int](), 0
-    while len(ids) < count:
-        wanted = min(setup.prompts_per_step, count - len(ids))
-        found, curriculum, lost = draw(setup.curriculum, setup.prompts, curriculum, wanted)
-        if len(found) != wanted:
-            raise InputError(
-                f"max_staleness is above 0, but the curriculum chose {len(found)} prompts for {wanted} groups, which "
-                "asynchronous sampling does not support: leave one of the two out"
-            )
-        ids, dropped = [*ids, *found], dropped + lost
-    return ids, curriculum, dropped

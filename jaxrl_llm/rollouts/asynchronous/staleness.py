@@ -1,8 +1,11 @@
 """The bound on staleness: how many groups are admitted, and which of them a step takes.
 
 The staleness of a group is the learner's step less the step of the weights with which it was admitted; no token of it
-is older. With S groups a step, each step has (bound + 1) S groups to take from: with the weights of step v,
-(v + bound + 1) S groups have been admitted in all, which is AReaL's rule (arXiv 2505.24298). No group is dropped.
+is older. With S groups a step, at most (bound + 1) S are in flight with the weights of a step, which is AReaL's rule
+(arXiv 2505.24298). A learner that never waits needs no more than 2 S: groups that are complete long before a step takes
+them are stale for nothing. The sampler therefore begins one step ahead of the learner, gets further ahead after each
+step for which the learner waited, and less far after steps that had groups of another step to spare (`adjusted`). No
+group is dropped.
 
 A group that is admitted at step v must be taken by step v + bound, its last. Steps could all take the groups that are
 complete first if older ones did not run out of steps: those whose last step is t or earlier must not be more than the
@@ -20,6 +23,9 @@ from typing import NamedTuple
 
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey
 
+WAIT = 0.02  # share of a step's seconds for which the learner may wait
+SPARE = 2  # steps with groups of another to spare, after which the sampler is less far ahead
+
 
 class Waiting(NamedTuple):
     """A group that no step has taken."""
@@ -29,13 +35,37 @@ class Waiting(NamedTuple):
     ended: int | None = None  # chunk after which it was complete
 
 
-def in_flight(step: int, bound: int, wanted: int, steps: int) -> int:
-    """Groups that no step has taken once the weights of `step` are in. steps: of the run.
+class Ahead(NamedTuple):
+    """How far a sampler is ahead of the learner."""
 
-    >>> [in_flight(step, bound=2, wanted=4, steps=5) for step in range(5)]
+    steps: int = 1  # whose groups are in flight beside an update, from 1 to the bound
+    spare: int = 0  # steps in a row until now that had groups of another step to spare
+
+
+def adjusted(ahead: Ahead, bound: int, complete: int, wanted: int, waited: float) -> Ahead:
+    """How far the sampler of a host is ahead after a step.
+
+    complete: groups of the host that were complete when the learner asked for those of the step; wanted: how many it
+    asked for. waited: share of the step's seconds for which it waited, from 0 to 1.
+
+    >>> adjusted(Ahead(1), bound=2, complete=3, wanted=4, waited=0.3)
+    Ahead(steps=2, spare=0)
+    >>> adjusted(Ahead(2, spare=1), bound=2, complete=8, wanted=4, waited=0.0)
+    Ahead(steps=1, spare=0)
+    """
+    if complete < wanted:
+        return Ahead(min(ahead.steps + (waited > WAIT), bound))
+    spare = ahead.spare + 1 if complete >= 2 * wanted else 0
+    return Ahead(max(ahead.steps - 1, 1)) if spare == SPARE else ahead._replace(spare=spare)
+
+
+def in_flight(step: int, ahead: int, wanted: int, steps: int) -> int:
+    """Groups that no step has taken once the weights of `step` are in. ahead: see `Ahead`. steps: of the run.
+
+    >>> [in_flight(step, ahead=2, wanted=4, steps=5) for step in range(5)]
     [12, 12, 12, 8, 4]
     """
-    return min(bound + 1, steps - step) * wanted
+    return min(ahead + 1, steps - step) * wanted
 
 
 def taken(waiting: Sequence[Waiting], step: int, bound: int, wanted: int, later: int) -> list[GroupKey] | None:

@@ -1,4 +1,4 @@
-"""The order of an asynchronous run: before which turns weights and groups came in, and which groups each step took.
+"""The order of an asynchronous run: before which turns weights and groups came in, how many, and what each step took.
 
 What an asynchronous run computes depends on nothing else, so that a run which repeats the order of another is the same
 bit by bit.
@@ -23,6 +23,7 @@ class StepOrder(NamedTuple):
     """What happened in a step."""
 
     step: int
+    admitted: list[int]  # by host, groups that came in with the weights of the step
     entered: list[list[int]]  # by host, the turns before which weights or groups came in, since the step before
     groups: list[list[GroupKey]]  # by host, those that it took, in their order
     began: bool = False  # whether the sampler began with this step
@@ -49,6 +50,7 @@ def read_order(run: str | Path, steps: int) -> list[StepOrder]:
         orders = [
             StepOrder(
                 one["step"],
+                list(map(int, one["admitted"])),
                 [list(map(int, turns)) for turns in one["entered"]],
                 [[GroupKey(*key) for key in keys] for keys in one["groups"]],
                 one["began"],
