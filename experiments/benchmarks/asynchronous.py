@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,7 +73,10 @@ class Clock:
 
     def __init__(self, sim: Simulation, requests: Sequence[Request], draws: Draws, stats: Stats) -> None:
         self.sim, self.step_number = sim, sim.version
-        self.requests, self.rows, self.waiting = list[Request](), dict[int, int](), list[int]()
+        self.requests, self.waiting = list[Request](), list[int]()
+        self.decoded = 0  # steps until now
+        self.rows = dict[int, int]()  # of each row, the steps until now less its tokens
+        self.ends = list[tuple[int, int]]()  # heap of the steps at which rows end
 
     @property
     def busy(self) -> bool:
@@ -88,18 +92,22 @@ class Clock:
         machine, sim = self.sim.machine, self.sim
         new = self.waiting[: machine.rows * machine.hosts - len(self.rows)]
         del self.waiting[: len(new)]
-        self.rows |= {number: self.requests[number].begun.size for number in new}
-        sim.now += machine.prefill * sum(self.rows[number] for number in new) / machine.hosts
-        left = min(self._length(number) - size for number, size in self.rows.items())
-        steps = min(chunk, left)
+        self.rows |= {number: self.decoded - self.requests[number].begun.size for number in new}
+        for number in new:
+            heappush(self.ends, (self.rows[number] + self._length(number), number))
+        sim.now += machine.prefill * sum(self.requests[number].begun.size for number in new) / machine.hosts
+        steps = min(chunk, self.ends[0][0] - self.decoded)
         sim.now += steps * machine.seconds(-(-len(self.rows) // machine.hosts))
-        self.rows = {number: size + steps for number, size in self.rows.items()}
-        done = [number for number, size in self.rows.items() if size >= self._length(number)]
-        return [self._completion(number, self.rows.pop(number), True) for number in done]
+        self.decoded += steps
+        done = list[int]()
+        while self.ends and self.ends[0][0] <= self.decoded:
+            done.append(heappop(self.ends)[1])
+        return [self._completion(number, self.decoded - self.rows.pop(number), True) for number in done]
 
     def withdraw(self) -> list[Completion]:
-        left = {**self.rows, **{number: self.requests[number].begun.size for number in self.waiting}}
-        self.rows, self.waiting = {}, []
+        running = {number: self.decoded - start for number, start in self.rows.items()}
+        left = {**running, **{number: self.requests[number].begun.size for number in self.waiting}}
+        self.rows, self.waiting, self.ends = {}, [], []
         return [self._completion(number, size, False) for number, size in left.items()]
 
     def _length(self, number: int) -> int:
@@ -142,6 +150,7 @@ class Simulation:
         waiting, begun = dict[GroupKey, tuple[int, GroupRun]](), 0
         ready, entered, complete = 0.0, -1, -1.0  # when the weights of a step are there, and its groups complete
         step, free, waited, oldest, ahead, spare = 0, 0.0, 0.0, 0, Ahead(min(self.bound, 1)), 0
+        looked = (-1, -1)  # weights, and complete groups, when `_complete` was last asked
         ages, chosen, ends = list[np.ndarray](), list[list[GroupKey]](), list[float]()
         while step < self.steps:
             if entered < step and self.now >= ready:
@@ -158,6 +167,9 @@ class Simulation:
             await run.settle()
             if over:  # all that was begun is complete: the sampler waits for the learner
                 self.now = max(self.now, ready)
+            if (entered, len(run.ended)) == looked and not over:
+                continue
+            looked = (entered, len(run.ended))
             keys = self._complete(run, waiting, step)
             complete = self.now if keys is not None and complete < 0 else complete
             if keys is None or entered < step:

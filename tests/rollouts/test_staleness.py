@@ -79,9 +79,8 @@ def test_how_far_the_sampler_is_ahead(bound: int, wanted: int, steps: list[tuple
     for complete, waited in steps:
         before, ahead = ahead, adjusted(ahead, bound, complete, wanted, waited)
         assert 1 <= ahead.steps <= bound
-        late = complete < wanted and waited > WAIT
-        spares = spares + 1 if complete >= 2 * wanted else 0
-        if late:
+        spares = spares + 1 if complete >= 2 * wanted and waited <= WAIT else 0
+        if waited > WAIT:
             assert ahead.steps == min(before.steps + 1, bound)
         elif spares == SPARE:
             assert ahead.steps == max(before.steps - 1, 1)

@@ -94,7 +94,6 @@ def assert_bounded(run: Path | str, bound: int = 2, steps: int = STEPS) -> None:
     every = assert_taken_once(run, bound, steps)
     # What was admitted was taken, and each step had groups of the next ones in flight: of one, and of `bound` at most.
     first = [sum(key[1] == step for key in every) for step in range(steps)]
-    assert first == [sum(line["admitted"]) for line in order_of(run)]
     flight = [sum(first[: step + 1]) - GROUPS * step for step in range(steps)]
     assert flight[0] == 2 * GROUPS
     for step, groups in enumerate(flight):
@@ -127,6 +126,9 @@ def assert_in_time(run: Path | str, taken: list[list[tuple[int, ...]]], bound: i
 
 def test_staleness_is_bounded_and_no_group_is_lost(finished: tuple[TrainConfig, list[runs.Taken]]) -> None:
     assert_bounded(finished[0].output)
+    admitted = [sum(line["admitted"]) for line in order_of(finished[0].output)]
+    keys = [key for groups in taken_by(finished[0].output) for key in groups]
+    assert admitted == [sum(first == step for _, first, _ in keys) for step in range(STEPS)]
     lines = runs.lines_of(Path(finished[0].output) / "metrics.jsonl")
     assert lines[0]["mismatch"] < 1e-4
     assert all(line["mismatch"] > 1e-2 for line in lines[1:]), "to what tokens were sampled with, though ratios are not"
@@ -284,10 +286,11 @@ def test_groups_without_a_signal_are_replaced_beside_updates(tmp_path: Path) -> 
     replaced = [len(groups) - GROUPS for groups in taken]
     assert sum(replaced) > STEPS, "few groups are replaced: this test shows nothing"
     assert [count > 0 for count in replaced] == [line["rounds"] > 1 for line in lines]
-    # What came in with the weights of a step: what left it, the groups that it learned from and those that it replaced.
+    # What came in with the weights of a step: the groups that keep the sampler ahead, and those that it replaced.
     first = [sum(key[1] == step for key in every) for step in range(STEPS)]
-    assert first[0] == GROUPS * 3 + replaced[0]
-    assert first[1:] == [GROUPS * (step < STEPS - 2) + replaced[step] for step in range(1, STEPS)]
+    admitted = [sum(line["admitted"]) for line in order_of(config.output)]
+    assert first == [came + lost for came, lost in zip(admitted, replaced, strict=True)]
+    assert sum(admitted) == GROUPS * STEPS
     again = config_of(tmp_path / "again", **more, replay_order=config.output)
     runs.train(again)
     assert taken_by(again.output) == taken

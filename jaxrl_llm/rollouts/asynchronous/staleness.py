@@ -53,8 +53,8 @@ def adjusted(ahead: Ahead, bound: int, complete: int, wanted: int, waited: float
     >>> adjusted(Ahead(2, spare=1), bound=2, complete=8, wanted=4, waited=0.0)
     Ahead(steps=1, spare=0)
     """
-    if complete < wanted:
-        return Ahead(min(ahead.steps + (waited > WAIT), bound))
+    if waited > WAIT:
+        return Ahead(min(ahead.steps + 1, bound))
     spare = ahead.spare + 1 if complete >= 2 * wanted else 0
     return Ahead(max(ahead.steps - 1, 1)) if spare == SPARE else ahead._replace(spare=spare)
 
@@ -83,7 +83,8 @@ def taken(waiting: Sequence[Waiting], step: int, bound: int, wanted: int, later:
     for last in range(step, step + bound + 1):
         until = [one for one in left if one.key.first_step + bound <= last]
         chosen += until[: max(len(until) - (last - step) * later, 0)]
-        left = [one for one in left if one not in chosen]
+        places = {one.place for one in chosen}
+        left = [one for one in left if one.place not in places]
     chosen = [*chosen, *left][:wanted]
     if len(chosen) < wanted or any(one.ended is None for one in chosen):
         return None
