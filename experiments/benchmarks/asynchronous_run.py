@@ -4,7 +4,7 @@ Runs of a small model on eight devices, of which four sample where there is a bo
 log-normal tail. The clocks of `asynchronous.simulate` are those of each run: seconds of a decode step (of all rows,
 whatever their number), and of all that the learner does in a step but wait. Sampler and learner slow each other down
 where they share cores, which is in both clocks. What is compared is who waits for whom: seconds of a step, without the
-first quarter of the steps, which compile and fill the pipeline.
+first quarter of the steps, which fill the pipeline. Each run is made twice, and the second finds its programs compiled.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run(folder: Path, model: str, bound: int, given: argparse.Namespace) -> list
         model=model, output=str(folder / f"run-{bound}"), prompts=str(folder / "rows.jsonl"),
         rewards=(f"{folder}/reward.py:even",), rollout=f"{folder}/rollout.py:tailed", steps=given.steps,
         prompts_per_step=given.groups, group_size=given.samples, max_new_tokens=8 * given.median,
-        slots=given.groups * given.samples, max_staleness=bound, sampler_devices=4 if bound else 0,
+        slots=given.slots or given.groups * given.samples, max_staleness=bound, sampler_devices=4 if bound else 0,
         mesh="data=4" if bound else "data=8", eval_size=0, checkpoint_every=0, log_completions_every=1,
         tensorboard=False, hyperparameters={"kl_coefficient": 0.0}, optimizer=OptimizerConfig(learning_rate=1e-4),
     )  # fmt: skip
@@ -81,7 +81,10 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--median", type=int, default=24)
+    parser.add_argument("--slots", type=int, default=0, help="rows that are decoded at once; 0: all of a step")
     given = parser.parse_args()
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp()
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     from asynchronous import Machine, simulate
 
@@ -89,15 +92,18 @@ def main() -> None:
     print("staleness  s/step  simulated  ratio  decode ms  update s  waited s", flush=True)
     for bound in given.bounds:
         with tempfile.TemporaryDirectory() as name:
-            lines = run(Path(name), write_model(Path(name)), bound, given)
+            model = write_model(Path(name))
+            run(Path(name), model, bound, given)
+            shutil.rmtree(Path(name, f"run-{bound}"))
+            lines = run(Path(name), model, bound, given)
             lengths = lengths_of(Path(name), bound, rows * given.steps)
         late = lines[first:]
         seconds = [sum(x for name, x in line.items() if name.startswith("seconds/")) for line in late]
-        waited = [line.get("seconds/wait" if bound else "seconds/sample", 0.0) for line in late]
+        waited = [line.get("seconds/groups" if bound else "seconds/sample", 0.0) for line in late]
         decoding = [line["sampler/decoding_seconds"] if bound else line["seconds/sample"] for line in late]
         decode = sum(decoding) / sum(line["rollout/steps"] for line in late)
         update = float(np.mean(seconds) - np.mean(waited))
-        machine = Machine(decode, 0.0, update, 0.0, 0.0, rows)
+        machine = Machine(decode, 0.0, update, 0.0, 0.0, given.slots or rows)
         found = simulate(machine, lengths, given.samples, given.groups, bound).seconds
         print(
             f"{bound:9d}  {np.mean(seconds):6.2f}  {found:9.2f}  {found / np.mean(seconds):5.2f}  {1e3 * decode:9.1f}"

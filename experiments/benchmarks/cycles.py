@@ -73,7 +73,8 @@ CASES = {
                    max_new_tokens=30720),
     "8b-32k-sequence": case("v5p:2x2x2", "fsdp=2,sequence=4", prompts_per_step=2, group_size=2,
                             max_prompt_tokens=2048, max_new_tokens=30720),
-    "qwen3.5-v5e": case("v5e:4x4", "fsdp=4,tensor=4", model="qwen3.5-9b", micro_batches=4),
+    "qwen3.5-v5e": case("v5e:4x4", "fsdp=4,tensor=4", model="qwen3.5-9b", micro_batches=4,
+                        optimizer=OptimizerConfig(moments="factored")),
     "gemma4-v5e": case("v5e:4x4", "fsdp=8,tensor=2", model="gemma-4-e4b", micro_batches=2),
     "gpt-oss-v5p": case("v5p:2x2x4", "fsdp=2,tensor=2,expert=4", model="gpt-oss-20b", micro_batches=2),
     **{f"{program}{name}": case(*where, program, **more)
