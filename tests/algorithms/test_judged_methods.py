@@ -31,7 +31,8 @@ from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges import judged as judges
 from jaxrl_llm.rollouts.judges.answerers import Answerer
-from jaxrl_llm.rollouts.judges.judged import against_anchor, judged, pair_judge
+from jaxrl_llm.rollouts.judges.comparisons import pair_judge
+from jaxrl_llm.rollouts.judges.judged import against_anchor, judged
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.utils.errors import InputError

@@ -18,6 +18,7 @@ from jaxrl_llm.rewards.judges.questions import Comparison, Grading
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import FIRST, Answerer, answerer, policy
+from jaxrl_llm.rollouts.judges.comparisons import pair_judge
 from jaxrl_llm.rollouts.judges.judged import (
     Criterion,
     against_anchor,
@@ -26,7 +27,6 @@ from jaxrl_llm.rollouts.judges.judged import (
     by_win_rate,
     judged,
     judged_pairs,
-    pair_judge,
     rubric_scores,
 )
 from jaxrl_llm.rollouts.program_host import Task

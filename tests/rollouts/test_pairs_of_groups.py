@@ -13,7 +13,8 @@ from jaxrl_llm.algorithms.online_preferences.sppo import ends_by_win_rate
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.judges.judged import by_win_rate, judged, pair_judge
+from jaxrl_llm.rollouts.judges.comparisons import pair_judge
+from jaxrl_llm.rollouts.judges.judged import by_win_rate, judged
 from jaxrl_llm.rollouts.pairs import (
     against_opponent,
     best_and_worst_of,

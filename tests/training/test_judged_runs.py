@@ -18,7 +18,8 @@ from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.environment import judge
 from jaxrl_llm.rewards.judges.questions import Comparison
 from jaxrl_llm.rollouts.judges.answerers import Answerer, model, policy, reference
-from jaxrl_llm.rollouts.judges.judged import by_win_rate, judged, pair_judge
+from jaxrl_llm.rollouts.judges.comparisons import pair_judge
+from jaxrl_llm.rollouts.judges.judged import by_win_rate, judged
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
@@ -81,7 +82,8 @@ def test_the_policy_the_reference_and_another_model_answer_alike() -> None:
 FILE = """
 from jaxrl_llm.rewards.judges.questions import Comparison
 from jaxrl_llm.rollouts.judges.answerers import policy
-from jaxrl_llm.rollouts.judges.judged import by_win_rate, judged, pair_judge
+from jaxrl_llm.rollouts.judges.comparisons import pair_judge
+from jaxrl_llm.rollouts.judges.judged import by_win_rate, judged
 
 
 def parity(text):

@@ -25,6 +25,7 @@ from jaxrl_llm.core.transform import chain, stateless
 from jaxrl_llm.objectives.averaging.averages import token_mean
 from jaxrl_llm.objectives.penalties import imitation
 from jaxrl_llm.rollouts.agents.conversation import finished
+from jaxrl_llm.rollouts.agents.messages import lines_of
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path
 from jaxrl_llm.rollouts.agents.program import with_episodes
 from jaxrl_llm.rollouts.agents.retries import PIVOT
@@ -223,14 +224,12 @@ def history_of(tools: Tools, path: Path, steps: int) -> str:
 
     Replies are as the policy wrote them, with calls of tools.
     """
-    (row,), lines = path.one.rows, [f"{one['role']}: {one.get('content', '')}" for one in path.one.asked]
-    turn = 0
+    (row,), turn, told = path.one.rows, 0, [*path.one.asked]
     for one in path.past[steps].one.said if steps < len(path.past) else path.one.said:
-        text = one.get("content", "")
         if one["role"] == "assistant":
-            text, turn = tools.decode(row.own.token[row.turns == turn].tolist()), turn + 1
-        lines.append(f"{one['role']}: {text}")
-    return "\n".join(lines)
+            one, turn = {**one, "content": tools.decode(row.own.token[row.turns == turn].tolist())}, turn + 1
+        told.append(one)
+    return "\n".join(lines_of(told))
 
 
 def common_steps(one: Searched, other: Searched) -> int:

@@ -11,7 +11,8 @@ from jaxrl_llm.algorithms.run_settings import judge_among_rewards, run_settings
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import OURS
 from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
-from jaxrl_llm.rollouts.judges.judged import against_anchor, judged, pair_judge
+from jaxrl_llm.rollouts.judges.comparisons import pair_judge
+from jaxrl_llm.rollouts.judges.judged import against_anchor, judged
 
 
 @method(

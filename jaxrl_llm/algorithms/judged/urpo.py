@@ -21,7 +21,8 @@ from jaxrl_llm.rollouts.auxiliary_prompts import problem_text, second_prompt
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, policy
-from jaxrl_llm.rollouts.judges.judged import counts, text_in, texts_of
+from jaxrl_llm.rollouts.judges.comparisons import counts, texts_of
+from jaxrl_llm.rollouts.judges.judged import text_in
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import samples, scored_samples
 from jaxrl_llm.utils.errors import InputError, shown

@@ -21,7 +21,7 @@ from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, weighted
 from jaxrl_llm.core.transform import Objective, chain
 from jaxrl_llm.objectives.preference.pairs import coupled
 from jaxrl_llm.objectives.preference.win_rates import higher_of, win_rates
-from jaxrl_llm.rollouts.judges.judged import pair_judge
+from jaxrl_llm.rollouts.judges.comparisons import pair_judge
 from jaxrl_llm.rollouts.pairs import against_opponent
 
 

@@ -19,7 +19,7 @@ from jaxrl_llm.objectives.preference.losses import PairLoss, ipo, of_sums, sigmo
 from jaxrl_llm.objectives.preference.pairs import coupled
 from jaxrl_llm.objectives.preference.pairwise import ChoosePairs, RowPairs, pairwise
 from jaxrl_llm.objectives.preference.win_rates import higher_of, opponents, win_rates
-from jaxrl_llm.rollouts.judges.judged import pair_judge
+from jaxrl_llm.rollouts.judges.comparisons import pair_judge
 from jaxrl_llm.rollouts.pairs import against_opponent
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.utils.errors import require_choice

@@ -11,7 +11,6 @@ from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
@@ -29,26 +28,20 @@ from jaxrl_llm.objectives.averaging.averages import constant
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
-from jaxrl_llm.rewards.environment import ENVIRONMENT, JUDGE
+from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rewards.judges.questions import Grading
 from jaxrl_llm.rewards.transforms import rescore
-from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
+from jaxrl_llm.rollouts.agents.conversation import Conversation
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, failed, observed
+from jaxrl_llm.rollouts.agents.messages import lines_of
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse
 from jaxrl_llm.rollouts.agents.program import graded, with_episodes
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
-from jaxrl_llm.rollouts.judges.judged import (
-    Criterion,
-    Judged,
-    Judging,
-    counts,
-    judged,
-    rubric_scores,
-    texts_of,
-)
+from jaxrl_llm.rollouts.judges.comparisons import counts, texts_of
+from jaxrl_llm.rollouts.judges.judged import Criterion, Judged, Judging, judged, met_by
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError
@@ -182,17 +175,11 @@ async def marked_by(
     """How well responses meet a rubric, 0 to 1, each criterion asked about by a question of its own; else no score."""
     if not rubric.criteria:
         return Judged([math.nan] * len(texts), counts(1, 1))
-    questions = [Grading(MERIT if one.weight > 0 else FAULT) for one in rubric.criteria]
-    each = [
-        (question.text(rubric.problem, text, one.text), question.verdict)
-        for text in texts
-        for question, one in zip(questions, rubric.criteria, strict=True)
-    ]
-    said = await who.once_each(tools, task, [asked for asked, _ in each], 1, first)
-    verdicts = [verdict(texts[0]) if texts else None for texts, (_, verdict) in zip(said, each, strict=True)]
-    marks = np.asarray([math.nan if one is None else one for one in verdicts]).reshape(len(texts), len(questions))
-    scores = rubric_scores(marks, [one.weight for one in rubric.criteria]).tolist()
-    return Judged(scores, counts(len(each), verdicts.count(None)), example=next((one[0] for one in said if one), ""))
+
+    def question(one: Criterion) -> Grading:
+        return Grading(MERIT if one.weight > 0 else FAULT)
+
+    return await met_by(who, question, tools, task, rubric.problem, rubric.criteria, texts, first=first)
 
 
 async def written(who: Answerer, tools: Tools, task: Task, problem: str, first: int = 0) -> Rubric:
@@ -207,18 +194,13 @@ def by_written_rubric(by: Answerer | str = "policy") -> Judging:
 
     Responses to a prompt whose rubric cannot be read have no score.
     """
-    who = answerer(by) if isinstance(by, str) else by
+    who = answerer(by)
 
     async def of_group(tools: Tools, task: Task, episodes: Sequence[Episode]) -> Judged:
         rubric = await written(who, tools, task, problem_text(tools, task))
         return await marked_by(who, tools, task, rubric, texts_of(tools, episodes), 1)
 
     return Judging(of_group, who.reference)
-
-
-def transcript(messages: Sequence[Message]) -> str:
-    """Messages as text, a paragraph each."""
-    return "\n\n".join(f"{one['role']}: {one.get('content') or ''}" for one in messages)
 
 
 def repeats(messages: Sequence[Message]) -> bool:
@@ -243,14 +225,14 @@ def sliced(judge: Answerer | str | None = None) -> Rollout:
     It goes around the run's agents, and leaves other rollouts as they are, but for a judge of their prompts. Raises
     InputError for agents that compact their context.
     """
-    who = answerer(judge) if isinstance(judge, str) else judge
+    who = None if judge is None else answerer(judge)
 
     async def ruled(tools: Tools, task: Task, whole: Path, turns: Sequence[int]) -> tuple[int, Rubric]:
         """The first of the turns that is no noise, and the rubric for it, without criteria where all are noise."""
         for asked, turn in enumerate(turns):
             before = [*whole.past[turn].one.asked, *whole.past[turn].one.said]
             if who is not None and not repeats(before):
-                rubric = await written(who, tools, task, transcript(before), asked)
+                rubric = await written(who, tools, task, "\n\n".join(lines_of(before)), asked)
                 if rubric.criteria:
                     return turn, rubric
         return turns[0], Rubric("", ())
@@ -262,20 +244,8 @@ def sliced(judge: Answerer | str | None = None) -> Rollout:
         texts = [str(one.messages[-1].get("content") or "") for one in found]
         said = await marked_by(who, tools, task, rubric, texts, first)
         known = {name: x for name, x in said.metrics.items() if not math.isnan(x)}
-        ends = await tools.score(
-            [
-                replace(
-                    one.rows[-1], talk=one.talk,
-                    rewards={ENVIRONMENT: one.component(turn_rewards), JUDGE: score if one.scored else math.nan},
-                )
-                for one, score in zip(found, said.scores, strict=True)
-            ]
-        )  # fmt: skip
-        return [
-            row.with_info(**known)
-            for one, end in zip(found, ends, strict=True)
-            for row in finished(one, end, turn_rewards)
-        ]
+        rows = await graded(tools, found, turn_rewards, [{JUDGE: score} for score in said.scores])
+        return [row.with_info(**known) for of_one in rows for row in of_one]
 
     def around(inner: Rollout) -> Rollout:
         if inner.agent is None:

@@ -26,7 +26,7 @@ from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
-from jaxrl_llm.rollouts.judges.judged import counts, texts_of
+from jaxrl_llm.rollouts.judges.comparisons import counts, texts_of
 from jaxrl_llm.rollouts.pairs import scored
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
@@ -85,7 +85,7 @@ def with_first_errors(by: Answerer | str, success: float = 0.5, rollout: Rollout
 
     Episodes with a score of at most `success` are not judged. Metrics: "judge/asked" and "judge/unparsed".
     """
-    who, inner = answerer(by) if isinstance(by, str) else by, rollout or group()
+    who, inner = answerer(by), rollout or group()
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         episodes = await scored(tools, await inner.program(tools, task))

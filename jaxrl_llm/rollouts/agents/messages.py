@@ -1,4 +1,4 @@
-"""Messages of a conversation before it begins."""
+"""Messages of a conversation, and what they say."""
 
 from __future__ import annotations
 
@@ -22,6 +22,15 @@ def merged(messages: Sequence[Message]) -> list[Message]:
         else:
             out.append(dict(message))
     return out
+
+
+def lines_of(messages: Sequence[Message]) -> list[str]:
+    """Messages as texts, "ROLE: TEXT" each.
+
+    >>> lines_of([{"role": "user", "content": "Go."}])
+    ['user: Go.']
+    """
+    return [f"{one['role']}: {text_of(one.get('content'))}" for one in messages]
 
 
 def after(said: Sequence[Message], whole: Sequence[Message]) -> list[Message] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from asyncio import gather
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -143,15 +143,25 @@ def with_episodes(
     )
 
 
-async def graded(tools: Tools, found: Sequence[Conversation], turn_rewards: bool) -> list[list[Episode]]:
-    """The rows of each finished conversation with their rewards."""
-    ends = await ends_of(tools, found, turn_rewards)
+async def graded(
+    tools: Tools, found: Sequence[Conversation], turn_rewards: bool, more: Sequence[Mapping[str, float]] = ()
+) -> list[list[Episode]]:
+    """The rows of each finished conversation with their rewards. more: see `ends_of`."""
+    ends = await ends_of(tools, found, turn_rewards, more)
     return [finished(one, end, turn_rewards) for one, end in zip(found, ends, strict=True)]
 
 
-async def ends_of(tools: Tools, found: Sequence[Conversation], turn_rewards: bool) -> list[Episode]:
-    """The last row of each episode, scored by the run's reward functions; NaN where the environment gave no reward."""
-    ends = [replace(one.rows[-1], rewards={ENVIRONMENT: one.component(turn_rewards)}, talk=one.talk) for one in found]
+async def ends_of(
+    tools: Tools, found: Sequence[Conversation], turn_rewards: bool, more: Sequence[Mapping[str, float]] = ()
+) -> list[Episode]:
+    """The last row of each episode, scored by the run's reward functions; NaN where the environment gave no reward.
+
+    more: components of each one's reward beside the environment's; none has any by default.
+    """
+    ends = [
+        replace(one.rows[-1], rewards={ENVIRONMENT: one.component(turn_rewards), **others}, talk=one.talk)
+        for one, others in zip(found, more or [{}] * len(found), strict=True)
+    ]
     known = [end for one, end in zip(found, ends, strict=True) if one.scored]
     scores = iter(await tools.score(known) if known else [])
     return [next(scores) if one.scored else end.scored(math.nan) for one, end in zip(found, ends, strict=True)]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from jaxrl_llm.rollouts.agents.conversation import finished
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
+from jaxrl_llm.rollouts.agents.messages import lines_of
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun, played
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
@@ -79,8 +80,8 @@ def transcript(attempt: Attempt, reward: float) -> str:
     lines, path = list[str](), attempt.path
     for step, (before, reply) in enumerate(zip(path.past, attempt.replies, strict=True)):
         seen = before.seen.messages if step else path.one.asked
-        lines += [f"Step {step}", *(f"{one['role']}: {one.get('content', '')}" for one in seen), f"reply: {reply}"]
-    lines += [f"{one['role']}: {one.get('content', '')}" for one in path.seen.messages]
+        lines += [f"Step {step}", *lines_of(seen), f"reply: {reply}"]
+    lines += lines_of(path.seen.messages)
     return "\n".join([*lines, f"Reward: {reward:g}"])
 
 

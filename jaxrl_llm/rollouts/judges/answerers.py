@@ -139,12 +139,15 @@ def endpoint(
     return Answerer(answers, f"{model} at {url}")
 
 
-def answerer(name: str) -> Answerer:
-    """Who answers, by a text: "policy", "reference", a URL with perhaps "#MODEL" at its end, or a model's path or name.
+def answerer(by: Answerer | str) -> Answerer:
+    """Who answers: an `Answerer` as it is, or by a text: "policy", "reference", a URL with perhaps "#MODEL" at its end,
+    or a model's path or name.
 
     InputError for an empty text.
     """
-    name = str(name).strip()
+    if isinstance(by, Answerer):
+        return by
+    name = str(by).strip()
     if not name:
         raise InputError(
             "a judge is policy, reference, a URL such as http://localhost:8000/v1#MODEL, or a model's path"

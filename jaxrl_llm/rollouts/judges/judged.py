@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,18 +15,18 @@ from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.data.chat.messages import text_of
 from jaxrl_llm.rewards.environment import JUDGE
-from jaxrl_llm.rewards.judges.questions import Comparison, Grading, grading
-from jaxrl_llm.rewards.judges.verdicts import PairVerdicts, mean_verdict, win_matrix, win_rates
+from jaxrl_llm.rewards.judges.questions import Grading, grading
+from jaxrl_llm.rewards.judges.verdicts import mean_verdict, win_rates
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, sampled_ids
+from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
+from jaxrl_llm.rollouts.judges.comparisons import PairJudge, counted, counts, matrix_of, pair_judge, texts_of
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError, shown
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
-Pair = tuple[str, str]
 OPPONENTS = "opponents"  # entry of info: of how many others in its group a verdict on the response is known
 
 
@@ -109,86 +108,6 @@ async def with_verdicts(tools: Tools, episodes: Sequence[Episode], found: Judged
     return await tools.score(each)
 
 
-@dataclass(frozen=True, repr=False)
-class PairJudge:
-    """How pairs are compared. samples: answers to each question, of whose verdicts the mean counts."""
-
-    by: Answerer
-    comparison: Comparison = field(default_factory=Comparison)
-    samples: int = 1
-
-    __repr__ = layout
-
-    async def compare(self, tools: Tools, problem: str, task: Task, pairs: Sequence[Pair], first: int = 0) -> Compared:
-        """The verdicts of pairs in both orders. first: number of the program's questions times samples so far."""
-        ask = self.comparison.text
-        forward, swapped = ([ask(problem, *one) for one in pairs], [ask(problem, *one[::-1]) for one in pairs])
-        said = await self.by.once_each(tools, task, [*forward, *swapped], self.samples, first)
-        verdicts = [[self.comparison.verdict(text) for text in texts] for texts in said]
-        means = np.asarray([mean_verdict(one) for one in verdicts], np.float64)
-        return Compared(
-            PairVerdicts(means[: len(pairs)], means[len(pairs) :]),
-            *_counted(verdicts, self.samples), next((text for texts in said for text in texts), ""), verdicts,
-        )  # fmt: skip
-
-
-class Compared(NamedTuple):
-    """Verdicts of pairs, and how many answers were asked for and stated none."""
-
-    verdicts: PairVerdicts
-    asked: int
-    unparsed: int
-    example: str
-    each: Sequence[Sequence[float | None]]
-    """The verdict of each answer: first to the pairs as they are, then to the swapped ones."""
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """See `judged`."""
-        wins = self.verdicts.wins
-        known = wins[~np.isnan(wins)]
-        return {
-            **counts(self.asked, self.unparsed),
-            "judge/position_bias": self.verdicts.position_bias,
-            "judge/consistent": self.verdicts.consistent,
-            "judge/ties": float((known == 0.5).mean()) if known.size else math.nan,
-        }
-
-
-def counts(asked: int, unparsed: int) -> dict[str, float]:
-    """Metrics of all judges."""
-    return {"judge/asked": float(asked), "judge/unparsed": unparsed / asked if asked else math.nan}
-
-
-def _counted(verdicts: Sequence[Sequence[float | None]], samples: int) -> tuple[int, int]:
-    asked = samples * len(verdicts)
-    return asked, asked - sum(one is not None for some in verdicts for one in some)
-
-
-def texts_of(tools: Tools, episodes: Sequence[Episode]) -> list[str]:
-    """The sampled texts."""
-    return [tools.decode(sampled_ids(one)) for one in episodes]
-
-
-@part
-def pair_judge(by: Answerer | str = "policy", comparison: Comparison | None = None, samples: Count = 1) -> PairJudge:
-    """Who compares pairs, and how. by: an `Answerer`, or a text that `answerers.answerer` reads."""
-    return PairJudge(answerer(by) if isinstance(by, str) else by, comparison or Comparison(), samples)
-
-
-async def matrix_of(
-    judge: PairJudge, tools: Tools, task: Task, episodes: Sequence[Episode]
-) -> tuple[np.ndarray[Any, Any], Compared]:
-    """P f64[n, n], how often each response beats each other one, and the verdicts. Equal texts are equally good."""
-    texts = texts_of(tools, episodes)
-    every = list(itertools.combinations(range(len(texts)), 2))
-    differ = [(i, j) for i, j in every if texts[i] != texts[j]]
-    compared = await judge.compare(tools, problem_text(tools, task), task, [(texts[i], texts[j]) for i, j in differ])
-    equal = [pair for pair in every if pair not in set(differ)]
-    wins = np.concatenate([compared.verdicts.wins, np.full(len(equal), 0.5)])
-    return win_matrix(len(texts), [*differ, *equal], wins), compared
-
-
 @part
 def by_win_rate(judge: PairJudge | None = None) -> Judging:
     """The score of a response is its mean win rate against the others of its group, 0 to 1; all pairs, both orders."""
@@ -219,25 +138,23 @@ def against_anchor(column: str = "anchor", judge: PairJudge | None = None) -> Ju
 @part
 def by_grade(by: Answerer | str = "policy", question: Grading | None = None, samples: Count = 1) -> Judging:
     """The score of a response is the mean of `samples` grades, 0 to 1. question: by default from 1 to 10."""
-    who, asked = answerer(by) if isinstance(by, str) else by, question or grading()
+    who, asked = answerer(by), question or grading()
 
     async def of_group(tools: Tools, task: Task, episodes: Sequence[Episode]) -> Judged:
         problem = problem_text(tools, task)
-        verdicts, example = await graded(
-            who, asked, samples, tools, task, [(problem, text, "") for text in texts_of(tools, episodes)]
-        )
-        return Judged([mean_verdict(one) for one in verdicts], counts(*_counted(verdicts, samples)), example=example)
+        questions = [(asked, problem, text, "") for text in texts_of(tools, episodes)]
+        verdicts, example = await graded(who, tools, task, questions, samples)
+        return Judged([mean_verdict(one) for one in verdicts], counts(*counted(verdicts, samples)), example=example)
 
     return Judging(of_group, who.reference)
 
 
 async def graded(
-    by: Answerer, question: Grading, samples: int, tools: Tools, task: Task, asked: Sequence[tuple[str, str, str]],
-    first: int = 0,
-) -> tuple[list[list[float | None]], str]:  # fmt: skip
-    """The verdicts of (problem, response, criterion), and an answer. first: see `PairJudge.compare`."""
-    said = await by.once_each(tools, task, [question.text(*one) for one in asked], samples, first)
-    verdicts = [[question.verdict(text) for text in texts] for texts in said]
+    by: Answerer, tools: Tools, task: Task, asked: Sequence[tuple[Grading, str, str, str]], samples: int, first: int = 0
+) -> tuple[list[list[float | None]], str]:
+    """The verdicts of (question, problem, response, criterion), and an answer. first: see `PairJudge.compare`."""
+    said = await by.once_each(tools, task, [question.text(*one) for question, *one in asked], samples, first)
+    verdicts = [[question.verdict(text) for text in texts] for (question, *_), texts in zip(asked, said, strict=True)]
     return verdicts, next((text for texts in said for text in texts), "")
 
 
@@ -263,22 +180,28 @@ def by_criteria(
     are met by more than half of the verdicts, else 0: constraints. A response of which a criterion has no verdict has
     no score.
     """
-    who, asked = answerer(by) if isinstance(by, str) else by, question or Grading()
+    who, asked = answerer(by), question or Grading()
     column = criteria if isinstance(criteria, str) else None
     fixed = () if isinstance(criteria, str) else criteria_of(criteria, "the judge")
 
     async def of_group(tools: Tools, task: Task, episodes: Sequence[Episode]) -> Judged:
         own = fixed if column is None else criteria_of(task.row.get(column), f"prompt {task.prompt_id}, {column}")
-        problem, texts = problem_text(tools, task), texts_of(tools, episodes)
-        each = [(problem, text, one.text) for text in texts for one in own]
-        verdicts, example = await graded(who, asked, samples, tools, task, each)
-        marks = np.asarray([mean_verdict(one) for one in verdicts]).reshape(len(texts), len(own))
-        return Judged(
-            rubric_scores(marks, [one.weight for one in own], every).tolist(), counts(*_counted(verdicts, samples)),
-            example=example,
-        )  # fmt: skip
+        texts = texts_of(tools, episodes)
+        return await met_by(who, lambda one: asked, tools, task, problem_text(tools, task), own, texts, samples, every)
 
     return Judging(of_group, who.reference, () if column is None else (column,))
+
+
+async def met_by(
+    by: Answerer, question: Callable[[Criterion], Grading], tools: Tools, task: Task, problem: str,
+    criteria: Sequence[Criterion], texts: Sequence[str], samples: int = 1, every: bool = False, first: int = 0,
+) -> Judged:  # fmt: skip
+    """How well responses meet criteria, see `by_criteria`, each of which has a question of its own."""
+    each = [(question(one), problem, text, one.text) for text in texts for one in criteria]
+    verdicts, example = await graded(by, tools, task, each, samples, first)
+    marks = np.asarray([mean_verdict(one) for one in verdicts]).reshape(len(texts), len(criteria))
+    scores = rubric_scores(marks, [one.weight for one in criteria], every)
+    return Judged(scores.tolist(), counts(*counted(verdicts, samples)), example=example)
 
 
 def criteria_of(value: Any, where: str) -> tuple[Criterion, ...]:
