@@ -221,11 +221,8 @@ def entropy_forks(trees: int = 12, forks: int = 2, branches: int = 2) -> Rollout
 
         return by_prefix([leaf for one in await gather(*map(leaves, range(trees))) for leaf in one])
 
-    name = f"entropy_forks({trees}, {forks}, {branches})"
-    total = trees * (1 + forks * branches)
-    return Rollout(
-        program, name, frozenset({"node"}), demands=Demands(variable_size=True, max_episodes=lambda G: total)
-    )
+    demands = Demands(variable_size=True, max_episodes=lambda G: trees * (1 + forks * branches))
+    return Rollout(program, f"entropy_forks({trees}, {forks}, {branches})", frozenset({"node"}), demands=demands)
 
 
 def most_uncertain(episode: Episode, number: int) -> list[int]:

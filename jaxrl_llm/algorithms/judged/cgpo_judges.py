@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -276,16 +277,14 @@ def against_baseline(
             for episode in found
         ]
 
-    def around(other: Rollout) -> Rollout:
-        return against_baseline(tasks, column, named, other)
-
     most = max((one.samples or 0) for one in tasks.values())
     demands = replace(
         inner.demands, at_once=False, variable_size=inner.demands.variable_size or most > 0,
         max_episodes=lambda samples: inner.rows(max(samples, most)),
     )  # fmt: skip
     return replace(
-        inner, program=program, name=f"{inner.name}, against a baseline", demands=demands, wrap=around,
+        inner, program=program, name=f"{inner.name}, against a baseline", demands=demands,
+        wrap=partial(against_baseline, tasks, column, named),
         provides=inner.provides | {"task", "feasible", "baseline_reward"},
         columns=(*inner.columns, column, *([] if named is None else [named])),
     )  # fmt: skip

@@ -52,6 +52,11 @@ from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 
+COLUMN, RESAMPLED = "stored_states", "resampled"
+HEADS = 4  # Q_1, Q_2, V_1, V_2
+FIRST_NUMBER = 2**19  # of samples, above those of a group's own
+Where = tuple[list[int], list[int]]  # token ids of a prompt, and of what comes between it and a reply
+
 
 def following(values: Array, mask: Array) -> Array:
     """f32[N, K, H]: the values of the next turn of the row, 0 for the last; mask bool[N, K]: turns that are there.
@@ -66,12 +71,6 @@ def following(values: Array, mask: Array) -> Array:
 
     turns = (jnp.moveaxis(values, 1, 0), mask.T)
     return jnp.moveaxis(jax.lax.scan(back, jnp.zeros_like(values[:, 0]), turns, reverse=True)[1], 0, 1)
-
-
-COLUMN = "stored_states"
-
-
-Where = tuple[list[int], list[int]]  # token ids of a prompt, and of what comes between it and a reply
 
 
 @method(
@@ -127,9 +126,6 @@ def archer(
     )
 
 
-HEADS = 4  # Q_1, Q_2, V_1, V_2
-
-
 def targets_of_turns(
     rewards: Array, mask: Array, target_q: Array, target_v: Array, gamma: float | Array
 ) -> tuple[Array, Array]:
@@ -155,7 +151,7 @@ def advantages_of_replies(gamma: Fraction = 0.95) -> Transform:
     """
 
     def apply(batch: Trajectories) -> Trajectories:
-        anew = (batch.info or {}).get("resampled")
+        anew = (batch.info or {}).get(RESAMPLED)
         anew = jnp.zeros(batch.group.shape, bool) if anew is None else jnp.nan_to_num(anew) > 0
         mask = turn_mask(batch) & ~anew[:, None]
         own = (mask | (acted_turns(batch) & anew[:, None])) & ~replayed_rows(batch)[:, None]
@@ -192,12 +188,6 @@ def advantages_of_replies(gamma: Fraction = 0.95) -> Transform:
 def actor_after(updates: NonNegativeInt) -> Transform:
     """Write the control "actor": 0 in the first so many updates, in which only the critic learns, and then 1."""
     return counted(lambda t, batch: batch.with_controls(actor=jnp.where(t < updates, 0.0, 1.0)))
-
-
-RESAMPLED = "resampled"
-
-
-FIRST_NUMBER = 2**19  # of samples, above those of a group's own
 
 
 @part

@@ -43,8 +43,6 @@ from jaxrl_llm.rewards.workers.process import ProcessFunction
 from jaxrl_llm.utils.errors import InputError, error_line, shown, unknown
 
 logger = logging.getLogger("jaxrl_llm.rewards")
-
-
 _LARGEST = float(np.finfo(np.float32).max)
 _LONGEST = 1e6  # seconds of a time limit
 _GIVEN = (TRAINER_STATE, LOG_METRIC, LOG_EXTRA)
@@ -194,7 +192,7 @@ def require_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
             raise InputError(
                 f"reward {reward.name!r} must take completions by name: def {reward.name}(completions, **_)"
             )
-        for parameter in parameters(reward.function):
+        for parameter in taken:
             by_name = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             if by_name and parameter.default is parameter.empty and parameter.name not in known:
                 if parameter.name == ENVIRONMENTS:
@@ -208,7 +206,6 @@ def require_columns(rewards: Iterable[Reward], columns: Iterable[str]) -> None:
 def _check(rewards: Sequence[Reward], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> None:
     if not isinstance(rewards, list | tuple) or not all(isinstance(reward, Reward) for reward in rewards):
         raise InputError(f"rewards must be a list of Reward, found {shown(rewards)}: score([Reward(function)], ...)")
-
     if not rewards:
         raise InputError("no rewards: give at least one")
     if isinstance(completions, str) or not hasattr(completions, "__len__"):

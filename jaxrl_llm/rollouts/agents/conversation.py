@@ -154,7 +154,7 @@ class Conversation:
         everything = merged(seen) if fresh else [*self.messages, *seen]
         longer = self._longer(chat, seen, everything, fresh)
         moved = len(longer) > len(self.rows) and not limits.fresh
-        if self._is_near(longer[-1], task, limits):
+        if self._context_left(longer[-1], limits) < _reply_tokens(task, limits):  # another reply may not fit
             shorter = await self._compacted(tools, chat, seen, everything, len(longer[-1].tokens), task, limits, greedy)
             if shorter is not None:
                 everything, longer, moved = *shorter, False
@@ -189,17 +189,12 @@ class Conversation:
         self.rows, self.guidance = rows, text
         return True
 
-    def _is_near(self, row: Episode, task: Task, limits: Limits) -> bool:
-        """Whether the budget of the context may not suffice for another reply."""
-        if limits.context_tokens is None:
-            return False
-        return len(row.tokens) + _reply_tokens(task, limits) + self.reserve > limits.context_tokens
+    def _context_left(self, row: Episode, limits: Limits) -> int:
+        """Tokens that the budget of the context leaves after a row, but for its summary."""
+        return 2**30 if limits.context_tokens is None else limits.context_tokens - len(row.tokens) - self.reserve
 
     def _room(self, rows: Sequence[Episode], task: Task, limits: Limits) -> int:
-        room = min(_reply_tokens(task, limits), _left(rows, limits))
-        if limits.context_tokens is None:
-            return room
-        return min(room, limits.context_tokens - len(rows[-1].tokens) - self.reserve)
+        return min(_reply_tokens(task, limits), _left(rows, limits), self._context_left(rows[-1], limits))
 
     def _longer(
         self, chat: ChatTurns, seen: Sequence[Message], everything: Sequence[Message], fresh: bool = False

@@ -105,12 +105,10 @@ class InFlight:
         if self.stats:
             self.stats[0].seconds = time.perf_counter() - began - sum(stats.seconds for stats in self.stats[1:])
             self.stats[0].compiles = compiles()[0] - before
-        chosen = set(self.complete)
-        if self.rule.train_unfinished:  # train on all groups in flight
-            chosen = set(range(len(self.groups)))
-        places = sorted(chosen)
+        complete = set(self.complete)
+        places = list(range(len(logs))) if self.rule.train_unfinished else sorted(complete)
         groups = [self.groups[place].group() for place in places]
-        left = [place for place in range(len(logs)) if place not in set(self.complete)]
+        left = [place for place in range(len(logs)) if place not in complete]
         held = {logs[place].key: self.groups[place].holds() for place in left if self.groups[place].held}
         return Collected(groups, tuple(logs[place] for place in left), self.stats, places, left, held)
 
@@ -157,8 +155,7 @@ class InFlight:
         # Once for each chunk, which is the same on all hosts. A segment always covers all groups in flight.
         if wanted is not None and (over or (not self.rule.segment_tokens and self.judged < self.chunks)):
             found = self._admit(over)
-            enough = 1 if self.rule.segment_tokens else wanted
-            done = found.over or found.total >= enough
+            done = found.over or found.total >= (1 if self.rule.segment_tokens else wanted)
             if done or over:
                 return done
         released = self.outside.release(self._idle)
