@@ -16,11 +16,12 @@ from rollout_tail import TAIL_TASKS, endless
 from rollout_worker import peak_memory, random_prompts, serve
 
 from jaxrl_llm.models import Policy, from_hf, init_params, load_policy
-from jaxrl_llm.sampling.decode import decode, empty_ring_cache, no_rows
+from jaxrl_llm.sampling.decode import decode, empty_ring_cache
 from jaxrl_llm.sampling.draw import draw
 from jaxrl_llm.sampling.kv_cache import PrefixCache
 from jaxrl_llm.sampling.prefill import empty_prefix_cache
 from jaxrl_llm.sampling.requests import Request
+from jaxrl_llm.sampling.rows import no_rows
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.stream import stream
 from jaxrl_llm.sampling.weights import take_weights

@@ -25,13 +25,21 @@ from jaxrl_llm.algorithms.parts import check_needs, check_whole, going_without, 
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.checks import expect
 from jaxrl_llm.core.arguments.ranges import check_number
-from jaxrl_llm.core.needs import of_previous, of_reference, value_of, values_of
-from jaxrl_llm.core.population import Population, noise_seed
+from jaxrl_llm.core.needs import asks_for, of_previous, of_reference, values_of
+from jaxrl_llm.core.population import noise_seed
 from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.shapes import in_words
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.core.transform import Metrics, RunFacts
 from jaxrl_llm.in_jax.checks import check_lone, check_losses
+from jaxrl_llm.in_jax.provided import (
+    EXPERIENCE,
+    by_turn,
+    experience_of,
+    population_of,
+    provided,
+    trains_on_pairs,
+)
 from jaxrl_llm.in_jax.rollout import given_pairs, greedy_reward, sample_batch, true_reward
 from jaxrl_llm.in_jax.settings import DEFAULTS, LabSettings, check_settings, fresh_params, make_optimizer, make_policy
 from jaxrl_llm.in_jax.steps import draw_steps
@@ -46,7 +54,6 @@ from jaxrl_llm.models.critic import critic_of, init_critic
 from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params, positions_of
-from jaxrl_llm.rollouts.evolved import MEMBERS
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.keywords import belonging, checked_keywords, unknown_keyword
 
@@ -78,50 +85,6 @@ class Carry(NamedTuple):
     reference: Params | None = None  # where it moves
     previous: Params | None = None  # the parameters before the last update, where the method needs them
     target: Params | None = None  # the target critic, where the method has one
-
-
-EXPERIENCE = frozenset({"rollout", "curriculum", "replay"})  # what comes before the batch
-PAIRS = frozenset({"chosen", "rejected"})  # columns of a data set that `Task.pairs` stands for
-
-
-def provided(task: Task) -> frozenset[str]:
-    """What runs on a task provide of the needs that only some runs provide."""
-    found = {"greedy_reward"} | (set(MEMBERS) if task.environment is None else set())
-    if task.given is not None or task.environment is not None:
-        found.add("turns")
-    if task.environment is not None:
-        found |= {"turn_rewards", "state_key", "episode", "first_turn"}
-        found |= set() if task.environment.calls is None else {"calls", "failed_calls"}
-    return frozenset(found)
-
-
-def by_turn(method: Algorithm) -> bool:
-    """Whether a method is given the rewards of turns apart from the final one: those that need them or equal states,
-    and those of turns with a critic. Others learn from the sum."""
-    return (
-        asks(method, "turn_rewards") or asks(method, "state_key") or (asks(method, "turns") and asks(method, "values"))
-    )
-
-
-def trains_on_pairs(method: Algorithm, task: Task) -> bool:
-    """Whether a method learns from a chosen and a rejected response, which the task has."""
-    rollout = method.rollout
-    return task.pairs is not None and rollout is not None and rollout.demands.given and {*rollout.columns} == PAIRS
-
-
-def experience_of(method: Algorithm, task: Task) -> set[str]:
-    """Which of rollout, curriculum and replay a method names, that the task does not have."""
-    rollout = method.rollout
-    if trains_on_pairs(method, task) or population_of(method, task) is not None:
-        rollout = None
-    found = {"rollout": rollout, "curriculum": method.prompts, "replay": method.replay}
-    return {name for name, value in found.items() if value is not None}
-
-
-def population_of(method: Algorithm, task: Task) -> Population | None:
-    """The population whose members draw the method's samples, of a task of one turn."""
-    rollout = method.rollout
-    return None if rollout is None or rollout.wrap is None or task.environment is not None else rollout.population
 
 
 def build(make: Callable[..., Algorithm], settings: LabSettings, task: Task, given: dict[str, Any]) -> Algorithm:
@@ -217,7 +180,7 @@ def make_train(
             seen |= {f"reward/{name}": jnp.mean(value) for name, value in (batch.rewards or {}).items()}
             if paired:
                 batch = given_pairs(task, jax.random.fold_in(for_batch, 4), step, settings.prompts)
-            if asks(method, "greedy_reward"):
+            if asks_for(method.needs, "greedy_reward"):
                 value = greedy_reward(policy, state.params, task, prompts, jax.random.fold_in(for_batch, 3))
                 batch = batch.with_info(greedy_reward=jnp.repeat(value, settings.group_size))
             steps = None if one_step else draw_steps(
@@ -247,7 +210,7 @@ def make_train(
             None if method.target is None else params["critic"],
         )  # fmt: skip
         steps = (jnp.arange(settings.iterations), jax.random.split(for_steps, settings.iterations))
-        if asks(method, "feedback"):
+        if asks_for(method.needs, "feedback"):
             # Which metrics there are is known by tracing an iteration that answers 0 for any.
             anything: Metrics = defaultdict(lambda: jnp.float32(0), updates=jnp.float32(0))
             first = jax.tree.map(lambda x: x[0], steps)
@@ -276,11 +239,6 @@ def make_train(
         return found
 
     return train
-
-
-def asks(method: Algorithm, name: str) -> bool:
-    """Whether a method needs something of this name, whatever its value."""
-    return any(value_of(need)[0] == name for need in method.needs)
 
 
 def warm_start(key: Array, task: Task, settings: LabSettings, steps: int, learning_rate: float = 3e-3) -> Params:

@@ -17,11 +17,12 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
 from jaxrl_llm.models.stacks import of_kind
 from jaxrl_llm.sampling.capacity import Size
-from jaxrl_llm.sampling.decode import RingCache, begin, decode, empty_ring_cache, ends_of_prompts, no_rows
+from jaxrl_llm.sampling.decode import RingCache, begin, decode, empty_ring_cache, ends_of_prompts
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.kv_cache import PrefixCache, PrefixSlots
 from jaxrl_llm.sampling.prefill import empty_prefix_cache, prefill, prompts_together
+from jaxrl_llm.sampling.rows import no_rows
 from jaxrl_llm.sampling.speculative.tail import columns_of, most_rows, source_length
 from jaxrl_llm.sampling.speculative.verify import Tail, gather, verify
 from jaxrl_llm.sampling.weights.layouts import (

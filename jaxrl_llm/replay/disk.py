@@ -31,6 +31,7 @@ from jaxrl_llm.core.source import Replay
 from jaxrl_llm.replay.buffers import Store, count, join, take, to_rows, to_scored
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.utils.errors import InputError, error_line
+from jaxrl_llm.utils.storage import replace_file
 
 _OWN = "disk:"
 _TOKENS = ("tokens", "action_mask", "behaviour_logp", "policy_step", "turn")  # fields of a batch that a row must have
@@ -230,9 +231,7 @@ def _remove_others(place: Path, step: int, files: list[int], checkpoints: int) -
     except (ValueError, AttributeError, TypeError) as error:
         raise InputError(f"{notes} is damaged: remove it, and the newest checkpoint is kept only") from error
     kept = {at: kept[at] for at in sorted(kept)[-checkpoints:]}
-    new = notes.with_suffix(".new")
-    new.write_text(json.dumps(kept))
-    os.replace(new, notes)
+    replace_file(notes, json.dumps(kept))
     left = {_path(place, first) for firsts in kept.values() for first in firsts}
     for path in _files(place):
         if path not in left:

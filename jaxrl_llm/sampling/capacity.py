@@ -24,6 +24,11 @@ class Size(NamedTuple):
         """Whether a request's prompt and completion fit."""
         return len(request.prompt) <= self.width and request.limit <= self.tokens
 
+    def grown(self, request: Request) -> Size:
+        """The size that a request fits into, too."""
+        width, tokens = bucket(len(request.prompt)), bucket(request.limit, least=4)
+        return self._replace(width=max(self.width, width), tokens=max(self.tokens, tokens))
+
 
 def size_for(requests: Sequence[Request], slots: int = 0, devices: int = 1, shape: Shape | None = None) -> Size:
     """The capacity for these requests. slots, devices, shape: see `stream` and `capacity.plan`."""

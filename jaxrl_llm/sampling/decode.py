@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxrl_llm.core.soft_thinking import SoftThinking, mixture, no_thoughts
+from jaxrl_llm.core.soft_thinking import mixture, no_thoughts
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.by_row.adapters import for_rows
 from jaxrl_llm.models.layers.attention import Weighing
@@ -33,6 +32,7 @@ from jaxrl_llm.sampling.kv_cache import (
     no_experts,
     take_columns,
 )
+from jaxrl_llm.sampling.rows import RowState
 from jaxrl_llm.sampling.two_model_decode import empty_layers, run
 
 
@@ -42,25 +42,6 @@ class RingCache(NamedTuple):
     step: Array  # int32[], number of steps so far
     layers: tuple[LayerCache | State | None, ...]
     drawn: Drawn  # each [B, T]
-
-
-class RowState(NamedTuple):
-    """Decoding state of each row. A row's own tokens are those after its prompt."""
-
-    prompt: Array  # int32[B], tokens of its prompt
-    newest: Array  # int32[B], its last token, which the model has not seen yet
-    own: Array  # int32[B], own tokens before the newest
-    fresh: Array  # bool[B], has no own token yet
-    done: Array  # bool[B], ended, or empty
-    last: Array  # int32[B], column of the newest token
-    limit: Array  # int32[B], number of own tokens at which it ends
-    prompt_id: Array  # int32[B], keys the noise together with `sample`
-    sample: Array  # int32[B]
-    adapter: Array  # int32[B], which of the weights' adapters it has, see `models.by_row.adapters`
-    # Of a policy that thinks softly, else None: whether its next token is soft, bool[B]; and the record of its newest
-    # token, f32[B, 3, K], as which the model sees it.
-    thinking: Array | None = None
-    thought: Array | None = None
 
 
 class LoopCounts(NamedTuple):
@@ -107,13 +88,6 @@ def empty_ring_cache(
     if ranked:
         drawn = drawn._replace(ranked=jnp.zeros((*shape, 3, ranked), jnp.float32))
     return RingCache(jnp.int32(0), empty_layers(policy, rows, tokens, dtype), drawn)
-
-
-def no_rows(rows: int, thinking: SoftThinking | None = None) -> RowState:
-    """The state of empty rows. thinking: the policy's."""
-    zeros, ones = np.zeros(rows, np.int32), np.ones(rows, bool)  # the host writes to them before a program reads them
-    found: Any = RowState(*(zeros, zeros, zeros, ~ones, ones, zeros, zeros, zeros, zeros, zeros))  # type: ignore[arg-type]
-    return found if thinking is None else found._replace(thinking=~ones, thought=no_thoughts(thinking, rows))
 
 
 @jax.named_scope("append")

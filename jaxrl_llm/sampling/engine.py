@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,20 +11,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.capacity import Size
-from jaxrl_llm.sampling.decode import begin, decode, empty_ring_cache, ends_of_prompts, no_rows, states_of_prompts
+from jaxrl_llm.sampling.decode import decode, empty_ring_cache
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixSlots
-from jaxrl_llm.sampling.prefill import empty_prefix_cache, prefill_prompts
-from jaxrl_llm.sampling.requests import Completion, Request, Tokens
+from jaxrl_llm.sampling.prefill import empty_prefix_cache, first_tokens, prefill_prompts
+from jaxrl_llm.sampling.requests import Completion, Cut, Request, Tokens
 from jaxrl_llm.sampling.resume.kv_offload import store_of
 from jaxrl_llm.sampling.resume.restore import resume_rows
 from jaxrl_llm.sampling.resume.reuse import Kept, absolute_step
 from jaxrl_llm.sampling.routed_experts import experts_of_prompts
+from jaxrl_llm.sampling.rows import begun_rows, marked_done, no_rows
 from jaxrl_llm.sampling.sampled_tokens import check_finite, in_ring
-from jaxrl_llm.sampling.scheduler import Assignment, Schedule
+from jaxrl_llm.sampling.scheduler import Schedule
 from jaxrl_llm.sampling.soft_tokens import thinking_policy
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.speculative.tail import TailRows, most_rows
@@ -34,8 +34,6 @@ from jaxrl_llm.utils.errors import InputError
 
 CHUNK = 64  # decode steps before the loop returns to the host, at most
 IDLE_SHARE = 32  # the loop returns to the host when one row in this many is idle and requests are waiting
-
-Cut = Callable[[np.ndarray], int | None]  # own tokens int32[n] -> length at which the completion ends, or None
 
 
 class Engine:
@@ -86,9 +84,8 @@ class Engine:
 
     def _allocate(self, size: Size) -> None:
         """Allocate empty caches."""
-        self.size, self.shape = size, size.shape
-        self.schedule = Schedule((), size.shape)
         shape, weights = size.shape, self.weights
+        self.size, self.shape, self.schedule = size, shape, Schedule((), shape)
         self.prefix_cache = weights.zeros(
             empty_prefix_cache, self.policy, shape.prompts, size.width, self.dtype, self.record
         )
@@ -101,7 +98,6 @@ class Engine:
         self.tail: TailRows | None = None  # the rows that decode by speculation
         caches = (layer for layer in self.ring_cache.layers if isinstance(layer, LayerCache))
         self.shortest = min((cache.values.shape[2] for cache in caches), default=size.tokens)
-        self.prefix_slot = np.arange(shape.rows, dtype=np.int32) % (shape.prompts * shape.slots_per_prompt)
         self.stats.rows, self.stats.prompt_slots = shape.rows, shape.prompts
         self.stats.moved_bytes, self.stats.moved_seconds = weights.moved_bytes, weights.moved_seconds
 
@@ -128,18 +124,15 @@ class Engine:
 
     def _grow(self, request: Request) -> None:
         """Make room for a request that does not fit. Rows that are decoding are requeued with their tokens."""
-        width, tokens = bucket(len(request.prompt)), bucket(request.limit, least=4)
-        size = self.size._replace(width=max(self.size.width, width), tokens=max(self.size.tokens, tokens))
         self._take_drawn()
-        self._allocate(size)
+        self._allocate(self.size.grown(request))
         for number, waiting in self.requests.items():
             self.schedule.add(number, waiting.prefix)
 
     def _take_drawn(self) -> None:
         """Let the requests that are decoding begin with the tokens that they have drawn."""
-        for row, tokens in self._drawn(list(self.schedule.placed)).items():
-            number = self.schedule.placed[row].request
-            self.requests[number] = replace(self.requests[number], begun=tokens)
+        for _, number, request, tokens in self._decoding():
+            self.requests[number] = replace(request, begun=tokens)
 
     @property
     def busy(self) -> bool:
@@ -169,15 +162,13 @@ class Engine:
     def withdraw(self) -> list[Completion]:
         """Return all other requests as unfinished completions; those that were not started have no new tokens."""
         left, self._done = self._done, []
-        for row, tokens in self._drawn(list(self.schedule.placed)).items():
-            number = self.schedule.placed[row].request
-            request = self.requests.pop(number)
+        for _, number, request, tokens in self._decoding():
+            del self.requests[number]
             left.append(Completion(number, tokens, False, request.limit, self.prompt_experts.get(request.prefix)))
-        for number, request in self.requests.items():
-            left.append(Completion(number, request.begun, False, request.limit))
+        left += [Completion(number, request.begun, False, request.limit) for number, request in self.requests.items()]
         self.requests, self.tail = {}, None
         self.schedule = Schedule((), self.shape)
-        self.rows = self.rows._replace(done=np.ones(self.shape.rows, bool))  # type: ignore[arg-type]
+        self.rows = marked_done(self.rows, range(self.shape.rows))
         return left
 
     def admit(self) -> None:
@@ -195,26 +186,7 @@ class Engine:
                 self.requests, self.steps, self.shortest, self.shape, self.stats,
             )  # fmt: skip
         if assigned:
-            self._begin(assigned)
-
-    def _begin(self, assigned: list[Assignment]) -> None:
-        rows: Any = jax.tree.map(np.array, self.rows)
-        for number, row, prefix_slot in assigned:
-            request = self.requests[number]
-            begun = request.begun.token
-            rows.prompt[row] = len(request.prompt)
-            rows.newest[row] = begun[-1] if begun.size else 0
-            rows.own[row] = max(begun.size - 1, 0)
-            rows.fresh[row], rows.done[row] = begun.size == 0, False
-            rows.limit[row] = request.until
-            rows.prompt_id[row], rows.sample[row] = request.prompt_id, request.sample
-            rows.adapter[row] = request.adapter
-            if self.policy.thinking is not None:
-                thoughts = request.begun.thoughts
-                rows.thinking[row] = self.policy.thinking.end not in begun
-                rows.thought[row] = thoughts[-1] if thoughts is not None and begun.size else -1
-            self.prefix_slot[row] = prefix_slot
-        self.rows = rows
+            self.rows = begun_rows(self.rows, assigned, self.requests, self.policy.thinking)
 
     def decode(self, chunk: int) -> None:
         """Run the decode loop until enough rows are done or `chunk` steps are taken."""
@@ -227,7 +199,7 @@ class Engine:
                 self._decode_tail(chunk)
                 return
             leave_at, chunk = (rows - few, chunk) if live > few else (rows, 1)
-        indices = self.prefix_slot.copy(), self.schedule.row_in
+        indices = self.schedule.slot_of_row.copy(), self.schedule.row_in
         slots = None if self.shape.fixed else PrefixSlots(*jax.device_put(indices))
         if waiting or self.turns:
             leave_at = min(rows - live + max(rows // IDLE_SHARE, 1), rows)
@@ -235,20 +207,16 @@ class Engine:
         numbers = self.weights.spread(jax.device_put(self.rows))
         shared = self.policy, self.weights.loop, self.prefix_cache, slots
         if fresh:
-            if self.policy.config.recurrent:
-                layers = states_of_prompts(self.prefix_cache, slots, self.ring_cache.layers, numbers)
-                self.ring_cache = self.ring_cache._replace(layers=layers)
-            ends = self.weights.spread(ends_of_prompts(self.prefix_cache, slots, numbers))
-            ring = self.ring_cache
-            drawn, numbers = begin(self.policy, self.weights.loop, ends, ring.drawn, ring.step, numbers, self.settings)
-            self.ring_cache = self.ring_cache._replace(drawn=drawn)
+            self.ring_cache, numbers = first_tokens(
+                self.policy, self.weights, self.prefix_cache, slots, self.ring_cache, numbers, self.settings
+            )
         limits = jax.device_put((np.int32(leave_at), np.int32(chunk)))
         self.ring_cache, *found = decode(*shared, self.ring_cache, numbers, self.settings, *limits)
         self.rows, counts = self.weights.fetched(found)
         self.steps += int(counts.steps)
         # A row whose logits are not finite has the token -1: raise now, not when the row is done.
         invalid = np.flatnonzero(np.asarray(self.rows.newest) < 0)
-        self._drawn([row for row in invalid.tolist() if row in self.schedule.placed])
+        self._decoding(row for row in invalid.tolist() if row in self.schedule.placed)
         self.stats.count(int(counts.steps), int(counts.live), fresh, bool(waiting))
 
     def _decode_tail(self, chunk: int) -> None:
@@ -259,43 +227,38 @@ class Engine:
                 self.policy, self.weights, self.settings, self.size, self.speculative_tokens, self.requests,
                 list(self.schedule.placed.values()), (self.prefix_cache, self.ring_cache), self.rows,
             )  # fmt: skip
-        done = np.array(self.rows.done)
-        done[self.tail.advance(chunk, self.drafts, self.stats)] = True
-        self.rows = self.rows._replace(done=done)  # type: ignore[arg-type]
-        self._drawn(list(self.schedule.placed))
+        self.rows = marked_done(self.rows, self.tail.advance(chunk, self.drafts, self.stats))
+        self._decoding()  # see `decode`
 
     def _leave_tail(self) -> None:
         """Requeue the rows that decode by speculation, with their tokens."""
-        for row, tokens in self._drawn(list(self.schedule.placed)).items():
-            number = self.schedule.placed[row].request
-            request = self.requests[number]
-            self.kept.rows[row] = self._kept(row, request, request.begun.token)
+        for row, number, request, tokens in self._decoding():
+            self._leave(row, request, tokens)
             self.requests[number] = replace(request, begun=tokens)
-            self._free(row)
             self.schedule.add(number, request.prefix)
         self.tail = None
 
-    def _kept(self, row: int, request: Request, tokens: np.ndarray) -> Kept:
-        last = absolute_step(self.steps, int(np.asarray(self.rows.last)[row]), self.size.tokens)
-        return Kept(request.prefix, tokens, last)
+    def _leave(self, row: int, request: Request, drawn: Tokens) -> None:
+        """Free a row, and remember whose keys and values are there until another takes it."""
+        if self.policy.thinking is None:  # what soft tokens left is told by no ids
+            # Tokens of speculation are not in the ring KV cache.
+            tokens = drawn.token if self.tail is None else request.begun.token
+            last = absolute_step(self.steps, int(np.asarray(self.rows.last)[row]), self.size.tokens)
+            self.kept.rows[row] = Kept(request.prefix, tokens, last)
+        self._free(row)
 
     def ended(self) -> Iterator[Completion]:
         """Yield the completions of rows that are done, and free the rows."""
         done, cut = np.asarray(self.rows.done), self.cut
-        for row, tokens in self._drawn([row for row in self.schedule.placed if done[row] or cut is not None]).items():
-            number = self.schedule.placed[row].request
-            request = self.requests[number]
+        rows = [row for row in self.schedule.placed if done[row] or cut is not None]
+        for row, number, request, tokens in self._decoding(rows):
             end, drawn = cut(tokens.token[request.given :]) if cut is not None else None, tokens
             if end is not None:
                 tokens = tokens.first(request.given + end)
             elif not done[row]:
                 continue
             ended = end is not None or int(tokens.token[-1]) in self.stop
-            # Tokens of speculation are not in the ring KV cache. What soft tokens left is told by no ids.
-            if self.policy.thinking is None:
-                tokens_there = drawn.token if self.tail is None else request.begun.token
-                self.kept.rows[row] = self._kept(row, request, tokens_there)
-            self._free(row)
+            self._leave(row, request, drawn)
             if self.speculative_tokens:
                 self.drafts.add(request.prompt_id, tokens.token)
             del self.requests[number]
@@ -306,8 +269,7 @@ class Engine:
 
     def running(self) -> Iterator[tuple[int, Tokens]]:
         """The number and tokens of each request that is decoding."""
-        for row, tokens in self._drawn(list(self.schedule.placed)).items():
-            yield self.schedule.placed[row].request, tokens
+        return iter([(number, tokens) for _, number, _, tokens in self._decoding()])
 
     def cancel(self, number: int) -> None:
         """Give up a request, whether it is decoding or waits; nothing for one that is completed."""
@@ -319,20 +281,20 @@ class Engine:
         else:
             self._free(row)
 
-    def _drawn(self, rows: list[int]) -> dict[int, Tokens]:
-        """The tokens of rows so far, including those that they began with. InputError where logits are not finite."""
-        if not rows:
-            return {}
-        asked = {row: self.requests[self.schedule.placed[row].request] for row in rows}
+    def _decoding(self, rows: Iterable[int] | None = None) -> list[tuple[int, int, Request, Tokens]]:
+        """The row, number and request of what is decoding, in some rows or in all, with its tokens so far, including
+        those that it began with. InputError where logits are not finite."""
+        placed = self.schedule.placed
+        asked = {row: self.requests[placed[row].request] for row in (placed if rows is None else rows)}
+        if not asked:
+            return []
         if self.tail is None:
             out = in_ring(self.weights, self.ring_cache, self.rows, asked, self.policy_step)
         else:
-            out = self.tail.drawn(rows, self.policy_step)
+            out = self.tail.drawn(list(asked), self.policy_step)
         check_finite(asked, out)
-        return out
+        return [(row, placed[row].request, request, out[row]) for row, request in asked.items()]
 
     def _free(self, row: int) -> None:
-        done = np.array(self.rows.done)
-        done[row] = True
-        self.rows = self.rows._replace(done=done)  # type: ignore[arg-type]
+        self.rows = marked_done(self.rows, [row])
         self.schedule.release(row)

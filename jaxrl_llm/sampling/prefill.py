@@ -1,4 +1,4 @@
-"""Prompts of admitted requests, run through the model once: their keys and values in the prefix cache.
+"""Prompts of admitted requests, run through the model once: keys and values for the prefix cache, and first tokens.
 
 `prefill_prompts` pads a batch on the host, calls the compiled program `prefill`, and returns the new cache; the cache
 that it takes is donated.
@@ -25,8 +25,11 @@ from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards, takes_kernels
 from jaxrl_llm.models.placement import between_layers, in_place
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.capacity import Size
-from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, no_experts, pack
+from jaxrl_llm.sampling.decode import RingCache, begin, ends_of_prompts, states_of_prompts
+from jaxrl_llm.sampling.draw import DrawSettings
+from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, PrefixSlots, each, no_experts, pack
 from jaxrl_llm.sampling.requests import Prefix
+from jaxrl_llm.sampling.rows import RowState
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.two_model_decode import empty_layers, run, width
 from jaxrl_llm.sampling.weights import Weights
@@ -70,6 +73,19 @@ def prefill_prompts(
             stats.prompt_tokens += sum(len(ids) for _, ids, _ in part)
             stats.padded_tokens += tokens.size
     return prefix_cache
+
+
+def first_tokens(
+    policy: Policy, weights: Weights, prefix_cache: PrefixCache, prefix_slots: PrefixSlots | None,
+    ring_cache: RingCache, rows: RowState, settings: DrawSettings,
+) -> tuple[RingCache, RowState]:  # fmt: skip
+    """The ring KV cache (donated) and the rows, of which fresh ones now have a token, and what their prompts left."""
+    if policy.config.recurrent:
+        layers = states_of_prompts(prefix_cache, prefix_slots, ring_cache.layers, rows)
+        ring_cache = ring_cache._replace(layers=layers)
+    ends = weights.spread(ends_of_prompts(prefix_cache, prefix_slots, rows))
+    drawn, rows = begin(policy, weights.loop, ends, ring_cache.drawn, ring_cache.step, rows, settings)
+    return ring_cache._replace(drawn=drawn), rows
 
 
 def prompts_together(width: int, slots: int, devices: int) -> int:

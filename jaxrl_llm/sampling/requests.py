@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.utils.errors import InputError
+
+Cut = Callable[[np.ndarray], int | None]  # own tokens int32[n] -> length at which the completion ends, or None
 
 
 class Tokens(NamedTuple):

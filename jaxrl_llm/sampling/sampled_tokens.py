@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.sampling.decode import RingCache, RowState, finished
+from jaxrl_llm.sampling.decode import RingCache, finished
 from jaxrl_llm.sampling.draw import Drawn
 from jaxrl_llm.sampling.requests import Request, Tokens, as_tokens, first_not_finite
 from jaxrl_llm.sampling.routed_experts import with_experts
+from jaxrl_llm.sampling.rows import RowState
 from jaxrl_llm.sampling.weights import Weights
 from jaxrl_llm.utils.errors import InputError
 

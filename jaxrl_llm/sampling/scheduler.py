@@ -38,6 +38,8 @@ class Schedule:
         self.free_prefix_slots = {slot: list(range(shape.slots_per_prompt)) for slot in range(shape.prompts)}
         self.free_rows = list(range(shape.rows))
         self.placed: dict[int, Assignment] = {}  # by row
+        # int32[rows]: the prefix slot of each row, the last one of rows that are free.
+        self.slot_of_row = np.arange(shape.rows, dtype=np.int32) % (shape.prompts * shape.slots_per_prompt)
 
     def add(self, request: int, prompt: Hashable, first: bool = False) -> None:
         """Queue a request that continues a prompt. first: before the others of its prompt, and that before others."""
@@ -97,6 +99,7 @@ class Schedule:
                 row = prefix_slot if self.shape.fixed else row_for(queue[0], self.free_rows)
                 self.free_rows.remove(row)
                 self.placed[row] = Assignment(queue.popleft(), row, prefix_slot)
+                self.slot_of_row[row] = prefix_slot
                 placed.append(self.placed[row])
             if not queue:
                 del self.waiting[prompt]

@@ -14,9 +14,9 @@ from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.capacity import Shape, size_for
 from jaxrl_llm.sampling.checks import check_requests
 from jaxrl_llm.sampling.draw import DrawSettings
-from jaxrl_llm.sampling.engine import CHUNK, Cut
+from jaxrl_llm.sampling.engine import CHUNK
 from jaxrl_llm.sampling.engine_of import engine_of
-from jaxrl_llm.sampling.requests import Completion, Request
+from jaxrl_llm.sampling.requests import Completion, Cut, Request
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import Weights

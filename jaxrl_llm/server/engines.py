@@ -62,7 +62,7 @@ Tell = Callable[[Progress | BaseException], None]
 class _Job(NamedTuple):
     asked: Asked
     tell: Tell
-    cut: Any  # of its stop strings, see `engine.Cut`; None: there are none
+    cut: Any  # of its stop strings, see `requests.Cut`; None: there are none
 
 
 class Engines:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from jaxrl_llm.training.inputs import Inputs, read_inputs
 from jaxrl_llm.training.notes import accuracy_line
 from jaxrl_llm.training.run_model import load_model
 from jaxrl_llm.utils.errors import InputError, require, several
-from jaxrl_llm.utils.storage import is_url
+from jaxrl_llm.utils.storage import is_url, replace_file
 
 logger = logging.getLogger("jaxrl_llm.texts")
 
@@ -164,9 +163,7 @@ def _save(parts: Parts, folder: RunFolder, state: State, step: int, own: Mapping
         ("text.txt", text + "\n"),
         (TEXT_SETTINGS, json.dumps(parts.prompts.settings(text), ensure_ascii=False) + "\n"),  # JSON is YAML
     ):
-        new = folder.path / f"{name}.new"
-        new.write_text(content, encoding="utf-8")
-        os.replace(new, folder.path / name)
+        replace_file(folder.path / name, content)
     folder.write(folder.path / "state.json", {**own, "step": step, "state": state.as_json()})
 
 

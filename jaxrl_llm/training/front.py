@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from jaxrl_llm.training.folder.load_run import load_run
 from jaxrl_llm.training.inputs import encode_for, evaluation_inputs
 from jaxrl_llm.training.loop import train
 from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.utils.storage import replace_file
 
 COMPONENT = "component"  # the hyper-parameter of a method that names the objective which it raises
 FILE = "front.json"
@@ -195,6 +195,4 @@ def _write(folder: Path, settings: Mapping[str, Any], front: Front) -> None:
         "front": [one["name"] for one in front.members], "figures": front.figures,
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    new = folder / f"{FILE}.new"
-    new.write_text(json.dumps(text, indent=2) + "\n")
-    os.replace(new, folder / FILE)
+    replace_file(folder / FILE, json.dumps(text, indent=2) + "\n")

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from tokenize import TokenError
 from typing import Any
 
@@ -18,28 +18,25 @@ from jaxrl_llm.algorithms.given import from_file, name_of
 from jaxrl_llm.algorithms.parts import check_needs, check_whole, going_without, names_in, provided_by_rewards
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.signatures import PYTHON, is_in_file
-from jaxrl_llm.core.needs import value_of, values_of
+from jaxrl_llm.core.needs import value_of
 from jaxrl_llm.core.transform import Transform, chain
 from jaxrl_llm.distributed import check_rows
 from jaxrl_llm.learner.optimizer import make_optimizer
 from jaxrl_llm.learner.router_balance import RouterBalance, check_balance
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.critic import critic_of
 from jaxrl_llm.models.io.load import load_tokenizer
-from jaxrl_llm.models.io.reward_model import read_scoring
 from jaxrl_llm.models.mesh_axes import row_shards
-from jaxrl_llm.reporting.lone import compares_samples
-from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.graded import MODES
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.rewards.specs import weights_of
 from jaxrl_llm.training.asynchrony import check_asynchrony, with_correction
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config.method_settings import check_settings, hyperparameters_of
+from jaxrl_llm.training.config.method_settings import check_settings
+from jaxrl_llm.training.method_checks import check_critic, check_groups, check_passes
 from jaxrl_llm.training.other_policies.reference import check_kept, check_reference
 from jaxrl_llm.training.other_policies.teacher import check_teacher
 from jaxrl_llm.training.rollout import check_rollout, rollout_of
-from jaxrl_llm.utils.errors import InputError, gather, unknown
+from jaxrl_llm.utils.errors import InputError, gather
 from jaxrl_llm.utils.value_digest import value_digest
 
 
@@ -144,22 +141,6 @@ def with_routing(config: TrainConfig, algorithm: Algorithm, model: ModelConfig) 
     return algorithm if asked == "method" else dataclasses.replace(algorithm, routing=asked)
 
 
-def check_likelihood(config: TrainConfig, algorithm: Algorithm, model: ModelConfig) -> None:
-    """InputError where a method needs the likelihoods of the other kind of model, causal or masked-diffusion."""
-    name, bound = config.algorithm, values_of(algorithm.needs, "elbo_terms")
-    if model.unmasking is None and bound:
-        raise InputError(
-            f"{name} is for masked-diffusion models, but {config.model} ({model.family}) predicts the next token: take "
-            "a llada model, or grpo"
-        )
-    given = algorithm.rollout is not None and algorithm.rollout.demands.given
-    if model.unmasking is not None and given and not bound:
-        raise InputError(
-            f"{name} needs the likelihoods of given responses, but {config.model} is a masked-diffusion model, which "
-            "has bounds on them: take masked_sft"
-        )
-
-
 def method_digests(config: TrainConfig, given: Given | None = None) -> dict[str, str]:
     """A digest of a method that is not in the catalogue, under its name among the digests of a run's inputs.
 
@@ -218,77 +199,6 @@ def provided_by(config: TrainConfig, algorithm: Algorithm) -> set[str]:
     of_replay = frozenset[str]() if algorithm.replay is None else algorithm.replay.provides
     of_all = {"staleness"}
     return {*of_all, *provided_by_rewards(config.rewards), *rollout_of(config, algorithm).provides, *of_replay}
-
-
-def check_groups(config: TrainConfig, algorithm: Algorithm) -> None:
-    """InputError if a method compares the samples of a prompt but group_size is 1, so that it would learn nothing.
-
-    Also where sets are larger than groups.
-    """
-    if algorithm.target is not None:  # a critic says which of its actions are good, also of a single sample
-        return
-    if config.group_size > 1:
-        of_sets = {name: value for name, value in hyperparameters_of(config).items() if name in ("k", "set_size")}
-        for name, value in of_sets.items():
-            if isinstance(value, int) and value > config.group_size:
-                raise InputError(
-                    f"{config.algorithm}: {name} is {value}, but must be at most group_size {config.group_size}"
-                )
-        return
-    given = algorithm.rollout is not None and algorithm.rollout.demands.given  # then a method says how many a row has
-    if not given and compares_samples(algorithm):
-        raise InputError(
-            f"{config.algorithm} compares the completions of a prompt with each other: group_size is 1, but must be at "
-            "least 2"
-        )
-
-
-def needs_values(needs: Iterable[str]) -> bool:
-    """Whether a method with these needs has a critic."""
-    return any(value_of(need)[0] == "values" for need in needs)
-
-
-def check_critic(config: TrainConfig, algorithm: Algorithm) -> None:
-    """InputError if settings of a critic are given, but the method has none.
-
-    An implicit reward model has the critic's learning rate, but nothing else of a critic.
-    """
-    if needs_values(algorithm.needs):
-        heads = int(max(values_of(algorithm.needs, "values"), default=1))
-        if config.critic_steps and (heads > 1 or algorithm.target is not None):
-            why = "learn from a target critic" if algorithm.target is not None else f"have {heads}"
-            raise InputError(
-                f"critic_steps train values of one head, and those of {config.algorithm} {why}: leave it out"
-            )
-        if config.critic_model is not None:
-            if config.critic != "tower":
-                raise InputError(f"critic is {config.critic}, but only a tower can start from a critic_model")
-            read_scoring(config.critic_model)  # raises InputError for what is no reward model
-        return
-    default = TrainConfig()
-    given = [
-        name for name in ("critic", "critic_model", "critic_steps") if getattr(config, name) != getattr(default, name)
-    ]
-    if critic_of(algorithm.needs) is None:
-        given += ["optimizer.critic_learning_rate"] * (config.optimizer.critic_learning_rate is not None)
-    if given:
-        raise InputError(f"{config.algorithm} has no critic: leave out {', '.join(given)}")
-
-
-def check_passes(config: TrainConfig, algorithm: Algorithm) -> None:
-    """InputError if passes over a batch change within a run whose method counts its gradient steps in rounds."""
-    if config.epochs_until and algorithm.outer is not None:
-        raise InputError(
-            f"epochs_until is {config.epochs_until}, but rounds of {config.algorithm} are of equal numbers of gradient "
-            "steps: leave it out"
-        )
-
-
-def check_components(config: TrainConfig, rewards: Sequence[Reward]) -> None:
-    """InputError if a hyper-parameter that names a reward does not name one of the run's."""
-    named, known = hyperparameters_of(config).get("accuracy"), [reward.name for reward in rewards]
-    if named is not None and named not in known:
-        raise unknown(f"reward for the hyper-parameter accuracy of {config.algorithm}", named, known)
 
 
 def check_method(

@@ -39,8 +39,6 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.code_digest import code_digest
 from jaxrl_llm.training.inputs import Inputs, make_rewards, prompt_sets, split_prompts
 from jaxrl_llm.training.method import (
-    check_components,
-    check_likelihood,
     check_method,
     method_digests,
     named,
@@ -48,6 +46,7 @@ from jaxrl_llm.training.method import (
     record_of,
     with_routing,
 )
+from jaxrl_llm.training.method_checks import check_components, check_likelihood
 from jaxrl_llm.training.other_policies.reference import first_policies, fixed_reference, update_rules, wants_reference
 from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher
 from jaxrl_llm.training.other_policies.teacher import check_column_of_teachers, load_teacher, weights_of

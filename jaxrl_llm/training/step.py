@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxrl_llm.core.needs import asks_for
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed.on_hosts import to_numpy
@@ -20,7 +21,7 @@ from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.full_size import at_full_size
 from jaxrl_llm.training.health.rollback import Judged, undo_spike
-from jaxrl_llm.training.method import balance_of, needs_values
+from jaxrl_llm.training.method import balance_of
 from jaxrl_llm.training.metrics import Learned, step_metrics
 from jaxrl_llm.training.other_policies.reference import moved, reference_now, with_second_policy
 from jaxrl_llm.training.other_policies.teacher import for_teacher
@@ -65,7 +66,7 @@ def learn(
     batch = for_teacher(parts.teacher, batch, parts.prompts.rows, learner.algorithm.needs)
     batch = at_full_size(batch, config.prompts_per_step * config.group_size, config.group_size)
     batch = with_feedback(batch, feedback) if "feedback" in learner.algorithm.needs else batch
-    warming = step < config.critic_steps and needs_values(learner.algorithm.needs)
+    warming = step < config.critic_steps and asks_for(learner.algorithm.needs, "values")
     objective, only = (WARM_UP, "critic") if warming else (learner.algorithm.objective, None)
     train, memory, batch, steps, found, policies = learn_batch(
         learner, state.train, state.memory, batch, (config.seed, step), objective, only

@@ -24,6 +24,16 @@ SILENT = 120.0  # seconds without a further byte after which a URL is given up
 _VALIDATORS = ("ETag", "Last-Modified", "Content-MD5", "Digest")  # headers of HTTP that change with a file
 
 
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all: a kill leaves the old one or the new one. Raises OSError as writing does."""
+    new = path.with_name(f"{path.name}.new")
+    with new.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
 def is_url(path: str | os.PathLike[str]) -> bool:
     """Whether a path names a protocol.
 

@@ -10,9 +10,10 @@ from compiling import optimised
 
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.rope import Rope
-from jaxrl_llm.sampling.decode import decode, empty_ring_cache, no_rows
+from jaxrl_llm.sampling.decode import decode, empty_ring_cache
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.prefill import empty_prefix_cache
+from jaxrl_llm.sampling.rows import no_rows
 from jaxrl_llm.sampling.weights.layouts import abstract_weights
 
 

@@ -22,7 +22,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxrl_llm.distributed import make_mesh, named_shardings
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.rope import Rope
-from jaxrl_llm.sampling.decode import begin, decode, empty_ring_cache, no_rows
+from jaxrl_llm.sampling.decode import begin, decode, empty_ring_cache
+from jaxrl_llm.sampling.rows import no_rows
 from jaxrl_llm.sampling.decode import DrawSettings
 from jaxrl_llm.sampling.filters import Filters
 from jaxrl_llm.sampling.prefill import empty_prefix_cache, prefill

@@ -21,7 +21,8 @@ from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
 from jaxrl_llm.training.folder.load_run import load_run
-from jaxrl_llm.training.method import check_groups, make_algorithm
+from jaxrl_llm.training.method import make_algorithm
+from jaxrl_llm.training.method_checks import check_groups
 from jaxrl_llm.training.setup import set_up
 from jaxrl_llm.utils.errors import InputError
 

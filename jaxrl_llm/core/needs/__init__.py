@@ -13,13 +13,14 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.needs.computed import COMPUTED
 from jaxrl_llm.core.needs.provided import PROVIDED
+from jaxrl_llm.core.needs.rewarded import REWARDED
 from jaxrl_llm.core.needs.types import Need
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.utils.errors import InputError, unknown
 
 OF_REFERENCE = ("reference_logp", "reference_affinity")
 OF_TEACHER = ("teacher_logp", "teacher_entropy", "teacher_token_logp", "teacher_top", "teacher_states")
-NEEDS = {need.name: need for need in (*COMPUTED, *PROVIDED)}
+NEEDS = {need.name: need for need in (*COMPUTED, *PROVIDED, *REWARDED)}
 
 
 def need_of(need: str) -> Need:
@@ -65,14 +66,19 @@ def values_of(needs: Iterable[str], name: str) -> list[float]:
     return sorted(number for known, number in found if known == name and number is not None)
 
 
+def asks_for(needs: Iterable[str], *names: str) -> bool:
+    """Whether one of these names is among the needs, whatever its number."""
+    return any(value_of(need)[0] in names for need in needs)
+
+
 def of_reference(needs: Iterable[str], teacher: bool = False) -> bool:
     """Whether some of them are computed from the reference policy. teacher: whether the teacher is another policy."""
-    return any(value_of(need)[0] in OF_REFERENCE for need in needs) or (of_teacher(needs) and not teacher)
+    return asks_for(needs, *OF_REFERENCE) or (of_teacher(needs) and not teacher)
 
 
 def of_teacher(needs: Iterable[str]) -> bool:
     """Whether some of them are computed from a teacher, which is the reference policy unless there is another one."""
-    return any(value_of(need)[0] in OF_TEACHER for need in needs)
+    return asks_for(needs, *OF_TEACHER)
 
 
 def of_previous(needs: Iterable[str]) -> bool:
@@ -82,7 +88,7 @@ def of_previous(needs: Iterable[str]) -> bool:
 
 def of_target(needs: Iterable[str]) -> bool:
     """Whether one of them is computed from a target critic."""
-    return any(value_of(need)[0] == "target_values" for need in needs)
+    return asks_for(needs, "target_values")
 
 
 def fill_in(batch: Trajectories, needs: Iterable[str]) -> tuple[Trajectories, dict[str, Array], dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Needs that rollouts, replays, rewards and sources provide: the learner cannot compute them."""
+"""Needs that rollouts, replays and sources provide: the learner cannot compute them."""
 
 from __future__ import annotations
 
@@ -29,144 +29,124 @@ from jaxrl_llm.core.needs.placeholders import (
     whole,
     whole_tokens,
 )
-from jaxrl_llm.core.needs.providers import own_rollout, own_source, reward_entry
-from jaxrl_llm.core.needs.types import Need
+from jaxrl_llm.core.needs.providers import OWN, own_rollout, own_source
+from jaxrl_llm.core.needs.types import Need, in_info
 
 AGENT = "--environment MODULE:NAME, or a --rollout that returns rollouts.agents.agent(ENVIRONMENT)"
 EVOLVED = "a rollout in rollouts.evolved.evolved, as the method's own is"
 PROVIDED = (
-    Need(
-        "greedy_reward", "info['greedy_reward']", "[N]", "reward of the greedy completion of the row's prompt",
+    in_info(
+        "greedy_reward", "[N]", "reward of the greedy completion of the row's prompt",
         StandIn(
             "the mean of the group", whole(2), lambda batch, number: bucket_moments(batch.group, batch.scores)[1]
         ),
         provider="a rollout in rollouts.programs.with_greedy_baseline, as --rollout is by itself",
     ),
-    Need(
-        "member", "info['member']", "[N]", "number of the population's member that drew the row",
+    in_info(
+        "member", "[N]", "number of the population's member that drew the row",
         StandIn("each row has its own", whole(8), one_each), provider=EVOLVED,
     ),
-    Need(
-        "member_seed", "info['member_seed']", "[N]", "seed of the noise of the step's population",
+    in_info(
+        "member_seed", "[N]", "seed of the noise of the step's population",
         StandIn("0", whole(2**20), none_of_rows), provider=EVOLVED,
     ),
-    Need(
-        "guided", "info['guided']", "[N]", "1 where the row, or [N, L] the token, was sampled with guidance",
+    in_info(
+        "guided", "[N]", "1 where the row, or [N, L] the token, was sampled with guidance",
         StandIn("no row is guided", whole(2)), provider="--rollout 'hinted(COLUMN)'",
     ),
-    Need(
-        "hint_tokens", "info['hint_tokens']", "[N]", "number of the row's first actions that are a hint",
+    in_info(
+        "hint_tokens", "[N]", "number of the row's first actions that are a hint",
         StandIn("no row begins with a hint", whole(3)), provider="--rollout 'hinted_by_failures(COLUMN)'",
     ),
-    Need(
-        "teacher_tokens", "info['teacher_tokens']", "[N, T]",
+    in_info(
+        "teacher_tokens", "[N, T]",
         "another prompt for the row's tokens and these, -1 after them; -1 everywhere without one",
         StandIn("no row has a teacher", teachers, no_teachers),
         provider="a --rollout whose episodes have a teacher_prompt",
     ),
-    Need(
-        "budget", "info['budget']", "[N]", "token budget that the row's prompt states",
+    in_info(
+        "budget", "[N]", "token budget that the row's prompt states",
         StandIn("one budget for all", lambda random, logp: random.choice([2.0, 4.0, 6.0], logp.shape[0])),
         provider=own_rollout("budget"),
     ),
-    Need(
-        "rewritten", "info['rewritten']", "[N]", "1 where the row's prompt was rewritten by the policy",
+    in_info(
+        "rewritten", "[N]", "1 where the row's prompt was rewritten by the policy",
         StandIn("no prompt is rewritten", whole(2)), provider=own_rollout("rewritten"),
     ),
-    Need(
-        "hard", "info['hard']", "[N]", "1 where the policy seldom solves the row's prompt",
+    in_info(
+        "hard", "[N]", "1 where the policy seldom solves the row's prompt",
         StandIn("no prompt is hard", whole(2)), provider=own_rollout("hard"),
     ),
-    Need(
-        "reference_span", "info['reference_span']", "[N, 2]",
+    in_info(
+        "reference_span", "[N, 2]",
         "first and last + 1 of the row's actions that say the reference answer; both 0 where none do",
         StandIn("no row says it", whole(3, 2)), provider=own_rollout("reference_span"),
     ),
-    Need(
-        "answer_key", "info['answer_key']", "[N]", "equal for equal answers to a prompt, -1 without an answer",
-        StandIn("whole completions are compared", whole(3)),
-        provider=reward_entry("answer_key", "number_match", "math_verify", "exact_match", "tagged_match"),
-    ),
-    Need(
-        "tests", "info['tests']", "[N, U]", "results of U tests of the completion; [N, K, U] of each turn's",
-        StandIn("the components of the reward", whole(2, 3)), provider=reward_entry("tests"),
-    ),
-    Need(
-        "spans", "batch.token_rewards", "[N, L]", "rewards of parts of the completion, each where its part ends",
-        StandIn("none", lambda random, logp: random.integers(0, 2, logp.shape) * 0.25),
-        provider=reward_entry("spans", "'coverage(COLUMN)'", "steps:PATH"),
-    ),
-    Need(
-        "distance", "info['distance']", "[N]", "how far a failure is from the successes of its prompt",
-        StandIn("failures are not graded", uniform(0, 2, rows=True)),
-        provider=reward_entry("distance", "'distances(number_match)'"),
-    ),
-    Need(
-        "demonstrated", "info['demonstrated']", "[N]", "1 where the row is a text of the data set, not a sample",
+    in_info(
+        "demonstrated", "[N]", "1 where the row is a text of the data set, not a sample",
         StandIn("no row is demonstrated", whole(2)), provider="--rollout 'demonstrated(COLUMN)'",
     ),
-    Need(
-        "level_tau", "info['level_tau']", "[N]", "how much the temperature of a token followed its entropy",
+    in_info(
+        "level_tau", "[N]", "how much the temperature of a token followed its entropy",
         StandIn("one temperature", uniform(0, 0.1, rows=True)), provider="the rollout of hapo_heterogeneous",
     ),
-    Need(
-        "tempered", "info['tempered']", "[N]", "1 where the row was sampled at controls['temperature']",
+    in_info(
+        "tempered", "[N]", "1 where the row was sampled at controls['temperature']",
         StandIn("no row is tempered", whole(2)), provider="the rollout of its methods",
     ),
-    Need(
-        "start_value", "info['start_value']", "[N]", "mean reward of the prompt's completions before the run",
+    in_info(
+        "start_value", "[N]", "mean reward of the prompt's completions before the run",
         StandIn("none is known", uniform(0, 1, rows=True)), provider="a rollout in rollouts.programs.with_start_value",
     ),
-    Need(
-        "measured", "info['measured']", "[N]", "1 where the row is there to be measured only, and is not trained on",
+    in_info(
+        "measured", "[N]", "1 where the row is there to be measured only, and is not trained on",
         StandIn("all rows are trained on", whole(2)), provider="the method's own replay",
     ),
-    Need(
-        "degree", "info['degree']", "[N]", "how degraded the response is, a whole number from 0; NaN where it has none",
-        StandIn("every response is whole", whole(2), none_of_rows), provider="the method's own rollout",
+    in_info(
+        "degree", "[N]", "how degraded the response is, a whole number from 0; NaN where it has none",
+        StandIn("every response is whole", whole(2), none_of_rows),
     ),
-    Need(
-        "code", "info['code']", "[N]", "the code that the prompt begins with, a whole number from 0; NaN: none",
-        StandIn("no row has one", whole(4), none_of_rows), provider="the method's own rollout",
+    in_info(
+        "code", "[N]", "the code that the prompt begins with, a whole number from 0; NaN: none",
+        StandIn("no row has one", whole(4), none_of_rows),
     ),
-    Need(
-        "staleness", "info['staleness']", "[N, L]", "steps since the weights that drew the token were the learner's",
+    in_info(
+        "staleness", "[N, L]", "steps since the weights that drew the token were the learner's",
         StandIn("0", lambda random, logp: random.integers(0, 4, logp.shape).astype(float), none_of_tokens),
         provider="a run, also without --max-staleness",
     ),
-    Need(
-        "replayed", "info['replayed']", "[N]", "1 where the row comes from a store, or is a copy of another",
+    in_info(
+        "replayed", "[N]", "1 where the row comes from a store, or is a copy of another",
         StandIn("no row is replayed", whole(2)), provider="a replay: Algorithm.replay",
     ),
-    Need(
-        "resampled", "info['resampled']", "[N]", "1 where the row is a reply that was drawn anew at an earlier state",
+    in_info(
+        "resampled", "[N]", "1 where the row is a reply that was drawn anew at an earlier state",
         StandIn("no row is", whole(2), none_of_rows),
-        provider="the method's own rollout",
     ),
-    Need(
-        "replay_advantage", "info['replay_advantage']", "[N]", "advantage that a store gives a replayed row",
+    in_info(
+        "replay_advantage", "[N]", "advantage that a store gives a replayed row",
         StandIn("replayed rows have none", uniform(-1, 1, rows=True)),
         provider="a replay of single rows: Algorithm.replay",
     ),
-    Need(
-        "win_rate", "info['win_rate']", "[N]", "how often the row beats others of its prompt, 0 to 1",
+    in_info(
+        "win_rate", "[N]", "how often the row beats others of its prompt, 0 to 1",
         StandIn("no row beats another more often than half of the time", uniform(0, 1, rows=True), half_of_rows),
         provider=own_rollout("win_rate"),
     ),
-    Need(
-        "opponent", "info['opponent']", "[N]", "1 where the row is an opponent's, against whom others play",
+    in_info(
+        "opponent", "[N]", "1 where the row is an opponent's, against whom others play",
         StandIn("no row is an opponent's", whole(2), none_of_rows), provider=own_rollout("opponent"),
     ),
-    Need(
-        "league_member", "info['league_member']", "[N]", "place in the league of the policy that the row plays against",
+    in_info(
+        "league_member", "[N]", "place in the league of the policy that the row plays against",
         StandIn("the first policy", whole(3), none_of_rows), provider="rollouts.agents.league_play.league_play(GAMES)",
     ),
-    Need(
-        "copy_weight", "info['copy_weight']", "[N]", "factor of the rows of a group that is there several times",
+    in_info(
+        "copy_weight", "[N]", "factor of the rows of a group that is there several times",
         StandIn("1", uniform(0.4, 1, rows=True)), provider="replay.into_groups.valued_groups: Algorithm.replay",
     ),
-    Need(
-        "turn_factor", "info['turn_factor']", "[N]", "ratio by which updates of later turns changed the row",
+    in_info(
+        "turn_factor", "[N]", "ratio by which updates of later turns changed the row",
         StandIn("1", uniform(0.8, 1.2, rows=True)),
         provider="a run, which updates the turns one after the other: Algorithm.phases",
     ),
@@ -175,8 +155,8 @@ PROVIDED = (
         StandIn("one turn", lambda random, logp: np.broadcast_to(np.arange(logp.shape[1]) // 4, logp.shape)),
         provider="--environment MODULE:NAME, or a --rollout that returns rollouts.programs.conversation(ENVIRONMENT)",
     ),
-    Need(
-        "fresh_prompts", "info['fresh_prompts']", "[N]", "1 where the row is a turn after a whole prompt of its own",
+    in_info(
+        "fresh_prompts", "[N]", "1 where the row is a turn after a whole prompt of its own",
         StandIn("each row is", lambda random, logp: np.ones(logp.shape[0])),
         provider="a --rollout that returns rollouts.agents.agent(ENVIRONMENT, fresh=True)",
     ),
@@ -190,146 +170,113 @@ PROVIDED = (
         StandIn("no two turns begin in the same state", state_keys),
         provider=AGENT,
     ),
-    Need(
-        "episode", "info['episode']", "[N]", "number of the row's episode in its group, of one row or several",
+    in_info(
+        "episode", "[N]", "number of the row's episode in its group, of one row or several",
         StandIn("each row is an episode", episodes, one_each), provider=AGENT,
     ),
-    Need(
-        "first_turn", "info['first_turn']", "[N]", "number of the row's first turn in its episode",
+    in_info(
+        "first_turn", "[N]", "number of the row's first turn in its episode",
         StandIn("the episode begins with the row", first_turns, none_of_rows), provider=AGENT,
     ),
-    Need(
-        "plan", "info['plan']", "[N, L]",
+    in_info(
+        "plan", "[N, L]",
         "what each action says of a plan: 1 KEEP, 2 SWITCH, 3 the subgoal as before, 4 a new one, 5 the action, 0 else",
         StandIn("all is action", lambda random, logp: random.integers(0, 6, logp.shape).astype(float), all_action),
         provider="--environment MODULE:NAME, or a --rollout in rollouts.agents.plans.planned",
     ),
-    Need(
-        "imitated", "info['imitated']", "[N, L]",
+    in_info(
+        "imitated", "[N, L]",
         "of an action that the row took over from a success: the turns from its own to the last of that; 0 of others",
         StandIn("nothing is taken over", lambda random, logp: random.integers(0, 3, logp.shape).astype(float)),
         provider="--environment MODULE:NAME, or a --rollout in rollouts.agents.restarts.restarting",
     ),
-    Need(
-        "imitated_score", "info['imitated_score']", "[N]", "score of the success from which the row took its beginning",
+    in_info(
+        "imitated_score", "[N]", "score of the success from which the row took its beginning",
         StandIn("0", uniform(0, 1, rows=True)),
         provider="--environment MODULE:NAME, or a --rollout in rollouts.agents.restarts.restarting",
     ),
-    Need(
-        "vine", "info['vine']", "[N, L]",
+    in_info(
+        "vine", "[N, L]",
         "of an action after a state of another episode the number of that state, from 1; -1 of one that the row took "
         "over from it; 0 of others",
         StandIn(
             "no row is a vine", lambda random, logp: random.integers(-1, 3, logp.shape).astype(float),
             lambda batch, number: jnp.zeros(batch.tokens.shape),
         ),
-        provider="the method's own rollout",
     ),
-    Need(
-        "profile", "info['profile']", "[N, L]", "number that the environment said of the action's turn; NaN for none",
+    in_info(
+        "profile", "[N, L]", "number that the environment said of the action's turn; NaN for none",
         StandIn(
             "none is known", lambda random, logp: random.random(logp.shape),
             lambda batch, number: jnp.full(batch.tokens.shape, jnp.nan),
         ),
-        provider="the method's own rollout",
     ),
-    Need(
-        "pivot", "info['pivot']", "[N]", "turns of the row's episode before that from which it was tried again; else 0",
+    in_info(
+        "pivot", "[N]", "turns of the row's episode before that from which it was tried again; else 0",
         StandIn("no episode is tried again", whole(2), none_of_rows),
-        provider="the method's own rollout",
     ),
-    Need(
-        "refined", "info['refined']", "[N]", "1 where the row's replies were refined by what a simulation saw",
+    in_info(
+        "refined", "[N]", "1 where the row's replies were refined by what a simulation saw",
         StandIn("no reply is refined", whole(2), none_of_rows),
-        provider="the method's own rollout",
     ),
-    Need(
-        "decomposition", "info['decomposition']", "[N, 4]",
+    in_info(
+        "decomposition", "[N, 4]",
         "coverage, relevance, gain of steps and agreement of operators of the row's sub-questions",
         StandIn("0", uniform(-1, 1, 4, rows=True)),
-        provider="the method's own rollout",
     ),
-    Need(
-        "calls", "info['calls']", "[N]", "calls of tools in the row's episode",
+    in_info(
+        "calls", "[N]", "calls of tools in the row's episode",
         StandIn("none", whole(3), none_of_rows), provider=AGENT,
     ),
-    Need(
-        "failed_calls", "info['failed_calls']", "[N]", "calls of tools in the row's episode that gave an error",
+    in_info(
+        "failed_calls", "[N]", "calls of tools in the row's episode that gave an error",
         StandIn("none", whole(2), none_of_rows), provider=AGENT,
     ),
-    Need(
-        "answer_tokens", "info['answer_tokens']", "[N, A]",
+    in_info(
+        "answer_tokens", "[N, A]",
         "ids of the row's reference answer; -2 - id for those that open it, -1 after it",
         StandIn("no row has an answer", answers, no_answers),
-        provider="the method's own rollout, rollouts.runtime.answer_likelihood.with_answers",
+        provider=f"{OWN}, rollouts.runtime.answer_likelihood.with_answers",
     ),
-    Need(
-        "blanked", "info['blanked']", "[N, L]", "ids that stand in for the tokens of observations; NaN elsewhere",
+    in_info(
+        "blanked", "[N, L]", "ids that stand in for the tokens of observations; NaN elsewhere",
         StandIn("no observation is blanked", whole_tokens, no_blanks),
-        provider="the method's own rollout, rollouts.runtime.answer_likelihood.with_blanks",
+        provider=f"{OWN}, rollouts.runtime.answer_likelihood.with_blanks",
     ),
-    Need(
-        "segment", "info['segment']", "[N, L]", "number of the segment of each action",
+    in_info(
+        "segment", "[N, L]", "number of the segment of each action",
         StandIn("none", lambda random, logp: np.broadcast_to(np.arange(logp.shape[1]) // 2, logp.shape)),
         provider=own_source("segment"),
     ),
-    Need(
-        "node", "info['node']", "[N, L]", "number of each action's node in the tree of its group",
+    in_info(
+        "node", "[N, L]", "number of each action's node in the tree of its group",
         StandIn("no completions share tokens", pairs, own_nodes),
         provider="a rollout of rollouts.trees, such as --rollout 'tree(64, 128)'",
     ),
-    Need(
-        "state_value", "info['state_value']", "[N, L]",
+    in_info(
+        "state_value", "[N, L]",
         "mean reward of fresh completions from the state where each action's node begins",
         StandIn("unknown values, without credit", uniform(0, 1), no_state_values),
         provider="--rollout 'valued(9)'",
     ),
-    Need(
-        "sound", "rewards['sound']", "[N]", "above 0.5 where the derivation of the answer is sound",
-        StandIn("every derivation is sound", whole(2)), provider="--rewards ... 'FILE.py:sound*0', a judge",
-    ),
-    Need(
-        "votes", "info['votes']", "[N, C]", "how close each of C clients says that the row is to its own texts",
-        StandIn("the reward is the vote of one client", uniform(-1, 1, 3, rows=True)), provider=reward_entry("votes"),
-    ),
-    Need(
-        "task", "info['task']", "[N]", "number of the task that the row's prompt belongs to, from 0",
+    in_info(
+        "task", "[N]", "number of the task that the row's prompt belongs to, from 0",
         StandIn("all prompts are of one", lambda random, logp: np.zeros(logp.shape[0]), none_of_rows),
-        provider="the method's own rollout",
     ),
-    Need(
-        "feasible", "info['feasible']", "[N]", "1 where the row meets the constraints of its task",
+    in_info(
+        "feasible", "[N]", "1 where the row meets the constraints of its task",
         StandIn("all rows do", whole(2), lambda batch, number: jnp.ones(batch.tokens.shape[0])),
-        provider="the method's own rollout",
     ),
-    Need(
-        "baseline_reward", "info['baseline_reward']", "[N]", "reward of another response to the row's prompt",
+    in_info(
+        "baseline_reward", "[N]", "reward of another response to the row's prompt",
         StandIn(
             "the mean of the group", uniform(0, 1, rows=True),
             lambda batch, number: bucket_moments(batch.group, batch.scores)[1],
         ),
-        provider="the method's own rollout",
     ),
-    *(
-        Need(
-            name, f"rewards['{name}']", "[N]", meaning, StandIn("the combined reward", whole(2)),
-            provider=f"--rewards {name}",
-        )
-        for name, meaning in {
-            "one_answer": "how nearly the completion has one answer between tags",
-            "gui_action": "1 where the action on the screen is the expected one",
-            "gui_format": "1 where the answer is a list of well-formed actions",
-            "box_overlap": "mean overlap of the answer's boxes with the expected ones",
-            "box_confidence": "mean confidence in the boxes that match, and doubt of those that do not",
-            "box_format": "1 where the answer is a list of boxes with confidences",
-            "class_match": "1 where the answer is the expected name",
-            "answer_tags": "1 where the completion has its thoughts and its answer between tags",
-        }.items()
-    ),
-    Need(
-        "line_tokens", "info['line_tokens']", "[N]",
+    in_info(
+        "line_tokens", "[N]",
         "number of the row's first actions that are a line of a response that goes on; 0 where the line ends it",
         StandIn("every row is a line that ends its response", whole(3), none_of_rows),
-        provider="the method's own rollout",
     ),
 )  # fmt: skip

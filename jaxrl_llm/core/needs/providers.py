@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+OWN = "the method's own rollout"
+
 
 def own_rollout(name: str) -> str:
     """What provides a need for which the library has no rollout."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from jaxrl_llm.core.needs.placeholders import StandIn
+from jaxrl_llm.core.needs.providers import OWN
 from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories
 
 
@@ -96,3 +97,8 @@ class Need(NamedTuple):
         field, _, entry = self.where.removeprefix("batch.").partition("[")
         key, _, carried = entry.strip("'\"]").partition(":")
         return field, f"{key}:{number:g}" if carried and number is not None else key
+
+
+def in_info(name: str, shape: str, meaning: str, stand_in: StandIn, provider: str = OWN) -> Need:
+    """A need of this name in the batch's `info`."""
+    return Need(name, f"info[{name!r}]", shape, meaning, stand_in, provider=provider)

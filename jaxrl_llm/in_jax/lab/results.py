@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from jaxrl_llm.in_jax.lab.tables import overall_table, summary_of, task_table
 from jaxrl_llm.in_jax.settings import LabSettings
 from jaxrl_llm.reporting.logging.files import read_json
 from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.utils.storage import replace_file
 
 Start = dict[str, Any]  # "rewards" by name, "best", "threshold", "steps"
 ABOUT = """\
@@ -60,8 +60,8 @@ def write_results(folder: Path, config: LabConfig, starts: Mapping[str, Start], 
     tasks = [name for name in starts if any(o.task == name for o in outcomes)]
     baseline = next((o.label for o in outcomes if o.method == config.compared_with), config.compared_with)
     value = {"settings": config.in_common(), "starts": starts, "outcomes": [to_json(o) for o in outcomes]}
-    _replace(folder / "results.json", json.dumps(value, allow_nan=False) + "\n")
-    _replace(folder / "RESULTS.md", as_markdown(config, starts, outcomes, tasks, baseline))
+    replace_file(folder / "results.json", json.dumps(value, allow_nan=False) + "\n")
+    replace_file(folder / "RESULTS.md", as_markdown(config, starts, outcomes, tasks, baseline))
     if any(not o.error for o in outcomes):
         best = {name: starts[name]["best"] for name in tasks}
         figures.write_curves(folder / "curves.svg", outcomes, tasks, best, baseline)
@@ -124,9 +124,3 @@ def outcome_line(outcome: Outcome) -> str:
         f"{outcome.task} {outcome.label}: final reward {summary_of(mean, [outcome.measures['final']])}, "
         f"compiled in {seconds['compile']:.0f} s, ran {seconds['run']:.0f} s"
     )
-
-
-def _replace(path: Path, text: str) -> None:
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)

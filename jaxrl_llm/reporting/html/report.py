@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from jaxrl_llm.reporting.html.timeline import timeline
 from jaxrl_llm.reporting.html.verdict import held_out
 from jaxrl_llm.reporting.prompt_table import groups_text, listed, prompt_table, tried_text
 from jaxrl_llm.utils.errors import InputError, missing_package, shown
+from jaxrl_llm.utils.storage import replace_file
 
 _OTHER_CHARTS = 60
 _TEMPLATES = Path(__file__).parent
@@ -86,10 +86,8 @@ def write_report(
         files = " or ".join(f"{run.config_file} or {run.summary_file}" for run in runs)
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{files} holds a value that no report can show: {reason}") from error
-    new = path.with_name(path.name + ".new")
     try:
-        new.write_bytes(text.encode("utf-8", "replace"))  # a lone surrogate in a completion must not stop the report
-        os.replace(new, path)
+        replace_file(path, text.encode("utf-8", "replace"))  # a lone surrogate in a completion must not stop the report
     except OSError as error:
         raise InputError(f"the report cannot be written to {path}: {error.strerror or error}") from error
     return path

@@ -12,10 +12,11 @@ from jax.sharding import Mesh
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.capacity import Size
-from jaxrl_llm.sampling.decode import RingCache, RowState
+from jaxrl_llm.sampling.decode import RingCache
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.kv_cache import PrefixCache
 from jaxrl_llm.sampling.requests import Request, Tokens, as_tokens
+from jaxrl_llm.sampling.rows import RowState, marked_done
 from jaxrl_llm.sampling.scheduler import Assignment
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.speculative.verify import Tail, TailCounts, gather, rows_of, verify
@@ -93,9 +94,7 @@ class TailRows:
 
     def _only_first(self, count: int) -> None:
         """Rows after the first `count` are repetitions, which are not decoded."""
-        done: np.ndarray = np.array(self.state.done)
-        done[count:] = True
-        self.state = self.state._replace(done=done)
+        self.state = marked_done(self.state, slice(count, None))
 
     def advance(self, chunk: int, drafts: Drafts, stats: Stats) -> np.ndarray:
         """At most `chunk` passes. Returns the rows of the engine that are done."""

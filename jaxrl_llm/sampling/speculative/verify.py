@@ -23,9 +23,10 @@ from jaxrl_llm.models.layers.attention import Weighing
 from jaxrl_llm.models.layers.parts import rotations_of
 from jaxrl_llm.models.layers.recurrent import State, committed, pending_flow
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.decode import RingCache, RowState, narrowed
+from jaxrl_llm.sampling.decode import RingCache, narrowed
 from jaxrl_llm.sampling.draw import Drawn, DrawSettings, draw
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, merge_sinks, pack, take_columns
+from jaxrl_llm.sampling.rows import RowState
 from jaxrl_llm.sampling.two_model_decode import run
 
 LONGEST_MATCH = 16  # tokens of a suffix that are compared

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -14,14 +14,12 @@ from jaxrl_llm.models.by_row.adapters import are_by_row
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.sampling.draw import DrawSettings
-from jaxrl_llm.sampling.requests import Completion, Request, Tokens
+from jaxrl_llm.sampling.requests import Completion, Cut, Request, Tokens
 from jaxrl_llm.sampling.sampled_tokens import check_finite
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.unmasking.unmask import Canvas, mean_field, unmask
 from jaxrl_llm.sampling.weights import Weights
 from jaxrl_llm.utils.errors import InputError
-
-Cut = Callable[[np.ndarray], int | None]
 
 
 class _Written(NamedTuple):

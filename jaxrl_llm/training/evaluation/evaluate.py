@@ -166,10 +166,10 @@ def evaluate_policy(
 def _evaluation(scored: Scored, prompts: int, samples: int, temperature: float, judge: str) -> Evaluation:
     """What scored completions say, `samples` of each prompt."""
     batch = scored.batch
-    assert scored.batch.rewards is not None
-    marks = np.asarray(scored.batch.rewards[judge]).reshape(prompts, samples)
+    assert batch.rewards is not None
+    marks = np.asarray(batch.rewards[judge]).reshape(prompts, samples)
     right, known = (marks >= CORRECT).sum(axis=1), (~np.isnan(marks)).sum(axis=1)  # of each prompt
-    lengths, reward = np.asarray(batch.action_mask).sum(axis=1), np.asarray(scored.batch.reward)
+    lengths, reward = np.asarray(batch.action_mask).sum(axis=1), np.asarray(batch.reward)
     some = known > 0
     rates, trials = right[some] / known[some], float(known[some].mean()) if some.any() else 1.0
     low, high = clustered_interval(rates, trials) if some.any() else (0.0, 1.0)
@@ -285,23 +285,14 @@ def evaluate_run(
         return Evaluation(*evaluate_given(config, parts, params))
     state = state_of(step, config.steps, config.prompts_per_step, len(parts.prompts.rows))
     mesh = None if parts.sampler.size == 1 else parts.sampler
+    where: dict[str, Any] = {"mesh": mesh, "hosts": parts.hosts, "watch": watch, "state": state}
     if is_agent(config):
-        return play(
-            config,
-            parts.policy,
-            params,
-            parts.held_out,
-            parts.rewards,
-            mesh=mesh,
-            hosts=parts.hosts,
-            watch=watch,
-            state=state,
-        )
+        return play(config, parts.policy, params, parts.held_out, parts.rewards, **where)
     rewards = [one for one in parts.rewards if one.function is not judge_reward]  # which reads groups of training
     return evaluate_policy(
         dataclasses.replace(parts.policy, thinking=rollout.thinking), params, parts.held_out, rewards,
         judge=config.eval_reward,
         max_new_tokens=config.max_new_tokens, stop=config.stop,
         slots=-(-(config.slots or config.prompts_per_step * config.group_size) // parts.hosts.units),
-        mesh=mesh, hosts=parts.hosts, watch=watch, state=state,
+        **where,
     )  # fmt: skip

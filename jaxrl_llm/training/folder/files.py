@@ -24,7 +24,7 @@ from jaxrl_llm.training.folder.provenance import record_start
 from jaxrl_llm.training.folder.remote_folder import Mirror
 from jaxrl_llm.training.folder.resume_checks import MAY_DIFFER, check_changes, settings_to_compare
 from jaxrl_llm.utils.errors import InputError, InputErrors, shown
-from jaxrl_llm.utils.storage import is_url
+from jaxrl_llm.utils.storage import is_url, replace_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -139,26 +139,23 @@ class RunFolder:
 
     def started_in(self) -> str:
         """The folder that the run's relative paths are resolved against; the working directory if there is no run."""
-        folder = read_json(self.config).get(STARTED_IN, os.getcwd())
-        if not isinstance(folder, str):
-            raise InputError(f"{self.config}: {STARTED_IN} is {shown(folder)}, but must be a folder")
-        return folder
+        return self._recorded(STARTED_IN, STARTED_IN, os.getcwd(), "a folder")
 
     def recorded_mesh(self) -> str:
         """The mesh that the run began with, "" for one device; InputError for a malformed one."""
-        raw = read_json(self.config)
-        mesh = raw.get("mesh") or raw.get(CHOSEN_MESH, "")
-        if not isinstance(mesh, str):
-            raise InputError(f"{self.config}: {CHOSEN_MESH} is {shown(mesh)}, but must be a text")
-        return mesh
+        return self._recorded("mesh", CHOSEN_MESH)
 
     def recorded_date(self) -> str:
         """The day on which the run began, as 2031-01-31; "" where it is not known, as of runs of earlier versions."""
+        return self._recorded("date", STARTED_ON)
+
+    def _recorded(self, setting: str, entry: str, default: str = "", what: str = "a text") -> str:
+        """A setting's text in config.json, or that of the entry that stands for it; InputError for what is no text."""
         raw = read_json(self.config)
-        date = raw.get("date") or raw.get(STARTED_ON, "")
-        if not isinstance(date, str):
-            raise InputError(f"{self.config}: {STARTED_ON} is {shown(date)}, but must be a text")
-        return date
+        text = raw.get(setting) or raw.get(entry, default)
+        if not isinstance(text, str):
+            raise InputError(f"{self.config}: {entry} is {shown(text)}, but must be {what}")
+        return text
 
     def recorded_needs(self) -> frozenset[str] | None:
         """The needs of the run's algorithm, where it is not in the catalogue; else None. InputError for others."""
@@ -220,18 +217,12 @@ class RunFolder:
         The evaluation after training is dropped too: a run that goes on has another.
         """
         for file in self._logs:
-            if file.exists():
-                truncate_jsonl(file, step + 1, lambda line: line.get("phase") == "eval_after")
+            truncate_jsonl(file, step + 1, lambda line: line.get("phase") == "eval_after")
 
     @staticmethod
     def write(path: Path, value: dict[str, Any]) -> None:
         """Replace a JSON file atomically."""
-        new = path.with_suffix(".new")
-        with new.open("w") as file:
-            file.write(json.dumps(value, indent=2, allow_nan=False, default=float) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
+        replace_file(path, json.dumps(value, indent=2, allow_nan=False, default=float) + "\n")
 
     def checkpoints_for(self, processes: int) -> Path | str:
         """Where a run of so many processes reads and writes its checkpoints. InputError as `Mirror.checkpoints`."""

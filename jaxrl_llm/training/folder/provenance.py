@@ -14,6 +14,7 @@ from typing import Any
 
 from jaxrl_llm.reporting.logging.files import read_json
 from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.storage import replace_file
 from jaxrl_llm.version import __version__
 
 NAME = "environment.json"
@@ -62,10 +63,8 @@ def record_start(folder: Path, step: int) -> None:
         starts = read_json(path).get("starts", [])
     now = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "step": step, "command": sys.argv[1:]}
     value = {"starts": [*(starts if isinstance(starts, list) else []), {**now, **environment()}]}
-    new = path.with_suffix(".new")
     with suppress(OSError):
-        new.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-        new.replace(path)
+        replace_file(path, json.dumps(value, indent=2) + "\n")
 
 
 def as_text(found: dict[str, Any]) -> str:

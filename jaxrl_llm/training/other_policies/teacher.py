@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.needs import of_teacher, value_of
+from jaxrl_llm.core.needs import asks_for, of_teacher
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed import check_mesh, fully_sharded
 from jaxrl_llm.learner.setup import shard
@@ -39,7 +39,7 @@ def check_teacher(config: TrainConfig, algorithm: Algorithm) -> None:
     if config.teacher is None and wanted and algorithm.reference is None:
         raise InputError(f"{config.algorithm} learns from a teacher: give one, --teacher PATH")
     if several := teachers_of(config.teacher):
-        if any(value_of(need)[0] == "teacher_states" for need in algorithm.needs):
+        if asks_for(algorithm.needs, "teacher_states"):
             raise InputError(
                 f"{config.algorithm} compares whole distributions, with one teacher's unembedding: give top_k, or one "
                 "teacher"
