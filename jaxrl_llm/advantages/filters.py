@@ -56,9 +56,7 @@ def drop_rows(dropped: Callable[[Trajectories], jax.Array]) -> Transform:
     require_function("the rows to drop", dropped)
 
     def drop(batch: Trajectories) -> Trajectories:
-        kept = jnp.where(dropped(batch), 0.0, 1.0)[:, None]
-        before = jnp.ones(batch.tokens.shape, jnp.float32) if batch.weights is None else batch.weights
-        return batch.replace(weights=before * kept)
+        return batch.replace(weights=jnp.where(dropped(batch)[:, None], 0.0, batch.loss_weights))
 
     return stateless(drop)
 

@@ -94,8 +94,7 @@ def tracked_baseline(
         if "measured" in info:
             trained = ~(info["measured"] > 0)
             r = jnp.where(trained, r, jnp.nan)
-            weights = trained[:, None] * (1.0 if batch.weights is None else batch.weights)
-            batch = batch.replace(weights=weights * batch.action_mask)
+            batch = batch.replace(weights=trained[:, None] * batch.loss_weights)
         if offline and "start_value" in info:
             tracker = _started(tracker, index, jnp.where(jnp.isnan(r), jnp.nan, info["start_value"]), offline, least)
         A = standardised(r - tracker.value[index], epsilon=epsilon)

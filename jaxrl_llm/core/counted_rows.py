@@ -42,5 +42,5 @@ def counted_alone(batch: Trajectories, marks: Collection[str] = ()) -> Trajector
 
 def without_rows(batch: Trajectories, out: jax.Array) -> Trajectories:
     """The batch with the rows bool[N] excluded, as `rewards.transforms.leave_out` does."""
-    before = jnp.ones(batch.tokens.shape, jnp.float32) if batch.weights is None else batch.weights
-    return batch.replace(reward=jnp.where(out, jnp.nan, batch.scores), weights=jnp.where(out[:, None], 0.0, before))
+    weights = jnp.where(out[:, None], 0.0, batch.loss_weights)
+    return batch.replace(reward=jnp.where(out, jnp.nan, batch.scores), weights=weights)

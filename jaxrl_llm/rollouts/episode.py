@@ -199,6 +199,11 @@ class Episode:
         return replace(self, info={**self.info, **entries})
 
 
+def with_reply(row: Episode, asked: Episode) -> Episode:
+    """The row with the last reply of another, as if it had been sampled there."""
+    return replace(row + asked.segments[-1].elsewhere(), ended=asked.ended, truncated=asked.truncated)
+
+
 def given(ids: Sequence[int], policy_step: int = 0) -> Segment:
     """A segment of tokens that were not sampled: an observation, a hint, or the beginning of a known solution."""
     token = np.asarray(list(ids), np.int32)

@@ -26,7 +26,7 @@ def signal(batch: Trajectories) -> float:
         return 0.0
     if batch.advantages is None:
         return float(_compared(batch)[rows].mean())
-    counts = action if batch.weights is None else action & (np.asarray(batch.weights) != 0)
+    counts = np.asarray(batch.loss_weights) != 0
     return float((counts & (np.asarray(batch.advantages) != 0)).any(axis=1)[rows].mean())
 
 

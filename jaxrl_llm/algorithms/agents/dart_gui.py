@@ -198,7 +198,6 @@ def keep_uncertain_turns(share: Fraction = 0.8) -> Transform:
         rank = ranks_within(keys, mean.reshape(-1), first, mask.reshape(-1)).reshape(mask.shape)
         (count,) = bucket_sums(keys, mask.reshape(-1).astype(jnp.float32))
         gone = mask & (rank >= jnp.ceil(share * count.reshape(mask.shape) - 1e-4))
-        before = jnp.ones(batch.tokens.shape, jnp.float32) if batch.weights is None else batch.weights
-        return batch.replace(weights=before * (1.0 - on_tokens(gone.astype(jnp.float32), batch)))
+        return batch.replace(weights=batch.loss_weights * (1.0 - on_tokens(gone.astype(jnp.float32), batch)))
 
     return stateless(apply, TURNS | {"state_key"})

@@ -34,10 +34,20 @@ from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun, converse
 from jaxrl_llm.rollouts.agents.plans import items_in
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
 from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode, given
+from jaxrl_llm.rollouts.episode import Episode, given, with_reply
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group, marked
 from jaxrl_llm.utils.errors import InputError, require_choice
+
+logger = logging.getLogger("jaxrl_llm.rollouts")
+REFINED = "refined"
+REFINE = """This is not said in the task. Your reply, and the actions that you plan, were tried out in a copy of the \
+environment:
+
+{states}
+
+Write the reply again with this knowledge, as if you had foreseen it, and do not mention that it was tried out."""
+Revealed = Literal["removed", "kept"]
 
 
 @method(
@@ -54,7 +64,7 @@ def dyna_grpo(
     depth: Annotated[int, PAPER] = 5,
     policy_steps: Annotated[int, OURS] = 1,
     simulation_steps: Annotated[int, OURS] = 1,
-    revealed: Annotated[Literal["removed", "kept"], OURS] = "removed",
+    revealed: Annotated[Revealed, OURS] = "removed",
     success: Annotated[float, OURS] = 0.0,
     epsilon: Annotated[NonNegative, OURS] = 1e-6,
     clip_low: Annotated[NonNegative, OURS] = 0.2,
@@ -121,24 +131,12 @@ def policy_or_simulation(success: float = 0.0, epsilon: float = 1e-6) -> Transfo
         refined = jnp.nan_to_num(marks) > 0
         simulated = bucket_sums(batch.group, refined.astype(jnp.float32))[0] > 0
         own = refined_successes(batch.scores, batch.group, refined, one_row_each(batch), success)
-        weights = jnp.ones(batch.tokens.shape, jnp.float32) if batch.weights is None else batch.weights
         return batch.replace(
             advantages=jnp.where(simulated, own, A)[:, None] * batch.action_mask,
-            weights=jnp.where((simulated & ~refined)[:, None], 0.0, weights),
+            weights=jnp.where((simulated & ~refined)[:, None], 0.0, batch.loss_weights),
         )
 
     return stateless(apply, {"refined", *EPISODES})
-
-
-logger = logging.getLogger("jaxrl_llm.rollouts")
-REFINED = "refined"
-REFINE = """This is not said in the task. Your reply, and the actions that you plan, were tried out in a copy of the \
-environment:
-
-{states}
-
-Write the reply again with this knowledge, as if you had foreseen it, and do not mention that it was tried out."""
-Revealed = Literal["removed", "kept"]
 
 
 @dataclass
@@ -179,11 +177,6 @@ async def refine(path: Path, depth: int, ask: str, numbers: tuple[int, int]) -> 
     if not tools.fits(longer.tokens):
         return draft, False
     return await tools.sample(longer, number=numbers[1], limit=room), True
-
-
-def with_reply(row: Episode, asked: Episode) -> Episode:
-    """The row with the last reply of another, as if it had been sampled there."""
-    return replace(row + asked.segments[-1].elsewhere(), ended=asked.ended, truncated=asked.truncated)
 
 
 def under_its_prompt(asked: Episode, number: int) -> Episode:

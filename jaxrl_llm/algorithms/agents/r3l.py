@@ -103,8 +103,7 @@ def from_pivot() -> Transform:
         if pivot is None:
             return batch
         before = turn_in_episode(batch) < jnp.nan_to_num(pivot)[:, None]
-        weights = jnp.ones(batch.tokens.shape, jnp.float32) if batch.weights is None else batch.weights
-        return batch.replace(weights=jnp.where(before & batch.action_mask, 0.0, weights))
+        return batch.replace(weights=jnp.where(before, 0.0, batch.loss_weights))
 
     return stateless(apply, {"pivot", *EPISODES})
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.algorithms.agents.dyna_grpo import with_reply
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
 from jaxrl_llm.algorithms.method import method
@@ -30,7 +29,7 @@ from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
 from jaxrl_llm.rollouts.agents.retries import PIVOT
 from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.episode import Episode
+from jaxrl_llm.rollouts.episode import Episode, with_reply
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group, marked
 

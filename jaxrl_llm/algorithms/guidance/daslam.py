@@ -30,6 +30,28 @@ from jaxrl_llm.rollouts.episode import Episode, Segment
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError, shown
 
+Similarity = Callable[[str, str], float]
+Nouns = Callable[[str], Collection[str]]
+_FUNCTION_WORDS = (
+    "a about after all also am an and any are as at be been before but by can could did do does each few for from had "
+    "has have he her him his how i if in into is it its many may more most much must my no not of on one or our out "
+    "per she should so some such than that the their them then there these they this those to up was we were what when "
+    "where which who whose why will with would you your"
+)
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
+DECOMPOSE = """{problem}
+
+A first attempt at this problem:
+{attempt}
+
+Do not solve the problem. Write the questions whose answers would help to solve it, one on a line, and nothing else."""
+QUESTION = """{problem}
+
+{known}Answer this question about the problem, and nothing else: {question}"""
+AGAIN = """{problem}
+
+{known}Solve the problem with the help of these answers."""
+
 
 @part
 def shaped_by_decomposition(shaping: float) -> Callable[[Trajectories], Array]:
@@ -98,23 +120,6 @@ def daslam(
     )
 
 
-Similarity = Callable[[str, str], float]
-
-
-Nouns = Callable[[str], Collection[str]]
-
-
-_FUNCTION_WORDS = (
-    "a about after all also am an and any are as at be been before but by can could did do does each few for from had "
-    "has have he her him his how i if in into is it its many may more most much must my no not of on one or our out "
-    "per she should so some such than that the their them then there these they this those to up was we were what when "
-    "where which who whose why will with would you your"
-)
-
-
-FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
-
-
 def coverage(question: Collection[str], asked: Collection[str]) -> float:
     """1 - |Q xor S| / |Q| of the nouns of a question and of its sub-questions; 1 if the question has none.
 
@@ -158,19 +163,21 @@ def of_word_counts(one: str, other: str) -> float:
     0.5
     """
     a, b = Counter(words_of(one)), Counter(words_of(other))
-    size = math.sqrt(sum(n * n for n in a.values()) * sum(n * n for n in b.values()))
-    return sum(n * b[word] for word, n in a.items()) / size if size else 0.0
+    return _cosine([a[word] for word in a | b], [b[word] for word in a | b])
 
 
 def of_vectors(embed: Callable[[str], Sequence[float]]) -> Similarity:
     """The cosine of the vectors that a function gives of two texts; 0 where one is 0."""
 
     def similarity(one: str, other: str) -> float:
-        a, b = (list(map(float, embed(text))) for text in (one, other))
-        size = math.sqrt(sum(x * x for x in a) * sum(x * x for x in b))
-        return sum(x * y for x, y in zip(a, b, strict=True)) / size if size else 0.0
+        return _cosine(*(list(map(float, embed(text))) for text in (one, other)))
 
     return similarity
+
+
+def _cosine(a: Sequence[float], b: Sequence[float]) -> float:
+    size = math.sqrt(sum(x * x for x in a) * sum(x * x for x in b))
+    return sum(x * y for x, y in zip(a, b, strict=True)) / size if size else 0.0
 
 
 def relevance(questions: Sequence[str], answers: Sequence[str], similarity: Similarity = of_word_counts) -> float:
@@ -231,24 +238,6 @@ def terms_of(
         step_gain(lines_of(solution), lines_of(before), lines_of(after), similarity),
         operator_agreement(operators_of(solution), operators_of(after)),
     )
-
-
-DECOMPOSE = """{problem}
-
-A first attempt at this problem:
-{attempt}
-
-Do not solve the problem. Write the questions whose answers would help to solve it, one on a line, and nothing else."""
-
-
-QUESTION = """{problem}
-
-{known}Answer this question about the problem, and nothing else: {question}"""
-
-
-AGAIN = """{problem}
-
-{known}Solve the problem with the help of these answers."""
 
 
 def known_text(questions: Sequence[str], answers: Sequence[str]) -> str:

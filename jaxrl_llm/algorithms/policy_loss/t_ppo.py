@@ -91,11 +91,10 @@ def windowed_advantages(
         advantages = extended_gae(rewards, values, window & scored, unfinished, gamma, lam)
         ended = (jnp.any(window, axis=1) & ~unfinished)[:, None] & scored
         returns = jnp.where(ended, reward_to_go(rewards, ended), 0.0)
-        before = jnp.ones(batch.tokens.shape) if batch.weights is None else batch.weights
-        trained = jnp.where(ended, before, 0.0)
+        trained = jnp.where(ended, batch.loss_weights, 0.0)
         total, rows = jnp.sum(trained), totals_of(batch.replace(totals=None))["rows"]
         return (
-            batch.replace(advantages=advantages, returns=returns, weights=before * window)
+            batch.replace(advantages=advantages, returns=returns, weights=batch.loss_weights * window)
             .with_info(value_weights=jnp.where(total > 0, trained * rows / jnp.where(total > 0, total, 1.0), 0.0))
             .with_controls(explained_variance=explained_variance(values, returns, ended))
         )
