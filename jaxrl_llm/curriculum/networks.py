@@ -113,21 +113,16 @@ def is_held_out(facts: PromptFacts) -> Array:
     return facts.rank % 5 == 0
 
 
-def flat(params: Any) -> Array:
-    """f32[1, n]: all parameters one after another, as a state keeps them."""
-    return np.asarray(ravel_pytree(params)[0], np.float32)[None]
-
-
-def unflattened(like: Any) -> Callable[[jax.Array], Any]:
-    """The function that gives the n parameters of `flat`, f32[n], the structure of `like`, arrays or their shapes."""
-    leaves, structure = jax.tree.flatten(like)
+def flattened(params: Any) -> tuple[Array, Callable[[jax.Array], Any]]:
+    """All parameters one after another, f32[1, n], as a state keeps them; and what gives f32[n] their structure."""
+    leaves, structure = jax.tree.flatten(params)
     ends = np.cumsum([leaf.size for leaf in leaves])[:-1].tolist()
 
     def whole(vector: jax.Array) -> Any:
         parts = jnp.split(vector, ends)
         return jax.tree.unflatten(structure, [one.reshape(leaf.shape) for one, leaf in zip(parts, leaves, strict=True)])
 
-    return whole
+    return np.asarray(ravel_pytree(params)[0], np.float32)[None], whole
 
 
 def in_chunks(function: Callable[[Array], jax.Array], x: Array) -> Array:

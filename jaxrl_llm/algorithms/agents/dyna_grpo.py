@@ -28,7 +28,7 @@ from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rollouts.agents.conversation import finished
-from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, answer, copied, observed
+from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, in_copy
 from jaxrl_llm.rollouts.agents.messages import merged
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun, converse
 from jaxrl_llm.rollouts.agents.plans import items_in
@@ -157,11 +157,14 @@ async def refine(path: Path, depth: int, ask: str, numbers: tuple[int, int]) -> 
     """
     one, chat, tools = path.one, path.chat, path.tools
     assert chat is not None
+    assert path.world is not None
     row, room = one.rows[-1], one.room(path.task, path.settings.limits)
     draft = await tools.sample(row, number=numbers[0], limit=room)
     name = f"{path.number}/{path.turn}/simulated"
     try:
-        seen = await simulated(path, tools.decode(draft.last), depth, name)
+        text = tools.decode(draft.last)
+        actions = [chat.reading.text(action) for action in (text, *planned_actions(text, depth - 1))]
+        seen = await in_copy(tools, path.world, actions, name)
     except EnvironmentFailed as error:
         logger.warning("prompt %d: %s; a reply of sample %d is not refined", row.prompt_id, error, path.number)
         seen = []
@@ -236,30 +239,6 @@ def planned_actions(text: str, most: int) -> list[str]:
     """
     found = re.search(r"<plan>(.*?)</plan>", text, re.DOTALL)
     return items_in(found[1] if found else "")[: max(most, 0)]
-
-
-async def simulated(path: Path, text: str, depth: int, name: str) -> list[Observation]:
-    """What a copy of the episode's environment answers to a reply, and to what it plans, `depth` actions in all.
-
-    EnvironmentFailed if there is no copy. One that fails later, or is over, ends the simulation.
-    """
-    tools = path.tools
-    assert path.world is not None
-    assert path.chat is not None
-    world = await copied(tools, path.world, name=f"{name}/copy")
-    seen = list[Observation]()
-    try:
-        for number, action in enumerate([text, *planned_actions(text, depth - 1)]):
-            seen.append(await observed(tools, world.step, path.chat.reading.text(action), name=f"{name}/{number}"))
-            if seen[-1].done or seen[-1].truncated:
-                break
-    except EnvironmentFailed as error:
-        logger.warning("a simulation ends after %d actions: %s", len(seen), error)
-    try:
-        await answer(tools, world.close, name=f"{name}/close")
-    except EnvironmentFailed as error:
-        logger.warning("the copy of a simulation does not close: %s", error)
-    return seen
 
 
 @part

@@ -63,11 +63,12 @@ def decoupled_ppo(
     require_choice("correction", correction, ("mask", "truncate", "none"))
     mode, high = (correction, cap) if correction != "none" else ("truncate", math.exp(LARGEST))
     require_choice("proximal", proximal, ("old", "interpolated"))
-    advantages, surrogate = group_relative(scale, ddof=ddof, epsilon=epsilon), clip(clip_low, clip_high, dual_clip)
+    if proximal == "interpolated" and leave_count:
+        raise InputError("leave_count needs the weights before the update: give it with proximal='old'")
+    advantages = group_relative(scale, ddof=ddof, epsilon=epsilon)
+    ratio = span_ratio(span, "old" if proximal == "old" else "behaviour")
+    objective = policy_gradient(ratio, clip(clip_low, clip_high, dual_clip), token_mean())
     if proximal == "interpolated":
-        if leave_count:
-            raise InputError("leave_count needs the weights before the update: give it with proximal='old'")
-        around = policy_gradient(span_ratio(span), surrogate, token_mean())
-        return Algorithm(chain(advantages), interpolated_proximal(around, mode, high))
+        return Algorithm(chain(advantages), interpolated_proximal(objective, mode, high))
     corrected = importance_correction("token", mode, high=high, leave_count=leave_count)
-    return Algorithm(chain(advantages, corrected), policy_gradient(span_ratio(span, "old"), surrogate, token_mean()))
+    return Algorithm(chain(advantages, corrected), objective)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
+from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import method
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import OURS
@@ -18,10 +19,8 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Objective, Transform, stateless
 from jaxrl_llm.objectives.averaging.averages import token_mean
-from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
+from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import clip
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -75,8 +74,7 @@ def parl(
     dtheta*/dnu has the inverse of their Hessian; steps of `temperature` from the current policy, over all
     distributions, are ours.
     """
-    ratio = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
-    policy = regularised(ratio, token_mean(), kl_coefficient=kl_coefficient)
+    policy = regularised(clipped_policy(clip_low, clip_high), token_mean(), kl_coefficient=kl_coefficient)
     return Algorithm(implicit_advantages(beta), policy + reward_coefficient * responsive_preference(beta, temperature))
 
 

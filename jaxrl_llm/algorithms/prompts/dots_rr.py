@@ -28,22 +28,10 @@ from jaxrl_llm.core.log_ratios import LARGEST
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import ONLY_MEASURED
 from jaxrl_llm.core.transform import chain
+from jaxrl_llm.curriculum import networks as nn
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.embedded import earlier_rounds, embeddings_of, from_embeddings, padded_to
 from jaxrl_llm.curriculum.excluded import Why, where
-from jaxrl_llm.curriculum.networks import (
-    attended,
-    cross_entropy,
-    fitted,
-    flat,
-    in_chunks,
-    is_held_out,
-    linear,
-    mlp,
-    start_linear,
-    start_mlp,
-    unflattened,
-)
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State
 from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
 from jaxrl_llm.curriculum.scores import near_target
@@ -130,9 +118,9 @@ def start_predictor(key: jax.Array, size: int, units: int, layers: int) -> dict[
     query, key_of, first = jax.random.split(key, 3)
     last = {"weight": jnp.zeros((CALIBRATION, 2)), "bias": jnp.array([np.log(np.e - 1), 0.0], jnp.float32)}
     return {
-        "query": start_mlp(query, size, units, layers),
-        "key": start_mlp(key_of, size, units, layers),
-        "calibration": [start_linear(first, 2, CALIBRATION), last],
+        "query": nn.start_mlp(query, size, units, layers),
+        "key": nn.start_mlp(key_of, size, units, layers),
+        "calibration": [nn.start_linear(first, 2, CALIBRATION), last],
     }
 
 
@@ -144,15 +132,15 @@ def predicted_logits(
     keys f32[K, D], labels f32[K]: embeddings and mean rewards of the references. known: bool[n, K] or [1, K], those
     that a prompt is predicted from.
     """
-    f, g = mlp(params["query"], queries), mlp(params["key"], keys)
-    plain = attended(f, g, labels[:, None], known)[:, 0]
+    f, g = nn.mlp(params["query"], queries), nn.mlp(params["key"], keys)
+    plain = nn.attended(f, g, labels[:, None], known)[:, 0]
     p0 = jnp.clip(plain, EDGE, 1 - EDGE)
     count = jnp.maximum(jnp.sum(known, axis=1), 1)
     mean = jnp.sum(jnp.where(known, labels, 0.0), axis=1) / count
     variance = jnp.sum(jnp.where(known, (labels - mean[:, None]) ** 2, 0.0), axis=1) / count
     facts = jnp.stack([mean, jnp.sqrt(variance + 1e-12)], axis=1)  # which has a slope at 0
     first, last = params["calibration"]
-    u, v = jnp.moveaxis(linear(last, jax.nn.gelu(linear(first, facts))), -1, 0)
+    u, v = jnp.moveaxis(nn.linear(last, jax.nn.gelu(nn.linear(first, facts))), -1, 0)
     return (jnp.log(p0) - jnp.log1p(-p0)) / jnp.clip(jax.nn.softplus(u), 1e-2, 10.0) + jnp.tanh(v)
 
 
@@ -161,7 +149,7 @@ def round_loss(params: dict[str, Any], embedded: jax.Array, rates: jax.Array, as
     from the others of the round; 0 where none is."""
     there, labels = ~jnp.isnan(rates), jnp.nan_to_num(rates)
     known = there[None, :] & ~jnp.eye(len(rates), dtype=bool)
-    each = cross_entropy(predicted_logits(params, embedded, embedded, labels, known), labels)
+    each = nn.cross_entropy(predicted_logits(params, embedded, embedded, labels, known), labels)
     asked = asked & there
     return jnp.sum(jnp.where(asked, each, 0.0)) / jnp.maximum(jnp.sum(asked), 1)
 
@@ -231,8 +219,7 @@ class Predictor(NamedTuple):
 
 def predictor_of(size: int, seed: int, units: int = 896, layers: int = 3, rate: float = 1e-3) -> Predictor:
     """The predictor of embeddings of `size` numbers, its parameters at first, and how it learns with Adam's `rate`."""
-    start = start_predictor(jax.random.key(seed), size, units, layers)
-    whole = unflattened(jax.eval_shape(lambda: start))
+    first, whole = nn.flattened(start_predictor(jax.random.key(seed), size, units, layers))
 
     def loss(vector: jax.Array, number: jax.Array, embedded: jax.Array, rates: jax.Array, held: jax.Array) -> jax.Array:
         one = number % len(rates)
@@ -247,12 +234,12 @@ def predictor_of(size: int, seed: int, units: int = 896, layers: int = 3, rate: 
         return jax.nn.sigmoid(predicted_logits(whole(vector), queries, keys, jnp.nan_to_num(rates), known))
 
     def learnt(params: Array, embedded: Array, rates: Array, held: Array, steps: int) -> Array:
-        return fitted(loss, check, params, steps, rate, len(rates), embedded, rates.astype(np.float32), held)
+        return nn.fitted(loss, check, params, steps, rate, len(rates), embedded, rates.astype(np.float32), held)
 
     def found(params: Array, queries: Array, keys: Array, rates: Array) -> Array:
-        return in_chunks(lambda some: forward(params[0], some, keys, rates.astype(np.float32)), queries)
+        return nn.in_chunks(lambda some: forward(params[0], some, keys, rates.astype(np.float32)), queries)
 
-    return Predictor(flat(start), learnt, found)
+    return Predictor(first, learnt, found)
 
 
 @part
@@ -272,7 +259,7 @@ def attention(
         chosen, rank = references_of(facts, references, every), facts.rank
         table = embeddings_of(facts, column).mean(axis=1)
         model = predictor_of(table.shape[1], facts.seed, units, layers, rate)
-        K, held = references, is_held_out(facts)
+        K, held = references, nn.is_held_out(facts)
 
         def predicted(state: State, prompts: Prompts, random: np.random.Generator) -> Array:
             if not (state["ids"][-1] >= 0).any():
@@ -306,9 +293,8 @@ def attention(
         start["predictor"] = model.start
         if rates is not None:
             earlier, measured = earlier_rounds(facts, rates, K)
-            start["predictor"] = model.learnt(
-                model.start, table[earlier], measured, held[earlier], passes * len(measured)
-            )
+            known = table[earlier], measured, held[earlier]
+            start["predictor"] = model.learnt(model.start, *known, passes * len(measured))
         return SuccessModel(predicted, start, observe, lambda state: {"prediction_error": state["error"]})
 
     return make

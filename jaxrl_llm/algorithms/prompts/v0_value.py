@@ -26,22 +26,10 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
 from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.curriculum import networks as nn
 from jaxrl_llm.curriculum.budgets import by_mixed, by_variance, divide
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.embedded import earlier_rounds, embeddings_of, from_embeddings, padded_to
-from jaxrl_llm.curriculum.networks import (
-    attended,
-    cross_entropy,
-    fitted,
-    flat,
-    in_chunks,
-    is_held_out,
-    layer_norm,
-    linear,
-    start_linear,
-    start_norm,
-    unflattened,
-)
 from jaxrl_llm.curriculum.records import Array, PromptFacts, State
 from jaxrl_llm.curriculum.rules import Outcome
 from jaxrl_llm.curriculum.scores import least_tried
@@ -140,40 +128,41 @@ def start_values(key: jax.Array, inputs: int, sizes: Sizes) -> dict[str, Any]:
 
     def layer(key: jax.Array) -> dict[str, Any]:
         of = jax.random.split(key, 6)
-        whole = {name: start_linear(one, H, H) for name, one in zip(("q", "k", "v", "o"), of[:4], strict=True)}
-        mlp = {"up": start_linear(of[4], H, 2 * H), "down": start_linear(of[5], 2 * H, H)}
-        return {**whole, **mlp, "norm": start_norm(H), "mlp_norm": start_norm(H)}
+        whole = {name: nn.start_linear(one, H, H) for name, one in zip(("q", "k", "v", "o"), of[:4], strict=True)}
+        mlp = {"up": nn.start_linear(of[4], H, 2 * H), "down": nn.start_linear(of[5], 2 * H, H)}
+        return {**whole, **mlp, "norm": nn.start_norm(H), "mlp_norm": nn.start_norm(H)}
 
     return {
-        "norm": start_norm(inputs),
+        "norm": nn.start_norm(inputs),
         "queries": jax.random.normal(keys["queries"], (K, d)),
-        "tokens": start_linear(keys["tokens"], inputs, d),
-        "keys": start_linear(keys["keys"], d, d),
-        "values": start_linear(keys["values"], d, d),
-        "down": start_linear(keys["down"], inputs, sizes.bottleneck),
+        "tokens": nn.start_linear(keys["tokens"], inputs, d),
+        "keys": nn.start_linear(keys["keys"], d, d),
+        "values": nn.start_linear(keys["values"], d, d),
+        "down": nn.start_linear(keys["down"], inputs, sizes.bottleneck),
         "up": {"weight": jnp.zeros((sizes.bottleneck, K * d)), "bias": jnp.zeros(K * d)},
-        "embed": start_linear(keys["embed"], K * d, H),
+        "embed": nn.start_linear(keys["embed"], K * d, H),
         "labels": jax.random.normal(keys["labels"], (2, H)),
         "layers": [layer(keys[number]) for number in range(sizes.layers)],
-        "last_norm": start_norm(H),
+        "last_norm": nn.start_norm(H),
         "last": {"weight": jnp.zeros((H, 1)), "bias": jnp.zeros(1)},
     }
 
 
 def embedded(params: dict[str, Any], x: jax.Array, heads: int) -> jax.Array:
     """e(x) f32[n, K d] of prompts with embeddings x f32[n, S, D]."""
-    t, (K, d) = layer_norm(params["norm"], x), params["queries"].shape
-    token = linear(params["tokens"], t)
-    more = linear(params["up"], jax.nn.gelu(linear(params["down"], jnp.mean(t, axis=1))))
+    t, (K, d) = nn.layer_norm(params["norm"], x), params["queries"].shape
+    token = nn.linear(params["tokens"], t)
+    more = nn.linear(params["up"], jax.nn.gelu(nn.linear(params["down"], jnp.mean(t, axis=1))))
     query = params["queries"] + more.reshape(-1, K, d)
-    found = _by_heads(query, linear(params["keys"], token), linear(params["values"], token), jnp.array(True), heads)
+    key, value = nn.linear(params["keys"], token), nn.linear(params["values"], token)
+    found = _by_heads(query, key, value, jnp.array(True), heads)
     return found.reshape(len(x), -1)
 
 
 def _by_heads(q: jax.Array, k: jax.Array, v: jax.Array, known: jax.Array, heads: int) -> jax.Array:
     """`attended` in each head: [..., n, d] to [..., K, d], of which each head has d / heads numbers."""
     q, k, v = (jnp.stack(jnp.split(one, heads, axis=-1)) for one in (q, k, v))
-    return jnp.concatenate(list(attended(q, k, v, known)), axis=-1)
+    return jnp.concatenate(list(nn.attended(q, k, v, known)), axis=-1)
 
 
 def value_logits(
@@ -183,20 +172,22 @@ def value_logits(
 
     context f32[C, S, D], labels int[C] 0 or 1, known bool[C]: which prompts of the context there are.
     """
-    support = linear(params["embed"], embedded(params, context, heads)) + params["labels"][labels]
-    x = linear(params["embed"], embedded(params, queries, heads))
+    support = nn.linear(params["embed"], embedded(params, context, heads)) + params["labels"][labels]
+    x = nn.linear(params["embed"], embedded(params, queries, heads))
     mask = known[None, :]
     for layer in params["layers"]:
-        seen = layer_norm(layer["norm"], support)
-        key, value = linear(layer["k"], seen), linear(layer["v"], seen)
+        seen = nn.layer_norm(layer["norm"], support)
+        key, value = nn.linear(layer["k"], seen), nn.linear(layer["v"], seen)
 
         def through(y: jax.Array, layer: Any = layer, key: jax.Array = key, value: jax.Array = value) -> jax.Array:
-            q = linear(layer["q"], layer_norm(layer["norm"], y))
-            y = y + linear(layer["o"], _by_heads(q, key, value, mask, 4))
-            return y + linear(layer["down"], jax.nn.gelu(linear(layer["up"], layer_norm(layer["mlp_norm"], y))))
+            q = nn.linear(layer["q"], nn.layer_norm(layer["norm"], y))
+            y = y + nn.linear(layer["o"], _by_heads(q, key, value, mask, 4))
+            return y + nn.linear(
+                layer["down"], jax.nn.gelu(nn.linear(layer["up"], nn.layer_norm(layer["mlp_norm"], y)))
+            )
 
         support, x = through(support), through(x)
-    return linear(params["last"], layer_norm(params["last_norm"], x))[:, 0]
+    return nn.linear(params["last"], nn.layer_norm(params["last_norm"], x))[:, 0]
 
 
 class ValueModel(NamedTuple):
@@ -213,12 +204,11 @@ class ValueModel(NamedTuple):
 
 def value_model(size: int, seed: int, sizes: Sizes = Sizes(), rate: float = 1e-3) -> ValueModel:  # noqa: B008
     """The value model of embeddings of `size` numbers, its parameters at first, and how it learns."""
-    start = start_values(jax.random.key(seed), size, sizes)
-    whole = unflattened(jax.eval_shape(lambda: start))
+    first, whole = nn.flattened(start_values(jax.random.key(seed), size, sizes))
 
     def asked_loss(vector: jax.Array, x: jax.Array, z: jax.Array, context: jax.Array, asked: jax.Array) -> jax.Array:
         logits = value_logits(whole(vector), x, x, z.astype(jnp.int32), context, sizes.heads)
-        return jnp.sum(jnp.where(asked, cross_entropy(logits, z), 0.0)) / jnp.maximum(jnp.sum(asked), 1)
+        return jnp.sum(jnp.where(asked, nn.cross_entropy(logits, z), 0.0)) / jnp.maximum(jnp.sum(asked), 1)
 
     def loss(
         vector: jax.Array, number: jax.Array, x: jax.Array, labels: jax.Array, held: jax.Array, seed: jax.Array
@@ -245,12 +235,12 @@ def value_model(size: int, seed: int, sizes: Sizes = Sizes(), rate: float = 1e-3
 
     def learnt(params: Array, x: Array, labels: Array, held: Array, steps: int, seed: int) -> Array:
         every = max(CHECKED, len(labels))
-        return fitted(loss, check, params, steps, rate, every, x, labels.astype(np.float32), held, np.uint32(seed))
+        return nn.fitted(loss, check, params, steps, rate, every, x, labels.astype(np.float32), held, np.uint32(seed))
 
     def values(params: Array, queries: Array, context: Array, labels: Array) -> Array:
-        return in_chunks(lambda some: forward(params[0], some, context, labels.astype(np.float32)), queries)
+        return nn.in_chunks(lambda some: forward(params[0], some, context, labels.astype(np.float32)), queries)
 
-    return ValueModel(flat(start), learnt, values)
+    return ValueModel(first, learnt, values)
 
 
 @part
@@ -271,7 +261,7 @@ def from_outcomes(
         )
 
     def make(facts: PromptFacts) -> SuccessModel:
-        rank, held = facts.rank, is_held_out(facts)
+        rank, held = facts.rank, nn.is_held_out(facts)
         table = embeddings_of(facts, column)
         sizes = Sizes(queries, query_size, heads, bottleneck, width, layers)
         model = value_model(table.shape[2], facts.seed, sizes, rate)

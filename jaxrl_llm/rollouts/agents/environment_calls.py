@@ -89,6 +89,27 @@ async def copied(tools: Tools, world: Replayable, name: str, turns: int | None =
     return tools.held(name)
 
 
+async def in_copy(tools: Tools, world: Replayable, replies: Sequence[Any], name: str) -> list[Observation]:
+    """What a copy of an environment answers to replies, one after the other, until it is over or fails.
+
+    Raises EnvironmentFailed if there is no copy.
+    """
+    copy = await copied(tools, world, name=f"{name}/copy")
+    seen = list[Observation]()
+    try:
+        for number, reply in enumerate(replies):
+            seen.append(await observed(tools, copy.step, reply, name=f"{name}/{number}"))
+            if seen[-1].done or seen[-1].truncated:
+                break
+    except EnvironmentFailed as error:
+        logger.warning("a simulation ends after %d actions: %s", len(seen), error)
+    try:
+        await answer(tools, copy.close, name=f"{name}/close")
+    except EnvironmentFailed as error:
+        logger.warning("the copy of a simulation does not close: %s", error)
+    return seen
+
+
 def failed(one: Conversation, task: Task, number: int, where: str, error: Exception) -> None:
     """Count and say that the environment of an episode failed. Raises NotDeterministicError, which ends more."""
     if isinstance(error, NotDeterministicError):
