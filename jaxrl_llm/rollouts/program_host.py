@@ -127,4 +127,12 @@ class Draws(NamedTuple):
         return self.learns and self.temperature is None
 
 
-MakeEngine = Callable[[Sequence[Request], Draws, Stats], Completes]  # (first requests, from what to draw, stats)
+class MakeEngine(Protocol):
+    """What makes engines."""
+
+    def __call__(self, requests: Sequence[Request], draws: Draws, stats: Stats, before: Any = None, /) -> Completes:
+        """An engine, of which these are the first requests.
+
+        before: an engine of earlier weights, which goes on with these and with its caches; it is what is returned.
+        """
+        ...

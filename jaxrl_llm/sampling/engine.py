@@ -124,12 +124,12 @@ class Engine:
 
     def _grow(self, request: Request) -> None:
         """Make room for a request that does not fit. Rows that are decoding are requeued with their tokens."""
-        self._take_drawn()
+        self.note_drawn()
         self._allocate(self.size.grown(request))
         for number, waiting in self.requests.items():
             self.schedule.add(number, waiting.prefix)
 
-    def _take_drawn(self) -> None:
+    def note_drawn(self) -> None:
         """Let the requests that are decoding begin with the tokens that they have drawn."""
         for _, number, request, tokens in self._decoding():
             self.requests[number] = replace(request, begun=tokens)
@@ -148,7 +148,7 @@ class Engine:
         """Give free rows to waiting requests and decode for at most `chunk` steps."""
         if self.requests:
             if self.tail is not None and self.schedule.queue:
-                self._leave_tail()
+                self.leave_tail()
             self.admit()
             # The first call takes one step, to measure the time to the first token.
             self.decode(min(chunk, CHUNK) if self.stats.steps else 1)
@@ -222,7 +222,7 @@ class Engine:
     def _decode_tail(self, chunk: int) -> None:
         """Let the rows that are decoding, which are few, take at most `chunk` passes of speculation."""
         if self.tail is None:
-            self._take_drawn()
+            self.note_drawn()
             self.tail = TailRows(
                 self.policy, self.weights, self.settings, self.size, self.speculative_tokens, self.requests,
                 list(self.schedule.placed.values()), (self.prefix_cache, self.ring_cache), self.rows,
@@ -230,7 +230,7 @@ class Engine:
         self.rows = marked_done(self.rows, self.tail.advance(chunk, self.drafts, self.stats))
         self._decoding()  # see `decode`
 
-    def _leave_tail(self) -> None:
+    def leave_tail(self) -> None:
         """Requeue the rows that decode by speculation, with their tokens."""
         for row, number, request, tokens in self._decoding():
             self._leave(row, request, tokens)

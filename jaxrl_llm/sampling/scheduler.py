@@ -107,6 +107,10 @@ class Schedule:
                 break
         return placed, new
 
+    def forget_unused(self) -> None:
+        """Forget the prompts of free slots: those that come again are new."""
+        self.holds = {slot: prompt for slot, prompt in self.holds.items() if slot not in self.free_slots}
+
     def _slot_for(self, prompt: Hashable) -> int:
         """The free slot that still holds the prompt, else the least recently used one."""
         for slot in self.free_slots:

@@ -70,7 +70,7 @@ def asynchrony_of(config: TrainConfig, parts: RunParts) -> Asynchrony:
         config.max_staleness, config.steps,
         record=None if is_url(config.output) else Path(config.output) / FILE,
         repeat=read_order(config.replay_order, config.steps) if config.replay_order else (),
-        turns=shared and len(own) > 1,
+        keep=config.stale_cache == "keep", turns=shared and len(own) > 1,
     )  # fmt: skip
 
 

@@ -24,7 +24,9 @@ from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.rollouts.asynchronous import sampler
 from jaxrl_llm.rollouts.asynchronous.step_order import FILE, StepOrder, of_host, read_order, write_order
+from jaxrl_llm.rollouts.runtime import engines
 from jaxrl_llm.sampling.engine import Engine
+from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.training import loop, running
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.load_run import load_run
@@ -298,6 +300,28 @@ def test_groups_without_a_signal_are_replaced_beside_updates(tmp_path: Path) -> 
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize("speculative_tokens", [0, 2])
+def test_caches_that_are_kept(speculative_tokens: int, tmp_path: Path) -> None:
+    """Nothing but prompts is computed, and the order can be repeated bit by bit."""
+    found = list[Stats]()
+    (tmp_path / "again").mkdir()
+    more: dict[str, Any] = {"stale_cache": "keep", "speculative_tokens": speculative_tokens}
+    config = config_of(tmp_path, **more)
+    with pytest.MonkeyPatch.context() as patch:
+        make = engines.renewed
+        patch.setattr(engines, "renewed", lambda *given: found.append(given[-1]) or make(*given))
+        runs.train(config)
+    assert_bounded(config.output)
+    assert len(found) >= STEPS - 1
+    assert sum(one.tokens for one in found) > 0
+    assert speculative_tokens or all(one.continued_tokens == 0 for one in found)
+    again = config_of(tmp_path / "again", **more, replay_order=config.output)
+    runs.train(again)
+    assert taken_by(again.output) == taken_by(config.output)
+    runs.assert_equal_trees(runs.final_params(Path(again.output)), runs.final_params(Path(config.output)))
+
+
+@pytest.mark.heavy
 def test_a_run_that_replaces_groups_is_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
     more: dict[str, Any] = {"algorithm": "dapo", "hyperparameters": {"rounds": 3}, "group_size": 2}
@@ -340,6 +364,7 @@ def test_conversations_are_sampled_beside_updates(kind: str, tmp_path: Path, mon
     monkeypatch.setattr(loop, "write_report", lambda folder: folder)
     kinds: dict[str, Any] = test_agent_runs.KINDS
     more = kinds[kind] | {"max_staleness": 2, "steps": 5, "eval_size": 0, "checkpoint_every": 5}
+    more["stale_cache"] = "keep" if kind == "agents" else "recompute"
     (tmp_path / "again").mkdir()
     config = test_agent_runs.config_of(tmp_path, **more)
     runs.train(config)
@@ -391,6 +416,7 @@ def test_sampler_and_learner_on_devices_of_their_own_or_by_turns(tmp_path: Path,
 BAD = {
     "a bound below 0": ({"max_staleness": -1}, "max_staleness is -1, but must be at least 0"),
     "devices without": ({"max_staleness": 0, "sampler_devices": 1}, "sampler_devices is given, but max_staleness is 0"),
+    "cache without": ({"max_staleness": 0, "stale_cache": "keep"}, "stale_cache is given, but max_staleness is 0"),
     "order without": ({"max_staleness": 0, "replay_order": "x"}, "replay_order is given, but max_staleness is 0"),
     "no learner": ({"sampler_devices": 1}, "there is 1 device, one of which must learn"),
     "no order": ({"replay_order": "nowhere"}, "nowhere has no order.jsonl"),

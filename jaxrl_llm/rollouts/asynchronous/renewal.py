@@ -12,11 +12,16 @@ from jaxrl_llm.rollouts.runtime.in_flight import InFlight
 from jaxrl_llm.sampling.requests import Completion
 
 
-def renew(run: InFlight, driver: Driver) -> None:
-    """Go on with another driver, of new weights: its engines take over what those in use have begun."""
+def renew(run: InFlight, driver: Driver, keep: bool = False) -> None:
+    """Go on with another driver, of new weights.
+
+    Its engines take over what those in use have begun, and compute its keys, values and states again. keep: those in
+    use go on instead, with caches that are of earlier weights.
+    """
     with run.driver.lock:
-        run.waiting += run.withdraw()
-    run.driver = driver
+        run.waiting += [] if keep else run.withdraw()
+        run.driver = driver
+        run.renew_engines()
 
 
 def remove(run: InFlight, groups: Sequence[GroupRun]) -> None:

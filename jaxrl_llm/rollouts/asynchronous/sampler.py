@@ -68,11 +68,12 @@ class _Asked(NamedTuple):
 class Sampler:
     """Groups in flight in a thread, until it is closed. Its methods are called from one other thread.
 
-    driver: of the first weights. host, hosts: which of the samplers it is that draw the same prompts.
+    driver: of the first weights. host, hosts: which of the samplers it is that draw the same prompts. keep: see
+    `renewal.renew`.
     """
 
-    def __init__(self, driver: Driver, host: int = 0, hosts: int = 1) -> None:
-        self._host, self._hosts = host, hosts
+    def __init__(self, driver: Driver, host: int = 0, hosts: int = 1, keep: bool = False) -> None:
+        self._host, self._hosts, self._keep = host, hosts, keep
         self._news = threading.Condition()
         self._groups: dict[GroupKey, tuple[int, GroupRun]] = {}  # not taken yet, with their places
         self._asked: list[_Asked] = []
@@ -226,7 +227,8 @@ class Sampler:
         with self._news:
             entry, numbers = self._entries.pop(0)
         if entry.driver is not None:
-            renew(run, entry.driver)  # not within the lock here: the other thread asks for it while it has the driver's
+            # Not within the lock here: the other thread asks for it while it has the driver's.
+            renew(run, entry.driver, self._keep)
         self._until, self._entered = entry.until, [*self._entered, run.turns]
         new = run.new(entry.flight, numbers, {})
         with self._news:

@@ -61,6 +61,8 @@ class Asynchrony:
     """The file of the order in which weights came in and groups were taken."""
     repeat: Sequence[StepOrder] = ()
     """Such an order, which is repeated."""
+    keep: bool = False
+    """Whether caches outlive the weights that filled them; else they are computed again."""
     turns: bool = False
     """Whether sampler and learner take turns, since both run programs on the same several devices."""
 
@@ -72,7 +74,7 @@ def asynchronous(setup: Experience, rule: Asynchrony) -> Source:
     `load` or `init`, from the groups in the state's pool. A checkpoint has the logs of all groups that no step has
     taken, with the tokens drawn until then. InputError for what needs all groups of a step in that step.
     """
-    _check(setup)
+    _check(setup, rule.keep)
     setup = dataclasses.replace(setup, beside=True, partial=Partial(oversample=rule.bound + 1.0))
     beside = _Beside(rule, setup.hosts)
     source = experience(setup, beside.step)
@@ -92,7 +94,7 @@ def asynchronous(setup: Experience, rule: Asynchrony) -> Source:
     )
 
 
-def _check(setup: Experience) -> None:
+def _check(setup: Experience, keep: bool) -> None:
     units, what = setup.hosts.units, ""
     if setup.hosts.together > 1:
         what = "needs hosts that sample alone, but several of them sample as one here"
@@ -110,6 +112,8 @@ def _check(setup: Experience) -> None:
         what = f"continues episodes under new weights, but the hook {setup.rollout.hook.name} is of one step"
     elif setup.rollout.population is not None:
         what = f"continues episodes under new weights, but the members of {setup.rollout.name} are of one step"
+    elif keep and setup.policy.config.unmasking is not None:
+        what = "of a masked-diffusion model has no caches that stale_cache could keep"
     if what:
         raise InputError(f"max_staleness is above 0, but asynchronous sampling {what}: leave one of the two out")
 
@@ -204,7 +208,7 @@ class _Beside:
         until = (turns[self.entries] if self.entries < len(turns) else NEVER) if self.rule.repeat else None
         if self.sampler is None:
             assert driver is not None
-            self.sampler = Sampler(driver, setup.hosts.index, setup.hosts.units)
+            self.sampler = Sampler(driver, setup.hosts.index, setup.hosts.units, self.rule.keep)
         self.sampler.enter(Entry(driver, flight, until))
 
     def _take(self, setup: Experience, count: int, step: int, earlier: int) -> Taken:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from jaxrl_llm.rollouts.program_host import Completes, Draws, MakeEngine
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
 from jaxrl_llm.sampling.capacity import for_conversations, lasting, size_for
-from jaxrl_llm.sampling.engine_of import engine_of
+from jaxrl_llm.sampling.engine_of import engine_of, renewed
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
 from jaxrl_llm.sampling.stats import Stats
@@ -77,7 +78,7 @@ def engines_of(
             slots, setup.group_size, max(groups, 1), devices, setup.rollout.demands.turns == 1
         )
 
-    def make(requests: Sequence[Request], draws: Draws, stats: Stats) -> Completes:
+    def make(requests: Sequence[Request], draws: Draws, stats: Stats, before: Any = None) -> Completes:
         temperature, learns = draws.temperature, draws.learns
         usual = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
         settings = settings_of(policy, key, *(usual if temperature is None else (temperature, 1.0, 0, 0.0)))
@@ -98,6 +99,9 @@ def engines_of(
             taken = of_members(taken, population.seed_at(step))
         if setup.rollout.thinking is not None and learns:
             drawing = dataclasses.replace(drawing, thinking=setup.rollout.thinking)
+        if before is not None:
+            setup.watch(stats)
+            return renewed(before, taken, settings, step, stats)
         own = turns or draws.trained
         size = size_for(requests, slots, devices, shape if own else None)
         tokens = max(size.tokens, setup.rollout.room(sampling.max_new_tokens, policy.config.max_positions))
@@ -115,5 +119,5 @@ def engines_of(
     return make
 
 
-def _no_engine(requests: Sequence[Request], draws: Draws, stats: Stats) -> Completes:
+def _no_engine(*arguments: object) -> Completes:
     raise InputError("the rollout asked for a sample, but declares that all its episodes are given: leave that out")

@@ -18,7 +18,6 @@ from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls
 from jaxrl_llm.rollouts.runtime.group_run import GroupRun, Ticket
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Held
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
-from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.process import compiles, count_compiles, interruptible, stop_if
@@ -132,6 +131,14 @@ class InFlight:
                     open_ones.append(ticket)
         self.engines = {}
         return open_ones
+
+    def renew_engines(self) -> None:
+        """Let the engines in use go on with the weights of the driver, and with their caches."""
+        for draws, running in self.engines.items():
+            stats = Stats(began=time.perf_counter())
+            self.stats += [] if draws.temperature == 0 else [stats]
+            engine = self.driver.make_engine((), draws, stats, running.engine)
+            self.engines[draws] = running._replace(engine=engine, stats=stats)
 
     def let_go(self) -> None:
         """Let go of the engines and of what makes them, and so of the weights.
@@ -290,7 +297,7 @@ class InFlight:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _over(requests: Sequence[Request], draws: Draws, stats: Stats) -> Completes:
+def _over(*arguments: object) -> Completes:
     raise InputError("the groups are no longer in flight: nothing is sampled for them")
 
 

@@ -127,7 +127,8 @@ def in_lockstep(
 
     numbers, made = itertools.count(), WeakValueDictionary[int, _Led]()
 
-    def make_led(requests: Sequence[Request], draws: Draws, stats: Stats) -> Completes:
+    def make_led(requests: Sequence[Request], draws: Draws, stats: Stats, before: object = None) -> Completes:
+        assert before is None  # hosts that sample as one do not sample beside updates
         number = next(numbers)
         tell(_Make(number, list(requests), draws, stats, sorted(made)))
         made[number] = led = _Led(number, own, tell)

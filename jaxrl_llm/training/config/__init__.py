@@ -144,6 +144,9 @@ class TrainConfig:
     method's ratio is to the policy before the update; methods without advantages stay as they are. interpolate: a
     policy between the current one and the one that drew a token stands for that before the update, and saves its
     forward pass. none: all methods stay as they are."""
+    stale_cache: Literal["recompute", "keep"] = "recompute"
+    """With max_staleness, what becomes of the caches of completions that go on under new weights: recomputed, or kept
+    as they are, which costs nothing, but of a token's context only the newest part is then of the current weights."""
     sampler_devices: int = 0
     """With max_staleness, the number of devices, the last, that sample only; the others learn. At 0 all devices do
     both, by turns if there are several."""

@@ -191,7 +191,7 @@ def check_together(config: TrainConfig) -> None:
             f"context_tokens is {config.context_tokens}, but a prompt and its completion may have "
             f"{config.max_prompt_tokens} + {config.max_new_tokens} tokens: lower max_prompt_tokens or max_new_tokens"
         )
-    for name in ("sampler_devices", "replay_order", "stale_correction"):
+    for name in ("sampler_devices", "replay_order", "stale_correction", "stale_cache"):
         if not config.max_staleness and getattr(config, name) != getattr(type(config), name):
             raise InputError(
                 f"{name} is given, but max_staleness is 0, so that nothing is sampled beside the updates: set it too, "
