@@ -12,7 +12,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.distributed import data_mesh, mesh_of, sampling_mesh_of
 from jaxrl_llm.objectives.off_policy import interpolated_proximal, stale_correction
-from jaxrl_llm.rollouts.asynchronous.source import Asynchrony
+from jaxrl_llm.rollouts.asynchronous.rule import Asynchrony
 from jaxrl_llm.rollouts.asynchronous.step_order import FILE, read_order
 from jaxrl_llm.rollouts.runtime.swarm import Swarm
 from jaxrl_llm.training.config import TrainConfig

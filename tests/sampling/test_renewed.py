@@ -39,9 +39,8 @@ def begun(model: Any, prompts: list[list[int]], rows: int = 4, speculative_token
     """An engine that has drawn 5 tokens of each row."""
     asked = requests(prompts)
     weights = take_weights(model.policy, model.params)
-    engine = Engine(
-        model.policy, weights, settings(), size_for(asked * rows, rows), speculative_tokens=speculative_tokens, turns=True
-    )
+    size = size_for(asked * rows, rows)
+    engine = Engine(model.policy, weights, settings(), size, speculative_tokens=speculative_tokens, turns=True)
     for request in asked:
         engine.submit(request)
     while engine.stats.steps < 4:

@@ -10,6 +10,7 @@ from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.group_run import GroupRun
 from jaxrl_llm.rollouts.runtime.in_flight import InFlight
 from jaxrl_llm.sampling.requests import Completion
+from jaxrl_llm.sampling.stats import Stats
 
 
 def renew(run: InFlight, driver: Driver, keep: bool = False) -> None:
@@ -21,7 +22,11 @@ def renew(run: InFlight, driver: Driver, keep: bool = False) -> None:
     with run.driver.lock:
         run.waiting += [] if keep else run.withdraw()
         run.driver = driver
-        run.renew_engines()
+        for draws, running in run.engines.items():
+            stats = Stats()
+            run.stats += [] if draws.temperature == 0 else [stats]
+            engine = driver.make_engine((), draws, stats, running.engine)
+            run.engines[draws] = running._replace(engine=engine, stats=stats)
 
 
 def remove(run: InFlight, groups: Sequence[GroupRun]) -> None:

@@ -11,9 +11,7 @@ import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,6 +25,7 @@ from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rewards.streamed import StreamedScores
 from jaxrl_llm.rollouts.asynchronous.metrics import ages, sampler_metrics, staleness_metrics
 from jaxrl_llm.rollouts.asynchronous.new_groups import new_groups
+from jaxrl_llm.rollouts.asynchronous.rule import Asynchrony, check_setup
 from jaxrl_llm.rollouts.asynchronous.sampler import Entry, Sampler, Taken
 from jaxrl_llm.rollouts.asynchronous.staleness import Ahead, Waiting, adjusted, in_flight, taken
 from jaxrl_llm.rollouts.asynchronous.step_order import NEVER, StepOrder, of_host, write_order
@@ -49,24 +48,6 @@ from jaxrl_llm.utils.process import interruptible
 from jaxrl_llm.utils.threads import DISPATCH, BothLocks
 
 
-@dataclass(frozen=True)
-class Asynchrony:
-    """How sampling runs beside updates."""
-
-    bound: int
-    """Most staleness, at least 1: the learner's step less that of the weights with which a group was admitted."""
-    steps: int
-    """Of the run."""
-    record: Path | None = None
-    """The file of the order in which weights came in and groups were taken."""
-    repeat: Sequence[StepOrder] = ()
-    """Such an order, which is repeated."""
-    keep: bool = False
-    """Whether caches outlive the weights that filled them; else they are computed again."""
-    turns: bool = False
-    """Whether sampler and learner take turns, since both run programs on the same several devices."""
-
-
 def asynchronous(setup: Experience, rule: Asynchrony) -> Source:
     """The source of an asynchronous run. See `experience`; `setup.beside` and `setup.partial` are set here.
 
@@ -74,7 +55,7 @@ def asynchronous(setup: Experience, rule: Asynchrony) -> Source:
     `load` or `init`, from the groups in the state's pool. A checkpoint has the logs of all groups that no step has
     taken, with the tokens drawn until then. InputError for what needs all groups of a step in that step.
     """
-    _check(setup, rule.keep)
+    check_setup(setup, rule.keep)
     setup = dataclasses.replace(setup, beside=True, partial=Partial(oversample=rule.bound + 1.0))
     beside = _Beside(rule, setup.hosts)
     source = experience(setup, beside.step)
@@ -92,30 +73,6 @@ def asynchronous(setup: Experience, rule: Asynchrony) -> Source:
     return source._replace(
         init=anew(source.init), load=anew(source.load), save=save, beside=Beside(beside.paused, beside.close)
     )
-
-
-def _check(setup: Experience, keep: bool) -> None:
-    units, what = setup.hosts.units, ""
-    if setup.hosts.together > 1:
-        what = "needs hosts that sample alone, but several of them sample as one here"
-    elif setup.prompts_per_step % units:
-        what = f"gives each of {units} hosts as many groups, which prompts_per_step = {setup.prompts_per_step} does not"
-    elif setup.partial is not None:
-        what = "leaves unfinished groups to later steps itself"
-    elif setup.stream_rewards:
-        what = "scores groups when a step takes them, so that stream_rewards changes nothing"
-    elif setup.rollout.demands.given:
-        what = "samples, but all episodes of this rollout are given"
-    elif setup.rollout.demands.league:
-        what = "has the weights of one policy, but this rollout draws from a league"
-    elif setup.rollout.hook is not None and not setup.rollout.hook.lasting:
-        what = f"continues episodes under new weights, but the hook {setup.rollout.hook.name} is of one step"
-    elif setup.rollout.population is not None:
-        what = f"continues episodes under new weights, but the members of {setup.rollout.name} are of one step"
-    elif keep and setup.policy.config.unmasking is not None:
-        what = "of a masked-diffusion model has no caches that stale_cache could keep"
-    if what:
-        raise InputError(f"max_staleness is above 0, but asynchronous sampling {what}: leave one of the two out")
 
 
 class _Beside:

@@ -132,14 +132,6 @@ class InFlight:
         self.engines = {}
         return open_ones
 
-    def renew_engines(self) -> None:
-        """Let the engines in use go on with the weights of the driver, and with their caches."""
-        for draws, running in self.engines.items():
-            stats = Stats(began=time.perf_counter())
-            self.stats += [] if draws.temperature == 0 else [stats]
-            engine = self.driver.make_engine((), draws, stats, running.engine)
-            self.engines[draws] = running._replace(engine=engine, stats=stats)
-
     def let_go(self) -> None:
         """Let go of the engines and of what makes them, and so of the weights.
 
