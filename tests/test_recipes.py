@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import shutil
@@ -130,6 +131,16 @@ def test_a_plan_is_checked_against_the_tables() -> None:
     assert travel_planning.planned([plan], trip=[f"Alder,Birch,2,{total - 1}"]) == [0.75]
 
 
+def test_the_sandbox_answers_from_its_file_alone(tmp_path: Path) -> None:
+    kit = travel_planning.sandbox(tmp_path / "answers.jsonl")()
+    ask_trains, ask_rooms = kit.functions
+    for start, end in ("Alder", "Birch"), ("Elm", "Dune"):
+        assert asyncio.run(ask_trains(start=start, end=end)) == travel_planning.trains(start, end)
+    assert asyncio.run(ask_rooms(town="Cedar")) == travel_planning.rooms("Cedar")
+    with pytest.raises(LookupError, match="no answer of rooms to"):
+        asyncio.run(ask_rooms(town="Nowhere"))
+
+
 def test_the_corpus_answers_its_questions() -> None:
     corpus = "\n".join(web_search.passages(0))
     for row in web_search.rows(3, 20):
@@ -201,8 +212,9 @@ def test_a_step_of_each(name: str, tmp_path: Path) -> None:
     recipe = importlib.import_module(f"experiments.recipes.{name}")
     config = recipe.config(
         tmp_path / "run", str(tmp_path / "model"), recipe.rows(0, 8), steps=1, prompts_per_step=2, group_size=2,
-        max_new_tokens=8, eval_size=0, tensorboard=False, max_prompt_tokens=1500,
+        max_new_tokens=8, eval_size=0, tensorboard=False, max_prompt_tokens=1500, reward_time_limit=300.0,
     )  # fmt: skip
     runs.train(config)
     (line,) = runs.lines_of(tmp_path / "run" / "metrics.jsonl")
-    assert line["reward/unscored"] == 0
+    assert (line["reward/unscored"] > 0) == (line.get("judge/unparsed") == 1), "noise states no verdict"
+    assert line.get("rollout/failed_groups", 0) == 0

@@ -1,13 +1,14 @@
 """Travel plans with tools: trains and rooms within a budget.
 
 The idea of agents that plan trips with cached tools (DeepTravel, 2509.21842, whose abstract was read): the tools answer
-from tables, so that every run sees the same world, and a verifier checks the plan. Here: two tools over made tables,
-and a reward of the plan's parts; no live services, and no verifier that is a model. The method `deeptravel` needs
-rewards of turns, which tools do not give: the run is GRPO.
+from a file, so that every run sees the same world, and two verifiers check the plan, by itself and against what each
+turn's tools said. Here: two tools over made tables, whose answers are kept in such a file, and the reference policy as
+both verifiers; no live services. What a rule finds right with the plan is logged beside, without weight.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.recipes.recipe import Row, config_of, main
+from jaxrl_llm.environments.tools import EachEpisode
+from jaxrl_llm.environments.tools.kept import kept
 from jaxrl_llm.rewards.verifiers import text_of
 from jaxrl_llm.training.config import TrainConfig
 
@@ -52,6 +55,21 @@ def rooms(town: str) -> str:
     return "; ".join(f"{name} {price}" for name, price in found) if found else "There is no such town."
 
 
+def sandbox(path: Path) -> EachEpisode:
+    """The tools, answering from a file alone, which has all trains and rooms."""
+
+    async def ask() -> None:
+        by_train, by_town = tables()
+        ask_trains, ask_rooms = kept(path, [trains, rooms])().functions
+        for start, end in by_train:
+            await ask_trains(start=start, end=end)
+        for town in by_town:
+            await ask_rooms(town=town)
+
+    asyncio.run(ask())
+    return kept(path)
+
+
 def rows(seed: int, count: int) -> list[Row]:
     """Trips with a budget that the cheapest plan keeps, with a little to spare."""
     chosen, (by_train, by_town), out = random.Random(seed), tables(), []
@@ -87,8 +105,11 @@ def planned(completions: Sequence[Any], trip: Sequence[str], **_: Any) -> list[f
 
 def config(folder: Path, model: str, rows: list[Row], **settings: Any) -> TrainConfig:
     """The run: up to four calls of tools, and the plan."""
-    usual: dict[str, Any] = {"tools": [trains, rooms], "turns": 5, "max_new_tokens": 96}
-    return config_of(folder, model, rows, [f"{Path(__file__).resolve()}:planned"], **{**usual, **settings})
+    usual: dict[str, Any] = {
+        "algorithm": "deeptravel", "hyperparameters": {"judge": "reference"}, "eval_size": 0,
+        "tools": [sandbox(Path(f"{folder}.answers.jsonl"))], "turns": 5, "max_new_tokens": 96,
+    }  # fmt: skip
+    return config_of(folder, model, rows, ["judge", f"{Path(__file__).resolve()}:planned*0"], **{**usual, **settings})
 
 
 if __name__ == "__main__":
