@@ -5,7 +5,7 @@ from __future__ import annotations
 from asyncio import gather
 from collections.abc import Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,7 @@ def near_ties(
     until: NonNegativeInt = 512,
     share_steps: Sequence[int] = (0, 10, 20, 80, 200),
     shares: Sequence[float] = (1.0, 0.75, 0.5, 0.25, 0.0),
+    greedy: bool = False,
 ) -> Rollout:
     """`task.samples` completions, a share of them a tree that forks at near ties; the others are independent samples.
 
@@ -49,7 +50,9 @@ def near_ties(
     dropped if, a window of r tokens later, it is still like its parent at the same places: edit distance / r below
     `edit`, the longest end of one that is in the other / r above `suffix`, or their longest common subsequence / r
     above `overlap`; a limit that is None is not applied. Windows in which one of the two ends are skipped. Earlier
-    forks come first. The tree has at most shares[i] of the group from training step share_steps[i] on. Provides node.
+    forks come first. The tree has at most shares[i] of the group from training step share_steps[i] on. greedy: where no
+    branch begins, the first `until` tokens of the tree are the most probable ones; all probabilities there, also those
+    that tokens have in the batch, are then at temperature 1 and without truncation. Provides node.
     """
     if not windows or list(windows) != sorted(set(windows)) or windows[0] < 1:
         raise InputError(f"windows are {shown(windows)}, but must be ascending numbers of tokens, at least 1")
@@ -74,7 +77,19 @@ def near_ties(
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         numbers = count(1)
-        root = await grow(tools, task, Episode(task.prompt, task.prompt_id))
+
+        async def on(episode: Episode, pause_at: int | None = None, **begins: Any) -> Episode:
+            """`grow` within the tree."""
+            stop = None if pause_at is None else episode.size + pause_at
+            trunk = until if stop is None else min(stop, until)
+            if greedy and episode.size < trunk:
+                pause = trunk - episode.size
+                episode, begins = await grow(tools, task, episode, pause_at=pause, greedy=True, **begins), {}
+            if stop is not None and episode.size >= stop:
+                return episode
+            return await grow(tools, task, episode, pause_at=None if stop is None else stop - episode.size, **begins)
+
+        root = await on(Episode(task.prompt, task.prompt_id))
         step = int(root.own.policy_step[0]) if root.size else 0
         started = [share for first, share in zip(share_steps, shares, strict=True) if first <= step]
         wanted = min(task.samples, round((started[-1] if started else 0.0) * task.samples))
@@ -82,8 +97,8 @@ def near_ties(
         async def look(fork: _Fork, number: int) -> Episode | None:
             """The whole branch, unless it goes on like its parent."""
             start = fork.branch.first(fork.place)
-            branch = await grow(tools, task, start, number=number, pause_at=windows[-1], begun=fork.token)
-            return None if alike(branch, fork.branch, fork.place) else await grow(tools, task, branch)
+            branch = await on(start, windows[-1], number=number, begun=fork.token)
+            return None if alike(branch, fork.branch, fork.place) else await on(branch)
 
         kept, waiting = [root], forks(root, 0, 0)
         while waiting and len(kept) < wanted:  # as many at once as there is room for; some may be dropped

@@ -32,13 +32,15 @@ Path = tuple[Episode, int]  # a path of a tree, and its number of segments
 
 async def grow(
     tools: Tools, task: Task, episode: Episode, *, number: int | None = None, pause_at: int | None = None,
-    reference: bool = False, begun: Tokens = NO_TOKENS,
+    reference: bool = False, greedy: bool = False, begun: Tokens = NO_TOKENS,
 ) -> Episode:  # fmt: skip
     """Continue an episode to the task's limit at most; one that is complete stays as it is. See `Tools.sample`."""
     left = task.limit - episode.size
     if episode.ended or episode.truncated or left < 1:
         return replace(episode, truncated=not episode.ended)
-    return await tools.sample(episode, number=number, limit=left, pause_at=pause_at, reference=reference, begun=begun)
+    return await tools.sample(
+        episode, number=number, limit=left, pause_at=pause_at, reference=reference, greedy=greedy, begun=begun
+    )
 
 
 def of_tokens(episode: Episode, name: str, value: float) -> Episode:

@@ -216,6 +216,25 @@ def test_branches_begin_at_near_ties_and_are_dropped_where_alike(
     assert [e.sample for e in late] == list(range(6)), "before the first step of the schedule it is a group"
 
 
+@pytest.mark.usefixtures("endless")
+def test_a_greedy_tree_is_sampled_behind_its_trunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With windows of 4, the fork at 6 looks past the trunk of 8 tokens, the one at 2 does not."""
+    monkeypatch.setattr(fake_engine, "tokens_of", tokens_with_ties({2: (0.45, 0.35), 6: (0.45, 0.4)}))
+    rollout = near_ties(windows=(4,), until=8, share_steps=(0,), shares=(0.5,), greedy=True)
+    ran = Ran(begin([3], 6), Rule(), rollout, limit=12)
+    assert sorted(ran.draws, key=str) == [Draws(0.0), Draws()]
+    of = {draws.temperature: engine.requests for draws, engine in zip(ran.draws, ran.engines, strict=True)}
+    greedy, sampled = of[0.0], of[None]
+    assert sorted((r.begun.size, r.pause_at) for r in greedy) == [(0, 8), (3, 6), (6, 8), (7, 8)]
+    independent = [r for r in sampled if r.begun.size == 0]
+    assert len(independent) == 3
+    later = sorted((r.begun.size, r.pause_at or 12) for r in sampled if r.begun.size)
+    assert later == [(8, 10), (8, 12), (8, 12), (10, 12)], "the rest of each, and of the lookahead from 6"
+    found = one(ran).episodes
+    assert_a_tree(found)
+    assert sum(e.own.token[:2].tolist() == found[0].own.token[:2].tolist() for e in found) == 3
+
+
 def test_measures_of_similarity() -> None:
     a, b = [1, 2, 3, 4, 5], [9, 2, 3, 4, 5]
     assert lookahead.edit_distance(a, b) == 1

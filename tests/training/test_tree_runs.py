@@ -61,6 +61,15 @@ def test_it_trains_by_name(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
+def test_a_greedy_tree_trains(tmp_path: Path) -> None:
+    """The update finds the log-probabilities that the sampler noted of greedy tokens; see `learned`."""
+    options = {**SMALL["latr"], "greedy": True, "until": 4, "edit": None}
+    lines = learned(tmp_path, "latr", hyperparameters=options)
+    assert all(line["rollout/leaves"] >= 4 for line in lines)
+    assert all(line["rollout/shared_tokens"] > 0 for line in lines)
+
+
+@pytest.mark.heavy
 def test_spo_on_trees(tmp_path: Path) -> None:
     """Of eight leaves, where a group has four samples: a step has twice as many rows."""
     lines = learned(tmp_path, "spo_segment", hyperparameters={"form": "tree", "segment": 2, "branches": 2})

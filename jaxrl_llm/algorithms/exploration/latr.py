@@ -22,9 +22,9 @@ from jaxrl_llm.rollouts.lookahead import near_ties
 )
 @presets(
     countdown={"absolute": 0.25, "relative": 0.15, "edit": 0.4, "suffix": None, "overlap": None, "until": 512,
-               "shares": "0:1,10:0.75,20:0.5,80:0.25,200:0"},
+               "shares": "0:1,10:0.75,20:0.5,80:0.25,200:0", "greedy": True},
     math={"absolute": 0.15, "relative": 0.25, "edit": None, "suffix": 0.2, "overlap": 0.5, "until": 1024,
-          "shares": "0:1,100:0.75,200:0.5,300:0.25"},
+          "shares": "0:1,100:0.75,200:0.5,300:0.25", "greedy": True},
 )  # fmt: skip
 def latr(
     absolute: Annotated[float, PAPER] = 0.25,
@@ -39,6 +39,7 @@ def latr(
     clip_high: Annotated[NonNegative, OURS] = 0.2,
     kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
     average: Annotated[AverageName, OURS] = "token",
+    greedy: Annotated[bool, OURS] = False,
 ) -> Algorithm:
     """Lookahead Tree-Based Rollouts (LATR).
 
@@ -54,12 +55,16 @@ def latr(
     two settings.
 
     c_1 and c_2 are the most probable tokens of the place, and p is at the run's temperature. All tokens that begin no
-    branch are sampled, an option of the authors' code, whose scripts take the most probable one while the tree grows; a
-    parent that drew neither c_1 nor c_2 keeps its token, and its branch begins with c_1. The update treats the first
-    tokens of branches as drawn, with their log-probabilities. Rollout: `rollouts.lookahead.near_ties`.
+    branch are sampled, an option of the authors' code; a parent that drew neither c_1 nor c_2 keeps its token, and its
+    branch begins with c_1. greedy: as in the authors' scripts, and in the presets, such tokens are the most probable
+    ones among the first `until`, p is at temperature 1, and what follows is sampled. The scripts may leave a tree that
+    is full sooner; here it stays greedy up to `until`. The update treats the first tokens of branches, and greedy ones,
+    as drawn, with their log-probabilities. Rollout: `rollouts.lookahead.near_ties`.
     """
     method = grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average)
     lengths = [int(r) for r in numbers_in("windows", windows)]
     steps, parts = (numbers_in("shares", shares)[i::2] for i in (0, 1))
-    rollout = near_ties(absolute, relative, lengths, edit, suffix, overlap, until, [int(s) for s in steps], parts)
+    rollout = near_ties(
+        absolute, relative, lengths, edit, suffix, overlap, until, [int(s) for s in steps], parts, greedy
+    )  # fmt: skip
     return Algorithm(method.transform, method.objective, rollout=rollout)
