@@ -50,6 +50,7 @@ TAKEN: dict[str, dict[str, Any]] = {
     "brpo": {},
     "baichuan_m2": {},
     "cgpo_judges": {},
+    "deeptravel": {},
     "popri": {},
     "nash_md": {},
     "xpo": {},  # without a judge
