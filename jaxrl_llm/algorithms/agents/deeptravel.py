@@ -188,14 +188,14 @@ async def verdicts_on(
     given = task.row.get(criteria) if isinstance(criteria, str) else criteria
     own = criteria_of(given, f"prompt {task.prompt_id}, {criteria}" if isinstance(criteria, str) else "the judge")
     asked = [("\n\n".join(lines_of(game.one.asked)), last_reply(game)) for game in games]
-    first = [(*one, criterion.text) for one in asked for criterion in own]
-    verdicts, _ = await graded(who, Grading(), 1, tools, task, first)
+    first = [(Grading(), *one, criterion.text) for one in asked for criterion in own]
+    verdicts, _ = await graded(who, tools, task, first, 1)
     marks = np.asarray([mean_verdict(one) for one in verdicts]).reshape(len(games), len(own))
     whole = rubric_scores(marks, [one.weight for one in own], every=True)
     answers = [answers_to(game) for game in games]
     places = [(n, turn) for n in np.flatnonzero(whole == 1) for turn, said in enumerate(answers[n]) if said]
-    second = [(*asked[n], answers[n][turn]) for n, turn in places]
-    more, _ = await graded(who, Grading(DETAILS), 1, tools, task, second, len(first))
+    second = [(Grading(DETAILS), *asked[n], answers[n][turn]) for n, turn in places]
+    more, _ = await graded(who, tools, task, second, 1, len(first))
     rewards = [[0.0] * len(game.one.rewards) for game in games]
     for (n, turn), verdict in zip(places, map(mean_verdict, more), strict=True):
         rewards[n][turn] = 1.0 if verdict == 1 else -1.0
