@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from asyncio import gather
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -31,6 +32,13 @@ async def scored_samples(tools: Tools, prompt: Sequence[int], numbers: Iterable[
     """`samples`, which are scored together."""
     found = await samples(tools, prompt, numbers)
     return await tools.score(found) if found else []
+
+
+async def scored_where(tools: Tools, episodes: Sequence[Episode], known: Sequence[bool]) -> list[Episode]:
+    """Episodes scored by the run's reward functions; those that are not known have the score NaN."""
+    asked = [one for one, here in zip(episodes, known, strict=True) if here]
+    scores = iter(await tools.score(asked) if asked else [])
+    return [next(scores) if here else one.scored(math.nan) for one, here in zip(episodes, known, strict=True)]
 
 
 async def scored_whole(tools: Tools, episodes: Sequence[Episode]) -> list[Episode]:

@@ -127,6 +127,17 @@ def test_a_judge_that_never_states_a_verdict_is_said_once(caplog: pytest.LogCapt
     assert program_metrics(Ran(begin([3], 4), Rule(), some).found.groups)["judge/unparsed"] == 1
 
 
+def test_other_rewards_do_not_score_what_the_judge_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def with_another(task: Task, episodes: Sequence[Episode]) -> list[Episode]:
+        return [one.scored(float(np.nansum([one.rewards[JUDGE], 1.0])), one.rewards) for one in episodes]
+
+    monkeypatch.setattr(fake_engine, "score", with_another)
+    some = judged(by_grade(scripted(lambda q: "none" if "by 1" in q else "[[yes]]"), SINGLE))
+    found = [one.score for one in episodes_of(some)]
+    assert math.isnan(found[1])
+    assert found[:1] + found[2:] == [2.0] * (len(found) - 1)
+
+
 def test_rubrics_of_a_column_and_constraints() -> None:
     def says(question: str) -> str:
         _, response, criterion = question.split("|")

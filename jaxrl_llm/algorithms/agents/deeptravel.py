@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from asyncio import gather
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -160,12 +159,9 @@ def judged_turns(by: Answerer | str, criteria: Sequence[str] | str = CRITERIA) -
         tell_of_beginnings([game.world for game in games if game.world is not None])
         whole, turns, notes = await verdicts_on(who, criteria, tools, task, games)
         found = [
-            replace(
-                game.one, final=game.one.component(turn_rewards=False), rewards=own,
-                scored=game.one.scored and not math.isnan(verdict),  # other rewards would count it as a failure
-            )
-            for game, verdict, own in zip(games, whole, turns, strict=True)
-        ]  # fmt: skip
+            replace(game.one, final=game.one.component(turn_rewards=False), rewards=own)
+            for game, own in zip(games, turns, strict=True)
+        ]
         rows = await with_rewards(tools, found, turn_rewards=True, more=[{JUDGE: verdict} for verdict in whole])
         return [row.with_info(**notes) for of_one in rows for row in of_one]
 

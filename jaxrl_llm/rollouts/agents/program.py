@@ -27,6 +27,7 @@ from jaxrl_llm.rollouts.agents.path import AgentSettings, converse
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import scored_where
 from jaxrl_llm.utils.errors import InputError
 
 Play = Callable[[Tools, Task, AgentSettings], Awaitable[Sequence[Episode]]]
@@ -156,12 +157,13 @@ async def ends_of(
 ) -> list[Episode]:
     """The last row of each episode, scored by the run's reward functions; NaN where the environment gave no reward.
 
-    more: components of each one's reward beside the environment's; none has any by default.
+    more: components of each one's reward beside the environment's; none has any by default. One that is NaN, such as a
+    verdict that cannot be read, leaves the episode without a score: other rewards would count it as 0.
     """
+    others = more or [{}] * len(found)
     ends = [
-        replace(one.rows[-1], rewards={ENVIRONMENT: one.component(turn_rewards), **others}, talk=one.talk)
-        for one, others in zip(found, more or [{}] * len(found), strict=True)
+        replace(one.rows[-1], rewards={ENVIRONMENT: one.component(turn_rewards), **own}, talk=one.talk)
+        for one, own in zip(found, others, strict=True)
     ]
-    known = [end for one, end in zip(found, ends, strict=True) if one.scored]
-    scores = iter(await tools.score(known) if known else [])
-    return [next(scores) if one.scored else end.scored(math.nan) for one, end in zip(found, ends, strict=True)]
+    known = [one.scored and not any(map(math.isnan, own.values())) for one, own in zip(found, others, strict=True)]
+    return await scored_where(tools, ends, known)

@@ -23,7 +23,7 @@ from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
 from jaxrl_llm.rollouts.judges.comparisons import PairJudge, counted, counts, matrix_of, pair_judge, texts_of
 from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.programs import group, scored_where
 from jaxrl_llm.utils.errors import InputError, shown
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
@@ -105,7 +105,7 @@ async def with_verdicts(tools: Tools, episodes: Sequence[Episode], found: Judged
         )
         for place, (one, score) in enumerate(zip(episodes, found.scores, strict=True))
     ]
-    return await tools.score(each)
+    return await scored_where(tools, each, [not math.isnan(score) for score in found.scores])
 
 
 @part
