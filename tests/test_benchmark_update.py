@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import sys
 from collections.abc import Iterator
@@ -15,34 +14,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from benchmark_modules import CONFIG, ROOT, loaded
 from conftest import quick_compiles
 
-from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.models.rope import Rope
+from jaxrl_llm.models import Policy, init_params
 
 pytestmark = pytest.mark.heavy
 
-ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / "experiments/benchmarks"
 PARTS = ("update", "update_tables", "update_worker", "update_ours", "update_fused", "update_peers")
 SHARED = ("rollout", "rollout_tables", "rollout_worker", "rollout_ours", "rollout_tail", "rollout_peers")
-CONFIG = ModelConfig(
-    family="gemma2", vocab_size=60, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=4, num_kv_heads=2,
-    head_dim=8, norm_epsilon=1e-5, tie_embeddings=False, ropes=(Rope(),), rope_of_layer=(0, 0), window_of_layer=(6, 0),
-    query_scale=0.35,
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Any]:
     """The benchmark's modules by name, as they are when it is started as a script."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield SimpleNamespace(**{name.removeprefix("update_"): importlib.import_module(name) for name in PARTS})
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in (*PARTS, *SHARED):
-            sys.modules.pop(name, None)
+    with loaded(PARTS, "update_", SHARED) as modules:
+        yield modules
 
 
 @pytest.fixture(scope="module", autouse=True)

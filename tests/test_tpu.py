@@ -1,10 +1,7 @@
 """The programs of a training step compile for real TPUs, ahead of time and without one: on four v5e chips."""
 
-import json
-import subprocess
-import sys
-
 import pytest
+from other_process import result_of
 from tpu_environment import tpu_environment
 
 PROGRAM = """
@@ -59,11 +56,7 @@ print("RESULT" + json.dumps([out, sum(x.size * x.dtype.itemsize for x in state)]
 
 @pytest.mark.heavy
 def test_a_step_compiles_for_four_v5e_chips() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=tpu_environment(), capture_output=True, text=True, timeout=500
-    )
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    programs, state = json.loads(done.stdout.split("RESULT")[1])
+    programs, state = result_of(PROGRAM, environment=tpu_environment())
     assert list(programs) == ["outputs_of", "prepare", "update"]
     sizes = programs["update"]
     parameters = 134_515_008 * 4

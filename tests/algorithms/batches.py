@@ -54,6 +54,11 @@ def advantages(algorithm: Algorithm, batch: Trajectories) -> np.ndarray:
     return np.asarray(prepared(algorithm, batch).advantages)
 
 
+def near(found: Any, expected: Any, atol: float = 2e-6) -> None:
+    """Equal to 2e-5 and atol."""
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=atol)
+
+
 def outputs_of(logp: Any, entropy: Any = None, **extras: Any) -> PolicyOutputs:
     """What a policy says, given as arrays."""
     logp = jnp.asarray(logp, jnp.float32)

@@ -16,6 +16,7 @@ from batches import (
     finite_differences,
     gradient_of,
     loss_of,
+    near,
     prepared,
     random_batch,
 )  # fmt: skip
@@ -37,10 +38,6 @@ MASKS = np.asarray(BATCH.action_mask)
 R, GROUP = np.asarray(BATCH.reward, np.float64), np.asarray(BATCH.group)
 BEHAVIOUR, REF = (np.asarray(x, np.float64) for x in (BATCH.behaviour_logp, BATCH.reference_logp))
 N = len(R)
-
-
-def near(found: Any, expected: Any, atol: float = 2e-6) -> None:
-    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=atol)
 
 
 def check(algorithm: Algorithm, A: Any, loss: Any, batch: Any = BATCH) -> None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +13,7 @@ import numpy as np
 import optax
 import pytest
 from batches import batch_of, prepared
+from other_process import on_devices, result_of
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.evolution.eggroll import eggroll, fitness
@@ -268,20 +265,7 @@ def learned(params: Any, batch: Trajectories, mesh: Any) -> Any:
 
 def test_an_update_on_four_devices_is_that_on_one() -> None:
     """Rows over four, parameters in shards over four, and heads split over two."""
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), str(root / "kernels"), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4",
-        "JAX_PLATFORMS": "cpu", "PYTHONPATH": path, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", ON_FOUR_DEVICES, str(Path(__file__).parent)],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    apart, moved = json.loads(done.stdout.partition("RESULT")[2])
+    apart, moved = result_of(ON_FOUR_DEVICES, str(Path(__file__).parent), environment=on_devices(4, quick=True))
     assert max(apart) < 1e-6
     assert moved > 1e-2
 

@@ -18,6 +18,7 @@ from batches import (
     finite_differences,
     gradient_of,
     loss_of,
+    near,
     prepared,
     random_batch,
 )  # fmt: skip
@@ -39,10 +40,6 @@ R, GROUP = np.asarray(BATCH.reward, np.float64), np.asarray(BATCH.group)
 BEHAVIOUR, REF, OLDER = (
     np.asarray(x, np.float64) for x in (BATCH.behaviour_logp, BATCH.reference_logp, BATCH.old_logp)
 )
-
-
-def near(found: Any, expected: Any, atol: float = 2e-6) -> None:
-    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=atol)
 
 
 def check(algorithm: Algorithm, A: Any, loss: Callable[..., float], batch: Any = BATCH) -> None:

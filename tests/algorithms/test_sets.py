@@ -17,6 +17,7 @@ from batches import (
     finite_differences,
     gradient_of,
     loss_of,
+    near,
     prepared,
     random_batch,
 )  # fmt: skip
@@ -42,10 +43,6 @@ BEHAVIOUR = np.asarray(BATCH.behaviour_logp, np.float64)
 N = len(R)
 GRADED = np.round(np.random.default_rng(5).random(N), 1)
 GRADED_BATCH = BATCH.replace(reward=jnp.asarray(GRADED, jnp.float32))
-
-
-def near(found: Any, expected: Any, atol: float = 2e-6) -> None:
-    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=atol)
 
 
 def check(algorithm: Algorithm, A: Any, average: str, batch: Any = BATCH, extra: Any = lambda x: 0.0) -> None:

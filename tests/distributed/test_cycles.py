@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
+from other_process import result_of
 from tpu_environment import tpu_environment
 
 from jaxrl_llm.distributed.chips import TPUS, Chip, compiler_options
@@ -124,9 +121,7 @@ print("RESULT" + json.dumps(found))
 
 @pytest.mark.heavy
 def test_a_product_takes_little_more_than_at_the_peak() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=tpu_environment(), capture_output=True, text=True)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    found = json.loads(done.stdout.split("RESULT")[1])
+    found = result_of(PROGRAM, environment=tpu_environment())
     for chip, (kinds, options) in found.items():
         least = 2 * 4096**3 / (TPUS[chip].peak * 1e12)
         assert least <= kinds[PRODUCTS] <= 1.5 * least, chip

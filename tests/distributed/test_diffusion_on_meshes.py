@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
+from other_process import on_devices
 from tpu_environment import tpu_environment
 
 COMMON = """
@@ -92,8 +92,7 @@ def run(program: str, environment: dict[str, str]) -> None:
 
 @pytest.mark.heavy
 def test_four_devices_draw_and_learn_as_one() -> None:
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
-    run(ON_FOUR_DEVICES, {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"})
+    run(ON_FOUR_DEVICES, on_devices(4))
 
 
 @pytest.mark.heavy

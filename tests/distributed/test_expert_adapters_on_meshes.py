@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from compiling import with_devices
+from other_process import on_devices, result_of
 
 pytestmark = pytest.mark.heavy
 
@@ -73,17 +68,11 @@ print("RESULT" + json.dumps([min(moved), float(mismatch), out]))
 @pytest.mark.parametrize("kind", ["plain", "nf4"])
 def test_tokens_and_the_update_are_those_of_one_device(kind: str, vectors: Any) -> None:
     """Also over frozen weights in four bits."""
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), str(root / "kernels"), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"XLA_FLAGS": with_devices(4), "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
     # The tiny model's experts have fewer inner units than "tensor" could cut into blocks of 64.
     meshes = ("data=2,expert=2", "fsdp=4", *(["expert=2,tensor=2"] if kind == "plain" else []))
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, kind, str(vectors("mixtral").folder), *meshes],
-        env=environment, capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    moved, mismatch, found = json.loads(done.stdout.split("RESULT")[1])
+    moved, mismatch, found = result_of(
+        PROGRAM, kind, str(vectors("mixtral").folder), *meshes, environment=on_devices(4)
+    )
     assert mismatch < 1e-5
     for text, (apart, same) in found.items():
         assert apart < 3e-5 < 3e-4 < moved, text

@@ -5,13 +5,10 @@ Those that are tried sort, select, count or look at whole groups, where a mistak
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from other_process import on_devices, result_of
 from tpu_environment import tpu_environment
 
 NAMES = ("bapo_adaptive_clip", "clip_cov", "d3s", "drpo_decoupled_reward", "epo", "gspo", "passk_grpo", "ppo", "riskpo")
@@ -77,15 +74,12 @@ print("RESULT" + json.dumps(out))
 def run(program: str, environment: dict[str, str]) -> dict[str, float]:
     tools = str(Path(__file__).parents[1] / "algorithms")
     code = (COMMON + program).format(tools=tools, names=NAMES)
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=500)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    return json.loads(done.stdout.split("RESULT")[1])
+    return result_of(code, environment=environment)
 
 
 @pytest.mark.heavy
 def test_four_devices_find_what_one_does() -> None:
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
-    differences = run(ON_FOUR_DEVICES, {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"})
+    differences = run(ON_FOUR_DEVICES, on_devices(4))
     assert set(differences) == set(NAMES)
     for name, difference in differences.items():
         assert difference < 1e-5, name

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from compiling import with_devices
 from jax.experimental import pallas as pl
+from other_process import on_devices, result_of
 
 from jaxrl_llm.plan.flops import matrix_flops
 from jaxrl_llm.plan.program.collectives import collectives_in, groups_in
@@ -201,10 +197,7 @@ print("RESULT" + json.dumps(cost._asdict()))
 
 @pytest.mark.heavy
 def test_a_program_on_four_devices() -> None:
-    environment = {**os.environ, "XLA_FLAGS": with_devices(4), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=300)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    found = json.loads(done.stdout.split("RESULT")[1])
+    found = result_of(PROGRAM, environment=on_devices(4))
     assert found["arguments"] == found["given"] == 8 * 16 * 4 // 4 + 16 * 4
     assert found["collectives"]["all-gather"] == 3 * 8 * 16 * 4 * 3 // 4
     assert found["collectives"]["all-reduce"] == 4 * 2 * 3 // 4

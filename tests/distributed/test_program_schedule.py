@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
+from other_process import result_of
 from tpu_environment import tpu_environment
 
 from jaxrl_llm.distributed.chips import Chip
@@ -186,9 +183,7 @@ print("RESULT" + json.dumps(found))
 
 @pytest.mark.heavy
 def test_a_compiled_program() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=tpu_environment(), capture_output=True, text=True)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    work, links, exposed, lines = json.loads(done.stdout.split("RESULT")[1])
+    work, links, exposed, lines = result_of(PROGRAM, environment=tpu_environment())
     assert work == pytest.approx(lines)
     # Three of four parts of each layer's weights, over the links of a v5e.
     assert links == pytest.approx(4 * 0.75 * 2 * 4096**2 / 200e9, rel=1e-3)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from compiling import with_devices
+from other_process import on_devices, result_of
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 PROGRAM = """
@@ -74,13 +70,7 @@ print("RESULT" + json.dumps(out))
     ],
 )
 def test_on_eight_devices_as_on_one(family: str, kind: str, meshes: tuple[str, ...]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(VECTORS / family), kind, *meshes],
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": with_devices(8), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
-        capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    out = json.loads(done.stdout.split("RESULT")[1])
+    out = result_of(PROGRAM, str(VECTORS / family), kind, *meshes, environment=on_devices(8, quick=True))
     assert out.pop("ratio") < 1e-4
     for mesh, found in out.items():
         assert found["tokens"], (mesh, found)

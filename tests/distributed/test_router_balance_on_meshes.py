@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from compiling import with_devices
+from other_process import on_devices, result_of
 
 pytestmark = pytest.mark.heavy
 
@@ -61,15 +56,7 @@ MESHES = {
 
 @pytest.mark.parametrize("family", MESHES)
 def test_the_update_is_that_of_one_device(family: str, vectors: Any) -> None:
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), str(root / "kernels"), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"XLA_FLAGS": with_devices(4), "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(vectors(family).folder), *MESHES[family]],
-        env=environment, capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    found = json.loads(done.stdout.split("RESULT")[1])
+    found = result_of(PROGRAM, str(vectors(family).folder), *MESHES[family], environment=on_devices(4))
     assert found.pop("moved") > 1e-3
     for text, (apart, loss, share) in found.items():
         assert apart < 2e-5, text

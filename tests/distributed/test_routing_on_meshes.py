@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from compiling import with_devices
+from other_process import on_devices, result_of
 
 pytestmark = pytest.mark.heavy
 
@@ -62,15 +57,7 @@ print("RESULT" + json.dumps(out))
 
 @pytest.fixture(scope="module")
 def results(vectors: Any) -> Any:
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), str(root / "kernels"), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"XLA_FLAGS": with_devices(4), "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(vectors("mixtral").folder)],
-        env=environment, capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    return json.loads(done.stdout.split("RESULT")[1])
+    return result_of(PROGRAM, str(vectors("mixtral").folder), environment=on_devices(4))
 
 
 def test_the_same_experts_are_recorded(results: Any) -> None:

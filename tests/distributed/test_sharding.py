@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from compiling import with_devices
 from conftest import KINDS
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
+from other_process import result_of
 from tpu_environment import tpu_environment
 
 from jaxrl_llm.distributed import (
@@ -66,15 +64,7 @@ def shapes_of(config: ModelConfig, dtype: Any = jnp.bfloat16) -> Any:
 
 def run_program(program: str, environment: dict[str, str]) -> Any:
     """What a program in a process of its own prints as JSON after RESULT."""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", **environment},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.split("RESULT")[1])
+    return result_of(program, environment={**os.environ, "JAX_PLATFORMS": "cpu", **environment})
 
 
 # A model in which everything divides by 4, with every bias; the vocabulary of the tiny models, 257, never divides.

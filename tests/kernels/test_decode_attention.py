@@ -5,8 +5,6 @@ from __future__ import annotations
 import doctest
 import importlib
 import json
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -16,6 +14,7 @@ import pytest
 from heavy import few
 from jaxrl_kernels import decode_attention
 from jaxrl_kernels.decode_attention import MASKED, PartialAttention, merge
+from other_process import result_of
 from tpu_environment import tpu_environment
 
 FAST = ("pallas", "xla")  # "reference" is "xla" here
@@ -255,10 +254,8 @@ COMPILED = [
 @pytest.mark.heavy
 @pytest.mark.parametrize("chip", ["v5e:2x2", "v6e:2x2"])
 def test_compiles_for_tpu_as_a_mosaic_kernel(chip: str) -> None:
-    command = [sys.executable, "-c", TPU_PROGRAM, json.dumps([(chip, *case) for case in COMPILED])]
-    done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=300)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    for case, found in zip(COMPILED, json.loads(done.stdout.split("RESULT")[1]), strict=True):
+    cases = json.dumps([(chip, *case) for case in COMPILED])
+    for case, found in zip(COMPILED, result_of(TPU_PROGRAM, cases, environment=tpu_environment()), strict=True):
         P, K, W, R, h, S = case[0]
         assert found["kernels"] == 1, case
         # The largest float32 arrays are results, or arguments: no logits. Neither keys nor values are copied.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from functools import partial
 from typing import Any
 
@@ -18,6 +16,7 @@ from jaxrl_kernels.delta_rule import DeltaInputs, Shares, delta_rule
 from jaxrl_kernels.delta_rule.blocked import heads_first
 from jaxrl_kernels.delta_rule.chunk import step
 from jaxrl_kernels.delta_rule.pallas_kernel import Sizes, slots_of, step_flops
+from other_process import result_of
 from tpu_environment import tpu_environment
 
 Array = jax.Array
@@ -161,10 +160,7 @@ def test_compiles_for_tpus_and_keeps_states_of_chunks_alone() -> None:
         ("v5e:2x2", 1024, 32, 40),
         ("v5e:2x2", 1024, 32, None),
     ]
-    command = [sys.executable, "-c", TPU_PROGRAM, json.dumps(cases)]
-    done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=600)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    found = json.loads(done.stdout.split("RESULT")[1])
+    found = result_of(TPU_PROGRAM, json.dumps(cases), environment=tpu_environment())
     assert [report["kernels"] for report in found] == [2, 2, 2, 2, 0]
     n, states = cases[0][1], 8 * 128 * 128 * 4
     assert found[0]["temporaries"] <= 1.6 * n * states

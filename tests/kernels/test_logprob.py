@@ -15,6 +15,7 @@ from compiling import optimised
 from heavy import few
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jaxpr_sizes import sizes
 from jaxrl_kernels import IMPLEMENTATIONS, fused_logprob
 
 M, D, V = 6, 5, 23
@@ -326,17 +327,6 @@ def test_temperature_floor_and_cotangent_of_hidden_alone() -> None:
     for slope in slopes.values():
         assert slope[1] == 0
         np.testing.assert_array_equal(slope[2], 0)
-
-
-def sizes(jaxpr: Any) -> list[int]:
-    """Number of elements of every result in a jaxpr and the jaxprs inside it."""
-    found = []
-    for equation in jaxpr.eqns:
-        found += [variable.aval.size for variable in equation.outvars]
-        for leaf in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
-            inner = getattr(leaf, "jaxpr", leaf)
-            found += sizes(inner) if hasattr(inner, "eqns") else []
-    return found
 
 
 def shaped(rows: int, width: int, vocabulary: int, dtype: Any = jnp.float32) -> tuple[jax.ShapeDtypeStruct, ...]:

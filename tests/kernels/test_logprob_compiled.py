@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from functools import partial
 from typing import Any
 
@@ -13,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 from compiling import optimised
 from jaxrl_kernels import fused_logprob
+from other_process import result_of
 from tpu_environment import tpu_environment
 
 GIB = 2**30
@@ -65,10 +63,7 @@ print("RESULT" + json.dumps({
 
 @pytest.mark.heavy
 def test_on_tpu_memory_operations_and_kernels() -> None:
-    command = [sys.executable, "-c", TPU_PROGRAM]
-    done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=600)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    found = json.loads(done.stdout.split("RESULT")[1])
+    found = result_of(TPU_PROGRAM, environment=tpu_environment())
     plain = found.pop("large plain")
     assert plain["logits"]
     assert plain["temporaries"] > 4 * GIB

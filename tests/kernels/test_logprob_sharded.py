@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiling import optimised
 from jaxrl_kernels import fused_logprob
+from other_process import on_devices, result_of
 from tpu_environment import tpu_environment
 
 ON_FOUR_DEVICES = """
@@ -112,12 +108,7 @@ print("RESULT" + json.dumps(out))
 
 @optimised
 def test_a_cut_vocabulary_gives_the_same() -> None:
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", ON_FOUR_DEVICES]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    found = json.loads(done.stdout.split("RESULT")[1])
+    found = result_of(ON_FOUR_DEVICES, environment=on_devices(4))
     assert len(found) == 11 * 4 + 2
     for infinite, far, case in found:
         assert infinite, case
@@ -161,10 +152,7 @@ print("RESULT" + json.dumps({"moved": moved, "kernels": kernels, "temporaries": 
 
 @pytest.mark.heavy
 def test_compiles_for_four_tpus_without_gathering_the_unembedding() -> None:
-    command = [sys.executable, "-c", TPU_PROGRAM]
-    done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=300)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    found = json.loads(done.stdout.split("RESULT")[1])
+    found = result_of(TPU_PROGRAM, environment=tpu_environment())
     M, D, V = 1024, 1024, 50000
     moved = found["moved"]
     assert moved["all-gather"] == moved["all-to-all"] == moved["collective-permute"] == []

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -13,6 +10,7 @@ import numpy as np
 import pytest
 from heavy import few
 from jaxrl_kernels import norm_rotate
+from other_process import result_of
 from tpu_environment import tpu_environment
 
 FAST = ("pallas", "xla")
@@ -144,9 +142,7 @@ print("RESULT" + json.dumps([
 
 @pytest.mark.heavy
 def test_compiles_for_tpus() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=tpu_environment(), capture_output=True, text=True)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    (kernels, moved), (others, _), of_rows = json.loads(done.stdout.split("RESULT")[1])
+    (kernels, moved), (others, _), of_rows = result_of(PROGRAM, environment=tpu_environment())
     assert of_rows == [1, 1]
     assert kernels == others == 2
     assert moved <= 1.2 * 5 * 32 * 128 * 17408 * 2, "x twice, dy, the result and dx"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 from heavy import few
 from jaxrl_kernels.decode_attention import MASKED, PartialAttention, own_attention
+from other_process import result_of
 from tpu_environment import tpu_environment
 
 FAST = ("pallas", "xla")  # "reference" is "xla" here
@@ -237,10 +236,9 @@ COMPILED = [
 @pytest.mark.heavy
 @pytest.mark.parametrize("chip", ["v5e:2x2", "v6e:2x2"])
 def test_compiles_for_tpu_as_a_mosaic_kernel_that_writes_in_place(chip: str) -> None:
-    command = [sys.executable, "-c", TPU_PROGRAM, json.dumps([(chip, *case) for case in COMPILED])]
-    done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=300)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    for case, (*kernels, copied, updates) in zip(COMPILED, json.loads(done.stdout.split("RESULT")[1]), strict=True):
+    cases = json.dumps([(chip, *case) for case in COMPILED])
+    results = result_of(TPU_PROGRAM, cases, environment=tpu_environment())
+    for case, (*kernels, copied, updates) in zip(COMPILED, results, strict=True):
         B, K, R, h, S = case[0]
         assert kernels == [1, 1], case
         # Queries and results may be turned round, the ring is not copied. Scales, which are small, are laid out for

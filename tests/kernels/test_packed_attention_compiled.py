@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+from other_process import result_of
 from tpu_environment import tpu_environment
 
 TPU_PROGRAM = r"""
@@ -54,10 +53,7 @@ CASES = [
 
 @pytest.mark.heavy
 def test_compiles_for_tpus_with_memory_linear_in_the_tokens() -> None:
-    command = [sys.executable, "-c", TPU_PROGRAM, json.dumps(CASES)]
-    done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=600)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    found = json.loads(done.stdout.split("RESULT")[1])
+    found = result_of(TPU_PROGRAM, json.dumps(CASES), environment=tpu_environment())
     for case, report in zip(CASES, found, strict=True):
         assert report["kernels"] == 3, case  # the forward pass, dq, and dk with dv
     whole, half = found[:2]

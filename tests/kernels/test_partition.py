@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, Mesh
 from jaxrl_kernels.partition import check_apart, dividing, mesh_of
+from other_process import on_devices, result_of
 from tpu_environment import tpu_environment
 
 ON_FOUR_DEVICES = """
@@ -99,12 +95,7 @@ print("RESULT" + json.dumps(out))
 
 @pytest.mark.heavy
 def test_on_a_mesh_results_are_the_same() -> None:
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", ON_FOUR_DEVICES]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    found = json.loads(done.stdout.split("RESULT")[1])
+    found = result_of(ON_FOUR_DEVICES, environment=on_devices(4))
     assert len(found) == 4 + 1 + 4
     for name, far in found:
         assert far < 1e-4, (name, far)
@@ -148,10 +139,7 @@ print("RESULT" + json.dumps([
 
 @pytest.mark.heavy
 def test_attention_compiles_for_four_tpus_and_nothing_travels() -> None:
-    command = [sys.executable, "-c", TPU_PROGRAM]
-    done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=300)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    assert json.loads(done.stdout.split("RESULT")[1]) == [[1, 0], [1, 0]]
+    assert result_of(TPU_PROGRAM, environment=tpu_environment()) == [[1, 0], [1, 0]]
 
 
 def test_the_axes_that_divide() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from functools import partial
 from typing import Any
 
@@ -18,6 +15,7 @@ from hypothesis import strategies as st
 from jaxrl_kernels import IMPLEMENTATIONS, ratio_clip
 from jaxrl_kernels.ratio_clip import Clipped
 from jaxrl_kernels.ratio_clip.rows import k3
+from other_process import result_of
 from tpu_environment import tpu_environment
 
 FAST = ("xla", "pallas")
@@ -330,10 +328,7 @@ print("RESULT" + json.dumps(found))
 
 @pytest.mark.heavy
 def test_compiles_for_tpus_and_moves_less_than_the_formula() -> None:
-    command = [sys.executable, "-c", ON_TPU]
-    done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=300)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    found = json.loads(done.stdout.split("RESULT")[1])
+    found = result_of(ON_TPU, environment=tpu_environment())
     for name in ("token None", "row None", "long", "small", "spread"):
         assert found[name][0] == 1, name
     array = 4 * 512 * 1024

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import doctest
 import itertools
-import json
-import os
-import subprocess
-import sys
 from functools import partial
 from typing import Any
 
@@ -18,8 +14,10 @@ import numpy as np
 import pytest
 from compiling import optimised
 from heavy import few
+from jaxpr_sizes import sizes
 from jaxrl_kernels import IMPLEMENTATIONS, fused_sample
 from jaxrl_kernels.sample.noise import BLOCK, OF_BLOCKS, OF_TOKENS, bits_at, gumbel, row_keys, threefry2x32
+from other_process import on_devices, result_of
 from scipy import stats
 from tpu_environment import tpu_environment
 
@@ -434,27 +432,11 @@ print("RESULT" + json.dumps(out))
 
 @pytest.mark.heavy
 def test_a_cut_vocabulary_gives_the_same() -> None:
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", ON_FOUR_DEVICES]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    found = json.loads(done.stdout.split("RESULT")[1])
+    found = result_of(ON_FOUR_DEVICES, environment=on_devices(4))
     assert len(found) == 6
     for same, far, case in found:
         assert same, case
         assert far < 1e-5, case
-
-
-def sizes(jaxpr: Any) -> list[int]:
-    """Number of elements of every result in a jaxpr and the jaxprs inside it."""
-    found = []
-    for equation in jaxpr.eqns:
-        found += [variable.aval.size for variable in equation.outvars]
-        for leaf in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
-            inner = getattr(leaf, "jaxpr", leaf)
-            found += sizes(inner) if hasattr(inner, "eqns") else []
-    return found
 
 
 def shaped(rows: int, width: int, vocabulary: int, dtype: Any = jnp.float32) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -529,10 +511,7 @@ print("RESULT" + json.dumps({
 
 @pytest.mark.heavy
 def test_compiles_for_tpu_as_a_mosaic_kernel() -> None:
-    command = [sys.executable, "-c", TPU_PROGRAM]
-    done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=300)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    for name, (temporaries, kernels) in json.loads(done.stdout.split("RESULT")[1]).items():
+    for name, (temporaries, kernels) in result_of(TPU_PROGRAM, environment=tpu_environment()).items():
         assert temporaries < 2**20 < 256 * 151936 * 4 / 100, name
         assert kernels == 1, name
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -14,6 +10,7 @@ import numpy as np
 import pytest
 from heavy import few
 from jaxrl_kernels.sample import fused_sample, sample_logits
+from other_process import on_devices, result_of
 
 N = 33
 draw = jax.jit(sample_logits)
@@ -119,12 +116,7 @@ print("RESULT" + json.dumps(out))
 
 @pytest.mark.heavy
 def test_logits_that_the_compiler_shards_are_not_gathered() -> None:
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-c", ON_FOUR_DEVICES]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    found = json.loads(done.stdout.split("RESULT")[1])
+    found = result_of(ON_FOUR_DEVICES, environment=on_devices(4))
     assert len(found) == 3
     for same, far, moved, case in found:
         assert same, case

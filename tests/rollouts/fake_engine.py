@@ -4,11 +4,13 @@ place. Programs and the driver cannot tell it from the real one."""
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import pytest
 
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.episode import Episode
@@ -168,3 +170,14 @@ def resumed(flight: Pool, rollout: Rollout, segment: int = 3, **options: Any) ->
         pool, step = ran.pool, step + 1
     assert step > 1
     return done
+
+
+def right_samples(patch: pytest.MonkeyPatch) -> set[int]:
+    """Sample numbers whose reward is 1, none at first; others have 0."""
+    numbers: set[int] = set()
+
+    async def scored(task: Task, episodes: Sequence[Episode]) -> list[Episode]:
+        return [episode.scored(float(episode.sample in numbers)) for episode in episodes]
+
+    patch.setattr(sys.modules[__name__], "score", scored)
+    return numbers

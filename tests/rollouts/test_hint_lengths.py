@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import fake_engine
 import numpy as np
 import pytest
-from fake_engine import LIMIT, Ran, begin
+from fake_engine import LIMIT, Ran, begin, right_samples
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.prefixes import failure_rate, hint_ratio, hinted_by_failures
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.registry import rollout_by_name
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import to_batch
@@ -30,13 +28,7 @@ few = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 @pytest.fixture
 def right(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """Sample numbers whose reward is 1; others have 0."""
-    numbers: set[int] = set()
-
-    async def score(task: Task, episodes: Sequence[Episode]) -> list[Episode]:
-        return [episode.scored(float(episode.sample in numbers)) for episode in episodes]
-
-    monkeypatch.setattr(fake_engine, "score", score)
-    return numbers
+    return right_samples(monkeypatch)
 
 
 def groups_of(rollout: Any, prompts: Sequence[int] = (3,), samples: int = 4, **options: Any) -> list[Any]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import fake_engine
 import numpy as np
 import pytest
-from fake_engine import Ran, begin
+from fake_engine import Ran, begin, right_samples
 
 from jaxrl_llm.algorithms.guidance.srpo_sample_routing import with_right_siblings
-from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.repair import succeeds
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import to_batch
 from jaxrl_llm.sampling.sampler import SamplingConfig
@@ -24,13 +20,7 @@ ROW = {"feedback": "7 8"}
 @pytest.fixture
 def right(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """Sample numbers whose reward is 1; others have 0."""
-    numbers: set[int] = set()
-
-    async def score(task: Task, episodes: Sequence[Episode]) -> list[Episode]:
-        return [episode.scored(float(episode.sample in numbers)) for episode in episodes]
-
-    monkeypatch.setattr(fake_engine, "score", score)
-    return numbers
+    return right_samples(monkeypatch)
 
 
 def run(column: str | None = None, samples: int = 5, **options: Any) -> Any:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from heavy import few
+from other_process import on_devices, result_of
 
 from jaxrl_llm import sample
 from jaxrl_llm.sampling import completion_ids
@@ -119,36 +116,27 @@ found = sample(policy, params, prompts, jax.random.key(0), **settings)
 fewer = sample(policy, params, prompts[:3], jax.random.key(0), **settings | {"prompt_ids": names[:3]})
 # Rows that are refilled, and find their prompts, which may be on another device, by an index.
 refilled = sample(policy, params, prompts, jax.random.key(0), slots=3, **settings)
-print(json.dumps([completion_ids(x) for x in (found, fewer, refilled)]))
+print("RESULT" + json.dumps([completion_ids(x) for x in (found, fewer, refilled)]))
 """
 
 
-def on_devices(devices: int, model: Any, expected: Any) -> None:
+def same_on(devices: int, model: Any, expected: Any) -> None:
     """The same tokens as on one device."""
-    flags = os.environ.get("XLA_FLAGS", "") + f" --xla_force_host_platform_device_count={devices}"
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), str(root / "kernels"), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # many programs, each soon run
     settings = json.dumps([str(model.folder), PROMPTS, NAMES, NEW, devices])
-    done = subprocess.run(
-        [sys.executable, "-c", ON_DEVICES, settings], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found, fewer, refilled = json.loads(done.stdout.splitlines()[-1])
+    found, fewer, refilled = result_of(ON_DEVICES, settings, environment=on_devices(devices, quick=True))
     assert found == expected
     assert fewer == expected[:6]
     assert refilled == expected
 
 
 def test_four_devices(model: Any, expected: Any) -> None:
-    on_devices(4, model, expected)
+    same_on(4, model, expected)
 
 
 @pytest.mark.parametrize("devices", [2, 8])
 @pytest.mark.parametrize("model", ["gemma2"], indirect=True)
 def test_other_numbers_of_devices(devices: int, model: Any, expected: Any) -> None:
-    on_devices(devices, model, expected)
+    same_on(devices, model, expected)
 
 
 def test_log_probabilities_do_not_depend_on_the_batch(model: Any) -> None:

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import quick_compiles
+from other_process import on_devices, result_of
 
 from jaxrl_llm import sample
 from jaxrl_llm.models import lora
@@ -131,18 +127,11 @@ print("RESULT" + json.dumps([out, specs, str(shapes["layers"][0]["down_lora_in"]
 
 def test_on_a_mesh_tokens_are_those_of_one_device(vectors: Callable[[str], Any]) -> None:
     """Heads and inner units split over 2 devices, each adapter with its weight."""
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), str(root / "kernels"), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4",
-        "JAX_PLATFORMS": "cpu", "PYTHONPATH": path, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", ON_FOUR_DEVICES, str(vectors("llama_tied").folder)],
-        env=environment, capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    out, specs, of_loop = json.loads(done.stdout.split("RESULT")[1])
+    out, specs, of_loop = result_of(
+        ON_FOUR_DEVICES,
+        str(vectors("llama_tied").folder),
+        environment=on_devices(4, quick=True),
+    )
     for name, same, error, moved in out:
         assert same, name
         assert error < 1e-4, name

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from other_process import result_of
 from tpu_environment import tpu_environment
 
 PROGRAM = """
@@ -46,10 +44,7 @@ print("RESULT" + json.dumps({name: seconds / whole for name, seconds in found.it
 @pytest.mark.heavy
 def test_prefill_is_products() -> None:
     """No weight is copied to another layout, and chips share the norms: else these take 6 % and 17 %."""
-    command = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent)]
-    done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=900)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    found = json.loads(done.stdout.split("RESULT")[1])
+    found = result_of(PROGRAM, str(Path(__file__).parent), environment=tpu_environment())
     assert found["copies, broadcasts and converts"] < 0.03, found
     assert found["norms"] < 0.1, found
     assert found["matrix products"] > 0.7, found

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +13,7 @@ import numpy as np
 import pytest
 from conftest import quick_compiles
 from heavy import few
+from other_process import on_devices, result_of
 
 from jaxrl_llm.core.population import SEEDS, Population, noise_seed
 from jaxrl_llm.models import lora
@@ -277,18 +273,11 @@ print("RESULT" + json.dumps([out, len({tuple(row) for row in expected})]))
 
 def test_members_on_four_devices_draw_what_they_draw_on_one(vectors: Callable[[str], Any]) -> None:
     """Rows over four devices, and over two with heads over two."""
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), str(root / "kernels"), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4",
-        "JAX_PLATFORMS": "cpu", "PYTHONPATH": path, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", ON_FOUR_DEVICES, str(vectors("llama_tied").folder)], env=environment,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    out, different = json.loads(done.stdout.partition("RESULT")[2])
+    out, different = result_of(
+        ON_FOUR_DEVICES,
+        str(vectors("llama_tied").folder),
+        environment=on_devices(4, quick=True),
+    )
     assert different > 2
     for same, apart in out:
         assert same

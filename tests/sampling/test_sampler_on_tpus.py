@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from other_process import result_of
 from tpu_environment import tpu_environment
 
 PROGRAM = """
@@ -129,12 +128,9 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 def compiled(**asked: Any) -> dict[str, Any]:
     """What the compiler says of the programs."""
     asked = {"programs": ["prefill", "begin", "decode"], "filters": False} | asked
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(asked), str(Path(__file__).parent)],
-        env=tpu_environment(), capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.split("RESULT")[1])
+    found: dict[str, Any] = result_of(
+        PROGRAM, json.dumps(asked), str(Path(__file__).parent), environment=tpu_environment()
+    )
     return found
 
 
@@ -219,9 +215,7 @@ print("RESULT" + json.dumps({name: [x.output_size_in_bytes, x.temp_size_in_bytes
 @pytest.mark.heavy
 def test_weights_reach_the_sampler_layer_by_layer() -> None:
     """From shards over four chips to all of it on each: besides the result, no more than a layer or the embedding."""
-    done = subprocess.run([sys.executable, "-c", WEIGHTS], env=tpu_environment(), capture_output=True, text=True)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    found = json.loads(done.stdout.split("RESULT")[1])
+    found = result_of(WEIGHTS, environment=tpu_environment())
     matrices = 2048 * (2 * 16 * 128 + 2 * 8 * 128 + 3 * 8192)
     assert found["convert_layer"][0] == pytest.approx(2 * matrices, rel=0.01)
     assert found["convert"][0] == pytest.approx(2 * 32768 * 2048, rel=0.01)
@@ -272,9 +266,7 @@ print("RESULT" + json.dumps(out))
 @pytest.mark.heavy
 def test_speculation_compiles() -> None:
     """Passes of one token and of five: in each a kernel for each layer's cache, and one for the draw."""
-    done = subprocess.run([sys.executable, "-c", VERIFY], env=tpu_environment(), capture_output=True, text=True)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    for found in json.loads(done.stdout.split("RESULT")[1]).values():
+    for found in result_of(VERIFY, environment=tpu_environment()).values():
         assert found["kernels"] == 2 * (2 + 1)
         assert found["reused"] >= found["caches"]
         assert found["temporaries"] < 2 * found["caches"] + 64 * 2**20

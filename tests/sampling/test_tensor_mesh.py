@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from other_process import on_devices, result_of
 
 pytestmark = pytest.mark.heavy
 
@@ -56,16 +52,7 @@ print("RESULT" + json.dumps([out, size]))
 
 @pytest.fixture(scope="module")
 def results(vectors: Any) -> Any:
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-    root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), str(root / "kernels"), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, "-c", ON_EIGHT_DEVICES, str(vectors("qwen3").folder)],
-        env=environment, capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    return json.loads(done.stdout.split("RESULT")[1])
+    return result_of(ON_EIGHT_DEVICES, str(vectors("qwen3").folder), environment=on_devices(8))
 
 
 def test_tokens_are_those_of_one_device(results: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tiny_runs as runs
 from test_resume import assert_same_records
@@ -25,12 +24,6 @@ def family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    lines = runs.lines_of(folder / "run" / "metrics.jsonl")
-    assert all(np.isfinite(value) for line in lines for value in line.values() if isinstance(value, float))
-    return lines
-
-
 def test_adapters_and_completions_in_flight_resume_bit_by_bit(family: str, tmp_path: Path) -> None:
     """Completions go on over several steps, sampled with adapters of all projections that can have some; a run that was
     killed after the second step ends as the one that was not."""
@@ -41,7 +34,7 @@ def test_adapters_and_completions_in_flight_resume_bit_by_bit(family: str, tmp_p
     with runs.watched(taken):
         loop.train(runs.small_config(tmp_path, eval_size=0, top_p=1.0, lora_rank=2, **more))
     assert any(answer.tokens.size for step in taken for answer in step.waiting)
-    lines = lines_of(tmp_path)
+    lines = runs.finite_lines_of(tmp_path)
     assert lines[0]["mismatch"] < 3e-4
     assert max(line["grad_norm"] for line in lines) > 0
     assert_same_records(runs.resumed_copy(tmp_path, [3]), tmp_path / "run")
@@ -50,7 +43,7 @@ def test_adapters_and_completions_in_flight_resume_bit_by_bit(family: str, tmp_p
 def test_an_agent_of_three_turns(family: str, tmp_path: Path) -> None:
     """Its conversations come back turn by turn, and the trainer sees them with the sampler's log-probabilities."""
     runs.train(config_of(tmp_path, "gigpo"))
-    lines = lines_of(tmp_path)
+    lines = runs.finite_lines_of(tmp_path)
     assert len(lines) == 2
     assert lines[0]["mismatch"] < 3e-4
     assert lines[0].get("rollout/failed_groups", 0) == 0

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from other_process import result_of
 from tpu_environment import tpu_environment
 
 PROGRAM = """
@@ -39,10 +37,7 @@ print("RESULT" + json.dumps(found))
 def test_memory_is_linear_in_the_length_of_rows() -> None:
     """4,096 and 8,192 tokens in a row, two rows on a device, of a model with SmolLM2's shapes and two layers."""
     model = Path(__file__).parents[2] / "experiments" / "plan" / "smollm2-135m.json"
-    command = [sys.executable, "-c", PROGRAM, str(model)]
-    done = subprocess.run(command, env=tpu_environment(), capture_output=True, text=True, timeout=600)
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    (short, names), (long, others) = json.loads(done.stdout.split("RESULT")[1])
+    (short, names), (long, others) = result_of(PROGRAM, str(model), environment=tpu_environment())
     for kernels in (names, others):
         assert {"packed_attention", "packed_attention_dq", "packed_attention_dkv", "norm_rotate"} <= set(kernels)
     assert long <= 2.1 * short

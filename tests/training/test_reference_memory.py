@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +11,7 @@ import numpy as np
 import pytest
 import tiny_runs as runs
 from conftest import rollouts_of
+from other_process import result_of
 from tpu_environment import tpu_environment
 
 from jaxrl_llm.distributed.mesh import HOST, to_device, to_host, to_memory
@@ -97,11 +95,7 @@ print("RESULT" + json.dumps(out))
 
 
 def test_on_a_v5e_chip_the_weights_are_arguments_in_the_hosts_memory() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ON_A_CHIP], env=tpu_environment(), capture_output=True, text=True, timeout=500
-    )
-    assert "RESULT" in done.stdout, done.stderr[-3000:]
-    found = json.loads(done.stdout.split("RESULT")[1])
+    found = result_of(ON_A_CHIP, environment=tpu_environment())
     (whole, none), (rest, host) = found["device"], found["pinned_host"]
     assert none == 0
     assert host >= found["parameters"], "rounded up to whole tiles"

@@ -52,8 +52,7 @@ def taken_by(folder: Path, name: str, **changes: Any) -> tuple[list[dict[str, An
     runs.write_prompts(Path(config.prompts), 2)
     with runs.watched(taken):
         runs.train(config)
-    lines = runs.lines_of(folder / "run" / "metrics.jsonl")
-    assert all(np.isfinite(value) for line in lines for value in line.values() if isinstance(value, float))
+    lines = runs.finite_lines_of(folder)
     assert all("rollout/failed_groups" not in line for line in lines)
     assert lines[0]["rollout/calls"] > 0.25
     assert lines[0]["mismatch"] < 1e-5

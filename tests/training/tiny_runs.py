@@ -287,6 +287,13 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def finite_lines_of(folder: Path) -> list[dict[str, Any]]:
+    """What is logged of the run in a test's folder, without infinite numbers."""
+    lines = lines_of(folder / "run" / "metrics.jsonl")
+    assert all(np.isfinite(value) for line in lines for value in line.values() if isinstance(value, float))
+    return lines
+
+
 def reproducible(path: Path) -> list[dict[str, Any]]:
     """The metrics of a run without those that depend on the machine's speed."""
     timed = ("seconds/", "goodput", "tokens_per_second", "compiles", *TIMED)
