@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from tokenizers import AddedToken
 
 from jaxrl_llm.models.io.load import with_tokenizer
 from jaxrl_llm.models.kinds import shown
@@ -31,6 +30,8 @@ def with_added_tokens(
     Raises InputError for texts that are empty or have white space around them, and for a tokenizer that does not keep
     them whole.
     """
+    from tokenizers import AddedToken  # the core imports without it
+
     for text in tokens:
         if not isinstance(text, str) or not text or text.strip() != text:
             raise InputError(f"a token to add is {shown(text)}, but must be a text without white space around it")
