@@ -55,7 +55,7 @@ def forward(
     tokens (by slot, not by position) of its own segment, of a masked-diffusion model the later ones too, and 0 is
     padding, which nothing sees. Padding may stand anywhere. With a cache the tokens are written to its next L slots.
     Options: `dtype` is that of weights and states (default: the parameters'); norms, rotations, attention logits and
-    softmax are float32. `activations` is that of states alone. `rounding` rounds projections, see `quantised.KINDS`.
+    softmax are float32. `activations` is that of states alone. `rounding` rounds projections, see `quantised`.
     `remat` recomputes each layer in the backward pass; see `Remat`.
     """
     L = tokens.shape[1]

@@ -48,7 +48,7 @@ class Policy:
     critic: Any = None  # a models.critic.Critic, whose weights are params["critic"]
     mesh: Mesh | None = None  # of the training, with the axes of models.mesh_axes
     activations: Any = None  # dtype of states, if it is not that of weights
-    rounding: str | None = None  # "int8" or "float8": compute with projections rounded to it (models.quantised)
+    rounding: str | None = None  # such as "int8": compute with projections rounded to it (models.quantised)
     hook: Hook | None = None  # what tokens are drawn through; with `other`, the second policy is params["other"]
     population: Population | None = None  # whose members rows are, in sampling, and in an update by evolution
     thinking: SoftThinking | None = None  # how rows think before they answer

@@ -264,7 +264,7 @@ class SamplingConfig:
     speculative_tokens: int = 0
     """Tokens drafted and verified in one pass once few completions are unfinished; 0 is off."""
     weight_dtype: Any = None
-    """int8 or float8: projections of layers are rounded; None: the policy's dtype and rounding."""
+    """int8, float8 or float8_blocks: projections of layers are rounded; None: the policy's dtype and rounding."""
 
     @property
     def truncating(self) -> bool:

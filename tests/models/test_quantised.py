@@ -204,13 +204,15 @@ def test_specs_of_scales(vectors: Any) -> None:
         config = vectors(family).policy.config
         shapes = {path[1]: shape[1:] for path, shape in parameter_shapes(config).items() if path[0] == "layers"}
         given_specs = {name: PartitionSpec(None, "tensor") for name in shapes}
-        found = quantised_specs(config, mesh, given_specs)
+        found = quantised_specs(config, mesh, given_specs, "int8")
         assert {name for name, spec in found.items() if isinstance(spec, Quantised)} == NAMES & set(shapes)
         assert found["query"] == Quantised(given_specs["query"], PartitionSpec(None, "tensor"))  # type: ignore[arg-type]
         lead = ("expert",) if config.num_experts else ()
         assert found["down"].scale == PartitionSpec(*lead)
         assert found["gate"].scale == PartitionSpec(*(lead or (None,)), *([None] if lead else []), "tensor")
         assert found["out"].scale == PartitionSpec()
+        of_blocks = quantised_specs(config, mesh, given_specs, "float8_blocks")["query"]
+        assert (of_blocks.values, of_blocks.scale) == (given_specs["query"], PartitionSpec())
 
 
 def test_casts_leave_what_is_rounded() -> None:
@@ -224,6 +226,7 @@ def test_names_of_dtypes() -> None:
     assert [kind_of(x) for x in (None, "int8", "float8", jnp.int8, jnp.float8_e4m3fn, "float8_e4m3fn")] == [
         None, "int8", "float8", "int8", "float8", "float8",
     ]  # fmt: skip
+    assert kind_of("float8_blocks") == "float8_blocks"
     for wrong in ("int4", jnp.int32, 8, object()):
-        with pytest.raises(InputError, match=r"weight_dtype is .*, but must be int8, float8, or None"):
+        with pytest.raises(InputError, match=r"weight_dtype is .*, but must be int8, float8, .*, or None"):
             kind_of(wrong)

@@ -123,6 +123,7 @@ SAME: dict[str, str] = {
         ("craft_gui", "drive_pre_grpo", "inspo", "v0_value", "vade"),
         "its part is which prompts a step has, and how many samples; their loss is GRPO's",
     ),
+    "jet_rl": "its part is how products are computed; their loss is GRPO's",
     "arpo_agentic": "its part is where episodes fork, and a bonus for calls of tools, which this world has not",
     "dgrpo_vital": "its part is a reward for calls of tools, which this world has not",
     "soft_grpo": "its part is that it thinks in mixtures of tokens; their loss is GRPO's",

@@ -254,7 +254,7 @@ def test_settings_of_sampling_are_one_value() -> None:
 
 
 def test_one_precision_needs_rounded_weights() -> None:
-    with pytest.raises(InputError, match="same_rounding is given, but weight_dtype is not int8 or float8"):
+    with pytest.raises(InputError, match="same_rounding is given, but weight_dtype is dtype: set it"):
         TrainConfig(same_rounding=True)
     policy = Policy(load_vectors("llama").policy.config, jnp.dtype(jnp.bfloat16))
     for changes, activations, rounding in (

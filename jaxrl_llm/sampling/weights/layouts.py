@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -40,7 +41,7 @@ class LoopOptions(NamedTuple):
     # transposed, so that the loop, which both embeds and draws tokens, would begin with copies of it.
     pad_lanes: bool = False
     wide_head: bool = False  # the unembedding in the activations' dtype, for CPUs, which would convert it at each step
-    rounding: str | None = None  # projections of layers are `Quantised`
+    rounding: str | None = None  # projections of layers are `Quantised`, or `QuantisedBlocks`
     inputs_last: bool = False  # on a mesh, projections to heads lie as TPUs multiply by them, see `with_inputs_last`
 
     def padding(self, policy: Policy) -> tuple[int, int]:
@@ -74,6 +75,8 @@ def with_inputs_last(places: dict[str, Any]) -> dict[str, Any]:
     """
 
     def lay(place: Any) -> Any:
+        if isinstance(place, QuantisedBlocks):
+            return dataclasses.replace(place, values=lay(place.values))
         if is_rounded(place):  # the values, or levels
             return place._replace(**{place._fields[0]: lay(place[0])})
         return Format(Layout(major_to_minor=(1, 2, 0)), place)
@@ -208,7 +211,9 @@ def loop_specs(policy: Policy, mesh: AnyMesh, adapted: Any = None, options: Loop
         specs["head"] = PartitionSpec("tensor") if options.vocab_shards > 1 else PartitionSpec()
     if options.rounding is not None:
         each = enumerate(specs["layers"])
-        specs["layers"] = tuple(quantised_specs(policy.config.of_layer(number), mesh, layer) for number, layer in each)
+        specs["layers"] = tuple(
+            quantised_specs(policy.config.of_layer(number), mesh, layer, options.rounding) for number, layer in each
+        )
     return specs | {"layers": _with_rounded(specs["layers"], adapted, policy.config, mesh)}
 
 

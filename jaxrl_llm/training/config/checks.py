@@ -234,7 +234,7 @@ def check_together(config: TrainConfig) -> None:
             "(frozen_dtype): leave one of them out"
         )
     if config.same_rounding and config.weight_dtype == "dtype":
-        raise InputError("same_rounding is given, but weight_dtype is not int8 or float8: set it, or leave it out")
+        raise InputError("same_rounding is given, but weight_dtype is dtype: set it to int8 or float8, or leave it out")
     if config.task_options and not config.prompts.startswith(GENERATED):
         raise InputError(
             f"task_options apply to {GENERATED}TASK only, but prompts is {shown(config.prompts)}: leave them out"

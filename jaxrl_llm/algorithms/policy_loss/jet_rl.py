@@ -1,0 +1,66 @@
+"""On-policy training in eight bits: one flow of rounded products in sampler and update (Jet-RL)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from jaxrl_llm.algorithms.classic.grpo import grpo
+from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.run_settings import Given, RunSetting, run_settings
+from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.choices import AverageName, Scale
+from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
+from jaxrl_llm.core.arguments.ranges import NonNegative
+
+
+def _in_blocks(config: Any, given: Given) -> bool:
+    return bool(config.weight_dtype == "float8_blocks")
+
+
+def _wide_states(config: Any, given: Given) -> bool:
+    return "float32" in (config.activations, config.dtype if config.activations == "dtype" else "")
+
+
+@method(paper="arXiv 2601.14243", year=2026, test="test_jet_rl.py::test_it_is_the_model_of_rounded_products")
+@run_settings(
+    RunSetting("weight_dtype", lambda given: "float8_blocks", _in_blocks, "weights rounded in blocks"),
+    RunSetting(
+        "same_rounding", lambda given: True, lambda config, given: config.same_rounding,
+        "the same rounding in sampler and update",
+    ),
+    RunSetting(
+        "activations", lambda given: "float32", _wide_states,
+        "float32 states between products: others differ between sampler and update, and are then rounded apart",
+    ),
+    RunSetting(
+        "cache_dtype", lambda given: "dtype", lambda config, given: config.cache_dtype == "dtype",
+        "keys and values that are not rounded in the sampler alone",
+    ),
+)  # fmt: skip
+def jet_rl(
+    clip_low: Annotated[NonNegative, OURS] = 0.2,
+    clip_high: Annotated[NonNegative, OURS] = 0.2,
+    kl_coefficient: Annotated[NonNegative, OURS] = 0.0,
+    scale: Annotated[Scale, PAPER] = "std",
+    average: Annotated[AverageName, OURS] = "sequence",
+) -> Algorithm:
+    """On-policy training in eight bits: one flow of rounded products in sampler and update (Jet-RL).
+
+    Rounded weights in the sampler alone are another policy than the one that learns. Here both compute, in every
+    projection of a layer, with states X and weight W,
+
+        Y = R(X) R2(W)        dX = R(dY) R2(W)^T        dW = R(X)^T R(dY)
+
+    R rounds groups of 128 numbers along the summed axis to E4M3 with scale max |group| / 448, R2 blocks of 128 x 128;
+    gradients ignore the rounding, sums are float32, master weights and moments are not rounded. A run takes
+    weight_dtype float8_blocks, same_rounding and float32 activations by itself. The ratio at the first update then is
+    1, but where float32's own differences put a number on the other side of a step. The unembedding, embeddings, norms
+    and attention stay as they are; models with experts or latent attention are refused. No processor is asked for
+    products of eight bits: values are multiplied as bfloat16, which holds them all, so the figures are the paper's and
+    the speed is not.
+
+    The loss is GRPO's (clip_low, clip_high, kl_coefficient, scale, average): any on-policy loss takes these settings.
+    The paper keeps states between products in bfloat16, by the same kernels on both sides; here the two sides are
+    different programs, hence float32. It saves R(X) for dW and rounds that once more; here X itself is rounded.
+    """
+    return grpo(clip_low, clip_high, kl_coefficient, scale=scale, average=average)
