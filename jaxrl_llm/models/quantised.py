@@ -11,50 +11,34 @@ Frozen weights, to which adapters are trained (QLoRA), may be kept as `Quantised
 the update too (`FROZEN`): gradients go through the matrices that they stand for, and nothing wide is kept for the
 backward pass.
 
-A kind of BLOCKS rounds both factors of each product, in the backward pass too (`layers.block_products`): weights in
-blocks of 128 x 128 with a scale each, as Jet-RL has it, and what they meet in groups of 128.
+A kind of BLOCKS rounds both factors of each product, in the backward pass too: see `block_rounding`.
 
 Embeddings, unembedding, norms, biases, routers of experts and adapters stay as they are.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import PartitionSpec
 
 from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.models.block_rounding import BLOCKS, QuantisedBlocks, StraightThroughBlocks, quantise_blocks
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.eight_bits import KINDS, scale_of, to_values
 from jaxrl_llm.models.mesh_axes import AnyMesh
 from jaxrl_llm.models.normal_float import NormalFloat, as_floats, normal_float
 from jaxrl_llm.models.parameters import PROJECTIONS, parameter_shapes
 from jaxrl_llm.models.placement import split_spec
 from jaxrl_llm.utils.errors import InputError, shown
 
-# Name -> dtype of the values, and the greatest of them.
-KINDS: dict[str, tuple[Any, float]] = {"int8": (jnp.int8, 127.0), "float8": (jnp.float8_e4m3fn, 448.0)}
 NAMES = frozenset(name for name, weight in PROJECTIONS.items() if not {"one", "taps", "all_inputs"} & {*weight.axes})
 NAMES -= {"router", "delta_rate", "delta_decay", "score"}
-SMALLEST = 1e-30  # what is below is 0
-
-
-@dataclass(frozen=True)
-class BlockRounding:
-    """How both factors of a product are rounded: weights in blocks of size x size, with a scale each; activations and
-    gradients in groups of `size` numbers along the axis that the product sums over."""
-
-    kind: str  # of KINDS
-    size: int = 128
-
-
-BLOCKS = {"float8_blocks": BlockRounding("float8")}
 
 
 class Quantised(NamedTuple):
@@ -69,22 +53,7 @@ class Quantised(NamedTuple):
         return self.values.shape
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["values", "scale"], meta_fields=["how"])
-@dataclass(frozen=True)
-class QuantisedBlocks:
-    """A matrix, or several, rounded in blocks, whose products round the other factor too. They have no gradients."""
-
-    values: Array  # int8 or float8_e4m3fn, of the matrix's shape
-    scale: Array  # f32[..., blocks of inputs, blocks of outputs]
-    how: BlockRounding
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """That of the matrix."""
-        return self.values.shape
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["weight", "scale"], meta_fields=["how"])
+@partial(jax.tree_util.register_dataclass, data_fields=["weight", "scale"], meta_fields=["kind"])
 @dataclass(frozen=True)
 class StraightThrough:
     """A matrix that is rounded where it is used.
@@ -93,8 +62,8 @@ class StraightThrough:
     """
 
     weight: Array
-    scale: Array  # as in `Quantised`, or `QuantisedBlocks`
-    how: str | BlockRounding  # of KINDS
+    scale: Array  # as in `Quantised`
+    kind: str  # of KINDS
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -102,20 +71,17 @@ class StraightThrough:
         return self.weight.shape
 
 
-Weight = Array | Quantised | QuantisedBlocks | NormalFloat | StraightThrough
+Weight = Array | Quantised | QuantisedBlocks | NormalFloat | StraightThrough | StraightThroughBlocks
 
 
-def is_rounded(w: Any) -> TypeGuard[Quantised | QuantisedBlocks | NormalFloat]:
+def is_rounded(w: Any) -> bool:
     """Whether a weight is kept rounded."""
     return isinstance(w, Quantised | QuantisedBlocks | NormalFloat)
 
 
 def kind_of(dtype: Any, name: str = "weight_dtype") -> str | None:
-    """The kind of KINDS or BLOCKS that a setting names, of KINDS also by its dtype; None for None.
-
-    InputError for others.
-    """
-    if dtype is None or (isinstance(dtype, str) and dtype in {**KINDS, **BLOCKS}):
+    """The kind of KINDS, also by its dtype, or of BLOCKS that a setting names; None for None. InputError for others."""
+    if dtype is None or (isinstance(dtype, str) and dtype in {*KINDS, *BLOCKS}):
         return dtype
     try:
         found = next((kind for kind, (values, _) in KINDS.items() if jnp.dtype(dtype) == values), None)
@@ -135,77 +101,17 @@ def quantise(w: Array, kind: str, inputs: tuple[int, ...] = (-2,)) -> Quantised:
     return rounded(w, _scale_of(w, kind, inputs), kind)
 
 
-def quantise_blocks(w: Array, how: BlockRounding, inputs: tuple[int, ...] = (-2,)) -> QuantisedBlocks:
-    """Round w in blocks of inputs x outputs, the axes after `inputs`. Errors are bounded as in `quantise`."""
-    matrix = _as_matrix(w, inputs)
-    scale = _scale_of_blocks(matrix, how)
-    return QuantisedBlocks(values_of_blocks(matrix, scale, how).reshape(w.shape), scale, how)
-
-
-def straight_through(w: Array, how: str | BlockRounding, inputs: tuple[int, ...] = (-2,)) -> StraightThrough:
-    """As `quantise` or `quantise_blocks`, but rounded where it is used, with gradients as if it was not."""
-    fixed = jax.lax.stop_gradient(w)
-    if isinstance(how, BlockRounding):
-        return StraightThrough(w, _scale_of_blocks(_as_matrix(fixed, inputs), how), how)
-    return StraightThrough(w, _scale_of(fixed, how, inputs), how)
+def straight_through(w: Array, kind: str, inputs: tuple[int, ...] = (-2,)) -> StraightThrough:
+    """As `quantise`, but the matrix is rounded where it is used, with gradients as if it was not."""
+    return StraightThrough(w, _scale_of(jax.lax.stop_gradient(w), kind, inputs), kind)
 
 
 def _scale_of(w: Array, kind: str, inputs: tuple[int, ...]) -> Array:
-    largest = jnp.max(jnp.abs(w), axis=inputs, keepdims=True).astype(jnp.float32)
-    return jnp.where(largest > SMALLEST, largest / KINDS[kind][1], 1.0)
-
-
-def _as_matrix(w: Array, inputs: tuple[int, ...]) -> Array:
-    """w [..., K, N], whose axes of inputs, and of outputs after them, may be several."""
-    first, last = w.ndim + inputs[0], w.ndim + inputs[-1] + 1
-    return w.reshape(*w.shape[:first], math.prod(w.shape[first:last]), math.prod(w.shape[last:]))
-
-
-def _scale_of_blocks(w: Array, how: BlockRounding) -> Array:
-    """Scales f32[..., ceil(K / size), ceil(N / size)] of a matrix w [..., K, N]."""
-    *lead, K, N = w.shape
-    more = [(0, 0)] * len(lead) + [(0, -n % how.size) for n in (K, N)]
-    whole = jnp.pad(jnp.abs(as_stored(w)), more)
-    blocks = whole.reshape(*lead, -(-K // how.size), how.size, -(-N // how.size), how.size)
-    return to_scale(jnp.max(blocks, axis=(-3, -1)), how.kind)
-
-
-def values_of_blocks(w: Array, scale: Array, how: BlockRounding) -> Array:
-    """Values of matrices w [..., K, N] with these scales of blocks."""
-    wide = jnp.repeat(jnp.repeat(inverse(scale), how.size, axis=-2), how.size, axis=-1)
-    return to_values(as_stored(w) * wide[..., : w.shape[-2], : w.shape[-1]], how.kind)
-
-
-def as_stored(w: Array) -> Array:
-    """f32, of what w is in its dtype: XLA may leave out a cast to bfloat16 of numbers that are cast back."""
-    bits = jnp.finfo(w.dtype)
-    return jax.lax.reduce_precision(w.astype(jnp.float32), min(bits.nexp, 8), min(bits.nmant, 23))
-
-
-def inverse(scale: Array) -> Array:
-    """What numbers are multiplied by before they are rounded.
-
-    XLA may divide in one program and multiply in another. Ties, such as half the largest number of a block in bfloat16,
-    would then be rounded apart in sampler and update: the barriers leave nothing to choose.
-    """
-    return jax.lax.optimization_barrier(1 / jax.lax.optimization_barrier(scale))
-
-
-def to_scale(largest: Array, kind: str) -> Array:
-    """The scale f32 with which the largest of some numbers is the greatest value of the kind; 1 where all are 0."""
-    share = np.float32(1 / KINDS[kind][1])  # XLA divides by constants in some programs, and multiplies in others
-    return jnp.where(largest > SMALLEST, largest.astype(jnp.float32) * share, 1.0)
-
-
-def to_values(scaled: Array, kind: str) -> Array:
-    """Numbers f32 that are scaled to the range of a kind of KINDS, as values of it."""
-    dtype, most = KINDS[kind]
-    scaled = jnp.clip(scaled, -most, most)
-    return (jnp.round(scaled) if kind == "int8" else scaled).astype(dtype)
+    return scale_of(jnp.max(jnp.abs(w), axis=inputs, keepdims=True), kind)
 
 
 def rounded(w: Array, scale: Array, kind: str) -> Quantised:
-    """Matrices w with these scales, in a kind of KINDS."""
+    """Values of a kind of KINDS, of matrices w with these scales."""
     return Quantised(to_values(w.astype(jnp.float32) / scale, kind), scale)
 
 
@@ -215,15 +121,18 @@ def dequantised(q: Quantised, dtype: Any = jnp.float32) -> Array:
 
 
 def dense(w: Weight) -> Array:
-    """The matrix itself; of one that is rounded where it is used with a gradient as if it was not."""
+    """The matrix itself; of one that is rounded where it is used with a gradient as if it was not.
+
+    InputError for one that is rounded in blocks, whose products are not those of any matrix.
+    """
     if isinstance(w, Quantised):
         return dequantised(w)
     if isinstance(w, NormalFloat):
         return as_floats(w)
-    if isinstance(w, QuantisedBlocks | StraightThrough) and isinstance(w.how, BlockRounding):
-        raise InputError("weights that are rounded in blocks have products only: take a kind without blocks")
+    if isinstance(w, QuantisedBlocks | StraightThroughBlocks):
+        raise InputError(f"{w.how.kind}_blocks rounds both factors of products: take weight_dtype {w.how.kind} here")
     if isinstance(w, StraightThrough):
-        found = dequantised(rounded(w.weight, w.scale, w.how), w.weight.dtype)
+        found = dequantised(rounded(w.weight, w.scale, w.kind), w.weight.dtype)
         return w.weight + jax.lax.stop_gradient(found - w.weight)
     return w
 
@@ -233,21 +142,39 @@ def quantised_layer(layer: dict[str, Any], kind: str | None) -> dict[str, Any]:
 
     kind: of KINDS or BLOCKS. InputError for blocks in a layer of experts, or of latent attention.
     """
+
+    def round_one(name: str, w: Array, kind: str) -> Quantised | QuantisedBlocks:
+        if kind in BLOCKS:
+            return quantise_blocks(w, BLOCKS[kind], inputs_of(name))
+        return quantise(w, kind, inputs_of(name))
+
+    return _with_projections(layer, kind, round_one)
+
+
+def straight_through_layer(layer: dict[str, Any], kind: str | None) -> dict[str, Any]:
+    """A layer's parameters, whose projections are rounded where they are used, but for those that are already.
+
+    kind, InputError: as of `quantised_layer`.
+    """
+
+    def mark(name: str, w: Array, kind: str) -> StraightThrough | StraightThroughBlocks:
+        return StraightThroughBlocks(w, BLOCKS[kind]) if kind in BLOCKS else straight_through(w, kind, inputs_of(name))
+
+    return _with_projections(layer, kind, mark)
+
+
+def _with_projections(layer: dict[str, Any], kind: str | None, change: Callable[..., Any]) -> dict[str, Any]:
+    """A layer, with change(name, w, kind) in place of each projection w that is not rounded."""
     if kind is None:
         return layer
-    _check_blocks(layer, kind)
-    round_one = partial(quantise_blocks, how=BLOCKS[kind]) if kind in BLOCKS else partial(quantise, kind=kind)
-    rounds = lambda name, w: name in NAMES and not is_rounded(w)  # noqa: E731
-    return {name: round_one(w, inputs=inputs_of(name)) if rounds(name, w) else w for name, w in layer.items()}
-
-
-def _check_blocks(layer: dict[str, Any], kind: str) -> None:
     other = {"router": "experts", "key_out": "latent attention"}
     if kind in BLOCKS and (found := [what for name, what in other.items() if name in layer]):
         raise InputError(
             f"{kind} rounds the products of dense layers, but the model has {' and '.join(found)}: give weight_dtype "
             f"{BLOCKS[kind].kind}, or another model"
         )
+    rounds = lambda name, w: name in NAMES and not is_rounded(w)  # noqa: E731
+    return {name: change(name, w, kind) if rounds(name, w) else w for name, w in layer.items()}
 
 
 # How a frozen matrix may be kept, by name: a function of it and its axes of inputs.
@@ -289,9 +216,9 @@ def inputs_of(name: str) -> tuple[int, ...]:
 
 def quantised_specs(config: ModelConfig, mesh: AnyMesh, specs: dict[str, PartitionSpec], kind: str) -> dict[str, Any]:
     """PartitionSpecs of a `quantised_layer`, given those of the layer: scales are split over outputs as values are, and
-    those of blocks are not split.
+    those of blocks are whole on each device.
 
-    config: of the layer.
+    config: of the layer; kind: of KINDS or BLOCKS.
     """
     shapes = parameter_shapes(config)
 
@@ -307,20 +234,6 @@ def quantised_specs(config: ModelConfig, mesh: AnyMesh, specs: dict[str, Partiti
         return Quantised(spec, of_scale(name))  # type: ignore[arg-type]
 
     return {name: split(name, spec) if name in NAMES else spec for name, spec in specs.items()}
-
-
-def straight_through_layer(layer: dict[str, Any], kind: str | None) -> dict[str, Any]:
-    """A layer's parameters, whose projections are rounded where they are used, but for those that are already.
-
-    InputError as of `quantised_layer`.
-    """
-    if kind is None:
-        return layer
-    _check_blocks(layer, kind)
-    rounds = lambda name, w: name in NAMES and not is_rounded(w)  # noqa: E731
-    how = BLOCKS.get(kind, kind)
-    own = {name: straight_through(w, how, inputs_of(name)) for name, w in layer.items() if rounds(name, w)}
-    return {**layer, **own}
 
 
 def cast(layer: dict[str, Any], dtype: Any) -> dict[str, Any]:

@@ -105,7 +105,8 @@ def sample(
     them. With `allowed` or filters, `untruncated_logp` is under the model's own distribution.
     cache_dtype: dtype of keys and values, e.g. jnp.bfloat16, or int8 or float8_e4m3fn with a scale for each vector; by
     default that of the policy's activations.
-    weight_dtype: int8 or float8 rounds the projections of layers; `behaviour_logp` is under the rounded weights. By
+    weight_dtype: int8 or float8 rounds the projections of layers, int8_blocks or float8_blocks what they are multiplied
+    with too; `behaviour_logp` is under the rounded weights. By
     default the policy's own rounding, if any.
     speculative_tokens: once few completions are unfinished, draft this many tokens of each and verify them in one pass;
     0 is off. Drafts are what followed the last tokens before: in the completion, in others of the prompt, and in
@@ -264,7 +265,7 @@ class SamplingConfig:
     speculative_tokens: int = 0
     """Tokens drafted and verified in one pass once few completions are unfinished; 0 is off."""
     weight_dtype: Any = None
-    """int8, float8 or float8_blocks: projections of layers are rounded; None: the policy's dtype and rounding."""
+    """int8, float8, int8_blocks or float8_blocks, to which projections are rounded; None: as the policy has it."""
 
     @property
     def truncating(self) -> bool:

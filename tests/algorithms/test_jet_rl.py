@@ -13,10 +13,11 @@ import pytest
 from conftest import quick_compiles
 
 from jaxrl_llm import algorithms, sample
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.models.block_rounding import BLOCKS, BlockRounding, quantise_blocks
 from jaxrl_llm.models.layers import projections
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.models.quantised import BLOCKS, BlockRounding
+from jaxrl_llm.models.quantised import cast
+from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.utils.errors import InputError
 
 SIZE, MOST = 16, 448.0  # blocks of which the tiny model's matrices have several
@@ -83,26 +84,46 @@ def test_it_is_the_model_of_rounded_products(vectors: Any, monkeypatch: pytest.M
             assert np.abs(a - b).mean() < 0.05 * np.abs(a - c).mean()
 
 
-def mismatch(policy: Any, params: Any, **how: Any) -> tuple[float, Trajectories]:
+def mismatches(policy: Any, params: Any, **how: Any) -> np.ndarray:
+    """|log-probability in the update - in the sampler| of 4 x 16 sampled tokens."""
     with quick_compiles():
         batch = sample(
             policy, params, [[3, 5, 7, 9, 11, 2, 4, 8], [3, 5, 9, 1, 2]], jax.random.key(0), group_size=2,
             max_new_tokens=16, stop_token_ids=[], **how,
         )  # fmt: skip
         outputs = policy_outputs(policy, params, batch)
-    error = np.abs(np.asarray(outputs.logp - batch.behaviour_logp))[np.asarray(batch.action_mask)]
-    return float(error.mean()), batch
+    return np.abs(np.asarray(outputs.logp - batch.behaviour_logp))[np.asarray(batch.action_mask)]
 
 
 @pytest.mark.heavy
 def test_sampler_and_update_compute_one_policy(vectors: Any) -> None:
-    """In bfloat16 with float32 states; rounded in the sampler alone, the mean ratio of a token is off by a percent."""
+    """In bfloat16 with float32 states, but for tokens after an activation that fell on the other side of a step.
+
+    Weights that are rounded in the sampler alone put every token off.
+    """
     model = vectors("qwen3")
     policy = dataclasses.replace(model.policy, dtype=jnp.dtype(jnp.bfloat16), activations=jnp.dtype(jnp.float32))
-    same, _ = mismatch(dataclasses.replace(policy, rounding="float8_blocks"), model.params)
-    mixed, _ = mismatch(policy, model.params, weight_dtype="float8_blocks")
-    assert same < 1e-4
-    assert mixed > 1e-2
+    same = mismatches(dataclasses.replace(policy, rounding="float8_blocks"), model.params)
+    mixed = mismatches(policy, model.params, weight_dtype="float8_blocks")
+    assert np.median(same) < 1e-4
+    assert same.mean() < 0.2 * mixed.mean()
+    assert np.median(mixed) > 1e-2
+
+
+def test_both_sides_round_weights_to_the_same_bits(vectors: Any) -> None:
+    """Each in its own program, from float32 parameters that are computed with in bfloat16."""
+    model = vectors("qwen3")
+    layer = jax.tree.map(lambda x: x[0], model.params["layers"])
+    for kind in BLOCKS:
+        policy = dataclasses.replace(model.policy, dtype=jnp.dtype(jnp.bfloat16), rounding=kind)
+        sampled = take_weights(policy, model.params).loop["layers"][0]
+        rounded = jax.jit(lambda layer, how=BLOCKS[kind]: quantise_blocks(cast(layer, jnp.bfloat16)["gate"], how))(
+            layer
+        )
+        by_hand = quantise_blocks(layer["gate"].astype(jnp.bfloat16), BLOCKS[kind])
+        for found in (sampled["gate"], rounded):
+            np.testing.assert_array_equal(found.values.astype(jnp.float32), by_hand.values.astype(jnp.float32))
+            np.testing.assert_array_equal(found.scale, by_hand.scale)
 
 
 def test_its_loss_is_that_of_grpo() -> None:

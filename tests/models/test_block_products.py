@@ -12,16 +12,10 @@ import numpy as np
 import pytest
 from test_quantised import nearest
 
-from jaxrl_llm.models.layers.block_products import in_groups
+from jaxrl_llm.models.block_rounding import BlockRounding, StraightThroughBlocks, in_blocks, quantise_blocks
+from jaxrl_llm.models.eight_bits import KINDS
 from jaxrl_llm.models.layers.products import product
-from jaxrl_llm.models.quantised import (
-    KINDS,
-    BlockRounding,
-    quantise_blocks,
-    quantised_layer,
-    straight_through,
-    straight_through_layer,
-)
+from jaxrl_llm.models.quantised import dense, quantised_layer, straight_through_layer
 from jaxrl_llm.utils.errors import InputError
 
 ROUND: dict[str, Callable[[float], float]] = {"int8": lambda x: float(np.round(x)), "float8": nearest}
@@ -45,9 +39,9 @@ def by_blocks(a: np.ndarray, rows: int, columns: int, kind: str) -> np.ndarray:
 
 def test_worked_example_of_jet_rl() -> None:
     """3.5 / 448 = 0.0078125, and 1.28 is 1.25 in E4M3; a block of zeros has the scale 1."""
-    found = in_groups(jnp.asarray([[0.5, -2.0, 3.5, 0.01], [0.0] * 4]), BlockRounding("float8", 4))
-    np.testing.assert_array_equal(found.scale, [[0.0078125, 1.0]])
-    np.testing.assert_array_equal(found.values.astype(jnp.float32), [[[64, -256, 448, 1.25], [0] * 4]])
+    values, scale = in_blocks(jnp.asarray([[0.5, -2.0, 3.5, 0.01], [0.0] * 4]), (1, 4), "float8")
+    np.testing.assert_array_equal(scale, [[0.0078125], [1.0]])
+    np.testing.assert_array_equal(values.astype(jnp.float32), [[64, -256, 448, 1.25], [0] * 4])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,8 +54,7 @@ def test_the_three_products_by_loops(kind: str, M: int, K: int, outputs: tuple[i
         for shape in ((M, K), (K, N), (M, N))
     )
     how, shaped = BlockRounding(kind, 4), jnp.asarray(w).reshape(K, *outputs)
-    inputs = (-1 - len(outputs),)
-    y, back = jax.vjp(lambda x, w: product(x, straight_through(w, how, inputs)), jnp.asarray(x), shaped)
+    y, back = jax.vjp(lambda x, w: product(x, StraightThroughBlocks(w, how)), jnp.asarray(x), shaped)
     dx, dw = back(jnp.asarray(dy))
     rounded = by_blocks(w, 4, 4, kind)
     expected = {
@@ -75,7 +68,7 @@ def test_the_three_products_by_loops(kind: str, M: int, K: int, outputs: tuple[i
         np.testing.assert_allclose(found, loop, rtol=0, atol=2e-6 * size, err_msg=name)
         if M > 1:  # else what is rounded is the largest of its group, and exact
             assert np.abs(found - exact[name]).max() > 1e-4 * size, name
-    np.testing.assert_array_equal(y, product(jnp.asarray(x), quantise_blocks(shaped, how, inputs)))
+    np.testing.assert_array_equal(y, product(jnp.asarray(x), quantise_blocks(shaped, how, (-1 - len(outputs),))))
 
 
 def test_sums_of_int8_are_those_of_whole_numbers() -> None:
@@ -105,3 +98,10 @@ def test_layers_with_other_products_are_refused(made: Any, name: str, what: str)
     layer = {"query": jnp.ones((4, 2, 2)), name: jnp.ones((4, 2, 2))}
     with pytest.raises(InputError, match=rf"float8_blocks rounds .* has {what}: give weight_dtype float8, or another"):
         made(layer, "float8_blocks")
+
+
+@pytest.mark.parametrize("made", [quantised_layer, straight_through_layer])
+def test_there_is_no_matrix_of_rounded_products(made: Any) -> None:
+    weight = made({"query": jnp.ones((4, 2, 2))}, "int8_blocks")["query"]
+    with pytest.raises(InputError, match="int8_blocks rounds both factors of products: take weight_dtype int8 here"):
+        dense(weight)

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, PartitionSpec
 
+from jaxrl_llm.models.eight_bits import KINDS
 from jaxrl_llm.models.layers import products
 from jaxrl_llm.models.layers.products import product, ragged_product
 from jaxrl_llm.models.layers.ragged import groups_of
 from jaxrl_llm.models.parameters import parameter_shapes
 from jaxrl_llm.models.quantised import (
-    KINDS,
     NAMES,
     Quantised,
     cast,

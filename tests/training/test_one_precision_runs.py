@@ -52,6 +52,18 @@ def test_sampler_and_trainer_agree_and_the_run_resumes(tmp_path: Path, monkeypat
 
 
 @pytest.mark.heavy
+def test_products_of_rounded_factors_agree(tmp_path: Path) -> None:
+    """But for tokens after an activation that fell on the other side of a step; the mean over a step's tokens."""
+    found = {}
+    for name, same in (("both", True), ("sampler", False)):
+        changes = {**JET_RL, "weight_dtype": "float8_blocks", "same_rounding": same, "steps": 2, "eval_size": 0}
+        (tmp_path / name).mkdir()
+        runs.train(runs.small_config(tmp_path / name, **changes))
+        found[name] = mismatches(tmp_path / name / "run")
+    assert max(found["both"]) < 0.2 * min(found["sampler"]), found
+
+
+@pytest.mark.heavy
 def test_at_two_precisions_they_do_not_agree(tmp_path: Path) -> None:
     found = {}
     for name, changes in (

@@ -14,14 +14,21 @@ from jaxrl_llm.core.arguments.ranges import NonNegative
 
 
 def _in_blocks(config: Any, given: Given) -> bool:
-    return bool(config.weight_dtype == "float8_blocks")
+    return config.weight_dtype in ("float8_blocks", "int8_blocks")
 
 
 def _wide_states(config: Any, given: Given) -> bool:
     return "float32" in (config.activations, config.dtype if config.activations == "dtype" else "")
 
 
-@method(paper="arXiv 2601.14243", year=2026, test="test_jet_rl.py::test_it_is_the_model_of_rounded_products")
+@method(
+    paper="arXiv 2601.14243", year=2026, test="test_jet_rl.py::test_it_is_the_model_of_rounded_products",
+    beside={
+        "units": ("the speed of units that multiply float8: values are multiplied as float32", "a kernel with them"),
+        "experts": ("rounded products of experts and of latent attention", "a dense model, others are refused"),
+        "bfloat16": ("bfloat16 states between products", "float32 states: sampler and update are two programs here"),
+    },
+)  # fmt: skip
 @run_settings(
     RunSetting("weight_dtype", lambda given: "float8_blocks", _in_blocks, "weights rounded in blocks"),
     RunSetting(
@@ -52,15 +59,13 @@ def jet_rl(
         Y = R(X) R2(W)        dX = R(dY) R2(W)^T        dW = R(X)^T R(dY)
 
     R rounds groups of 128 numbers along the summed axis to E4M3 with scale max |group| / 448, R2 blocks of 128 x 128;
-    gradients ignore the rounding, sums are float32, master weights and moments are not rounded. A run takes
-    weight_dtype float8_blocks, same_rounding and float32 activations by itself. The ratio at the first update then is
-    1, but where float32's own differences put a number on the other side of a step. The unembedding, embeddings, norms
-    and attention stay as they are; models with experts or latent attention are refused. No processor is asked for
-    products of eight bits: values are multiplied as bfloat16, which holds them all, so the figures are the paper's and
-    the speed is not.
+    gradients ignore the rounding, sums are float32, master weights and moments are not rounded. Unembedding,
+    embeddings, norms and attention stay as they are. A run takes weight_dtype float8_blocks (or int8_blocks, if it is
+    given), same_rounding and float32 activations by itself. The weights of both sides are then the same bits; an
+    activation that the two programs compute with another last bit may be rounded to the next value, from which on the
+    token's numbers differ by a rounding: see docs/performance.md for how far.
 
     The loss is GRPO's (clip_low, clip_high, kl_coefficient, scale, average): any on-policy loss takes these settings.
-    The paper keeps states between products in bfloat16, by the same kernels on both sides; here the two sides are
-    different programs, hence float32. It saves R(X) for dW and rounds that once more; here X itself is rounded.
+    The paper saves R(X) for dW and rounds that once more; here X itself is rounded.
     """
     return grpo(clip_low, clip_high, kl_coefficient, scale=scale, average=average)

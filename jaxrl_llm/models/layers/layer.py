@@ -30,7 +30,7 @@ class Settings(NamedTuple):
     flow: Any  # `recurrent.Flow`, where some layers carry states
     placement: Placement
     dtype: Any
-    rounding: str | None  # of `quantised.KINDS` or BLOCKS
+    rounding: str | None  # see `quantised.quantised_layer`
     record: bool  # whether layers say which experts tokens went through
     absorbed: bool  # see `latent.latent_heads`
     counted: Array | None = None  # bool[N, L], the tokens of which layers say what they ask of experts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import partial
 from typing import Any
@@ -12,10 +13,11 @@ from jaxrl_kernels.half_products import matmul, over_rows
 from jaxrl_kernels.partition import vary_together
 
 from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.models.block_rounding import QuantisedBlocks, StraightThroughBlocks
 from jaxrl_llm.models.layers.block_products import quantised_product, straight_through_product
 from jaxrl_llm.models.layers.ragged import Groups, of_matrices, ragged_dot
 from jaxrl_llm.models.normal_float import NormalFloat, as_floats
-from jaxrl_llm.models.quantised import BlockRounding, Quantised, QuantisedBlocks, StraightThrough, Weight, rounded
+from jaxrl_llm.models.quantised import Quantised, StraightThrough, Weight, rounded
 
 FEW_ROWS = 128  # rows of a product that XLA for CPUs would spend on converting the weights, mostly
 BLOCK = 2**17  # weights that are converted at a time on CPUs: they stay in a core's cache
@@ -32,21 +34,22 @@ def product(x: Array, weight: Weight) -> Array:
         weight = NormalFloat(levels, weight.scale.reshape(-1, levels.shape[1]))
         return _frozen_product(*vary_together(x, weight), None)
     if isinstance(weight, QuantisedBlocks):
-        return quantised_product(*vary_together(x, weight.values.reshape(K, -1), weight.scale), weight.how)
+        values = weight.values.reshape(K, -1)
+        return quantised_product(*vary_together(x, dataclasses.replace(weight, values=values)))
+    if isinstance(weight, StraightThroughBlocks):
+        return straight_through_product(*vary_together(x, weight.weight.reshape(K, -1)), weight.how)
     if isinstance(weight, StraightThrough):
-        w = weight.weight.reshape(K, -1)
-        if isinstance(weight.how, BlockRounding):
-            return straight_through_product(*vary_together(x, w, weight.scale), weight.how)
-        return _straight_through(*vary_together(x, w, weight.scale.reshape(1, -1)), None, weight.how)
+        w, scale = weight.weight.reshape(K, -1), weight.scale.reshape(1, -1)
+        return _straight_through(*vary_together(x, w, scale), None, weight.kind)
     return matmul(x, weight.reshape(K, -1))
 
 
-def ragged_product(x: Array, weight: Weight, groups: Groups) -> Array:
+def ragged_product(x: Array, weight: Array | Quantised | NormalFloat | StraightThrough, groups: Groups) -> Array:
     """Rows x [M, K] times the matrices of their experts [E, K, N]: [M, N]. Rows of no expert are not defined."""
     if isinstance(weight, Quantised | NormalFloat):
         return _frozen_product(*vary_together(x, weight, groups))
     if isinstance(weight, StraightThrough):
-        return _straight_through(*vary_together(x, weight.weight, weight.scale, groups), weight.how)  # type: ignore[arg-type]
+        return _straight_through(*vary_together(x, weight.weight, weight.scale, groups), weight.kind)
     return ragged_dot(x, weight.astype(x.dtype), groups)
 
 

@@ -14,6 +14,7 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import named_shardings, parameter_specs
+from jaxrl_llm.models.block_rounding import QuantisedBlocks
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.recurrent import State
 from jaxrl_llm.models.lora import own_adapters

@@ -115,14 +115,14 @@ class TrainConfig:
     cache_dtype: Literal["dtype", "bfloat16", "int8", "float8"] = "dtype"
     """Dtype of keys and values while sampling; at lower precision than `dtype`, sampled log-probabilities are less
     exact. dtype is that of activations; int8 and float8 have a scale for each vector."""
-    weight_dtype: Literal["dtype", "int8", "float8", "float8_blocks"] = "dtype"
+    weight_dtype: Literal["dtype", "int8", "float8", "int8_blocks", "float8_blocks"] = "dtype"
     """Round the projections of layers while sampling, with a scale for each output: decoding then reads half as many
-    bytes as in bfloat16. Embeddings, norms and adapters are not rounded. float8_blocks: with a scale for each
-    block of 128 x 128, and what is multiplied with them is rounded too, in groups of 128 (of dense layers)."""
+    bytes as in bfloat16. Embeddings, norms and adapters are not rounded. With int8_blocks and float8_blocks, of dense
+    layers, each block of 128 x 128 has a scale, and what is multiplied with it is rounded too, in groups of 128."""
     same_rounding: bool = False
-    """Compute with the rounding of weight_dtype in updates and evaluations too, with straight-through gradients, whose
-    products round both factors where those of blocks do (Jet-RL, 2601.14243): ratios start at 1 again. float32 weights
-    are updated."""
+    """Compute with the rounding of weight_dtype in updates and evaluations too, with straight-through gradients (as
+    Jet-RL, 2601.14243): ratios start at 1 again, with float32 activations. float32 weights are updated. Blocks also
+    round the products of the backward pass, and ratios are near 1 only: a rounded activation may go either way."""
     speculative_tokens: int = 0
     """Once few completions of a step are unfinished, draft this many tokens of each from what followed the same tokens
     before, and verify them in one pass: no token changes. Drafts come from the completion, from others of its prompt,
