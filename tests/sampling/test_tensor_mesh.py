@@ -28,7 +28,7 @@ def draw(params, **more):
     return completion_ids(found), np.asarray(found.behaviour_logp), stats
 
 out = []
-for more in ({}, {"slots": 3}, {"top_k": 9, "cache_dtype": "bfloat16"}):
+for more in ({}, {"slots": 3}, {"top_k": 9, "cache_dtype": "bfloat16"}, {"weight_dtype": "float8_blocks"}):
     expected, logp, _ = draw(params, **more)
     for data, tensor in ((4, 2),) if more else ((4, 2), (2, 4)):
         mesh = make_mesh(data, tensor, devices=jax.devices()[: data * tensor])
@@ -58,7 +58,7 @@ def results(vectors: Any) -> Any:
 def test_tokens_are_those_of_one_device(results: Any) -> None:
     """Two key-value heads split over 2 and not over 4; 257 tokens of vocabulary are padded to split at all."""
     out, _ = results
-    assert len(out) == 8
+    assert len(out) == 9
     for found in out:
         assert found["same"], found
         assert found["error"] < (2e-2 if "cache_dtype" in found["case"][3] else 1e-4), found
