@@ -65,7 +65,7 @@ def test_float32_activations_alone_in_bfloat16(vectors: Any, family: str) -> Non
     policy = dataclasses.replace(model.policy, dtype=BFLOAT16, activations=FLOAT32)
     assert np.expm1(differences(policy, model.params)).max() < 1e-4
     # Without them two programs of one precision differ, by 2 where they choose other experts.
-    assert differences(dataclasses.replace(policy, activations=None), model.params).max() > 1e-3
+    assert differences(dataclasses.replace(policy, activations=None), model.params).max() > 5e-4
 
 
 def test_states_keys_and_values_have_the_dtype_of_activations(vectors: Any) -> None:
@@ -75,9 +75,11 @@ def test_states_keys_and_values_have_the_dtype_of_activations(vectors: Any) -> N
     tokens = jnp.asarray(PROMPTS[:1])
     hidden, _ = policy.forward(model.params, tokens, jnp.arange(8)[None], jnp.ones((1, 8), jnp.int32))
     assert hidden.dtype == FLOAT32
-    # The weights are those of bfloat16: as if they had been stored in it.
-    stored = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), model.params)
-    stored["final_norm"] = model.params["final_norm"]  # norms are in float32; those of layers are stored with weights
+    # The weights are those of bfloat16, as if they had been stored in it, but for those of norms.
+    stored = jax.tree_util.tree_map_with_path(
+        lambda path, x: x if path[-1].key.endswith("_norm") else x.astype(jnp.bfloat16).astype(jnp.float32),
+        model.params,
+    )
     wide = dataclasses.replace(policy, dtype=FLOAT32, activations=None)
     expected, exact = (np.asarray(p.logits(w, tokens)) for p, w in ((wide, stored), (wide, model.params)))
     found = np.asarray(policy.logits(model.params, tokens))
@@ -204,13 +206,16 @@ def test_caches_of_eight_bits_are_not_moved_through_vmem() -> None:
 
 @pytest.mark.heavy
 def test_bytes_of_a_decode_step_on_a_cpu() -> None:
-    """Arguments and temporaries: what a step reads and writes at least once. Wide copies are of some columns only."""
+    """Arguments and temporaries: what a step reads and writes at least once. Wide copies are of some columns only.
+
+    The unembedding, a tenth of the bfloat16 bytes here, is in float32 with all of them.
+    """
     model = {"layers": 2, "hidden": 1024, "inner": 4096, "vocabulary": 2048}
     kinds = [None, "int8", "float8"]
     wide, *narrow = decode_bytes(
         "cpu", {**all_optimisations(), "JAX_PLATFORMS": "cpu"}, model=model, rows=16, dtypes=kinds, caches=[None] * 3
     )
     for found in narrow:
-        assert found["arguments"] + found["temporaries"] <= 0.6 * (wide["arguments"] + wide["temporaries"])
+        assert found["arguments"] + found["temporaries"] <= 0.67 * (wide["arguments"] + wide["temporaries"])
         assert found["counted"] <= 0.6 * wide["counted"]
     assert narrow[0]["temporaries"] < 0.5 * narrow[0]["arguments"]
