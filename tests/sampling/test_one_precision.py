@@ -208,14 +208,17 @@ def test_caches_of_eight_bits_are_not_moved_through_vmem() -> None:
 def test_bytes_of_a_decode_step_on_a_cpu() -> None:
     """Arguments and temporaries: what a step reads and writes at least once. Wide copies are of some columns only.
 
-    The unembedding, a tenth of the bfloat16 bytes here, is in float32 with all of them.
+    The unembedding, a tenth of the bfloat16 bytes here, is in float32 with all of them. XLA copies the bits of float8
+    once before the loop.
     """
     model = {"layers": 2, "hidden": 1024, "inner": 4096, "vocabulary": 2048}
     kinds = [None, "int8", "float8"]
     wide, *narrow = decode_bytes(
         "cpu", {**all_optimisations(), "JAX_PLATFORMS": "cpu"}, model=model, rows=16, dtypes=kinds, caches=[None] * 3
     )
-    for found in narrow:
-        assert found["arguments"] + found["temporaries"] <= 0.67 * (wide["arguments"] + wide["temporaries"])
-        assert found["counted"] <= 0.6 * wide["counted"]
+    # Of each layer the projections of queries, keys, values and outputs, and three of the MLP.
+    bits = model["layers"] * (3 * model["hidden"] ** 2 + 3 * model["hidden"] * model["inner"])
+    for found, copied in zip(narrow, (0, bits), strict=True):
+        assert found["arguments"] + found["temporaries"] - copied <= 0.67 * (wide["arguments"] + wide["temporaries"])
+        assert found["counted"] - 2 * copied <= 0.6 * wide["counted"]
     assert narrow[0]["temporaries"] < 0.5 * narrow[0]["arguments"]
