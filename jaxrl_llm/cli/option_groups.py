@@ -45,7 +45,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "learning": (
         "How a batch is learned from.",
         ("epochs", "epochs_until", "minibatches", "routing_replay", "router_aux_coefficient", "router_bias_speed",
-         "critic", "critic_model", "critic_steps", "teacher", "adapter", "lora_rank", "lora_alpha", "lora_targets"),
+         "critic", "critic_model", "critic_steps", "teacher", "sink_slots", "adapter", "lora_rank", "lora_alpha",
+         "lora_targets"),
     ),
     "evaluation": (
         "Held-out prompts, on which accuracy is measured before and after training.",

@@ -56,6 +56,7 @@ class ModelConfig:
     joint_qk_norm: bool = False  # RMS norm of all query heads together, and of all key heads (OLMo)
     value_norm: bool = False  # RMS norm of each value head, without a weight (Gemma 4)
     attention_sinks: bool = False  # a logit of each query head beside those of tokens, without a value (gpt-oss)
+    sink_slots: int = 0  # learned keys and values of each key-value head that are of no token (`layers.sink_slots`)
     keys_as_values: bool = False  # values are the keys before norm and rotation (Gemma 4)
     keys_of: str = ""  # keys and values are those of the last layer before of the kind of this name (Gemma 4)
     interleaved_rotation: bool = False  # the model's files rotate neighbouring dimensions of a head

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from jaxrl_llm.models.kinds import (
     number,
     one_of,
     or_null,
+    require_kind,
     shown,
     whole,
 )
@@ -142,6 +144,24 @@ def check_together(config: Any, where: str) -> None:
                 raise InputError(
                     f"{where}: {len(factors)} rotary factors for heads of {c.head_dim}, which need {pairs}"
                 )
+
+
+def with_slots(config: Any, slots: int) -> Any:
+    """A `ModelConfig` with so many sink slots in each key-value head (`layers.sink_slots`); 0 leaves it as it is.
+
+    InputError for a model that has slots, or compressed keys and values (MLA).
+    """
+    require_kind("sink_slots", slots, whole(0, 1024))
+    if slots == 0:
+        return config
+    if config.sink_slots:
+        raise InputError(f"the model has sink slots already, {config.sink_slots} a head: leave out sink_slots")
+    if any(kind.latent for kind in config.each_kind):
+        raise InputError(
+            "sink slots are keys and values of heads, but the model's keys and values are compressed (MLA): leave out "
+            "sink_slots, or choose another model"
+        )
+    return dataclasses.replace(config, sink_slots=slots)
 
 
 def check_tokens(tokens: Any, vocab_size: int, where: str, name: str) -> None:

@@ -104,7 +104,7 @@ def planned(config: TrainConfig, topology: Topology) -> TrainConfig:
 
 def _chosen(config: TrainConfig, algorithm: Algorithm, devices: Devices) -> Chosen:
     """`choose`, or for a mesh that the configuration names, the mesh to sample on."""
-    model = config_of(config.model)
+    model = config_of(config.model, config.sink_slots)
     if not config.mesh:
         return choose(config, model, algorithm, devices)
     mesh = abstract_mesh(mesh_sizes(config.mesh, devices.count))

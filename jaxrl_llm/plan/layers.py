@@ -5,15 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config_checks import with_slots
 from jaxrl_llm.models.families import from_hf
 from jaxrl_llm.models.io.load import DEMO_MODEL
 from jaxrl_llm.models.kinds import read_json
 from jaxrl_llm.utils.errors import InputError
 
 
-def config_of(model: str) -> ModelConfig:
+def config_of(model: str, sink_slots: int = 0) -> ModelConfig:
     """The configuration of a model, whose weights need not be there: a folder, a config.json, a .gguf file, the demo
-    model, or a name on the Hugging Face hub. InputError for anything else."""
+    model, or a name on the Hugging Face hub. sink_slots: those that a run adds. InputError for anything else."""
+    return with_slots(_published(model), sink_slots)
+
+
+def _published(model: str) -> ModelConfig:
     path = Path(model).expanduser()
     if model == DEMO_MODEL or model.endswith(".gguf"):
         from jaxrl_llm.models.io.gguf import read_gguf, smollm2_path

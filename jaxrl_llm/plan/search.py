@@ -77,7 +77,7 @@ def search(
     sampled: Sampled = {}
     of_chip = RATIO_OF_LARGE if topology.chip.memory > LARGE else RATIO
     least = ratio = of_chip if topology.platform == "tpu" else 1.0
-    model, algorithm = config_of(config.model), make_algorithm(config)
+    model, algorithm = config_of(config.model, config.sink_slots), make_algorithm(config)
     try:
         say("planning the run as it is")
         first = _plan(config, topology, sampled, say)

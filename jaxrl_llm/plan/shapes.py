@@ -114,7 +114,7 @@ def checked(
             f"jaxrl plan knows teachers on the run's own devices, but {config.teacher} is a server: plan grpo, which "
             "has the same policy and no teacher"
         )
-    model = model or config_of(config.model)
+    model = model or config_of(config.model, config.sink_slots)
     if model.unmasking is not None:
         raise InputError(
             f"jaxrl plan knows models that predict the next token, but {config.model} is a masked-diffusion model: "

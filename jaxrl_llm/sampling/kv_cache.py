@@ -25,6 +25,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.attention import Weighing
 from jaxrl_llm.models.layers.moe import NOT_RECORDED, index_dtype
 from jaxrl_llm.models.layers.recurrent import State, empty_state
+from jaxrl_llm.models.layers.sink_slots import merge_slots
 from jaxrl_llm.models.quantised import kind_of, quantise
 
 
@@ -183,6 +184,8 @@ def cascade_attention(
         q_of_slots, prefix.keys, prefix.values, length, rearranged(position, order, (P, W)),
         key_scale=prefix.key_scale, value_scale=prefix.value_scale, **numbers,
     )  # fmt: skip
+    if how.slots is not None:
+        prompt = merge_slots(prompt, q_of_slots, how.slots, how.scale, how.softcap)
     if how.sinks is not None:
         prompt = merge_sinks(prompt, how.sinks.reshape(1, K, 1, H // K))
     new = each(lambda x, axis: jnp.squeeze(x, axis), pack(k, v, own.keys.dtype))

@@ -26,6 +26,7 @@ from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import frozen_weight
 from jaxrl_llm.models.scores import init_reward_model, padding_of
+from jaxrl_llm.models.sink_slots import with_sink_slots
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.method_settings import hyperparameters_of
 from jaxrl_llm.training.folder.checksums import checksums, structure
@@ -81,6 +82,7 @@ def load_model(
         config.model, dtype=config.dtype, param_dtype=config.param_dtype, remat=remat_of(config), shardings=spread,
         adapter=config.adapter, context=config.context_tokens or None, keep=keep_of(config),
     )  # fmt: skip
+    policy, params = with_sink_slots(policy, params, config.sink_slots)
     policy, params = with_critic(config, needs, with_precision(config, policy), params)
     if config.critic_model is not None and policy.critic is not None:
         reward, weights, _ = load_reward_model(
@@ -96,6 +98,8 @@ def load_scoring(config: TrainConfig, labels: int, spread: Shardings | None) -> 
     InputError for a reward model of another number of labels, whose padding is not the tokenizer's, or whose steps have
     another separator than the method's.
     """
+    if config.sink_slots:
+        raise InputError(f"{config.algorithm} trains a reward model, which has no sink slots: leave out sink_slots")
     separator = hyperparameters_of(config).get("separator")
     how: dict[str, Any] = {
         "dtype": config.dtype, "param_dtype": config.param_dtype, "remat": remat_of(config), "shardings": spread,

@@ -52,6 +52,7 @@ from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher
 from jaxrl_llm.training.other_policies.teacher import check_column_of_teachers, load_teacher, weights_of
 from jaxrl_llm.training.rollout import check_columns, hook_of, rollout_of
 from jaxrl_llm.training.run_model import WEIGHTS, keep_of, load_model, model_digests, sharded_over, split_parameters
+from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.starting import phase
 
 
@@ -101,6 +102,8 @@ def reference_of(
         return None, {}
     others, digests = [], {}
     for name in () if rule is None else rule.models:
+        if config.sink_slots:
+            raise InputError(f"the reference {name} has no sink slots, which the policy has: leave out sink_slots")
         spread = None if policy.mesh is None else partial(sharded_over, policy.mesh, policy.mesh)
         _, other, tokenizer = load_policy(
             name, dtype=config.dtype, param_dtype=config.param_dtype, shardings=spread,

@@ -39,7 +39,7 @@ LETTERS = {
     "vocabulary": "V", "rank": "r", "units": "U", "values": "W", "value_size": "g", "choices": "E", "shared": "S",
     "one": "1", "inputs": "i", "all_inputs": "I", "query_rank": "q", "kv_rank": "R", "latent": "c", "plain": "p",
     "query_heads": "G", "query_size": "x", "state_heads": "Z", "state_size": "y", "taps": "t", "channels": "C",
-    "labels": "L",
+    "labels": "L", "slots": "s",
 }  # fmt: skip
 EXPECTED = {  # by hand: axes and initialiser of every row that some model has
     "embed": "VD normal", "final_norm": "D identity", "unembed": "VD normal", "attention_norm": "nD identity",
@@ -52,7 +52,8 @@ EXPECTED = {  # by hand: axes and initialiser of every row that some model has
     "expert_scale": "nE identity", "shared_gate": "nDS normal", "shared_up": "nDS normal", "shared_down": "nSD normal",
     "shared_switch": "nD1 normal", "experts_norm": "nD identity", "experts_post_norm": "nD identity",
     "shared_post_norm": "nD identity", "query_joint_norm": "nHh identity", "key_joint_norm": "nKh identity",
-    "sinks": "nH zeros", "layer_scale": "n identity", "query_in": "nDq normal", "query_in_norm": "nq identity",
+    "sinks": "nH zeros", "sink_keys": "nKsh zeros", "sink_values": "nKsh zeros",
+    "layer_scale": "n identity", "query_in": "nDq normal", "query_in_norm": "nq identity",
     "query_out": "nqHh normal", "latent": "nDc normal", "latent_norm": "nR identity", "key_out": "nRHp normal",
     "value_out": "nRHg normal", "embed_inputs": "VI normal", "project_inputs": "DI normal", "inputs_norm": "i identity",
     "input_gate": "nDi normal", "input_out": "niD normal", "input_post_norm": "nD identity",

@@ -38,7 +38,7 @@ from jaxrl_llm.objectives.values import value_loss
     beside={
         "sink_kv": (
             "a learned key and value in attention, which mean that nothing is there (Sink-KV)",
-            "such parameters of a model; the sinks of gpt-oss are a learned logit, without a key and a value",
+            "the run's --sink-slots, with all weights trained: 0 by default",
         )
     },
 )
@@ -76,7 +76,10 @@ def relic(
 
     `t_ppo` trains the policy on windows alone, and the critic once an episode is finished. Here the critic learns in
     each update, from its own value at the end of a window. The paper is of embodied agents with images, in contexts of
-    64,000 steps, and has Sink-KV, a change of the model's attention, which is not here.
+    64,000 steps, and its model has Sink-KV: each key-value head also has n learned keys and values without position,
+    0 at first, and gives sum_j softmax(q k_j / sqrt(d)) v_j over those and tokens. A run has them with `sink_slots` n,
+    which train with all weights, so not beside LoRA, and which stay in the run's own checkpoints. By default it has
+    none, since they change a model that was trained without.
     """
     window = 0 if max_length is None or segments == 1 else math.ceil(max_length / segments)
     objective = clipped_policy(clip_low, clip_high) + value_coefficient * value_loss(value_clip)

@@ -27,6 +27,8 @@ def check_members(config: ModelConfig) -> None:
             "evolution perturbs projections of layers one by one, and attention to compressed keys and values (MLA) "
             "multiplies some of them with each other: choose another model"
         )
+    if config.sink_slots:
+        raise InputError("evolution perturbs projections alone, and sink slots would stay 0: leave out sink_slots")
 
 
 def with_members(policy: Policy, params: Params, numbers: Array, seed: Array) -> Params:

@@ -184,6 +184,10 @@ def to_hf(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
     What versions of transformers and other readers spell in two ways is there in both, and nothing is left out that one
     of them would guess.
     """
+    if config.sink_slots:
+        raise InputError(
+            f"files of {config.family} have no place for sink slots: load the model from the run's own folder"
+        )
     family, eos = FAMILIES[config.family], list(config.eos_token_ids)
     out: dict[str, Any] = {
         "architectures": [family.architecture],

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.parts import Rotations, rms_norm, rotate, scores, softmax, unit_norm
 from jaxrl_llm.models.layers.projections import project
+from jaxrl_llm.models.layers.sink_slots import Slots, prepend_slots
 from jaxrl_llm.models.layers.summed import project_summed
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 
@@ -32,6 +33,7 @@ class Weighing(NamedTuple):
     scale: float  # of the logits
     softcap: float  # 0: none
     sinks: Array | None = None  # [H], a logit of each head beside those of tokens; None: none
+    slots: Slots | None = None  # keys and values beside those of tokens, seen by all; None: none
 
 
 class Attend(Protocol):
@@ -76,6 +78,8 @@ def attention(q: Array, k: Array, v: Array, visible: Array, how: Weighing, of_bl
 def _attention(q: Array, k: Array, v: Array, visible: Array, how: Weighing) -> Array:
     N, L, H, h = q.shape
     K = k.shape[1]
+    if how.slots is not None:
+        k, v, visible = prepend_slots(k, v, visible, how.slots)
     q = q.reshape(N, L, K, H // K, h).transpose(0, 2, 3, 1, 4).reshape(N, K, -1, h)
     logits = scores(q, k) * how.scale
     if how.softcap:

@@ -15,6 +15,7 @@ from jaxrl_llm.models.layers.moe import expert_mlp, no_load, not_recorded
 from jaxrl_llm.models.layers.parts import Rotations, rounded_once
 from jaxrl_llm.models.layers.projections import project
 from jaxrl_llm.models.layers.recurrent import convolution_mixer, delta_mixer
+from jaxrl_llm.models.layers.sink_slots import slots_of
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 from jaxrl_llm.models.quantised import cast, straight_through_layer
 
@@ -91,8 +92,10 @@ def _attention(
         own = latent_heads(y, layer, config, rotations, rope, placement, settings.absorbed)
     else:
         own = heads_of(y, layer, config, rotations, rope, placement, given.keys)
-    how = Weighing(window, config.query_scale, config.attention_softcap, layer.get("sinks"))
     q, k, v = map(placement.heads, own)
+    how = Weighing(
+        window, config.query_scale, config.attention_softcap, layer.get("sinks"), slots_of(layer, k.shape[2])
+    )
     found, memory = settings.attend(q, k, v, given.memory, how)
     found = placement.tokens(found)
     if config.latent and settings.absorbed:

@@ -11,11 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxrl_kernels import packed_attention
+from jaxrl_kernels.decode_attention import PartialAttention
 from jaxrl_kernels.packed_attention import BlockPairs, PackedTokens, block_pairs
 
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.attention import Attend, Weighing
+from jaxrl_llm.models.layers.sink_slots import Slots, merge_slots
 from jaxrl_llm.models.mesh_axes import ROWS, SEQUENCE, TENSOR, AnyMesh, takes_kernels
 
 EVERYTHING = 2**30  # more than any token's number
@@ -59,12 +61,29 @@ def by_kernel(
                 q, k, v, tokens, pairs=known, query_scale=how.scale, softcap=how.softcap, window=how.window,
                 attended=attended, mesh=mesh, row_axis=rows, head_axis=heads,
             )  # fmt: skip
+            if how.slots is not None:
+                out, lse = _with_slots(q, out, lse, how.slots, how)
             if how.sinks is not None:  # of the weights' sum, tokens have the share sigmoid(lse - sink)
                 share = jax.nn.sigmoid(lse - how.sinks.astype(lse.dtype)[:, None]).swapaxes(1, 2)[..., None]
                 out = out * share.astype(out.dtype)
         return out[..., :size], None
 
     return attend
+
+
+def _with_slots(q: Array, out: Array, lse: Array, slots: Slots, how: Weighing) -> tuple[Array, Array]:
+    """Results of attention [N, T, H, h], and the logarithm [N, H, T] of the sum of their weights, with slots."""
+    N, T, H, _ = q.shape
+    K = slots.keys.shape[0]
+
+    def grouped(x: Array) -> Array:
+        return x.reshape(N, T, K, H // K, -1).swapaxes(1, 2)
+
+    m = grouped(lse.swapaxes(1, 2))[..., 0]
+    part = PartialAttention(grouped(out).astype(m.dtype), m, jnp.ones_like(m))
+    both = merge_slots(part, grouped(q), slots, how.scale, how.softcap)
+    lse = (both.m + jnp.log(both.l)).swapaxes(1, 2).reshape(N, T, H).swapaxes(1, 2)
+    return (both.acc / both.l[..., None]).swapaxes(1, 2).reshape(N, T, H, -1).astype(out.dtype), lse
 
 
 def _padded(tokens: PackedTokens) -> tuple[PackedTokens, PackedTokens]:

@@ -36,7 +36,7 @@ def axis_sizes(config: ModelConfig) -> dict[str, int]:
         "value_size": latent.value if latent else config.head_dim, "inner": config.intermediate_size,
         "vocabulary": config.vocab_size, "choices": config.num_experts, "shared": config.shared_size, "one": 1,
         "inputs": config.layer_inputs, "labels": len(config.score.labels) if config.score else 0,
-        "all_inputs": config.layer_inputs * config.num_layers,
+        "all_inputs": config.layer_inputs * config.num_layers, "slots": config.sink_slots,
     }  # fmt: skip
     if delta:
         sizes |= {

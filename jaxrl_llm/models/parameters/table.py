@@ -134,6 +134,9 @@ TABLE = (
     _of_layer("key_joint_norm", "kv_heads head_size", IDENTITY, "self_attn.k_norm.weight", "attn_k_norm.weight", 0,
               True, _JOINT_NORM),
     _of_layer("sinks", "heads", ZEROS, "self_attn.sinks", "attn_sinks.weight", when=_attending("attention_sinks")),
+    # No published format has them.
+    _of_layer("sink_keys", "kv_heads slots head_size", ZEROS, "", "", when=_attending("sink_slots")),
+    _of_layer("sink_values", "kv_heads slots head_size", ZEROS, "", "", when=_attending("sink_slots")),
     _of_layer("layer_scale", "", IDENTITY, "layer_scalar", "layer_output_scale.weight", when=_has("layer_scale")),
     _linear("query_in", "hidden query_rank", "self_attn.q_a_proj.weight", "attn_q_a.weight", 1,
             lambda config: config.latent and config.latent.query_rank),

@@ -253,6 +253,10 @@ class TrainConfig:
     """Gradient steps per pass; minibatches x micro_batches must divide prompts_per_step."""
     micro_batches: int = 1
     """Slices of a minibatch whose gradients are accumulated; saves memory and changes nothing else."""
+    sink_slots: int = 0
+    """Learned keys and values that are of no token, so many in each key-value head (Sink-KV of ReLIC). They begin at 0,
+    where each adds 1 to the denominator of attention's softmax. The model then stays in the run's own checkpoints:
+    `jaxrl export` has no format for it."""
     adapter: str | None = None
     """Folder of LoRA adapters, as PEFT writes them, with which the policy begins. They are trained, with the rank and
     scale that they have, and the model's weights are frozen. A reference policy has them as they were at first."""

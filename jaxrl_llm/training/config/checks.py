@@ -30,7 +30,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "log_completions_every": (0, None), "critic_steps": (0, None), "overlong_tokens": (0, None), "top_k": (0, None),
     "router_aux_coefficient": (0, 1e3), "router_bias_speed": (0, 1),
     "segment_tokens": (0, None), "max_staleness": (0, 1024), "sampler_devices": (0, 2**20),
-    "lora_rank": (0, 2**16), "temperature": (1e-9, 1e6), "top_p": (SMALLEST, 1),
+    "lora_rank": (0, 2**16), "sink_slots": (0, 1024), "temperature": (1e-9, 1e6), "top_p": (SMALLEST, 1),
     "min_p": (0, 1), "oversample": (1, 1024), "reward_time_limit": (1e-3, 1e6), "rollout_time_limit": (1e-3, 1e6),
     "reward_default": (-1e30, 1e30), "turns": (1, 2**10), "turn_tokens": (0, 2**24),
     "episode_tokens": (0, None), "context_tokens": (0, None), "players": (1, 2**10), "environment_steps": (0, 2**20),
@@ -214,6 +214,10 @@ def check_together(config: TrainConfig) -> None:
         raise InputError(
             "adapter is given, whose rank, scale and targets are its own: leave out lora_rank, lora_alpha and "
             "lora_targets"
+        )
+    if config.sink_slots and config.adapts:
+        raise InputError(
+            f"sink_slots are weights that are trained, but with {config.adapts} the weights are frozen: leave one out"
         )
     if not config.lora_rank and (config.lora_targets or config.lora_alpha != type(config).lora_alpha):
         given = "lora_targets are" if config.lora_targets else "lora_alpha is"

@@ -20,7 +20,7 @@ MAY_DIFFER = {
 }  # fmt: skip
 # Settings that determine the parameters' structure and meaning: checked when a trained model is loaded.
 PARAMETER_SETTINGS = {"model", "param_dtype", "algorithm", "critic", "adapter", "lora_rank", "lora_alpha",
-                      "lora_targets", "frozen_dtype"}  # fmt: skip
+                      "lora_targets", "frozen_dtype", "sink_slots"}  # fmt: skip
 ACCEPT = "--accept-changed-inputs"
 
 
