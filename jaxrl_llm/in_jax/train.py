@@ -145,7 +145,7 @@ def make_train(
                 f"it with a run, or without={','.join([*without, *own])!r}"
             )
         rule = method.reference if of_reference(method.needs) else None
-        if rule is not None and rule.update is None:
+        if rule is not None and (rule.update is None or not isinstance(rule.init({}, ()), dict)):
             raise InputError("the laboratory has one model: this method's reference has others, as runs do")
         method = going_without(method, names_in(without))
         for need, what in (("scores", "trains a reward model"), ("elbo_terms", "is for masked-diffusion models")):

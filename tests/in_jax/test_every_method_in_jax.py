@@ -8,7 +8,7 @@ import pytest
 from heavy import few
 
 from jaxrl_llm import algorithms
-from jaxrl_llm.core.needs import values_of
+from jaxrl_llm.core.needs import asks_for, values_of
 from jaxrl_llm.in_jax.lab.runs import lacking
 from jaxrl_llm.in_jax.tasks import sequence_lock
 from jaxrl_llm.in_jax.train import LABORATORY, LabSettings, fresh_params, make_train, provided
@@ -20,9 +20,11 @@ TASK = sequence_lock(1, 2)
 
 def in_the_laboratory(method: algorithms.Algorithm) -> bool:
     """Others have references of several models, of which the laboratory has one, train reward models, or need the
-    bounds of masked-diffusion models."""
-    moves = method.reference is None or method.reference.update is not None
-    return moves and not values_of(method.needs, "scores") and not values_of(method.needs, "elbo_terms")
+    bounds of masked-diffusion models or the codes of prompts of their own."""
+    rule = method.reference
+    moves = rule is None or (rule.update is not None and isinstance(rule.init({}, ()), dict))
+    others = values_of(method.needs, "scores") or values_of(method.needs, "elbo_terms")
+    return moves and not others and not asks_for(method.needs, "code")
 
 
 OF_ONE_MODEL = [name for name in algorithms.names() if in_the_laboratory(algorithms.get(name))]

@@ -48,3 +48,5 @@ def test_remix_has_both_anchors() -> None:
 def test_a_reference_of_several_models_is_refused() -> None:
     with pytest.raises(InputError, match="the laboratory has one model"):
         make_train(TASK, "salsa", TINY)(jax.random.key(0), {"other": "folder"})
+    with pytest.raises(InputError, match="the laboratory has one model"):
+        make_train(TASK, "seppo", TINY, without="rollout")(jax.random.key(0), {})
