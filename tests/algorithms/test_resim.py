@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import doctest
 import sys
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from batches import batch_of
 from method_step import learn
 
 sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
+import test_simulations
 from speaking import run_agents, tokenizer_of
 from test_simulations import END, Locked, environment_reward, text_of
 
@@ -31,21 +32,11 @@ from jaxrl_llm.utils.errors import InputError
 TOLD = "tried out"
 
 
-class Rooms:
-    """It says all actions so far, and is over after three. Each "b" has the reward 1, and -1 is for the end."""
-
-    tools = ()
-
-    def __init__(self, row: Mapping[str, Any]) -> None:
-        self.done: list[str] = []
-
-    def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        return Observation([{"role": "user", "content": "room"}])
+class Rooms(test_simulations.Rooms):
+    """The same rooms, where each "b" has the reward 1 at once, and -1 is for the end."""
 
     def step(self, reply: Reply) -> Observation:
-        self.done.append(str(reply.message["content"]))
-        text = "room " + "".join(self.done)
-        return Observation([{"role": "user", "content": text}], float(self.done[-1] == "b"), done=len(self.done) == 3)
+        return replace(super().step(reply), reward=float(self.done[-1] == "b"))
 
     def close(self) -> float:
         return -1.0

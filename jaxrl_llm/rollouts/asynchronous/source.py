@@ -153,6 +153,7 @@ class _Beside:
     def _missing(self, step: int, each: int) -> list[int]:
         """The groups that come in with the weights of a step, by host."""
         if self.rule.repeat:
+            of_host(self.rule.repeat, self.hosts.index)  # InputError for an order of fewer hosts
             return self.rule.repeat[step].admitted
         # None where a run goes on that is to have fewer steps than were admitted.
         flight = [in_flight(step, ahead.steps, each, self.rule.steps) for ahead in self.ahead]
