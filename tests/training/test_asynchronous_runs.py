@@ -23,7 +23,7 @@ from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.rollouts.asynchronous import sampler
-from jaxrl_llm.rollouts.asynchronous.step_order import FILE, StepOrder, of_host, read_order, write_order
+from jaxrl_llm.rollouts.asynchronous.step_order import FILE, StepOrder, of_host, read_order, turns_of, write_order
 from jaxrl_llm.rollouts.runtime import engines
 from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.sampling.stats import Stats
@@ -443,7 +443,10 @@ def test_order_files(tmp_path: Path) -> None:
     path = tmp_path / FILE
     for step in (0, 1, 2):
         write_order(path, StepOrder(step, [4, 4], [[7 * step], [step]], [[], []], step == 0))
-    assert of_host(read_order(tmp_path, 3), 1) == ([0, 1, 2], [[], [], []])
+    assert of_host(read_order(tmp_path, 3), 1) == [[], [], []]
+    assert turns_of(read_order(tmp_path, 3), host=1, samplers=1) == [[0, 1, 2]]
+    with pytest.raises(InputError, match="is of 1 sampler on each host: start as many"):
+        turns_of(read_order(tmp_path, 3), host=0, samplers=2)
     with pytest.raises(InputError, match="is of 2 hosts: start as many"):
         of_host(read_order(tmp_path, 3), 2)
     with pytest.raises(InputError, match="has the order of 3 steps, but this run has 4"):

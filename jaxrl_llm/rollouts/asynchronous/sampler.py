@@ -18,7 +18,6 @@ from typing import NamedTuple
 import jax
 
 from jaxrl_llm.rollouts.asynchronous.renewal import note_running, remove, renew, restart
-from jaxrl_llm.rollouts.asynchronous.staleness import Waiting
 from jaxrl_llm.rollouts.asynchronous.step_order import NEVER
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.admission import Rule
@@ -29,13 +28,12 @@ from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError
-from jaxrl_llm.utils.process import stop_if
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
-LOOK = 0.2  # seconds between two looks for Ctrl-C while a step waits for groups
+LOOK = 0.2  # seconds between two looks at the thread while a call waits for it
 FAILURES = 3  # of the devices, after which the run ends with the next
 APART = 1 << 16  # sample numbers of a group; those of the next of the same prompt follow
-Choose = Callable[[Sequence[Waiting]], Sequence[GroupKey] | None]
+Ended = Callable[[Sequence[tuple[GroupKey, int]]], object]  # called with the groups that end, and their chunks
 
 
 class Entry(NamedTuple):
@@ -53,7 +51,7 @@ class Taken(NamedTuple):
     logs: Pool  # of the groups
     stats: list[Stats]  # of the engines that ended since the last time
     seconds: Mapping[str, float]  # since the last time: decoding, and idle at the bound
-    entered: Sequence[int]  # the turns before which entries came in, of those since the last time
+    entered: Sequence[Sequence[int]]  # by sampler, the turns before which entries came in, of those since the last time
     complete: int = 0  # groups that were complete when these were asked for
     waited: float = 0.0  # share of the time since the last groups were there, from 0 to 1
 
@@ -68,21 +66,23 @@ class _Asked(NamedTuple):
 class Sampler:
     """Groups in flight in a thread, until it is closed. Its methods are called from one other thread.
 
-    driver: of the first weights. host, hosts: which of the samplers it is that draw the same prompts. keep: see
-    `renewal.renew`.
+    driver: of the first weights. ended, failed: called in the thread, with groups that are complete, and with what ends
+    the thread. number, of: which of the samplers it is that draw the same prompts. keep: see `renewal.renew`.
     """
 
-    def __init__(self, driver: Driver, host: int = 0, hosts: int = 1, keep: bool = False) -> None:
-        self._host, self._hosts, self._keep = host, hosts, keep
-        self._news = threading.Condition()
-        self._groups: dict[GroupKey, tuple[int, GroupRun]] = {}  # not taken yet, with their places
+    def __init__(
+        self, driver: Driver, ended: Ended, failed: Callable[[BaseException], object], number: int = 0, of: int = 1,
+        keep: bool = False,
+    ) -> None:  # fmt: skip
+        self._ended, self._failed, self._number, self._of, self._keep = ended, failed, number, of, keep
+        self._lock = threading.Lock()  # on the two lists
         self._asked: list[_Asked] = []
         self._entries: list[tuple[Entry, list[SampleNumbers]]] = []
+        self._groups: dict[GroupKey, GroupRun] = {}  # not taken yet
         self._numbered: dict[GroupKey, int] = {}  # sample number of each group in flight, or taken since weights came
         self._taken_keys = set[GroupKey]()  # of them
-        self._admitted, self._entered = 0, list[int]()
+        self._entered = list[int]()
         self._until: int | None = None
-        self._last = time.perf_counter()  # when groups were taken
         self._failures = 0
         self._error: BaseException | None = None
         self._over = False
@@ -100,27 +100,16 @@ class Sampler:
             self._numbered = {key: n for key, n in self._numbered.items() if key not in self._taken_keys}
             self._taken_keys = set()
         numbers = self._numbers(entry.flight)
-        with self._news:
+        with self._lock:
             self._entries.append((entry, numbers))
         self._wake()
 
-    def take(self, choose: Choose, interrupted: Callable[[], bool] = lambda: False) -> Taken:
-        """Wait until `choose` names groups, which are complete, and take them.
-
-        choose: (groups that no step has taken) -> their keys, or None to wait. Raises what ended the thread, and
-        KeyboardInterrupt after Ctrl-C.
-        """
-        complete, asked = len(self._run.ended), time.perf_counter()
-        with self._news:
-            while (keys := choose(self._waiting())) is None:
-                self._check()
-                stop_if(interrupted())
-                self._news.wait(LOOK)
+    def take(self, keys: Sequence[GroupKey]) -> Taken:
+        """Take groups, which are complete. Raises what ended the thread."""
         found: list[Taken] = []
         self._call(lambda: found.append(self._taken(keys)))
         self._taken_keys |= set(keys)
-        last, self._last = self._last, time.perf_counter()
-        return found[0]._replace(complete=complete, waited=(self._last - asked) / (self._last - last))
+        return found[0]
 
     def logs(self) -> Pool:
         """The logs of all groups that no step has taken, with the tokens drawn until now."""
@@ -144,7 +133,7 @@ class Sampler:
 
     def _call(self, work: Callable[[], object]) -> None:
         asked = _Asked(work, threading.Event())
-        with self._news:
+        with self._lock:
             self._check()
             self._asked.append(asked)
         self._wake()
@@ -156,13 +145,9 @@ class Sampler:
         """Numbers of the groups' samples, which no other group of the prompt in flight has."""
         for log, _ in flight:
             used = {first for key, first in self._numbered.items() if key.prompt_id == log.prompt_id}
-            free = range(self._host * APART, APART * APART, self._hosts * APART)
+            free = range(self._number * APART, APART * APART, self._of * APART)
             self._numbered[log.key] = next(n for n in free if n not in used)
         return [SampleNumbers(self._numbered[log.key], APART) for log, _ in flight]
-
-    def _waiting(self) -> list[Waiting]:
-        ended = {id(group): chunk for chunk, group in self._run.ended}
-        return [Waiting(key, place, ended.get(id(group))) for key, (place, group) in self._groups.items()]
 
     # What follows runs in the thread.
 
@@ -189,16 +174,14 @@ class Sampler:
                     run.progressed.clear()
                     await run.progressed.wait()
                 self._seconds["idle" if idle or run.turns == before else "decoding"] += time.perf_counter() - started
-                if len(run.ended) > began:
-                    with self._news:
-                        self._news.notify_all()
+                if ended := run.ended[began:]:
+                    self._ended([(group.before.key, chunk) for chunk, group in ended])
         except BaseException as error:
             self._error = error
         finally:
             await run.cancel()
-            with self._news:
-                self._error = self._error or RuntimeError("the sampler was closed")
-                self._news.notify_all()
+            self._error = self._error or RuntimeError("the sampler was closed")
+            self._failed(self._error)
 
     async def _advance(self) -> bool:
         """`InFlight.advance`, of which a failure on the devices is no end: the engines are made again, some times."""
@@ -224,31 +207,28 @@ class Sampler:
             asked.done.set()
         if not self._due():
             return
-        with self._news:
+        with self._lock:
             entry, numbers = self._entries.pop(0)
         if entry.driver is not None:
             # Not within the lock here: the other thread asks for it while it has the driver's.
             renew(run, entry.driver, self._keep)
         self._until, self._entered = entry.until, [*self._entered, run.turns]
         new = run.new(entry.flight, numbers, {})
-        with self._news:
-            for group in new:
-                self._groups[group.log().key] = (self._admitted, group)
-                self._admitted += 1
+        self._groups |= {group.before.key: group for group in new}
         for group in new:
             run.begin(group)
 
     def _taken(self, keys: Sequence[GroupKey]) -> Taken:
         run = self._run
-        groups = [self._groups.pop(key)[1] for key in keys]
+        groups = [self._groups.pop(key) for key in keys]
         remove(run, groups)
         own = [running.stats for running in run.engines.values()]
         ended, run.stats = [one for one in run.stats if not any(one is other for other in own)], own
         seconds, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
         entered, self._entered = self._entered, list[int]()
-        return Taken([one.group() for one in groups], tuple(one.log() for one in groups), ended, seconds, entered)
+        return Taken([one.group() for one in groups], tuple(one.log() for one in groups), ended, seconds, [entered])
 
     def _logs(self) -> Pool:
         note_running(self._run)
         to_come = [log for entry, _ in self._entries for log, _ in entry.flight]
-        return (*(group.log() for _, group in self._groups.values()), *to_come)
+        return (*(group.log() for group in self._groups.values()), *to_come)

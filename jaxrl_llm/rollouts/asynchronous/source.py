@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -26,38 +27,37 @@ from jaxrl_llm.rewards.streamed import StreamedScores
 from jaxrl_llm.rollouts.asynchronous.metrics import ages, sampler_metrics, staleness_metrics
 from jaxrl_llm.rollouts.asynchronous.new_groups import new_groups
 from jaxrl_llm.rollouts.asynchronous.rule import Asynchrony, check_setup
-from jaxrl_llm.rollouts.asynchronous.sampler import Entry, Sampler, Taken
+from jaxrl_llm.rollouts.asynchronous.sampler import Taken
+from jaxrl_llm.rollouts.asynchronous.samplers import Flight, Given, InThread, Open, Samplers, Scene
 from jaxrl_llm.rollouts.asynchronous.staleness import Ahead, Waiting, adjusted, in_flight, taken
-from jaxrl_llm.rollouts.asynchronous.step_order import NEVER, StepOrder, of_host, write_order
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.asynchronous.step_order import NEVER, StepOrder, of_host, turns_of, write_order
+from jaxrl_llm.rollouts.asynchronous.waitlist import Waitlist
 from jaxrl_llm.rollouts.runtime.admission import Collected
 from jaxrl_llm.rollouts.runtime.collate import mean_metrics, program_metrics, rows_of, to_batch
-from jaxrl_llm.rollouts.runtime.driver import Driver
-from jaxrl_llm.rollouts.runtime.engines import engines_of, weights_of
 from jaxrl_llm.rollouts.runtime.multihost_gather import of_all_hosts
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
 from jaxrl_llm.rollouts.runtime.resampling import Resampling
-from jaxrl_llm.rollouts.runtime.source import continued, driver_of, experience, score
+from jaxrl_llm.rollouts.runtime.source import continued, experience, score
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
 from jaxrl_llm.rollouts.runtime.sources import rollout_metrics
 from jaxrl_llm.sampling.stats import Stats
-from jaxrl_llm.sampling.weights import Weights
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.process import interruptible
 from jaxrl_llm.utils.threads import DISPATCH, BothLocks
 
 
-def asynchronous(setup: Experience, rule: Asynchrony) -> Source:
+def asynchronous(setup: Experience, rule: Asynchrony, samplers: Open = InThread) -> Source:
     """The source of an asynchronous run. See `experience`; `setup.beside` and `setup.partial` are set here.
 
-    Its state is what the standard source's is. The sampler begins with the first call of `next`, and again after one of
-    `load` or `init`, from the groups in the state's pool. A checkpoint has the logs of all groups that no step has
-    taken, with the tokens drawn until then. InputError for what needs all groups of a step in that step.
+    samplers: opens those of this host; by default the one in a thread of this process. The source's state is what the
+    standard source's is. Samplers begin with the first call of `next`, and again after one of `load` or `init`, from
+    the groups in the state's pool. A checkpoint has the logs of all groups that no step has taken, with the tokens
+    drawn until then. InputError for what needs all groups of a step in that step.
     """
     check_setup(setup, rule.keep)
-    setup = dataclasses.replace(setup, beside=True, partial=Partial(oversample=rule.bound + 1.0))
-    beside = _Beside(rule, setup.hosts)
+    setup = beside_updates(setup, rule)
+    beside = _Beside(rule, setup.hosts, samplers)
     source = experience(setup, beside.step)
 
     def anew(function: Any) -> Any:
@@ -75,24 +75,30 @@ def asynchronous(setup: Experience, rule: Asynchrony) -> Source:
     )
 
 
+def beside_updates(setup: Experience, rule: Asynchrony) -> Experience:
+    """The setup of samplers that go on while the parameters are updated."""
+    return dataclasses.replace(setup, beside=True, partial=Partial(oversample=rule.bound + 1.0))
+
+
 class _Beside:
-    """The sampler of a source, once its first step has begun.
+    """The samplers of a source, once its first step has begun.
 
     Hosts draw the same prompts, of which each samples its share, with its own clock, and takes as many groups of a step
     as the others. Lists of numbers are by host.
     """
 
-    def __init__(self, rule: Asynchrony, hosts: Hosts) -> None:
-        self.rule, self.hosts = rule, hosts
-        self.sampler: Sampler | None = None
+    def __init__(self, rule: Asynchrony, hosts: Hosts, open_samplers: Open) -> None:
+        self.rule, self.hosts, self.open_samplers = rule, hosts, open_samplers
+        self.samplers: Samplers | None = None
+        self.waitlist = Waitlist()
+        self.last = 0.0  # when groups were taken
         self.in_flight: list[int] = []
         self.ahead: list[Ahead] = []
-        self.entries = 0  # of this host's sampler until now
+        self.entries = 0  # of this host's samplers until now
         # The state at the beginning of the last step, the same with its prompts drawn, and what the step has taken.
         self.begun: tuple[ExperienceState, ExperienceState] | None = None
         self.unlearned: Pool = ()
         self.streamed: StreamedScores | None = None
-        self.weights: Weights | None = None  # of the last step, where the next differ in adapters alone
         self.turn = threading.Lock()  # held while the sampler must not run programs
         self.lock = BothLocks(self.turn, DISPATCH)
         if rule.turns:
@@ -102,7 +108,7 @@ class _Beside:
         self, setup: Experience, state: ExperienceState, params: Params, key: jax.Array, step: int
     ) -> tuple[Step, ExperienceState]:
         """Let weights and groups come in, and take the groups of a step."""
-        rule, hosts, wanted, began = self.rule, setup.hosts, setup.prompts_per_step, self.sampler is None
+        rule, hosts, wanted, began = self.rule, setup.hosts, setup.prompts_per_step, self.samplers is None
         each, own = wanted // hosts.units, list[GroupLog]()
         if began:
             # Older groups first, so that each host gets as many of them.
@@ -113,17 +119,14 @@ class _Beside:
         missing = self._missing(step, each)
         before, (new, state, dropped) = state, new_groups(setup, state, missing, step)
         self.begun, self.unlearned = (before, state), ()
-        with setup.clock("transfer"), DISPATCH:
-            weights = weights_of(setup, params, self.weights)
-            make = engines_of(setup, (rule.bound + 1) * each, params, key, step, state, weights)
-        self.weights = weights if setup.frozen else None
         if began and step and rule.repeat:
             raise InputError("a run that repeats the order of another cannot be resumed: begin it anew")
-        if self.streamed is None:
+        if self.samplers is None:
             self.streamed = StreamedScores(setup.rewards, setup.policy.tokenizer)
-        self.streamed.state = setup.state(step)
-        driver = driver_of(setup, self.streamed, make, step, state, lock=self.lock)
-        self._enter(setup, driver, [*continued(setup, tuple(own)), *new])
+            self.waitlist, self.last = Waitlist(), time.perf_counter()
+            self.samplers = self.open_samplers(Scene(setup, rule, self.waitlist, self.streamed, self.lock))
+        with setup.clock("transfer"):
+            self._enter(Given(step, key, params, state), [*continued(setup, tuple(own)), *new])
         rounds = None if setup.dynamic_sampling is None else Resampling(setup.dynamic_sampling, wanted)
         counts, parts, runs, stats = [each] * hosts.units, list[Taken](), list[dict[str, float]](), list[Stats]()
         while True:
@@ -143,7 +146,7 @@ class _Beside:
             earlier = [log.prompt_id for log, _ in new]
             more, state, lost = new_groups(setup, state, counts, step, earlier)
             new, dropped, self.begun = [*new, *more], dropped + lost, (before, state)
-            self._enter(setup, None, more)
+            self._enter(None, more)
         self.in_flight = [count + came - each for count, came in zip(self.in_flight, missing, strict=True)]
         beside = self._metrics(setup, parts, stats, StepOrder(step, missing, [], [], began))
         metrics = rollout_metrics(stats, dropped) | mean_metrics(runs) | beside
@@ -159,21 +162,22 @@ class _Beside:
         flight = [in_flight(step, ahead.steps, each, self.rule.steps) for ahead in self.ahead]
         return [max(wanted - count, 0) for wanted, count in zip(flight, self.in_flight, strict=True)]
 
-    def _enter(self, setup: Experience, driver: Driver | None, flight: Sequence[tuple[GroupLog, Task]]) -> None:
+    def _enter(self, given: Given | None, flight: Flight) -> None:
         """Let weights (None: those there are) and groups come in."""
-        turns = of_host(self.rule.repeat, setup.hosts.index)[0] if self.rule.repeat else [NEVER]
+        assert self.samplers is not None
         self.entries += 1
-        until = (turns[self.entries] if self.entries < len(turns) else NEVER) if self.rule.repeat else None
-        if self.sampler is None:
-            assert driver is not None
-            self.sampler = Sampler(driver, setup.hosts.index, setup.hosts.units, self.rule.keep)
-        self.sampler.enter(Entry(driver, flight, until))
+        until: list[int | None] = [None] * self.samplers.count
+        if self.rule.repeat:
+            each = turns_of(self.rule.repeat, self.hosts.index, self.samplers.count)
+            until = [turns[self.entries] if self.entries < len(turns) else NEVER for turns in each]
+        self.samplers.enter(given, flight, until)
 
     def _take(self, setup: Experience, count: int, step: int, earlier: int) -> Taken:
         """So many groups of this host. earlier: that this step took before."""
-        assert self.sampler is not None
+        samplers = self.samplers
+        assert samplers is not None
         wanted = setup.prompts_per_step // setup.hosts.units
-        repeated = of_host(self.rule.repeat, setup.hosts.index)[1] if self.rule.repeat else None
+        repeated = of_host(self.rule.repeat, setup.hosts.index) if self.rule.repeat else None
 
         def choose(waiting: Sequence[Waiting]) -> list[GroupKey] | None:
             if repeated is None:
@@ -186,7 +190,11 @@ class _Beside:
             return keys if all(known.get(key) is not None for key in keys) else None
 
         with self.given_turn(), setup.clock("groups"), interruptible() as interrupted:
-            found = self.sampler.take(choose, interrupted)
+            asked = time.perf_counter()
+            keys, complete = self.waitlist.wait(choose, interrupted, samplers.mend)
+            found = samplers.take(keys)
+            last, self.last = self.last, time.perf_counter()
+        found = found._replace(complete=complete, waited=(self.last - asked) / (self.last - last))
         self.unlearned = (*self.unlearned, *found.logs)
         return found
 
@@ -215,11 +223,13 @@ class _Beside:
         order: of the step, of which what each host did is to come.
         """
         logs = [log for one in parts for log in one.logs]
-        entered = [turn for one in parts for turn in one.entered]
+        of_samplers = zip(*(one.entered for one in parts), strict=True)
+        entered = [[turn for turns in each for turn in turns] for each in of_samplers]
         mine = ages(parts, order.step), [one.seconds for one in parts], entered, [log.key for log in logs]
         found = setup.hosts.gather((*mine, parts[0].complete, parts[0].waited))
         if self.rule.record is not None and setup.hosts.first:
-            did = order._replace(entered=[one[2] for one in found], groups=[one[3] for one in found])
+            of_all = [turns for one in found for turns in one[2]]
+            did = order._replace(entered=of_all, groups=[one[3] for one in found])
             write_order(self.rule.record, did)
         if not order.began:
             each = setup.prompts_per_step // setup.hosts.units
@@ -231,21 +241,21 @@ class _Beside:
 
     def with_pool(self, state: ExperienceState) -> ExperienceState:
         """The state with all groups that were not learned from: also those of a step that was left in the middle."""
-        if self.sampler is None or self.begun is None:
+        if self.samplers is None or self.begun is None:
             return state
         with self.given_turn():
-            pool = self.sampler.logs()
+            pool = self.samplers.logs()
         before, drawn = self.begun
         if state is before:
             state, pool = drawn, (*self.unlearned, *pool)
         return state._replace(pool=tuple(log for logs in self.hosts.gather(pool) for log in logs))
 
     def close(self) -> None:
-        """End the sampler."""
-        if self.sampler is not None:
+        """End the samplers."""
+        if self.samplers is not None:
             with self.given_turn():
-                self.sampler.close()
-            self.sampler = self.weights = None
+                self.samplers.close()
+            self.samplers = None
         if self.streamed is not None:
             self.streamed.close()
             self.streamed = None

@@ -24,7 +24,7 @@ class StepOrder(NamedTuple):
 
     step: int
     admitted: list[int]  # by host, groups that came in with the weights of the step
-    entered: list[list[int]]  # by host, the turns before which weights or groups came in, since the step before
+    entered: list[list[int]]  # by sampler, the turns before which weights or groups came in, since the step before
     groups: list[list[GroupKey]]  # by host, those that it took, in their order
     began: bool = False  # whether the sampler began with this step
 
@@ -67,14 +67,23 @@ def read_order(run: str | Path, steps: int) -> list[StepOrder]:
     return orders
 
 
-def of_host(orders: Sequence[StepOrder], host: int) -> tuple[list[int], list[list[GroupKey]]]:
-    """The turns before which weights or groups came in on a host, and the groups that each step took of it.
-
-    InputError if the run had fewer hosts.
-    """
+def of_host(orders: Sequence[StepOrder], host: int) -> list[list[GroupKey]]:
+    """The groups that each step took of a host. InputError if the run had fewer."""
     if orders and host >= len(orders[0].groups):
         raise InputError(f"the order to repeat is of {several(len(orders[0].groups), 'host')}: start as many")
-    return [turn for one in orders for turn in one.entered[host]], [one.groups[host] for one in orders]
+    return [one.groups[host] for one in orders]
+
+
+def turns_of(orders: Sequence[StepOrder], host: int, samplers: int) -> list[list[int]]:
+    """For each of so many samplers of a host, the turns before which weights or groups came in.
+
+    InputError if the hosts had another number of them.
+    """
+    known = len(orders[0].entered) // len(orders[0].groups)
+    if known != samplers:
+        raise InputError(f"the order to repeat is of {several(known, 'sampler')} on each host: start as many")
+    own = range(host * samplers, (host + 1) * samplers)
+    return [[turn for one in orders for turn in one.entered[number]] for number in own]
 
 
 def _lines(path: Path) -> Sequence[str]:

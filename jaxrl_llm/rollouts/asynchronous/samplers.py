@@ -1,0 +1,129 @@
+"""The samplers of a host: what a learner asks of them, and the one in a thread of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from jaxrl_llm.models.policy import Params
+from jaxrl_llm.rewards.streamed import StreamedScores
+from jaxrl_llm.rollouts.asynchronous.rule import Asynchrony
+from jaxrl_llm.rollouts.asynchronous.sampler import Entry, Sampler, Taken
+from jaxrl_llm.rollouts.asynchronous.waitlist import Waitlist
+from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.runtime.driver import Driver
+from jaxrl_llm.rollouts.runtime.engines import engines_of, weights_of
+from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
+from jaxrl_llm.rollouts.runtime.source import driver_of
+from jaxrl_llm.rollouts.runtime.source_setup import Experience
+from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
+from jaxrl_llm.sampling.weights import Weights
+from jaxrl_llm.utils.threads import DISPATCH
+
+Flight = Sequence[tuple[GroupLog, Task]]
+
+
+class Given(NamedTuple):
+    """What the weights of a step, and all that is drawn with them, depend on besides the run's settings."""
+
+    step: int
+    key: jax.Array
+    params: Params
+    state: ExperienceState  # its controls and drafts
+
+
+class Samplers(Protocol):
+    """The samplers of a host. Groups in flight, and those complete, are in their `Waitlist`."""
+
+    count: int
+
+    def enter(self, given: Given | None, flight: Flight, until: Sequence[int | None]) -> None:
+        """Let weights (None: those there are) and groups come in. until: by sampler, see `Entry`."""
+
+    def take(self, keys: Sequence[GroupKey]) -> Taken:
+        """Take groups, which are complete."""
+
+    def logs(self) -> Pool:
+        """The logs of all groups that no step has taken, with the tokens drawn until now."""
+
+    def mend(self) -> bool:
+        """Replace samplers that are lost, as far as that can be now; whether some were since the last time."""
+
+    def close(self) -> None:
+        """End them."""
+
+
+class Scene(NamedTuple):
+    """What samplers work for."""
+
+    setup: Experience
+    rule: Asynchrony
+    waitlist: Waitlist
+    streamed: StreamedScores
+    lock: AbstractContextManager[Any] = DISPATCH  # held while engines run
+
+    def driver(self, given: Given, weights: Weights) -> Driver:
+        """The driver of the weights of a step."""
+        setup = self.setup
+        groups = -(-(self.rule.bound + 1) * setup.prompts_per_step // setup.hosts.units)
+        make = engines_of(setup, groups, given.params, given.key, given.step, given.state, weights)
+        self.streamed.state = setup.state(given.step)
+        return driver_of(setup, self.streamed, make, given.step, given.state, lock=self.lock)
+
+
+Open = Callable[[Scene], Samplers]
+
+
+class InThread:
+    """The sampler in a thread of this process."""
+
+    count = 1
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._sampler: Sampler | None = None
+        self._weights: Weights | None = None  # of the last step, where the next differ in adapters alone
+
+    def enter(self, given: Given | None, flight: Flight, until: Sequence[int | None]) -> None:
+        """See `Samplers`."""
+        driver = None
+        if given is not None:
+            setup = self._scene.setup
+            with DISPATCH:
+                weights = weights_of(setup, given.params, self._weights)
+                driver = self._scene.driver(given, weights)
+            self._weights = weights if setup.frozen else None
+        self.begin(driver, flight, until[0])
+
+    def begin(self, driver: Driver | None, flight: Flight, until: int | None) -> None:
+        """`enter` with a driver of weights that are there already."""
+        setup, waitlist = self._scene.setup, self._scene.waitlist
+        if self._sampler is None:
+            assert driver is not None
+            self._sampler = Sampler(
+                driver, waitlist.ended, waitlist.fail, setup.hosts.index, setup.hosts.units, self._scene.rule.keep
+            )
+        waitlist.admit(log.key for log, _ in flight)
+        self._sampler.enter(Entry(driver, flight, until))
+
+    def take(self, keys: Sequence[GroupKey]) -> Taken:
+        """See `Samplers`."""
+        assert self._sampler is not None
+        return self._sampler.take(keys)
+
+    def logs(self) -> Pool:
+        """See `Samplers`."""
+        assert self._sampler is not None
+        return self._sampler.logs()
+
+    def mend(self) -> bool:
+        """See `Samplers`: it is there as long as this process."""
+        return False
+
+    def close(self) -> None:
+        """See `Samplers`."""
+        if self._sampler is not None:
+            self._sampler.close()
