@@ -24,6 +24,7 @@ from jaxrl_llm.cli.options import before, described, flag, only, parse, parse_co
 from jaxrl_llm.cli.peer_options import method_name, translated
 from jaxrl_llm.cli.plan import plan_command
 from jaxrl_llm.cli.reward_eval import reward_eval_command
+from jaxrl_llm.cli.sampler import sampler_command
 from jaxrl_llm.cli.serve import serve_command
 from jaxrl_llm.cli.texts import texts_command
 from jaxrl_llm.core.arguments.signatures import TEXT_METHODS, has_settings, hyperparameters
@@ -291,6 +292,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "texts": texts_command,
     "reward-eval": reward_eval_command,
     "serve": serve_command,
+    "sampler": sampler_command,
     "algorithms": algorithms_command,
     "report": report_command,
     "export": export_command,

@@ -40,7 +40,8 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "asynchronous": (
         "Sampling beside the updates, with bounded staleness.",
-        ("max_staleness", "stale_correction", "stale_cache", "sampler_devices", "replay_order"),
+        ("max_staleness", "stale_correction", "stale_cache", "sampler_devices", "samplers", "sampler_address",
+         "replay_order"),
     ),
     "learning": (
         "How a batch is learned from.",

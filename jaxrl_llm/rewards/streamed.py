@@ -17,6 +17,8 @@ from jaxrl_llm.rewards.seen import reply_starts
 from jaxrl_llm.rewards.workers.calling import Logged, all_logged
 from jaxrl_llm.rewards.workers.runner import Reward, Scores, combine
 
+Counted = tuple[Counter[str], list[tuple[str, float]]]  # failures by reward, and the metrics that functions logged
+
 
 class StreamedScores:
     """Scores groups in a background thread, in the order in which they are added, while others are still sampled.
@@ -120,12 +122,23 @@ class StreamedScores:
         }
         total = sum(reward.weight * defaults[reward.name] for reward in self._rewards)
         reward = np.asarray([total if e.reward is None else e.reward for e in episodes], np.float32)
-        failures, self._failures = {name: self._failures[name] for name in names}, Counter()
+        counted, metrics = self.counted()
+        failures = {name: counted[name] for name in names}
         entries = joined([({name: [value] for name, value in e.entries.items()}, 1) for e in episodes])
         extras = joined([({name: [x] for name, x in (one or {}).items()}, 1) for one in entries.get(LOGGED, ())])
         entries = {name: column for name, column in entries.items() if name != LOGGED}
-        logged, self._metrics = Logged(self._metrics, extras), []
+        logged = Logged(metrics, extras)
         return Scores(components, reward, failures, dict.fromkeys(names, 0.0), entries, logged)
+
+    def counted(self) -> Counted:
+        """What `episodes` counted since the last call."""
+        found, self._failures, self._metrics = (self._failures, self._metrics), Counter(), []
+        return found
+
+    def count(self, more: Counted) -> None:
+        """Count what another program's `episodes` counted."""
+        self._failures.update(more[0])
+        self._metrics += more[1]
 
 
 LOGGED = "logged extras"  # entry of an episode: what `log_extra` gave for it; no function can return that name

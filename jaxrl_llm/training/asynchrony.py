@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
 from jaxrl_llm.core.algorithm import Algorithm
+from jaxrl_llm.core.arguments.signatures import PYTHON
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.distributed import data_mesh, mesh_of, sampling_mesh_of
+from jaxrl_llm.distributed.lines import Desk, address_of, key_of_programs
 from jaxrl_llm.objectives.off_policy import interpolated_proximal, stale_correction
+from jaxrl_llm.rollouts.asynchronous.programs import Programs
 from jaxrl_llm.rollouts.asynchronous.rule import Asynchrony
+from jaxrl_llm.rollouts.asynchronous.samplers import InThread, Open
 from jaxrl_llm.rollouts.asynchronous.step_order import FILE, read_order
 from jaxrl_llm.rollouts.runtime.swarm import Swarm
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.folder.code_digest import code_digest
 from jaxrl_llm.utils.errors import InputError, several
 from jaxrl_llm.utils.storage import is_url
 
@@ -29,6 +35,37 @@ def check_asynchrony(config: TrainConfig, algorithm: Algorithm, own_source: bool
     """InputError for asynchronous sampling where a run has a source of its own."""
     if config.max_staleness and (own_source or isinstance(algorithm.replay, Swarm)):
         raise InputError("max_staleness is above 0, but the run has a source of its own: leave one of the two out")
+    if config.samplers:
+        address_of(config.sampler_address)
+        key_of_programs()
+        if config.algorithm.startswith(PYTHON) or not _is_portable(config):
+            raise InputError(
+                "samplers are other programs, which cannot have Python values of this one: give the algorithm, the "
+                "rewards and the environment by their names, or those of a file"
+            )
+
+
+def _is_portable(config: TrainConfig) -> bool:
+    try:
+        return bool(pickle.dumps(config))
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+
+
+class Greeting(NamedTuple):
+    """What a sampler in a program of its own must know, and be equal to."""
+
+    config: TrainConfig
+    digests: dict[str, str]  # of the inputs, the code and the packages
+
+
+def samplers_of(config: TrainConfig, parts: RunParts) -> Open:
+    """What opens the samplers of a run on this host."""
+    if not config.samplers:
+        return InThread
+    digests = parts.digests | {"the code and packages": code_digest()}
+    greeting = Greeting(config, digests)
+    return lambda scene: Programs(scene, Desk(config.sampler_address, key_of_programs()), config.samplers, greeting)
 
 
 def meshes_of(config: TrainConfig) -> tuple[jax.sharding.Mesh, jax.sharding.Mesh]:
@@ -62,6 +99,11 @@ def by_task(config: TrainConfig) -> tuple[list[jax.Device], list[jax.Device]]:
     return learning, sampling
 
 
+def keeps_caches(config: TrainConfig) -> bool:
+    """Whether caches outlive the weights that filled them."""
+    return config.stale_cache == "keep"
+
+
 def asynchrony_of(config: TrainConfig, parts: RunParts) -> Asynchrony:
     """How a run samples beside its updates."""
     own = set(parts.sampler.devices.flat)
@@ -70,7 +112,7 @@ def asynchrony_of(config: TrainConfig, parts: RunParts) -> Asynchrony:
         config.max_staleness, config.steps,
         record=None if is_url(config.output) else Path(config.output) / FILE,
         repeat=read_order(config.replay_order, config.steps) if config.replay_order else (),
-        keep=config.stale_cache == "keep", turns=shared and len(own) > 1,
+        keep=keeps_caches(config), turns=shared and len(own) > 1 and not config.samplers,
     )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ logger = logging.getLogger("jaxrl_llm.rollouts")
 LOOK = 0.2  # seconds between two looks at the thread while a call waits for it
 FAILURES = 3  # of the devices, after which the run ends with the next
 APART = 1 << 16  # sample numbers of a group; those of the next of the same prompt follow
-Ended = Callable[[Sequence[tuple[GroupKey, int]]], object]  # called with the groups that end, and their chunks
+Ended = Callable[[Sequence[tuple[GroupRun, int]]], object]  # called with the groups that end, and their chunks
 
 
 class Entry(NamedTuple):
@@ -175,7 +175,7 @@ class Sampler:
                     await run.progressed.wait()
                 self._seconds["idle" if idle or run.turns == before else "decoding"] += time.perf_counter() - started
                 if ended := run.ended[began:]:
-                    self._ended([(group.before.key, chunk) for chunk, group in ended])
+                    self._ended([(group, chunk) for chunk, group in ended])
         except BaseException as error:
             self._error = error
         finally:

@@ -49,8 +49,11 @@ class Samplers(Protocol):
     def logs(self) -> Pool:
         """The logs of all groups that no step has taken, with the tokens drawn until now."""
 
-    def mend(self) -> bool:
-        """Replace samplers that are lost, as far as that can be now; whether some were since the last time."""
+    def mend(self) -> None:
+        """Replace samplers that are lost by others, where there are some."""
+
+    def replaced(self) -> bool:
+        """Whether samplers were replaced since the last call."""
 
     def close(self) -> None:
         """End them."""
@@ -119,8 +122,11 @@ class InThread:
         assert self._sampler is not None
         return self._sampler.logs()
 
-    def mend(self) -> bool:
+    def mend(self) -> None:
         """See `Samplers`: it is there as long as this process."""
+
+    def replaced(self) -> bool:
+        """See `Samplers`."""
         return False
 
     def close(self) -> None:

@@ -148,6 +148,8 @@ class _Beside:
             new, dropped, self.begun = [*new, *more], dropped + lost, (before, state)
             self._enter(None, more)
         self.in_flight = [count + came - each for count, came in zip(self.in_flight, missing, strict=True)]
+        assert self.samplers is not None
+        began |= self.samplers.replaced()
         beside = self._metrics(setup, parts, stats, StepOrder(step, missing, [], [], began))
         metrics = rollout_metrics(stats, dropped) | mean_metrics(runs) | beside
         state = state._replace(pool=())

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from jaxrl_llm.rollouts.asynchronous.staleness import Waiting
+from jaxrl_llm.rollouts.runtime.group_run import GroupRun
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey
 from jaxrl_llm.utils.process import stop_if
 
@@ -30,8 +31,12 @@ class Waitlist:
                 self._admitted += key not in self._groups
                 self._groups[key] = Waiting(key, place)
 
-    def ended(self, ended: Iterable[tuple[GroupKey, int]]) -> None:
+    def ended(self, ended: Iterable[tuple[GroupRun, int]]) -> None:
         """Groups are complete, each since a chunk of its sampler."""
+        self.complete((group.before.key, chunk) for group, chunk in ended)
+
+    def complete(self, ended: Iterable[tuple[GroupKey, int]]) -> None:
+        """`ended`, by the keys of groups."""
         with self._news:
             for key, chunk in ended:
                 self._groups[key] = self._groups[key]._replace(ended=chunk)

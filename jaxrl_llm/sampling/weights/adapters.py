@@ -28,9 +28,8 @@ def replace_adapters(policy: Policy, weights: Weights, params: Params) -> Weight
     None where that cannot be: parameters without adapters, those of the unembedding, which are in the loop's own, and
     a second policy. Where parameters are sharded over several hosts, all of them must call this.
     """
-    own = {name: x for name, x in params.items() if name != "critic"}
-    base, adapters = lora.split(own)
-    if set(adapters) != {"layers"} or not jax.tree.leaves(adapters) or "other" in base or "layers" not in weights.loop:
+    adapters = adapters_alone(params)
+    if adapters is None or "layers" not in weights.loop:
         return None
     start = time.perf_counter()
     of_layers = _cast_layers(policy, adapters)
@@ -48,6 +47,13 @@ def replace_adapters(policy: Policy, weights: Weights, params: Params) -> Weight
     if isinstance(weights.prompts["layers"], dict):  # stacked, on the one device where the parameters are
         prompts = combine(weights.prompts, jax.tree.map(jnp.copy, adapters))
     return weights._replace(prompts=prompts, loop=loop, moved_bytes=moved, moved_seconds=time.perf_counter() - start)
+
+
+def adapters_alone(params: Params) -> Params | None:
+    """The adapters, where nothing else of the parameters changes in updates of adapters; see `replace_adapters`."""
+    base, adapters = lora.split({name: x for name, x in params.items() if name != "critic"})
+    alone = set(adapters) == {"layers"} and jax.tree.leaves(adapters) and "other" not in base
+    return adapters if alone else None
 
 
 @partial(jax.jit, static_argnums=0)

@@ -144,6 +144,14 @@ def converter(policy: Policy, params: Params, mesh: Mesh, rounding: str | None =
     return Converter(others, layers, options)
 
 
+def whole_converter(policy: Policy, mesh: Mesh | None, options: LoopOptions) -> Converter:
+    """`loop_params` of a layer at a time, whole on each device of the mesh of the parameters."""
+    where = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    layer = jax.jit(_layer, static_argnums=(0, 3), out_shardings=where)
+    others = jax.jit(_others, static_argnums=(0, 2), out_shardings=where)
+    return Converter(others, (layer,) * len(policy.config.each_kind), options)
+
+
 def outside_layers(params: Params) -> Params:
     """All but the layers."""
     return {name: x for name, x in params.items() if name != "layers"}

@@ -152,6 +152,12 @@ class TrainConfig:
     sampler_devices: int = 0
     """With max_staleness, the number of devices, the last, that sample only; the others learn. At 0 all devices do
     both, by turns if there are several."""
+    samplers: int = 0
+    """With max_staleness, the number of programs that sample for this host, each on devices of its own, mostly on other
+    machines: start them with jaxrl sampler and the address of the learner. All devices of the learner learn then."""
+    sampler_address: str = "127.0.0.1:7390"
+    """With samplers, the address HOST:PORT at which they dial the learner. Both have the same secret in the variable
+    JAXRL_SAMPLER_KEY, and belong in one private network: what they tell each other is not encrypted."""
     replay_order: str | None = None
     """Folder of an asynchronous run, whose order of weights and groups is repeated: with the same settings the run is
     the same bit by bit."""

@@ -29,7 +29,7 @@ RANGES: dict[str, tuple[float, float | None]] = {
     "checkpoint_every": (0, None), "keep_checkpoints": (2, None), "epochs_until": (0, None),
     "log_completions_every": (0, None), "critic_steps": (0, None), "overlong_tokens": (0, None), "top_k": (0, None),
     "router_aux_coefficient": (0, 1e3), "router_bias_speed": (0, 1),
-    "segment_tokens": (0, None), "max_staleness": (0, 1024), "sampler_devices": (0, 2**20),
+    "segment_tokens": (0, None), "max_staleness": (0, 1024), "sampler_devices": (0, 2**20), "samplers": (0, 1024),
     "lora_rank": (0, 2**16), "sink_slots": (0, 1024), "temperature": (1e-9, 1e6), "top_p": (SMALLEST, 1),
     "min_p": (0, 1), "oversample": (1, 1024), "reward_time_limit": (1e-3, 1e6), "rollout_time_limit": (1e-3, 1e6),
     "reward_default": (-1e30, 1e30), "turns": (1, 2**10), "turn_tokens": (0, 2**24),
@@ -191,12 +191,17 @@ def check_together(config: TrainConfig) -> None:
             f"context_tokens is {config.context_tokens}, but a prompt and its completion may have "
             f"{config.max_prompt_tokens} + {config.max_new_tokens} tokens: lower max_prompt_tokens or max_new_tokens"
         )
-    for name in ("sampler_devices", "replay_order", "stale_correction", "stale_cache"):
+    for name in ("sampler_devices", "samplers", "replay_order", "stale_correction", "stale_cache"):
         if not config.max_staleness and getattr(config, name) != getattr(type(config), name):
             raise InputError(
                 f"{name} is given, but max_staleness is 0, so that nothing is sampled beside the updates: set it too, "
                 "or leave it out"
             )
+    if config.samplers and config.sampler_devices:
+        raise InputError(
+            f"samplers is {config.samplers}, whose devices are their own, and sampler_devices is "
+            f"{config.sampler_devices}: leave one of the two out"
+        )
     if config.compact is not None and not config.context_tokens:
         raise InputError("compact is given, but context_tokens is not, which says when: give it too")
     if config.players > 1 and not config.environment:

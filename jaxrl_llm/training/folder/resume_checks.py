@@ -15,7 +15,7 @@ MAY_DIFFER = {
     "mesh", "sampling_mesh", "reference_memory", "eval_every",
     "checkpoint_every", "keep_checkpoints", "replay_megabytes", "log_completions_every", "tensorboard",
     "wandb", "trackio", "mlflow",
-    "reward_time_limit", "strict_reruns", "sampler_devices", "replay_order",
+    "reward_time_limit", "strict_reruns", "sampler_devices", "samplers", "sampler_address", "replay_order",
     "hang_seconds", "hang_factor", "hang_exit", "spike_factor", "spike_metrics", "spike_window", "spike_rollbacks",
 }  # fmt: skip
 # Settings that determine the parameters' structure and meaning: checked when a trained model is loaded.

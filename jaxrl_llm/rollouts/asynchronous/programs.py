@@ -1,0 +1,232 @@
+"""Samplers in programs of their own, on devices of other machines, which the learner gives weights and groups.
+
+They dial the learner and answer its calls (`session`). Groups that are complete come to the learner at once. Where a
+sampler is gone, another that dials has its groups that were not complete, and goes on from what is known of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.distributed.lines import LOST, Desk, Line
+from jaxrl_llm.distributed.transfer import Outlet
+from jaxrl_llm.rollouts.asynchronous.sampler import Taken
+from jaxrl_llm.rollouts.asynchronous.samplers import Flight, Given, Scene
+from jaxrl_llm.rollouts.asynchronous.session import Ended, packed
+from jaxrl_llm.rollouts.asynchronous.waitlist import LOOK
+from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.runtime.multihost_gather import side_by_side
+from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
+from jaxrl_llm.sampling.weights.layouts import LoopOptions
+from jaxrl_llm.sampling.weights.sent import Part, send, send_adapters
+from jaxrl_llm.utils.errors import InputError, several
+from jaxrl_llm.utils.process import interruptible, stop_if
+
+logger = logging.getLogger("jaxrl_llm.rollouts")
+
+
+@dataclass(eq=False)
+class _Program:
+    """One of the samplers, with the groups that no step has taken of it."""
+
+    number: int
+    line: Line | None = None  # None: it is not there
+    outlet: Outlet | None = None
+    options: LoopOptions | None = None
+    groups: dict[GroupKey, tuple[GroupLog, Task]] = field(default_factory=dict)
+    complete: dict[GroupKey, Ended] = field(default_factory=dict)  # of them
+    before: set[GroupKey] = field(default_factory=set)  # of these, those of a program whose place this one has
+
+    @property
+    def flight(self) -> Flight:
+        """The groups that it is to complete."""
+        return [both for key, both in self.groups.items() if key not in self.complete]
+
+
+class Programs:
+    """The samplers of a host, each in a program of its own; see `Samplers`.
+
+    greeting: what a program must know to work for this run.
+    """
+
+    def __init__(self, scene: Scene, desk: Desk, count: int, greeting: Any) -> None:
+        self.count, self._scene, self._desk, self._greeting = count, scene, desk, greeting
+        self._programs = [_Program(number) for number in range(count)]
+        self._given: Given | None = None  # of the step at hand
+        self._replaced, self._open = False, True
+
+    def enter(self, given: Given | None, flight: Flight, until: Sequence[int | None]) -> None:
+        """See `Samplers`. Each group goes to the program with the fewest."""
+        began = self._given is None
+        self._given = given or self._given
+        if began:
+            self._wait_for_all()
+        elif given is not None:
+            self.mend()
+        own: list[list[tuple[GroupLog, Task]]] = [[] for _ in self._programs]
+        for log, task in flight:
+            least = min(self._programs, key=lambda one: len(one.groups))
+            least.groups[log.key] = log, task
+            own[least.number].append((log, task))
+        self._scene.waitlist.admit(log.key for log, _ in flight)
+        if given is not None:
+            self._bring(given, self._there(), adapters=self._scene.setup.frozen and not began)
+        told = None if given is None else packed(given)
+        self._all(self._there(), "enter", lambda one: (told, own[one.number], until[one.number]))
+
+    def take(self, keys: Sequence[GroupKey]) -> Taken:
+        """See `Samplers`."""
+        own = [[key for key in keys if key in one.groups] for one in self._programs]
+        known = [[key for key in own[one.number] if key not in one.before] for one in self._programs]
+        answers = self._all(self._there(), "take", lambda one: (known[one.number],))
+        ended = {}
+        for one in self._programs:
+            for key in own[one.number]:
+                ended[key] = one.complete.pop(key)
+                del one.groups[key]
+        for _, counted in answers.values():
+            self._scene.streamed.count(counted)
+        parts = {number: taken for number, (taken, _) in answers.items()}
+        seconds = {
+            name: float(np.mean([one.seconds[name] for one in parts.values()] or [0.0]))
+            for name in ("decoding", "idle")
+        }
+        entered = [parts[number].entered[0] if number in parts else [] for number in range(self.count)]
+        stats = side_by_side([one.stats for one in parts.values()])
+        return Taken([ended[key].group for key in keys], tuple(ended[key].log for key in keys), stats, seconds, entered)
+
+    def logs(self) -> Pool:
+        """See `Samplers`. Of a program that is gone, they are those of the last time."""
+        for number, logs in self._all(self._there(), "logs", lambda one: ()).items():
+            groups = self._programs[number].groups
+            groups |= {log.key: (log, groups[log.key][1]) for log in logs}
+        return tuple(log for one in self._programs for log, _ in one.groups.values())
+
+    def mend(self) -> None:
+        """See `Samplers`. Not on several hosts, which make weights together."""
+        gone = [one for one in self._programs if one not in self._there()]
+        for one in gone if self._scene.setup.hosts.count == 1 else ():
+            if (connection := self._desk.next()) is not None:
+                self._begin([(one, connection)])
+                self._go_on(one)
+
+    def replaced(self) -> bool:
+        """See `Samplers`."""
+        found, self._replaced = self._replaced, False
+        return found
+
+    def close(self) -> None:
+        """See `Samplers`."""
+        self._open = False
+        for one in self._there():
+            assert one.line is not None
+            one.line.close()
+        self._desk.close()
+
+    def _there(self) -> list[_Program]:
+        return [one for one in self._programs if one.line is not None and not one.line.gone]
+
+    def _wait_for_all(self) -> None:
+        """Begin with as many programs as there are to be."""
+        found, told = list[Connection](), False
+        with interruptible() as interrupted:
+            while len(found) < self.count:
+                if (connection := self._desk.next()) is not None:
+                    found.append(connection)
+                    continue
+                if not told:
+                    told = True
+                    logger.warning(
+                        "the run waits for %s: jaxrl sampler %s", several(self.count, "sampler"), self._desk.address
+                    )
+                stop_if(interrupted())
+                time.sleep(LOOK)
+        self._begin(list(zip(self._programs, found, strict=True)))
+
+    def _begin(self, given: Sequence[tuple[_Program, Connection]]) -> None:
+        """Set programs up. InputError where one has other settings, files or code."""
+        hosts = self._scene.setup.hosts
+        for one, connection in given:
+            one.line = Line(connection, partial(self._said, one), partial(self._lost, one))
+            one.outlet = Outlet(one.line.host)
+        ones = [one for one, _ in given]
+        units, first = hosts.units * self.count, hosts.index * self.count
+        begun = self._all(ones, "begin", lambda one: (self._greeting, first + one.number, units))
+        for one in ones:
+            one.options = begun.get(one.number, one.options)
+        self._all([one for one in ones if one in self._there()], "connect", lambda one: (one.outlet.address,))
+
+    def _go_on(self, one: _Program) -> None:
+        """Let a program that came in place of another go on with its groups."""
+        if one not in self._there() or self._given is None:
+            return
+        self._replaced = True
+        one.before, flight = set(one.complete), one.flight
+        self._scene.waitlist.admit(log.key for log, _ in flight)
+        self._bring(self._given, [one], adapters=False)
+        told = packed(self._given)
+        self._all([one], "enter", lambda one: (told, flight, None))
+
+    def _bring(self, given: Given, to: Sequence[_Program], adapters: bool) -> None:
+        """Send weights, each part to all programs at a time. adapters: alone, where that can be."""
+
+        def part(which: Part, arrays: Any) -> None:
+            there = [one for one in to if one in self._there()]
+            self._all(there, "part", lambda one: (which, one.outlet.offer(arrays)))
+
+        if adapters and send_adapters(given.params, part):
+            return
+        options = {one.options for one in to if one.options is not None}
+        if len(options) > 1:
+            raise InputError(
+                "the samplers have devices of different kinds, which need different weights: give one kind"
+            )
+        for one in options:
+            send(self._scene.setup.policy, given.params, one, part)
+
+    def _all(
+        self, ones: Sequence[_Program], name: str, arguments: Callable[[Any], tuple[Any, ...]]
+    ) -> dict[int, Any]:  # fmt: skip
+        """The answers of programs to a call, by their numbers, without those that are gone."""
+        asked, found = list[_Program](), dict[int, Any]()
+        for one in ones:
+            assert one.line is not None
+            try:
+                one.line.ask(name, *arguments(one))
+                asked.append(one)
+            except LOST:
+                one.line.gone = True
+        for one in asked:
+            assert one.line is not None
+            try:
+                found[one.number] = one.line.answer()
+            except LOST:
+                one.line.gone = True
+        return found
+
+    def _said(self, one: _Program, what: Any) -> None:
+        """In a thread: groups are complete, or the sampler has failed."""
+        if isinstance(what, Exception):
+            self._scene.waitlist.fail(what)
+            return
+        one.complete |= {ended.log.key: ended for ended in what}
+        self._scene.waitlist.complete((ended.log.key, ended.chunk) for ended in what)
+
+    def _lost(self, one: _Program) -> None:
+        """In a thread: a program is gone."""
+        if not self._open:
+            return
+        if self._scene.setup.hosts.count > 1:
+            self._scene.waitlist.fail(RuntimeError("a sampler is gone: start it again, and resume the run"))
+        else:
+            logger.warning(
+                "sampler %d is gone: its groups wait for another, jaxrl sampler %s", one.number, self._desk.address
+            )

@@ -1,0 +1,134 @@
+"""What a sampler in a program of its own does for a learner: it answers the calls of `programs.Programs`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxrl_llm.distributed.lines import LOST, own_address
+from jaxrl_llm.distributed.transfer import Inlet, Offer
+from jaxrl_llm.rewards.streamed import Counted, StreamedScores
+from jaxrl_llm.rollouts.asynchronous.rule import Asynchrony
+from jaxrl_llm.rollouts.asynchronous.sampler import Taken
+from jaxrl_llm.rollouts.asynchronous.samplers import Flight, Given, InThread, Scene
+from jaxrl_llm.rollouts.asynchronous.waitlist import Waitlist
+from jaxrl_llm.rollouts.runtime.group_run import Group, GroupRun
+from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
+from jaxrl_llm.rollouts.runtime.source_setup import Experience
+from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
+from jaxrl_llm.sampling.weights import Weights
+from jaxrl_llm.sampling.weights.sent import Arriving, Part, Receiver
+from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.threads import named
+
+
+class Ended(NamedTuple):
+    """A group that is complete, as its learner is told."""
+
+    group: Group
+    log: GroupLog
+    chunk: int
+
+
+class _Told(Waitlist):
+    """Tells the learner, who keeps the list of groups."""
+
+    def __init__(self, say: Any) -> None:
+        self._say = say
+
+    def admit(self, keys: Iterable[GroupKey]) -> None:
+        """See `Waitlist`."""
+
+    def ended(self, ended: Iterable[tuple[GroupRun, int]]) -> None:
+        """See `Waitlist`."""
+        self._say([Ended(run.group(), run.log(), chunk) for run, chunk in ended])
+
+    def fail(self, error: BaseException) -> None:
+        """See `Waitlist`."""
+        self._say(portable(error))
+
+
+class Session:
+    """A sampler's work for one learner, until the connection ends."""
+
+    def __init__(self, connection: Connection, setup: Experience, rule: Asynchrony, of: Receiver) -> None:
+        self._connection, self._sending = connection, threading.Lock()
+        self._streamed = StreamedScores(setup.rewards, setup.policy.tokenizer)
+        told = _Told(lambda what: self._send("said", what))
+        self._scene = Scene(setup, rule, told, self._streamed)
+        self._thread = InThread(self._scene)
+        self._of = of
+        self._arriving: Arriving | None = None
+        self._weights: Weights | None = None
+
+    def run(self) -> None:
+        """Answer calls until the learner has gone."""
+        try:
+            while True:
+                name, arguments = self._connection.recv()
+                try:
+                    found = getattr(self, f"on_{name}")(*arguments)
+                except Exception as error:
+                    self._send("raised", portable(error))
+                    continue
+                self._send("answer", found)
+        except LOST:
+            return
+        finally:
+            self._thread.close()
+            self._streamed.close()
+
+    def _send(self, kind: str, value: Any) -> None:
+        with self._sending:
+            self._connection.send((kind, value))
+
+    def on_connect(self, address: str) -> None:
+        """Where weights are to be pulled from."""
+        device = self._scene.setup.mesh.devices.flat[0] if self._scene.setup.mesh is not None else jax.devices()[0]
+        self._arriving = Arriving(self._of, Inlet(address, own_address(self._connection), device).pull)
+
+    def on_part(self, part: Part, offer: Offer) -> None:
+        """Pull a part of new weights, while the sampler goes on."""
+        assert self._arriving is not None
+        self._arriving.add(part, offer)
+
+    def on_enter(self, given: Given | None, flight: Flight, until: int | None) -> None:
+        """See `Samplers.enter`; the weights have arrived."""
+        driver = None
+        if given is not None:
+            assert self._arriving is not None
+            weights = self._arriving.weights(self._weights)
+            driver = self._scene.driver(unpacked(given), weights)
+            self._weights = weights if self._scene.setup.frozen else None
+        self._thread.begin(driver, flight, until)
+
+    def on_take(self, keys: list[GroupKey]) -> tuple[Taken, Counted]:
+        """See `Samplers.take`; the learner has the groups already."""
+        found = self._thread.take(keys)
+        return found._replace(groups=[], logs=()), self._streamed.counted()
+
+    def on_logs(self) -> Pool:
+        """See `Samplers.logs`."""
+        return self._thread.logs()
+
+
+def packed(given: Given) -> Given:
+    """For another program, which has the weights otherwise: without arrays on devices."""
+    key: Any = str(jax.random.key_impl(given.key)), jax.device_get(jax.random.key_data(given.key))
+    state = ExperienceState(None, {}, (), given.state.drafts, dict(given.state.controls), {})
+    return Given(given.step, key, {}, state)
+
+
+def unpacked(given: Given) -> Given:
+    """The inverse of `packed`."""
+    kind, data = given.key
+    return given._replace(key=jax.random.wrap_key_data(data, impl=kind))
+
+
+def portable(error: BaseException) -> Exception:
+    """An exception that another program can raise."""
+    return InputError(str(error)) if isinstance(error, InputError) else RuntimeError(named(error))
