@@ -79,6 +79,7 @@ class Sampler:
         self._asked: list[_Asked] = []
         self._entries: list[tuple[Entry, list[SampleNumbers]]] = []
         self._groups: dict[GroupKey, GroupRun] = {}  # not taken yet
+        self._told = set[GroupKey]()  # of them, those that are complete, as `ended` was told
         self._numbered: dict[GroupKey, int] = {}  # sample number of each group in flight, or taken since weights came
         self._taken_keys = set[GroupKey]()  # of them
         self._entered = list[int]()
@@ -161,7 +162,7 @@ class Sampler:
             run.open(lambda: False)
             while not self._over:
                 self._come_in()
-                before, began, started = run.turns, len(run.ended), time.perf_counter()
+                before, started = run.turns, time.perf_counter()
                 held = self._until is not None and run.turns >= self._until
                 idle = held or await self._advance()
                 await run.settle()  # so that groups whose last tokens were drawn are complete now, not a turn later
@@ -170,12 +171,13 @@ class Sampler:
                         "the order to repeat is of another run: all groups are complete before what comes in next; "
                         "repeat it with its own settings"
                     )
+                if ended := [(group, chunk) for chunk, group in run.ended if group.before.key not in self._told]:
+                    self._told |= {group.before.key for group, _ in ended}
+                    self._ended(ended)
                 if idle and not (self._asked or self._over or self._due()):
                     run.progressed.clear()
                     await run.progressed.wait()
                 self._seconds["idle" if idle or run.turns == before else "decoding"] += time.perf_counter() - started
-                if ended := run.ended[began:]:
-                    self._ended([(group, chunk) for chunk, group in ended])
         except BaseException as error:
             self._error = error
         finally:
@@ -221,6 +223,7 @@ class Sampler:
     def _taken(self, keys: Sequence[GroupKey]) -> Taken:
         run = self._run
         groups = [self._groups.pop(key) for key in keys]
+        self._told -= set(keys)
         remove(run, groups)
         own = [running.stats for running in run.engines.values()]
         ended, run.stats = [one for one in run.stats if not any(one is other for other in own)], own
