@@ -66,6 +66,10 @@ def plan_command(arguments: list[str]) -> int:
     config = fitted(config)
     if config.dtype == AUTO:
         config = dataclasses.replace(config, dtype=dtype_for(devices.platform))
+    if config.samplers:
+        raise InputError(
+            "plans are of one program's devices: leave out samplers, and plan max_staleness with all devices"
+        )
     if config.max_staleness:
         if table or picture is not None:
             raise InputError("of a run with max_staleness, jaxrl plan tells the split of the devices: leave "

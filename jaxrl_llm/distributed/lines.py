@@ -35,16 +35,16 @@ def key_of_programs() -> bytes:
     return key.encode()
 
 
-def address_of(text: str) -> tuple[str, int]:
-    """HOST:PORT as a pair. InputError for another text.
+def address_of(text: str, index: int = 0) -> tuple[str, int]:
+    """HOST:PORT as a pair, and of the host `index` of several the port so much higher. InputError for another text.
 
-    >>> address_of("10.0.0.7:7000")
-    ('10.0.0.7', 7000)
+    >>> address_of("10.0.0.7:7000", index=1)
+    ('10.0.0.7', 7001)
     """
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) >= 2**16:
+    if not host or not port.isdecimal() or int(port) + index >= 2**16:
         raise InputError(f"the address is {shown(text)}, but must be HOST:PORT")
-    return host, int(port)
+    return host, int(port) + index
 
 
 class Line:
@@ -104,12 +104,14 @@ class Line:
 class Desk:
     """Where programs that work for a run dial in: a thread takes the calls, until it is closed."""
 
-    def __init__(self, address: str, key: bytes) -> None:
+    def __init__(self, address: tuple[str, int], key: bytes) -> None:
         """Raises InputError if the address cannot be listened on."""
         try:
-            self._listener = Listener(address_of(address))
+            self._listener = Listener(address)
         except OSError as error:
-            raise InputError(f"{address} cannot be listened on: {error.strerror or error}") from None
+            raise InputError(
+                f"{address[0]}:{address[1]} cannot be listened on: {error.strerror or error}; give another address"
+            ) from None
         self._key, self._found = key, queue.SimpleQueue[Connection]()
         host, port = self._listener.address[:2]
         self.address = f"{socket.gethostname() if host in ANY else host}:{port}"

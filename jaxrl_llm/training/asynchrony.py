@@ -64,8 +64,8 @@ def samplers_of(config: TrainConfig, parts: RunParts) -> Open:
     if not config.samplers:
         return InThread
     digests = parts.digests | {"the code and packages": code_digest()}
-    greeting = Greeting(config, digests)
-    return lambda scene: Programs(scene, Desk(config.sampler_address, key_of_programs()), config.samplers, greeting)
+    greeting, address = Greeting(config, digests), address_of(config.sampler_address, parts.hosts.index)
+    return lambda scene: Programs(scene, Desk(address, key_of_programs()), config.samplers, greeting)
 
 
 def meshes_of(config: TrainConfig) -> tuple[jax.sharding.Mesh, jax.sharding.Mesh]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,7 +14,8 @@ sys.path.append(str(Path(__file__).parents[1] / "training"))
 
 import tiny_runs as runs
 
-from experiments.benchmarks.hosts import config_file, make_inputs, result, run, start, wait
+from experiments.benchmarks.hosts import config_file, free_port, make_inputs, result, run, start, wait
+from jaxrl_llm.distributed.lines import KEY
 
 GROUPS, STEPS, BOUND = 4, 6, 2
 OPTIONS: dict[str, Any] = {
@@ -88,6 +90,37 @@ def test_a_host_is_killed_and_no_group_is_lost(folder: Path) -> None:
     taken = assert_in_time(folder / "killed", 2)
     assert sum(len(keys) for groups in taken for keys in groups) == GROUPS * STEPS
     assert len(result(folder, "killed")["metrics"]) == STEPS
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("samplers", [1, 2])
+def test_samplers_of_several_hosts_are_other_programs(folder: Path, samplers: int, tmp_path: Path) -> None:
+    """Two hosts share the parameters, and each has samplers of its own. Their order is repeated bit by bit."""
+    found, name = list[dict[str, Any]](), f"apart-{samplers}"
+    for again in (False, True):
+        port = free_port()  # and the next one, of the second host
+        more: dict[str, Any] = {"samplers": samplers, "sampler_address": f"127.0.0.1:{port}", "mesh": "fsdp=4"}
+        more |= {"replay_order": str(folder / name)} if again else {}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(KEY, "of these tests")
+            command = [sys.executable, "-m", "jaxrl_llm.cli", "sampler"]
+            log = (tmp_path / "samplers.log").open("a")
+            ones = [
+                subprocess.Popen([*command, f"127.0.0.1:{port + host}"], stdout=log, stderr=log)
+                for host in (0, 1)
+                for _ in range(samplers)
+            ]
+            try:
+                found.append(run(folder, name + "-again" * again, 2, OPTIONS | more))
+            finally:
+                for one in ones:
+                    one.kill()
+                    one.wait()
+    assert_in_time(folder / name, 2)
+    entered = [line["entered"] for line in runs.lines_of(folder / name / "order.jsonl")]
+    assert all(len(turns) == 2 * samplers for turns in entered)
+    assert found[0]["tokens"] == found[1]["tokens"]
+    assert all((x == found[1]["params"][path]).all() for path, x in found[0]["params"].items())
 
 
 @pytest.mark.heavy

@@ -17,8 +17,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import test_agent_runs
 import test_asynchronous_runs as in_thread
 import tiny_runs as runs
+from compiling import with_devices
 
 from jaxrl_llm.algorithms import dr_grpo
 from jaxrl_llm.distributed.lines import KEY, Desk, Line, dial
@@ -48,7 +50,7 @@ def config_of(folder: Path, **changes: Any) -> TrainConfig:
 
 def start(config: TrainConfig, folder: Path, number: int = 0, devices: int = 1) -> subprocess.Popen[bytes]:
     """A sampler, whose output is in a file."""
-    env = runs.environment(XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}")
+    env = runs.environment(XLA_FLAGS=with_devices(devices))
     command = [sys.executable, "-m", "jaxrl_llm.cli", "sampler", config.sampler_address, "--wait", "100"]
     with (folder / f"sampler{number}.log").open("ab") as log:
         return subprocess.Popen(command, env=env, stdout=log, stderr=log)
@@ -110,13 +112,21 @@ def test_their_order_is_repeated_bit_by_bit(finished: tuple[TrainConfig, list[ru
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("rank", [0, 4])
-def test_one_program_is_the_sampler_in_a_thread(rank: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["kept caches", "adapters", "agents"])
+def test_one_program_is_the_sampler_in_a_thread(kind: str, tmp_path: Path) -> None:
     """In the same order, tokens and parameters are the same bit by bit. Of adapters, these alone are sent."""
-    more: dict[str, Any] = {"lora_rank": rank} if rank else {"stale_cache": "keep"}
-    first = in_thread.config_of(tmp_path / "thread", **more)
+    rank = 4 * (kind == "adapters")
+    kinds: dict[str, dict[str, Any]] = {"adapters": {"lora_rank": rank}, "kept caches": {"stale_cache": "keep"}}
+    make, more = in_thread.config_of, kinds.get(kind, {})
+    if kind == "agents":
+        make, more = test_agent_runs.config_of, {"max_staleness": 2, "steps": 5, "eval_size": 0}
+    for name in ("thread", "program"):
+        (tmp_path / name).mkdir()
+    first = make(tmp_path / "thread", **more)
     runs.train(first)
-    config = config_of(tmp_path / "program", samplers=1, replay_order=first.output, **more)
+    address = config_of(tmp_path).sampler_address
+    more |= {"samplers": 1, "sampler_address": address, "replay_order": first.output}
+    config = make(tmp_path / "program", **more)
     with sampling(config, tmp_path):
         runs.train(config)
     assert in_thread.taken_by(config.output) == in_thread.taken_by(first.output)
@@ -187,8 +197,7 @@ def test_programs_have_devices_of_their_own_mesh(
     still = {"optimizer": OptimizerConfig(learning_rate=1e-12), "steps": 4, "slots": 8}
     config = config_of(tmp_path, **more, **still)
     with sampling(config, tmp_path, sampler):
-        flags = f"--xla_force_host_platform_device_count={learner}"
-        process = runs.start("train", *runs.as_arguments(config), XLA_FLAGS=flags)
+        process = runs.start("train", *runs.as_arguments(config), XLA_FLAGS=with_devices(learner))
         _, error = process.communicate(timeout=300)
     assert process.returncode == 0, error
     lines = runs.lines_of(Path(config.output) / "metrics.jsonl")
@@ -242,7 +251,7 @@ def test_a_sampler_with_another_model_ends_the_run(tmp_path: Path) -> None:
 
 def test_lines() -> None:
     """Answers, errors, what is said unasked, an end that is noticed, and callers without the key, who wait for none."""
-    desk = Desk("127.0.0.1:0", SECRET.encode())
+    desk = Desk(("127.0.0.1", 0), SECRET.encode())
     said, lost = list[Any](), threading.Event()
     with socket.create_connection(("127.0.0.1", int(desk.address.rpartition(":")[2]))):  # says nothing
         with pytest.raises(InputError, match="has another key"):
