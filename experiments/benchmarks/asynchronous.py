@@ -2,9 +2,9 @@
 
 A simulation of events. The groups in flight, their programs and the rule of admission are those of a run; the engine
 and the learner are clocks: a decode step takes `decode + row * live rows` seconds, an update `update` seconds, and new
-weights `transfer` seconds, after which the tokens of all rows are computed again at `prefill` seconds each. Sampling
-hosts decode in lock step, each its share of the rows. Devices are split between the two: a share x of them samples,
-1 / x times as slowly, and the rest learn. With staleness 0 all devices do both.
+weights `transfer` seconds, after which the tokens of all rows are computed again at `prefill` seconds each. Each host
+samples its share of a step's groups, with a clock of its own, and the learner waits for all. Devices are split between
+the two: a share x of them samples, 1 / x times as slowly, and the rest learn. With staleness 0 all devices do both.
 
 The ideal is the larger of sampling alone, with all rows busy, and learning alone. Lengths are those of `rollout_tail`.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
@@ -71,7 +71,7 @@ class Machine:
 class Clock:
     """An engine that decodes nothing: a token a step in each of its rows, at the seconds of a machine."""
 
-    def __init__(self, sim: Simulation, requests: Sequence[Request], draws: Draws, stats: Stats) -> None:
+    def __init__(self, sim: Host, requests: Sequence[Request], draws: Draws, stats: Stats) -> None:
         self.sim, self.step_number = sim, sim.version
         self.requests, self.waiting = list[Request](), list[int]()
         self.decoded = 0  # steps until now
@@ -90,14 +90,14 @@ class Clock:
     def step(self, chunk: int) -> list[Completion]:
         """Fill rows, and decode until one ends or the chunk is over."""
         machine, sim = self.sim.machine, self.sim
-        new = self.waiting[: machine.rows * machine.hosts - len(self.rows)]
+        new = self.waiting[: machine.rows - len(self.rows)]
         del self.waiting[: len(new)]
         self.rows |= {number: self.decoded - self.requests[number].begun.size for number in new}
         for number in new:
             heappush(self.ends, (self.rows[number] + self._length(number), number))
-        sim.now += machine.prefill * sum(self.requests[number].begun.size for number in new) / machine.hosts
+        sim.now += machine.prefill * sum(self.requests[number].begun.size for number in new)
         steps = min(chunk, self.ends[0][0] - self.decoded)
-        sim.now += steps * machine.seconds(-(-len(self.rows) // machine.hosts))
+        sim.now += steps * machine.seconds(len(self.rows))
         self.decoded += steps
         done = list[int]()
         while self.ends and self.ends[0][0] <= self.decoded:
@@ -134,73 +134,94 @@ class Result(NamedTuple):
     taken: list[list[GroupKey]]  # by each step
 
 
-class Simulation:
-    """A run: groups in flight, the sampler's clock, and the steps of the learner."""
+class Host:
+    """A host's sampler: its clock, and its share of the groups in flight.
 
-    def __init__(self, machine: Machine, lengths: Sequence[int], samples: int, groups: int, bound: int) -> None:
+    groups: that each step takes of it. first, apart: the numbers of its prompts are first, first + apart ...
+    """
+
+    def __init__(
+        self, machine: Machine, lengths: Sequence[int], samples: int, groups: int, bound: int, first: int, apart: int
+    ) -> None:
         self.machine, self.lengths, self.samples, self.groups, self.bound = machine, lengths, samples, groups, bound
-        self.steps = len(lengths) // (samples * groups)
-        self.now, self.version = 0.0, 0
+        self.steps, self.prompt, self.apart = len(lengths) // (samples * groups * apart), first, apart
+        self.now, self.version, self.entered, self.admitted = 0.0, 0, -1, 0
+        self.ahead, self.spare, self.ages = Ahead(min(bound, 1)), 0, list[np.ndarray]()
+        self.waiting = dict[GroupKey, tuple[int, GroupRun]]()
+        self.run = InFlight(Driver(group(), partial(Clock, self), score, None, chunk=CHUNK), [], Rule(), [], {})
+        self.run.open(lambda: False)
 
-    async def run(self) -> Result:
-        """Simulate all steps."""
-        driver = Driver(group(), partial(Clock, self), score, None, chunk=CHUNK)
-        run = InFlight(driver, [], Rule(), [], {})
-        run.open(lambda: False)
-        waiting, begun = dict[GroupKey, tuple[int, GroupRun]](), 0
-        ready, entered, complete = 0.0, -1, -1.0  # when the weights of a step are there, and its groups complete
-        step, free, waited, oldest, ahead, spare = 0, 0.0, 0.0, 0, Ahead(min(self.bound, 1)), 0
-        looked = (-1, -1)  # weights, and complete groups, when `_complete` was last asked
-        ages, chosen, ends = list[np.ndarray](), list[list[GroupKey]](), list[float]()
-        while step < self.steps:
-            if entered < step and self.now >= ready:
-                self.version = entered = step
-                renew(run, driver)
-                spare = len(run.ended)
-                count = max(in_flight(step, ahead.steps, self.groups, self.steps) - len(waiting), 0)
-                flight = [self._task(begun + i, step) for i in range(count)]
-                for one in run.new(flight, [SampleNumbers(0, 1 << 20)] * count, {}):
-                    waiting[one.log().key] = (begun, one)
-                    begun += 1
-                    run.begin(one)
-            over = await run.advance()
-            await run.settle()
+    async def until_complete(self, step: int, ready: float) -> tuple[list[GroupKey], float]:
+        """Decode until the groups of a step are complete: (their keys, when it is so). ready: when its weights are."""
+        complete, looked = None if (keys := self._complete(step)) is None else self.now, (-1, -1)
+        while True:
+            if self.entered < step and self.now >= ready:
+                self._enter(step)
+            over = await self.run.advance()
+            await self.run.settle()
             if over:  # all that was begun is complete: the sampler waits for the learner
                 self.now = max(self.now, ready)
-            if (entered, len(run.ended)) == looked and not over:
+            if (self.entered, len(self.run.ended)) == looked and not over:
                 continue
-            looked = (entered, len(run.ended))
-            keys = self._complete(run, waiting, step)
-            complete = self.now if keys is not None and complete < 0 else complete
-            if keys is None or entered < step:
-                continue
-            start = max(ready, complete)
-            if self.bound and step:
-                share = (start - ready) / (start - ready + self.machine.update)
-                ahead = adjusted(ahead, self.bound, spare, self.groups, share)
-            waited, free = waited + start - free, start + self.machine.update
-            found = [waiting.pop(key)[1] for key in keys]
-            remove(run, found)
-            oldest = max(oldest, *(step - key.first_step for key in keys))
-            ages += [step - episode.own.policy_step for one in found for episode in one.group().episodes]
-            chosen, ends, step = [*chosen, keys], [*ends, free], step + 1
-            ready = free + self.machine.transfer
-            complete = -1.0 if self._complete(run, waiting, step) is None else self.now
-        await run.cancel()
-        first = self.steps // 4
-        seconds = (ends[-1] - ends[first]) / (len(ends) - 1 - first)
-        return Result(seconds, waited / self.steps, float(np.mean(np.concatenate(ages))), oldest, chosen)
+            looked = (self.entered, len(self.run.ended))
+            keys = self._complete(step)
+            complete = self.now if keys is not None and complete is None else complete
+            if keys is not None and complete is not None and self.entered == step:
+                return keys, complete
 
-    def _complete(
-        self, run: InFlight, waiting: Mapping[GroupKey, tuple[int, GroupRun]], step: int
-    ) -> list[GroupKey] | None:
-        ended = {id(one): chunk for chunk, one in run.ended}
-        known = [Waiting(key, place, ended.get(id(one))) for key, (place, one) in waiting.items()]
+    def take(self, keys: Sequence[GroupKey], step: int, waited: float) -> None:
+        """Take the groups of a step, before which the learner waited for this share of its time."""
+        if self.bound and step:
+            self.ahead = adjusted(self.ahead, self.bound, self.spare, self.groups, waited)
+        found = [self.waiting.pop(key)[1] for key in keys]
+        remove(self.run, found)
+        self.ages += [step - episode.own.policy_step for one in found for episode in one.group().episodes]
+
+    def _enter(self, step: int) -> None:
+        """Let the weights of a step come in, and the groups that are admitted with them."""
+        self.version = self.entered = step
+        renew(self.run, self.run.driver)
+        self.spare = len(self.run.ended)
+        count = max(in_flight(step, self.ahead.steps, self.groups, self.steps) - len(self.waiting), 0)
+        flight = [self._task(self.prompt + i * self.apart, step) for i in range(count)]
+        self.prompt += count * self.apart
+        for one in self.run.new(flight, [SampleNumbers(0, 1 << 20)] * count, {}):
+            self.waiting[one.before.key] = (self.admitted, one)
+            self.admitted += 1
+            self.run.begin(one)
+
+    def _complete(self, step: int) -> list[GroupKey] | None:
+        ended = {id(one): chunk for chunk, one in self.run.ended}
+        known = [Waiting(key, place, ended.get(id(one))) for key, (place, one) in self.waiting.items()]
         return taken(known, step, self.bound, self.groups, self.groups)
 
     def _task(self, number: int, step: int) -> tuple[GroupLog, Task]:
         log = GroupLog((number, 1), number, self.samples, step)
         return log, Task({}, log.prompt, number, self.samples, max(self.lengths))
+
+
+async def run(machine: Machine, lengths: Sequence[int], samples: int, groups: int, bound: int) -> Result:
+    """Simulate all steps. groups: of a step, on all hosts."""
+    count = machine.hosts
+    hosts = [Host(machine, lengths, samples, groups // count, bound, first, count) for first in range(count)]
+    ready, free, waited, oldest = 0.0, 0.0, 0.0, 0
+    chosen, ends = list[list[GroupKey]](), list[float]()
+    for step in range(hosts[0].steps):
+        found = [await host.until_complete(step, ready) for host in hosts]
+        start = max(ready, *(complete for _, complete in found))
+        for host, (keys, complete) in zip(hosts, found, strict=True):
+            own = max(complete - ready, 0.0)
+            host.take(keys, step, own / (own + machine.update))
+        keys = [key for keys, _ in found for key in keys]
+        oldest = max(oldest, *(step - key.first_step for key in keys))
+        waited, free = waited + start - free, start + machine.update
+        chosen, ends, ready = [*chosen, keys], [*ends, free], free + machine.transfer
+    for host in hosts:
+        await host.run.cancel()
+    first = len(ends) // 4
+    seconds = (ends[-1] - ends[first]) / (len(ends) - 1 - first)
+    ages = np.concatenate([age for host in hosts for age in host.ages])
+    return Result(seconds, waited / len(ends), float(np.mean(ages)), oldest, chosen)
 
 
 async def score(task: Task, episodes: Sequence[Any]) -> list[Any]:
@@ -210,7 +231,7 @@ async def score(task: Task, episodes: Sequence[Any]) -> list[Any]:
 
 def simulate(machine: Machine, lengths: Sequence[int], samples: int, groups: int, bound: int) -> Result:
     """The result of a run of len(lengths) / (samples groups) steps."""
-    return asyncio.run(Simulation(machine, lengths, samples, groups, bound).run())
+    return asyncio.run(run(machine, lengths, samples, groups, bound))
 
 
 def table(machine: Machine, lengths: Sequence[int], samples: int, groups: int, bounds: Sequence[int]) -> list[str]:
