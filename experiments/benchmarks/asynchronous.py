@@ -146,7 +146,7 @@ class Host:
         self.machine, self.lengths, self.samples, self.groups, self.bound = machine, lengths, samples, groups, bound
         self.steps, self.prompt, self.apart = len(lengths) // (samples * groups * apart), first, apart
         self.now, self.version, self.entered, self.admitted = 0.0, 0, -1, 0
-        self.ahead, self.spare, self.ages = Ahead(min(bound, 1)), 0, list[np.ndarray]()
+        self.ahead, self.spare, self.ages = min(bound, 1), 0, list[np.ndarray]()
         self.waiting = dict[GroupKey, tuple[int, GroupRun]]()
         self.run = InFlight(Driver(group(), partial(Clock, self), score, None, chunk=CHUNK), [], Rule(), [], {})
         self.run.open(lambda: False)
@@ -169,10 +169,8 @@ class Host:
             if keys is not None and complete is not None and self.entered == step:
                 return keys, complete
 
-    def take(self, keys: Sequence[GroupKey], step: int, waited: float) -> None:
-        """Take the groups of a step, before which the learner waited for this share of its time."""
-        if self.bound and step:
-            self.ahead = adjusted(self.ahead, self.bound, self.spare, self.groups, waited)
+    def take(self, keys: Sequence[GroupKey], step: int) -> None:
+        """Take the groups of a step."""
         found = [self.waiting.pop(key)[1] for key in keys]
         remove(self.run, found)
         self.ages += [step - episode.own.policy_step for one in found for episode in one.group().episodes]
@@ -182,7 +180,7 @@ class Host:
         self.version = self.entered = step
         renew(self.run, self.run.driver)
         self.spare = len(self.run.ended)
-        count = max(in_flight(step, self.ahead.steps, self.groups, self.steps) - len(self.waiting), 0)
+        count = max(in_flight(step, self.ahead, self.groups, self.steps) - len(self.waiting), 0)
         flight = [self._task(self.prompt + i * self.apart, step) for i in range(count)]
         self.prompt += count * self.apart
         for one in self.run.new(flight, [SampleNumbers(0, 1 << 20)] * count, {}):
@@ -205,13 +203,16 @@ async def run(machine: Machine, lengths: Sequence[int], samples: int, groups: in
     count = machine.hosts
     hosts = [Host(machine, lengths, samples, groups // count, bound, first, count) for first in range(count)]
     ready, free, waited, oldest = 0.0, 0.0, 0.0, 0
-    chosen, ends = list[list[GroupKey]](), list[float]()
+    chosen, ends, ahead = list[list[GroupKey]](), list[float](), Ahead(min(bound, 1))
     for step in range(hosts[0].steps):
         found = [await host.until_complete(step, ready) for host in hosts]
         start = max(ready, *(complete for _, complete in found))
-        for host, (keys, complete) in zip(hosts, found, strict=True):
-            own = max(complete - ready, 0.0)
-            host.take(keys, step, own / (own + machine.update))
+        if bound and step:
+            share = (start - ready) / (start - ready + machine.update)
+            ahead = adjusted(ahead, bound, min(host.spare for host in hosts), groups // count, share)
+        for host, (keys, _) in zip(hosts, found, strict=True):
+            host.take(keys, step)
+            host.ahead = ahead.steps
         keys = [key for keys, _ in found for key in keys]
         oldest = max(oldest, *(step - key.first_step for key in keys))
         waited, free = waited + start - free, start + machine.update

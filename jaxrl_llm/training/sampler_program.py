@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -38,18 +39,20 @@ def sample_for(address: str, wait: float, say: Callable[[str], object]) -> None:
     """
     key, served = key_of_programs(), False
     while (connection := dial(address, key, wait)) is not None:
-        try:
-            with connection:
-                served = _serve(connection, say) or served
-        except LOST:
-            say(f"the learner at {address} has gone")
+        with connection:
+            _serve(connection, say)
+        served = True
+        say(f"the learner at {address} has gone: waiting {wait:g} s for another")
     if not served:
         raise InputError(f"no learner listens at {address}: is it running, and is the port open?")
 
 
-def _serve(connection: Connection, say: Callable[[str], object]) -> bool:
+def _serve(connection: Connection, say: Callable[[str], object]) -> None:
     """Sample for a learner until it is gone."""
-    _, (greeting, number, units) = connection.recv()
+    try:
+        _, (greeting, number, units) = connection.recv()
+    except LOST:
+        return
     config = greeting.config
     say(f"sampler {number} of {units} loads {config.model}")
     inputs = None
@@ -58,13 +61,13 @@ def _serve(connection: Connection, say: Callable[[str], object]) -> bool:
             inputs = Inputs(split_prompts(config), make_rewards(config))
             setup, of = set_up_sampler(greeting, inputs, Hosts(number, units))
         except Exception as error:
-            connection.send(("raised", portable(error)))
+            with contextlib.suppress(*LOST):
+                connection.send(("raised", portable(error)))
             raise
         rule = Asynchrony(config.max_staleness, config.steps, keep=keeps_caches(config))
         session = Session(connection, beside_updates(setup, rule), rule, of)
         connection.send(("answer", of.options))
         session.run()
-        return True
     finally:
         if inputs is not None:
             close_rewards(inputs.rewards)

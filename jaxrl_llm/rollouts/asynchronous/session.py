@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ class Ended(NamedTuple):
 class _Told(Waitlist):
     """Tells the learner, who keeps the list of groups."""
 
-    def __init__(self, say: Any) -> None:
+    def __init__(self, say: Callable[[Any], object]) -> None:
         self._say = say
 
     def admit(self, keys: Iterable[GroupKey]) -> None:
@@ -58,7 +59,7 @@ class Session:
     def __init__(self, connection: Connection, setup: Experience, rule: Asynchrony, of: Receiver) -> None:
         self._connection, self._sending = connection, threading.Lock()
         self._streamed = StreamedScores(setup.rewards, setup.policy.tokenizer)
-        told = _Told(lambda what: self._send("said", what))
+        told = _Told(self._say)
         self._scene = Scene(setup, rule, told, self._streamed)
         self._thread = InThread(self._scene)
         self._of = of
@@ -85,6 +86,10 @@ class Session:
     def _send(self, kind: str, value: Any) -> None:
         with self._sending:
             self._connection.send((kind, value))
+
+    def _say(self, what: Any) -> None:
+        with contextlib.suppress(*LOST):  # `run` notices that the learner has gone
+            self._send("said", what)
 
     def on_connect(self, address: str) -> None:
         """Where weights are to be pulled from."""

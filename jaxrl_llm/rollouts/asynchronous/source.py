@@ -93,7 +93,7 @@ class _Beside:
         self.waitlist = Waitlist()
         self.last = 0.0  # when groups were taken
         self.in_flight: list[int] = []
-        self.ahead: list[Ahead] = []
+        self.ahead = Ahead()
         self.entries = 0  # of this host's samplers until now
         # The state at the beginning of the last step, the same with its prompts drawn, and what the step has taken.
         self.begun: tuple[ExperienceState, ExperienceState] | None = None
@@ -114,7 +114,7 @@ class _Beside:
             # Older groups first, so that each host gets as many of them.
             pool = sorted(state.pool, key=lambda log: log.key.first_step)
             self.in_flight, self.entries = [len(pool[host :: hosts.units]) for host in range(hosts.units)], 0
-            self.ahead = [Ahead()] * hosts.units
+            self.ahead = Ahead()
             own = hosts.share(pool)
         missing = self._missing(step, each)
         before, (new, state, dropped) = state, new_groups(setup, state, missing, step)
@@ -161,8 +161,8 @@ class _Beside:
             of_host(self.rule.repeat, self.hosts.index)  # InputError for an order of fewer hosts
             return self.rule.repeat[step].admitted
         # None where a run goes on that is to have fewer steps than were admitted.
-        flight = [in_flight(step, ahead.steps, each, self.rule.steps) for ahead in self.ahead]
-        return [max(wanted - count, 0) for wanted, count in zip(flight, self.in_flight, strict=True)]
+        wanted = in_flight(step, self.ahead.steps, each, self.rule.steps)
+        return [max(wanted - count, 0) for count in self.in_flight]
 
     def _enter(self, given: Given | None, flight: Flight) -> None:
         """Let weights (None: those there are) and groups come in."""
@@ -234,9 +234,9 @@ class _Beside:
             did = order._replace(entered=of_all, groups=[one[3] for one in found])
             write_order(self.rule.record, did)
         if not order.began:
-            each = setup.prompts_per_step // setup.hosts.units
-            rates = [(complete, each, waited) for *_, complete, waited in found]
-            self.ahead = [adjusted(x, self.rule.bound, *rate) for x, rate in zip(self.ahead, rates, strict=True)]
+            each, complete = setup.prompts_per_step // setup.hosts.units, min(one[-2] for one in found)
+            # The learner waits for the slowest host, which is another in each step.
+            self.ahead = adjusted(self.ahead, self.rule.bound, complete, each, max(one[-1] for one in found))
         age, seconds = np.concatenate([one[0] for one in found]), [some for one in found for some in one[1]]
         metrics = staleness_metrics(age, self.rule.bound) | sampler_metrics(seconds, stats, setup.hosts.units)
         return metrics | {"rollout/pool": float(sum(self.in_flight))}

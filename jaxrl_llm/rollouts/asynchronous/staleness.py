@@ -36,17 +36,17 @@ class Waiting(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """How far a sampler is ahead of the learner."""
+    """How far samplers are ahead of the learner."""
 
     steps: int = 1  # whose groups are in flight beside an update, from 1 to the bound
     spare: int = 0  # steps in a row until now that had groups of another step to spare
 
 
 def adjusted(ahead: Ahead, bound: int, complete: int, wanted: int, waited: float) -> Ahead:
-    """How far the sampler of a host is ahead after a step.
+    """How far samplers are ahead after a step.
 
-    complete: groups of the host that were complete when the learner asked for those of the step; wanted: how many it
-    asked for. waited: share of the step's seconds for which it waited, from 0 to 1.
+    complete: groups that were complete when the learner asked for those of the step, on the host with the fewest;
+    wanted: how many it asked for there. waited: share of the step's seconds for which it waited, from 0 to 1.
 
     >>> adjusted(Ahead(1), bound=2, complete=3, wanted=4, waited=0.3)
     Ahead(steps=2, spare=0)
