@@ -34,7 +34,7 @@ OTHERS = {
     "--topology", "--shardings", "--slices", "--json", "--picture", "--find", "--compare", "--overwrite", "--samples",
     "--jsonl", "--stats", "--size", "--traceback", "--no-deps", "--kills", "--algorithm.without", "--algorithm.preset",
     "--algorithms", "--tasks", "--first-seed", "--keep-unread", "--adapters", "--add-tokens", "--name", "--host",
-    "--port", "--text",
+    "--port", "--text", "--wait",
 }  # fmt: skip
 SMALL = {
     "--steps": "1", "--prompts-per-step": "2", "--group-size": "4", "--max-new-tokens": "4", "--eval-size": "2",
