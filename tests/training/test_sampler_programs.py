@@ -23,6 +23,7 @@ import tiny_runs as runs
 from compiling import with_devices
 
 from jaxrl_llm.algorithms import dr_grpo
+from jaxrl_llm.cli.program import main
 from jaxrl_llm.distributed.lines import KEY, Desk, Line, dial
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy, lora
@@ -247,6 +248,21 @@ def test_a_sampler_with_another_model_ends_the_run(tmp_path: Path) -> None:
             runs.train(config)
         assert one.wait(60) == 2
     assert "a sampler differs in the model's weights" in (tmp_path / "sampler0.log").read_text()
+
+
+def test_what_the_command_line_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = config_of(tmp_path).sampler_address
+    assert main(["sampler", address, "--wait", "0"]) == 2
+    assert f"no learner listens at {address}" in capsys.readouterr().err
+    monkeypatch.delenv(KEY)
+    assert main(["sampler", "here", "--wait", "-1"]) == 2
+    said = capsys.readouterr().err
+    assert [words in said for words in ("must be HOST:PORT", f"{KEY} is not set", "--wait is -1.0")] == [True] * 3
+    asked = ["--topology", "cpu:1", "--max-staleness", "1", "--samplers", "1"]
+    assert main(["plan", "--model", str(runs.MODEL), *asked]) == 2
+    assert "plans are of one program's devices: leave out samplers" in capsys.readouterr().err
 
 
 def test_lines() -> None:
