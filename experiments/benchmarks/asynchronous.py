@@ -138,15 +138,18 @@ class Host:
     """A host's sampler: its clock, and its share of the groups in flight.
 
     groups: that each step takes of it. first, apart: the numbers of its prompts are first, first + apart ...
+    longest: tokens of the longest completion.
     """
 
     def __init__(
-        self, machine: Machine, lengths: Sequence[int], samples: int, groups: int, bound: int, first: int, apart: int
-    ) -> None:
+        self, machine: Machine, lengths: Sequence[int], samples: int, groups: int, bound: int, first: int, apart: int,
+        longest: int,
+    ) -> None:  # fmt: skip
         self.machine, self.lengths, self.samples, self.groups, self.bound = machine, lengths, samples, groups, bound
         self.steps, self.prompt, self.apart = len(lengths) // (samples * groups * apart), first, apart
         self.now, self.version, self.entered, self.admitted = 0.0, 0, -1, 0
         self.ahead, self.spare, self.ages = min(bound, 1), 0, list[np.ndarray]()
+        self.longest = longest
         self.waiting = dict[GroupKey, tuple[int, GroupRun]]()
         self.run = InFlight(Driver(group(), partial(Clock, self), score, None, chunk=CHUNK), [], Rule(), [], {})
         self.run.open(lambda: False)
@@ -195,13 +198,13 @@ class Host:
 
     def _task(self, number: int, step: int) -> tuple[GroupLog, Task]:
         log = GroupLog((number, 1), number, self.samples, step)
-        return log, Task({}, log.prompt, number, self.samples, max(self.lengths))
+        return log, Task({}, log.prompt, number, self.samples, self.longest)
 
 
 async def run(machine: Machine, lengths: Sequence[int], samples: int, groups: int, bound: int) -> Result:
     """Simulate all steps. groups: of a step, on all hosts."""
-    count = machine.hosts
-    hosts = [Host(machine, lengths, samples, groups // count, bound, first, count) for first in range(count)]
+    count, longest = machine.hosts, max(lengths)
+    hosts = [Host(machine, lengths, samples, groups // count, bound, first, count, longest) for first in range(count)]
     ready, free, waited, oldest = 0.0, 0.0, 0.0, 0
     chosen, ends, ahead = list[list[GroupKey]](), list[float](), Ahead(min(bound, 1))
     for step in range(hosts[0].steps):
