@@ -28,7 +28,7 @@ from jaxrl_llm.utils.threads import called, named
 Play = Callable[[str, str, dict[str, Any]], float | Awaitable[float | None] | None]
 """(base URL, API key, row of the data set) -> the episode's reward, or None for that of the run's reward functions."""
 
-PAUSE = 0.05  # seconds after a call in which others are taken to be at once with it
+PAUSE = 0.03  # seconds after a call in which others are taken to be at once with it
 LATE = 5.0  # seconds after which a call is told though others were expected
 
 

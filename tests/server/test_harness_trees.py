@@ -30,6 +30,7 @@ from jaxrl_llm.data.chat.calls import Call, Reply
 from jaxrl_llm.learner.prefix_trie import TokenRows, prefix_tries
 from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.rollouts.agents import agent
+from jaxrl_llm.rollouts.agents.compaction import Summary, keep_last
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.runtime.collate import program_metrics, to_batch
 from jaxrl_llm.rollouts.runtime.group_run import GroupRun
@@ -75,7 +76,8 @@ class Played:
     """A group of episodes that a harness played, and what the engine was asked for at once."""
 
     def __init__(self, play: Any, pause: float = 0.3, **settings: Any) -> None:
-        given = {name: settings.pop(name) for name in ("turns", "episode_tokens") if name in settings}
+        of_agent = ("turns", "episode_tokens", "context_tokens", "compact")
+        given = {name: settings.pop(name) for name in of_agent if name in settings}
         self.at_once = list[int]()
         step = Speaking.step
 
@@ -322,6 +324,37 @@ def test_the_budget_of_an_episode_counts_what_rows_share_once() -> None:
 def room_shared(row: Episode) -> int:
     """Tokens of a fork before what it is asked: the first reply, which another row has."""
     return 0 if row.segments[0].sampled else row.segments[0].tokens.size
+
+
+@pytest.mark.parametrize("compact", [keep_last(1), Summary(12, ask="Sum up.", told="Summary: ")])
+def test_branches_that_are_compacted_go_on_in_rows_of_their_own(compact: Any) -> None:
+    heard = list[str]()
+
+    async def play(ask: Ask) -> float:
+        messages = [user("q")]
+        heard.append(await ask(messages))
+        messages += [said(heard[0]), user("on")]
+
+        async def branch(text: str) -> None:
+            own = [*messages, user(text)]
+            for _ in range(5):
+                own += [said(await ask(own)), user("and on")]
+                heard.append(own[-2]["content"])
+
+        await asyncio.gather(branch("x"), branch("y"))
+        return 1.0
+
+    limits = {"context_tokens": 200, "compact": compact}
+    played = Played(playing(play), turns=16, limit=24, **limits)
+    assert played.rows[0].info["compactions"] > 0
+    assert played.rows[0].info["branches"] > 0
+    assert played.rows[0].rewards["environment"] == 1.0
+    found = Counter(one for texts in played.texts.values() for one in texts)
+    assert not Counter(heard) - found
+    assert found.total() == played.requests == 11 + isinstance(compact, Summary) * played.rows[0].info["compactions"]
+    assert all(len(row.tokens) <= 200 for row in played.rows)
+    batch = played.batch
+    np.testing.assert_array_equal(batch.loss_weights, np.asarray(batch.turn) >= 0)
 
 
 class Log:

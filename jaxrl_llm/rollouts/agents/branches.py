@@ -61,7 +61,8 @@ async def go_on(
 
     open_rows: the last rows that ask for a reply already, before those.
     """
-    one.asking, fits = 1, True
+    one.asking, fits, known = 1, True, set(one.shared)
+    waiting = [row.sample for row in one.rows[len(one.rows) - open_rows :]]
     for told in asked:
         whole = merged(told)
         rest = None if limits.fresh else _turned_to(one, whole)
@@ -71,12 +72,16 @@ async def go_on(
         if not fits:
             break
         one.nodes.append(Node(whole, one.rows[-1].sample, one.rows[-1].size, True))
-    one.rows = [_given(row, one.shared.get(row.sample, 0)) for row in one.rows]
-    one.asking = open_rows + len(asked) if fits else 1
+        waiting.append(one.rows[-1].sample)
+    rows = {row.sample: _given(row, one.shared.get(row.sample, 0)) for row in one.rows}
+    asking = [rows.pop(sample) for sample in waiting]
+    # A branch that was compacted says nothing.
+    one.rows, one.asking = [*(row for row in rows.values() if row.last), *asking], max(len(asking), 1)
     fits = fits and all(one.room(task, limits, place) > 0 for place in range(-one.asking, 0))
-    # A branch that was compacted, or will not be answered, says nothing.
-    unanswered = len(one.rows) - (one.asking if fits else 0)
-    one.rows = [row for place, row in enumerate(one.rows) if place >= unanswered or row.last]
+    if not fits:  # nor does one that will not be answered
+        one.rows = [row for row in one.rows if row.last] or one.rows[:1]
+    new_ones = sum(row.sample in one.shared and row.sample not in known for row in one.rows)
+    one.info["branches"] = one.info.get("branches", 0.0) + new_ones
     return fits
 
 
@@ -115,7 +120,6 @@ def _turned_to(one: Conversation, whole: Sequence[Message]) -> list[Message] | N
         shared = row.first(node.size)
         new = replace(shared, sample=number_of(one, shared.tokens, rest))
         one.shared[new.sample] = new.size
-        one.info["branches"] = one.info.get("branches", 0.0) + 1.0
         one.rows = [*one.rows, new]
     one.messages = [*node.messages]
     return rest

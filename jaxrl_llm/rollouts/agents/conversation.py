@@ -47,6 +47,7 @@ class Conversation:
     snapshot: int | None = None  # place in the league of the policy that replies; None: the one that learns
     said: list[Message] = field(default_factory=list)  # after `asked`, whatever became of it in `messages`
     owners: list[int] = field(default_factory=list)  # of each turn: the sample number of its row
+    compacting: int = 0  # how often a function was asked to compact it, whether or not that made it shorter
     asking: int = 1
     nodes: list[Node] = field(default_factory=list)  # where it can branch; none unless it is told whole
     shared: dict[int, int] = field(default_factory=dict)  # by sample: tokens that a row begins with as another does
@@ -185,7 +186,7 @@ class Conversation:
 
     def _left(self, rows: Sequence[Episode], limits: Limits) -> int:
         """Tokens that the budget of the episode leaves."""
-        taken = sum(row.size for row in rows) - sum(self.shared.values())
+        taken = sum(row.size - self.shared.get(row.sample, 0) for row in rows)
         return 2**30 if limits.episode_tokens is None else limits.episode_tokens - taken
 
     def _longer(
@@ -225,7 +226,7 @@ class Conversation:
         if compact is None:
             return None
         if not isinstance(compact, Summary):
-            name = f"{self.number}/compaction {int(self.info.get('compactions', 0.0))}"
+            name, self.compacting = f"{self.number}/compaction {self.compacting}", self.compacting + 1
             found = await tools.call(compact, [dict(one) for one in everything], name=name, failing=True)
             kept = merged(conversation_of(found))
             rows = self._and_new(chat, kept)
