@@ -38,6 +38,7 @@ from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
 from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.server.episodes import endpoint
 from jaxrl_llm.server.harness import Harness
+from jaxrl_llm.training import play as play_module
 
 TOKENIZER = tokenizer_of("plain")
 Messages = list[dict[str, Any]]
@@ -410,6 +411,20 @@ def test_ids_of_calls_are_the_same_when_an_episode_is_told_again() -> None:
         assert not asyncio.run(world.step(reply)).done
         asyncio.run(world.close())
     assert heard[0] == heard[1]
+
+
+def test_calls_at_once_are_seen_in_a_terminal() -> None:
+    """As `jaxrl sample` plays: each conversation that is asked, and each reply."""
+
+    def play(url: str, key: str, row: dict[str, Any]) -> float:
+        return float(len(post(url, key, {**HI, "n": 2})["choices"]))
+
+    lines, found = list[str](), play_module.Played({})
+    world = play_module.Watched(Harness(play), found, lines.append)
+    assert len(asyncio.run(world.reset({}, 0)).conversations) == 2
+    assert asyncio.run(world.step([Reply(said(text), ()) for text in "ab"])).done
+    assert asyncio.run(world.close()) == 2.0
+    assert lines == ["[user] Hi.", "[user] Hi.", "[assistant] a", "[assistant] b"]
 
 
 @pytest.mark.heavy
