@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
-from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.generators import Generators
 from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation
 from jaxrl_llm.utils.errors import InputError, error_line, shown
@@ -41,7 +40,7 @@ class Replayable:
         with self._generators.within():
             self._world: Environment = make(row)
         self._seed = seed
-        self._replies: list[Reply] = []
+        self._replies: list[Any] = []
         self._answers: list[str] = []  # to `reset` and to the replies
         self.seen: list[Observation] = []  # those answers, the first of which is that of `reset`
 
@@ -62,7 +61,12 @@ class Replayable:
         with self._generators.within():
             return self._note(await called(self._world.reset, dict(row), seed))
 
-    async def step(self, reply: Reply) -> Observation:
+    def expect(self, seen: Observation) -> None:
+        """What `reset` or the next `step` returned when the same was played before; see `protocol`."""
+        if (told := getattr(self._world, "expect", None)) is not None:
+            told(seen)
+
+    async def step(self, reply: Any) -> Observation:
         """See `protocol.Environment`."""
         with self._generators.within():
             seen = self._note(await called(self._world.step, reply))
@@ -104,9 +108,11 @@ class Replayable:
     async def _replayed(self, count: int, why: str) -> Replayable:
         other = Replayable(self._make, self._row, self._seed)
         try:
+            other.expect(self.seen[0])
             await other.reset(self._row, self._seed)
             self._check_answers(other, why)
-            for reply in self._replies[:count]:
+            for reply, seen in zip(self._replies[:count], self.seen[1:], strict=False):
+                other.expect(seen)
                 await other.step(reply)
                 self._check_answers(other, why)
         except BaseException as error:

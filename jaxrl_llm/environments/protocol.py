@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from jaxrl_llm.data.chat.calls import Message, Reply
+from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.utils.errors import shown
 
 
@@ -36,10 +36,17 @@ class Observation:
     whole: bool = False
     """Whether the messages are the whole conversation, its prompt included, and not what it gets. It goes on where they
     begin with what was said, and else in a new row."""
+    also: Sequence[Sequence[Message]] = ()
+    """With `whole`, other conversations that are to be answered too: `step` then gets a list of replies, in order."""
+
+    @property
+    def conversations(self) -> list[Sequence[Message]]:
+        """The messages of each conversation that is to be answered."""
+        return [self.messages, *self.also]
 
     def as_json(self) -> dict[str, Any]:
         """For the log of a program, from which `Observation(**value)` restores it."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "also" or value}
 
 
 def finite(value: Any, name: str) -> float:
@@ -85,14 +92,21 @@ class Environment(Protocol):
         Returns messages that come after those of the row's prompt.
         """
 
-    def step(self, reply: Reply) -> Observation | Awaitable[Observation]:
-        """Answer a reply of the policy."""
+    def step(self, reply: Any) -> Observation | Awaitable[Observation]:
+        """Answer a reply of the policy, a `Reply`; a list of them where several were asked for, `Observation.also`."""
 
     def close(self) -> Final | Awaitable[Final]:
         """End the episode. Returns (or awaits) its final reward, beside those of its turns, or None for none.
 
         Of a game of several players it is a list with the reward of each.
         """
+
+
+class ReplayedEnvironment(Environment, Protocol):
+    """An environment whose answers also depend on when something happens, such as calls that come at once."""
+
+    def expect(self, seen: Observation) -> None:
+        """Told before `reset` or `step` what it returned when the same was played before, to wait for the same."""
 
 
 class CopyableEnvironment(Environment, Protocol):

@@ -19,6 +19,7 @@ from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.threads import called
 
 T = TypeVar("T")
+MOST_NUMBERS = 2**20  # sample numbers that a program may give
 
 
 class Tools:
@@ -101,7 +102,8 @@ class Tools:
         return replace(longer, ended=answer.ended, truncated=cut_short)
 
     def _episode(self, context: Episode | Sequence[int], number: int | None) -> Episode:
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**20):
+        whole = isinstance(number, int) and not isinstance(number, bool)
+        if number is not None and not (whole and 0 <= number < MOST_NUMBERS):
             raise InputError(f"number is {shown(number)}, but must be a whole number from 0 to 2^20 - 1")
         if isinstance(context, Episode):
             return context if number is None else replace(context, sample=number)
@@ -150,6 +152,10 @@ class Tools:
         """
         self._host.held[name] = value
         return value
+
+    def recorded(self, name: str) -> Any:
+        """What the call of this name answered before, where the program is rerun from its log, else None."""
+        return self._host.recorded.get(name)
 
     def held(self, name: str) -> Any:
         """What the program holds under a name, maybe since the step that left it unfinished, else None.

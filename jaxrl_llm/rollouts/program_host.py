@@ -49,6 +49,7 @@ class ProgramHost(Protocol):
 
     task: Task
     held: dict[str, Any]  # what the program holds, by name
+    recorded: dict[str, Any]  # answers of external calls, by name
     step: int
     first_step: int  # training step in which the program first started
     repeat: int  # number of the group among those of its prompt that started in that step

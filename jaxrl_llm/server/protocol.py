@@ -250,14 +250,17 @@ class Answers:
         return {**self.head, "object": self.piece_kind, "choices": [], "usage": self._usage(sampled)}
 
 
-def written_calls(calls: Sequence[Mapping[str, Any]]) -> list[Json]:
-    """Calls of tools as the protocol writes them, with ids and arguments as JSON text."""
+def written_calls(calls: Sequence[Mapping[str, Any]], name: str | None = None) -> list[Json]:
+    """Calls of tools as the protocol writes them, with ids and arguments as JSON text.
+
+    name: of the reply, from which ids follow; None: they are new.
+    """
     import json
 
     return [
         {
-            "id": f"call_{uuid.uuid4().hex[:24]}", "type": "function",
+            "id": f"call_{uuid.uuid4().hex[:24] if name is None else f'{name}{place:012}'}", "type": "function",
             "function": {"name": call["name"], "arguments": json.dumps(call["arguments"])},
         }
-        for call in calls
+        for place, call in enumerate(calls)
     ]  # fmt: skip

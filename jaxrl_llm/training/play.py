@@ -73,9 +73,10 @@ class Watched:
         """As the other."""
         return self._seen(await called(self._inner.reset, row, seed))
 
-    async def step(self, reply: Reply) -> Observation:
+    async def step(self, reply: Reply | list[Reply]) -> Observation:
         """As the other."""
-        self._note(dict(reply.message))
+        for one in [reply] if isinstance(reply, Reply) else reply:
+            self._note(dict(one.message))
         seen = self._seen(await called(self._inner.step, reply))
         self._played.rewards.append(float(seen.reward))
         self._played.state = "done" if seen.done else "cut off"
@@ -91,8 +92,9 @@ class Watched:
         return self._played.final
 
     def _seen(self, seen: Observation) -> Observation:
-        for message in () if seen.done else seen.messages:
-            self._note(dict(message))
+        for messages in () if seen.done else seen.conversations:
+            for message in messages:
+                self._note(dict(message))
         return seen
 
     def _note(self, message: dict[str, Any]) -> None:

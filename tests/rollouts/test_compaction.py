@@ -219,6 +219,14 @@ def test_a_function_that_fails_ends_the_episode(compact: Any, why: str, caplog: 
     assert re.search(f"in step, where its episode ends: {why}", caplog.text)
 
 
+def test_a_function_that_keeps_all_is_asked_again() -> None:
+    rollout = agent(Finding, context_tokens=600, compact=list, turn_tokens=300)
+    (one,) = run_agents(rollout, TOKENIZER, says, ROWS, samples=1)[0].groups
+    (row,) = one.episodes
+    assert (row.info["compactions"], row.info["failed_environments"]) == (0.0, 0.0)
+    assert row.rewards == {"environment": 25.0}
+
+
 def test_names_and_what_is_refused() -> None:
     assert compact_by_name("summary") == Summary()
     assert compact_by_name("summary(64, 2)") == Summary(64, 2)

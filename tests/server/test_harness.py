@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import re
@@ -32,6 +33,7 @@ from jaxrl_llm.training import setup
 
 # Plays of two calls with the real client. What they heard goes to a file.
 PLAYS = """
+import asyncio
 import json
 import threading
 from pathlib import Path
@@ -85,7 +87,22 @@ def silent(base_url, api_key, row):
     return 1.0
 
 
-goes_on, rewrites, is_async, raises, is_silent = map(harness, (going_on, rewriting, in_the_loop, raising, silent))
+async def branching(base_url, api_key, row):
+    client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+
+    async def ask(messages):
+        return (await client.chat.completions.create(model="policy", messages=messages)).choices[0].message.content
+
+    asked = [{"role": "user", "content": row["prompt"]}]
+    said = await asyncio.gather(*(ask(asked) for _ in range(3)))
+    more = [[*asked, {"role": "assistant", "content": one}, {"role": "user", "content": "on"}] for one in said[:2]]
+    said += await asyncio.gather(*(ask(messages) for messages in [*more, more[0]]))
+    note(said)
+    return float(len(said[0]) % 2)
+
+
+plays = going_on, rewriting, in_the_loop, raising, silent, branching
+goes_on, rewrites, is_async, raises, is_silent, branches = map(harness, plays)
 """
 
 
@@ -209,6 +226,7 @@ def post(url: str, key: str, body: dict[str, Any], retry: int = 0) -> dict[str, 
         return json.load(answer)
 
 
+now = asyncio.run  # the methods of a harness are async
 HI = {"model": "policy", "messages": [{"role": "user", "content": "Hi."}]}
 
 
@@ -223,11 +241,11 @@ def test_a_request_that_is_sent_again_gets_the_same_answer() -> None:
         return float(texts == ["a", "a"] and later == "b")
 
     world = Harness(play)
-    seen = world.reset({}, 0)
+    seen = now(world.reset({}, 0))
     assert (list(seen.messages), seen.whole) == (HI["messages"], True)
-    assert not world.step(Reply({"role": "assistant", "content": "a"}, (), tokens=2, prompt_tokens=3)).done
-    assert world.step(Reply({"role": "assistant", "content": "b"}, ())).done
-    assert world.close() == 1.0
+    assert not now(world.step(Reply({"role": "assistant", "content": "a"}, (), tokens=2, prompt_tokens=3))).done
+    assert now(world.step(Reply({"role": "assistant", "content": "b"}, ()))).done
+    assert now(world.close()) == 1.0
 
 
 def test_tools_and_thoughts_reach_the_client() -> None:
@@ -238,11 +256,11 @@ def test_tools_and_thoughts_reach_the_client() -> None:
         heard.append(post(url, key, {**HI, "tools": [tool], "temperature": 0.1}))
 
     world = Harness(play)
-    world.reset({}, 0)
+    now(world.reset({}, 0))
     assert list(world.tools) == [tool]
     message = {"role": "assistant", "content": "", "reasoning_content": "hm"}
-    assert world.step(Reply(message, (Call("look", {"at": 1}),), tokens=5, prompt_tokens=7)).done
-    assert world.close() is None
+    assert now(world.step(Reply(message, (Call("look", {"at": 1}),), tokens=5, prompt_tokens=7))).done
+    assert now(world.close()) is None
     (choice,) = heard[0]["choices"]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["reasoning_content"] == "hm"
@@ -255,7 +273,7 @@ def test_tools_and_thoughts_reach_the_client() -> None:
     ("changes", "status", "message"),
     [
         ({"model": "gpt-9"}, 404, "the model 'gpt-9' does not exist: this endpoint has policy"),
-        ({"n": 2}, 400, "n is not supported by the endpoint of a harness"),
+        ({"logprobs": True}, 400, "logprobs is not supported by the endpoint of a harness"),
         ({"messages": [{"role": "user"}]}, 400, "each message must have a role and a content"),
     ],
 )
@@ -270,7 +288,7 @@ def test_the_protocol_s_errors(changes: dict[str, Any], status: int, message: st
                 found.append((error.code, json.load(error)["error"]["message"]))
 
     with pytest.raises(RuntimeError, match="ended without a call"):
-        harness(play)().reset({}, 0)
+        now(harness(play)().reset({}, 0))
     assert found[0][0] == status
     assert message in found[0][1]
     assert found[1][0] == 401
@@ -286,8 +304,8 @@ def test_an_episode_that_is_closed_answers_no_more() -> None:
             found.append(error.code)
 
     world = Harness(play)
-    world.reset({}, 0)
-    assert world.close() is None
+    now(world.reset({}, 0))
+    assert now(world.close()) is None
     end = time.monotonic() + 30
     while not found and time.monotonic() < end:
         time.sleep(0.02)

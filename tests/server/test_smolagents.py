@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections import Counter
@@ -82,11 +83,12 @@ def test_what_its_tool_is_called_with_is_what_is_trained_on(tmp_path: Path) -> N
 def test_an_agent_uses_its_tool_and_answers(tmp_path: Path) -> None:
     play, _ = load_value(f"{write_plays(tmp_path)}:play", "the harness")
     world = Harness(play)
-    seen = world.reset({"prompt": "Add hm."}, 0)
+    seen = asyncio.run(world.reset({"prompt": "Add hm."}, 0))
     assert [one["role"] for one in seen.messages] == ["system", "user"]
     assert [tool["function"]["name"] for tool in world.tools] == ["add", "final_answer"]
-    seen = world.step(Reply({"role": "assistant", "content": ""}, (Call("add", {"text": "hm."}),)))
+    seen = asyncio.run(world.step(Reply({"role": "assistant", "content": ""}, (Call("add", {"text": "hm."}),))))
     assert "1 so far" in str(seen.messages[-1]["content"])
-    assert world.step(Reply({"role": "assistant", "content": ""}, (Call("final_answer", {"answer": "yes"}),))).done
-    assert world.close() == 1.0
+    answer = Reply({"role": "assistant", "content": ""}, (Call("final_answer", {"answer": "yes"}),))
+    assert asyncio.run(world.step(answer)).done
+    assert asyncio.run(world.close()) == 1.0
     assert runs.lines_of(tmp_path / "heard.jsonl") == [[["hm."], "yes"]]

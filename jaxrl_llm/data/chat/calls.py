@@ -48,6 +48,8 @@ class Reply(NamedTuple):
     """Tokens of the reply, where they are known."""
     prompt_tokens: int = 0
     """Tokens of the row before it, where they are known."""
+    truncated: bool = False
+    """Whether it reached its limit of tokens."""
 
 
 @dataclass(frozen=True, eq=False)

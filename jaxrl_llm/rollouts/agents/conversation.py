@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from jaxrl_llm.core.arguments.checks import check_fields
-from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.data.chat.calls import Message, Reply
 from jaxrl_llm.data.chat.message_forms import lost_thoughts
 from jaxrl_llm.data.chat.messages import has_thought
@@ -18,8 +16,10 @@ from jaxrl_llm.environments.copies import Replayable
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.rewards.environment import ENVIRONMENT
 from jaxrl_llm.rewards.seen import Talk
-from jaxrl_llm.rollouts.agents.compaction import Compact, Summary
-from jaxrl_llm.rollouts.agents.messages import after, conversation_of, guided, merged
+from jaxrl_llm.rollouts.agents.branches import Node, number_of
+from jaxrl_llm.rollouts.agents.compaction import Summary
+from jaxrl_llm.rollouts.agents.limits import Limits
+from jaxrl_llm.rollouts.agents.messages import conversation_of, guided, merged
 from jaxrl_llm.rollouts.agents.metrics import COUNTS
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, checksum, given
@@ -27,38 +27,9 @@ from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How long an episode may be."""
-
-    turns: Count = 8
-    """Replies of an episode."""
-    turn_tokens: Count | None = None
-    """Sampled tokens of a reply; None: the run's limit of a completion."""
-    episode_tokens: Count | None = None
-    """Tokens of an episode after its prompt, observations included; None: as the model's context allows."""
-    context_tokens: Count | None = None
-    """Tokens of a row, its prompt included; None: as the model's context allows."""
-    compact: Compact | None = None
-    """What a conversation goes on with when `context_tokens` is near; None: it ends there."""
-    fresh: bool = False
-    """Whether an observation is the whole prompt of the next turn."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.compact is not None and (self.context_tokens is None or self.fresh):
-            why = "fresh prompts have nothing to compact" if self.fresh else "context_tokens says when: give it too"
-            raise InputError(f"compact is given, but {why}")
-        if isinstance(self.compact, Summary) and self.compact.tokens >= (self.context_tokens or 0):
-            raise InputError(
-                f"a summary has {self.compact.tokens} tokens, but context_tokens is {self.context_tokens}, which must "
-                "hold the prompt beside it: lower one or raise the other"
-            )
-
-
 @dataclass
 class Conversation:
-    """One episode: its rows, the last of which goes on, and what the environment said."""
+    """One episode: its rows, of which the last `asking` wait for a reply, and what the environment said."""
 
     rows: list[Episode]
     stride: int  # from the sample number of a row to that of the next
@@ -75,12 +46,22 @@ class Conversation:
     guidance: str = ""  # what the policy alone is told; see `guide`
     snapshot: int | None = None  # place in the league of the policy that replies; None: the one that learns
     said: list[Message] = field(default_factory=list)  # after `asked`, whatever became of it in `messages`
+    owners: list[int] = field(default_factory=list)  # of each turn: the sample number of its row
+    compacting: int = 0  # how often a function was asked to compact it, whether or not that made it shorter
+    asking: int = 1
+    nodes: list[Node] = field(default_factory=list)  # where it can branch; none unless it is told whole
+    shared: dict[int, int] = field(default_factory=dict)  # by sample: tokens that a row begins with as another does
 
     @property
     def talk(self) -> Talk:
         """The conversation for reward functions, with the environment that it was with."""
         world = None if self.world is None else self.world.wrapped
         return Talk([dict(one) for one in self.asked], [dict(one) for one in self.said], world)
+
+    @property
+    def number(self) -> int:
+        """The number of the episode: the sample number of its first row, the lowest."""
+        return min(row.sample for row in self.rows)
 
     def copy(self, shift: int = 0) -> Conversation:
         """The conversation as it is now, which later turns of this one do not change.
@@ -90,6 +71,9 @@ class Conversation:
         return replace(
             self,
             rows=[replace(row, sample=row.sample + shift) for row in self.rows],
+            nodes=[replace(node, sample=node.sample + shift) for node in self.nodes],
+            shared={sample + shift: size for sample, size in self.shared.items()},
+            owners=[sample + shift for sample in self.owners],
             messages=[*self.messages],
             rewards=[*self.rewards],
             states=[*self.states],
@@ -114,17 +98,24 @@ class Conversation:
             raise InputError(f"a prompt of {len(prompt)} tokens leaves no room for a reply: {budget} is too small")
         self.rows = rows
 
-    def room(self, task: Task, limits: Limits) -> int:
-        """Most tokens of the next reply."""
-        return self._room(self.rows, task, limits)
+    def room(self, task: Task, limits: Limits, place: int = -1) -> int:
+        """Most tokens of the next reply, in the row at this place of `rows`."""
+        return self._room(self.rows, task, limits, place)
 
-    def take(self, chat: ChatTurns, row: Episode, begin: Sequence[int] = ()) -> Reply:
-        """Go on with the last row as it is with a reply. begin: the given tokens that it begins with."""
-        self.rows[-1] = row
+    def take(self, chat: ChatTurns, row: Episode, begin: Sequence[int] = (), place: int = -1) -> Reply:
+        """Go on with the row at a place as it is with a reply. begin: the given tokens that it begins with."""
+        self.rows[place] = row
         ids = (*begin, *row.last)
-        reply = chat.reading(ids)._replace(tokens=len(ids), prompt_tokens=len(row.tokens) - len(ids))
+        reply = chat.reading(ids)._replace(
+            tokens=len(ids), prompt_tokens=len(row.tokens) - len(ids), truncated=row.truncated
+        )
+        if self.nodes:
+            asked = next(node for node in reversed(self.nodes) if node.sample == row.sample)
+            self.messages = [*asked.messages]
+            self.nodes.append(Node([*asked.messages, reply.message], row.sample, row.size, False))
         self.messages.append(reply.message)
         self.said.append(reply.message)
+        self.owners.append(row.sample)
         self.replies += 1
         return reply
 
@@ -136,21 +127,17 @@ class Conversation:
 
     async def go_on(
         self, tools: Tools, chat: ChatTurns, seen: Sequence[Message], task: Task, limits: Limits, greedy: bool = False,
-        whole: bool = False,
+        anew: bool = False,
     ) -> bool:  # fmt: skip
         """Append an observation to the last row, or begin a new row. Returns whether there is room for a reply.
 
         A new row begins where the template does not append, and where the budget of the context is near, so that the
         next reply may not fit: then with what `Limits.compact` leaves of the conversation. It stays as it is where that
-        is not shorter. whole: the messages are the conversation, see `Observation.whole`.
+        is not shorter. anew: the messages are a whole conversation, the prompt of a new row.
         """
         if not seen:
             raise InputError("the environment says nothing, though the episode is not over: give messages, or be done")
-        fresh = limits.fresh
-        if whole:
-            rest = after(self.messages, merged(seen))
-            fresh, seen = fresh or rest is None, seen if fresh or rest is None else rest
-            self.said += seen
+        fresh = limits.fresh or anew
         everything = merged(seen) if fresh else [*self.messages, *seen]
         longer = self._longer(chat, seen, everything, fresh)
         moved = len(longer) > len(self.rows) and not limits.fresh
@@ -193,8 +180,14 @@ class Conversation:
         """Tokens that the budget of the context leaves after a row, but for its summary."""
         return 2**30 if limits.context_tokens is None else limits.context_tokens - len(row.tokens) - self.reserve
 
-    def _room(self, rows: Sequence[Episode], task: Task, limits: Limits) -> int:
-        return min(_reply_tokens(task, limits), _left(rows, limits), self._context_left(rows[-1], limits))
+    def _room(self, rows: Sequence[Episode], task: Task, limits: Limits, place: int = -1) -> int:
+        left = self._left(rows, limits) // self.asking  # of what is left of the episode, each reply has its share
+        return min(_reply_tokens(task, limits), left, self._context_left(rows[place], limits))
+
+    def _left(self, rows: Sequence[Episode], limits: Limits) -> int:
+        """Tokens that the budget of the episode leaves."""
+        taken = sum(row.size - self.shared.get(row.sample, 0) for row in rows)
+        return 2**30 if limits.episode_tokens is None else limits.episode_tokens - taken
 
     def _longer(
         self, chat: ChatTurns, seen: Sequence[Message], everything: Sequence[Message], fresh: bool = False
@@ -215,7 +208,8 @@ class Conversation:
 
     def _and_new(self, chat: ChatTurns, messages: Sequence[Message]) -> list[Episode]:
         row = self.rows[-1]
-        new = Episode(tuple(chat.begin(messages)), row.prompt_id, row.sample + self.stride)
+        prompt = tuple(chat.begin(messages))
+        new = Episode(prompt, row.prompt_id, number_of(self, prompt) if self.nodes else row.sample + self.stride)
         if self.guidance:
             new = replace(new, prompt=tuple(chat.begin(guided(messages, self.guidance)))).trained_under(new.prompt)
         return [*self.rows, new]
@@ -232,7 +226,7 @@ class Conversation:
         if compact is None:
             return None
         if not isinstance(compact, Summary):
-            name = f"{self.rows[0].sample}/compaction {int(self.info.get('compactions', 0.0))}"
+            name, self.compacting = f"{self.number}/compaction {self.compacting}", self.compacting + 1
             found = await tools.call(compact, [dict(one) for one in everything], name=name, failing=True)
             kept = merged(conversation_of(found))
             rows = self._and_new(chat, kept)
@@ -244,12 +238,13 @@ class Conversation:
         ask: list[Message] = [{"role": "user", "content": compact.ask}]
         asked = self._longer(chat, ask, merged([*self.messages, *ask]))
         assert limits.context_tokens is not None
-        room = min(compact.tokens, _left(asked, limits), limits.context_tokens - len(asked[-1].tokens))
+        room = min(compact.tokens, self._left(asked, limits), limits.context_tokens - len(asked[-1].tokens))
         if not tools.fits(asked[-1].tokens) or room < 1:
             return None
         row = await tools.sample(asked[-1], limit=room, greedy=greedy, snapshot=self.snapshot)
         self.rows = [*asked[:-1], replace(row, truncated=False)]  # a summary that was cut goes on all the same
         self.states.append(f"a summary after {self.states[-1]}")
+        self.owners.append(row.sample)
         self.rewards.append(0.0)
         kept = merged(compact.messages(self.asked, said, str(chat.reading(row.last).message["content"]).strip()))
         return kept, self._and_new(chat, kept)
@@ -267,30 +262,29 @@ def _reserved(chat: ChatTurns, limits: Limits) -> int:
     return limits.compact.tokens + len(chat.encode(limits.compact.ask) if bridge is None else bridge)
 
 
-def _left(rows: Sequence[Episode], limits: Limits) -> int:
-    """Tokens that the budget of the episode leaves."""
-    return 2**30 if limits.episode_tokens is None else limits.episode_tokens - sum(row.size for row in rows)
-
-
 def finished(one: Conversation, end: Episode, turn_rewards: bool) -> list[Episode]:
     """The rows of an episode with its reward. end: its last row, scored by the run's reward functions."""
     assert end.reward is not None
     parts = {ENVIRONMENT: one.component(turn_rewards), **end.rewards}
-    info = {**dict.fromkeys(COUNTS, 0.0), **one.info, "episode": float(one.rows[0].sample)}
-    rows, turn = [], 0
+    info = {**dict.fromkeys(COUNTS, 0.0), **one.info, "episode": float(one.number)}
+    rows, first = [], 0
     for row in one.rows:
-        count = int(row.turns.max(initial=-1)) + 1
-        own = tuple(one.rewards[turn : turn + count]) if turn_rewards else ()
-        keys = tuple(checksum(np.frombuffer(state.encode(), np.uint8)) for state in one.states[turn : turn + count])
+        turns = [turn for turn, sample in enumerate(one.owners) if sample == row.sample]
+        own = tuple(one.rewards[turn] for turn in turns) if turn_rewards else ()
+        keys = tuple(checksum(np.frombuffer(one.states[turn].encode(), np.uint8)) for turn in turns)
         rows.append(
             replace(row, state_keys=keys, turn_rewards=own)
             .scored(end.reward, parts, end.entries)
-            .with_info(**info, first_turn=float(turn))
+            .with_info(**info, first_turn=float(first))
         )
-        turn += count
+        first += len(turns)
     return rows
 
 
-def state_of(seen: Observation) -> str:
-    """The name of a state: the environment's own, or the messages."""
-    return repr([dict(message) for message in seen.messages]) if seen.state is None else seen.state
+def states_of(seen: Observation) -> list[str]:
+    """The name of the state before each of the replies that an observation asks for: the environment's own, or the
+    messages."""
+    return [
+        repr([dict(message) for message in messages]) if seen.state is None else seen.state
+        for messages in seen.conversations
+    ]

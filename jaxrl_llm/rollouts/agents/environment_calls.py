@@ -38,16 +38,17 @@ async def world_of(tools: Tools, task: Task, number: int, make: MakeEnvironment)
     place = f"environment {number}"
     known: Replayable | None = tools.held(place)
 
-    async def begin() -> Observation:
+    async def begin(name: str) -> Observation:
         world = tools.hold(place, await in_thread(Replayable, make, task.row, seed))
+        _tell_record(tools, world, name)
         seen: Observation = await called(world.reset, dict(task.row), seed)
         _ = tuple(world.tools)  # what has none is no environment
         return seen
 
     try:
-        seen = await observed(tools, begin, name=f"{number}/reset", of=known)
+        seen = await observed(tools, begin, name := f"{number}/reset", name=name, of=known)
     except EnvironmentFailed:
-        seen = await observed(tools, begin, name=f"{number}/reset again", of=known)
+        seen = await observed(tools, begin, name := f"{number}/reset again", name=name, of=known)
     return tools.held(place), seen
 
 
@@ -136,29 +137,45 @@ async def answer(tools: Tools, method: Any, *arguments: Any, name: str, of: Repl
 
 async def observed(tools: Tools, method: Any, *arguments: Any, name: str, of: Replayable | None = None) -> Observation:
     """An observation from a method of the environment, as `answer`."""
+    world: Replayable | None = getattr(method, "__self__", of)
 
     async def observation() -> Any:
+        if world is not None:
+            _tell_record(tools, world, name)
         return _checked(await called(method, *arguments)).as_json()
 
-    return Observation(**await answer(tools, observation, name=name, of=getattr(method, "__self__", of)))
+    return Observation(**await answer(tools, observation, name=name, of=world))
+
+
+def _tell_record(tools: Tools, world: Replayable, name: str) -> None:
+    """Tell an environment what it answered before, where the program is rerun from its log."""
+    record = tools.recorded(name)
+    if record is not None and set(record) != {FAILED}:
+        world.expect(Observation(**record))
 
 
 def _checked(found: Observation) -> Observation:
     """An answer as the policy sees it: long messages are cut and counted. RuntimeError for no messages or rewards."""
-    messages: Any = [dict(one) if isinstance(one, Mapping) else one for one in found.messages or ()]
-    if messages and not is_conversation(messages):
-        raise RuntimeError(f"its messages are {shown(found.messages)}, but must be a list of dicts of role and content")
-    texts = [(one, one["content"]) for one in messages if isinstance(one.get("content"), str | bytes)]
-    for one, text in texts:
-        one["content"] = result_text(text, MOST)
+    (messages, *also), cuts = zip(*(_cut(one) for one in (found.messages, *found.also)), strict=True)
     info = {name: float(value) for name, value in (found.info or {}).items()}
-    if cut := sum(len(text) > MOST for _, text in texts):
+    if cut := sum(cuts):
         info["cut_observations"] = info.get("cut_observations", 0.0) + cut
     return replace(
         found, messages=messages, reward=finite(found.reward, "its reward"), done=flag(found.done, "its done"),
-        truncated=flag(found.truncated, "its truncated"), player=int(found.player), info=info,
+        truncated=flag(found.truncated, "its truncated"), player=int(found.player), info=info, also=also,
         state=None if found.state is None else str(found.state),
     )  # fmt: skip
+
+
+def _cut(given: Any) -> tuple[list[Any], int]:
+    """Messages of which each is as long as `MOST` at most, and how many were longer."""
+    messages: Any = [dict(one) if isinstance(one, Mapping) else one for one in given or ()]
+    if messages and not is_conversation(messages):
+        raise RuntimeError(f"its messages are {shown(given)}, but must be a list of dicts of role and content")
+    texts = [(one, one["content"]) for one in messages if isinstance(one.get("content"), str | bytes)]
+    for one, text in texts:
+        one["content"] = result_text(text, MOST)
+    return messages, sum(len(text) > MOST for _, text in texts)
 
 
 async def final_rewards(tools: Tools, world: Replayable, players: int, name: str) -> list[float]:

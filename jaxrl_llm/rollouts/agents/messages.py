@@ -41,12 +41,13 @@ def after(said: Sequence[Message], whole: Sequence[Message]) -> list[Message] | 
     >>> after([{"role": "user", "content": "a"}], [{"role": "user", "content": " a"}, {"role": "tool", "content": "b"}])
     [{'role': 'tool', 'content': 'b'}]
     """
-    begins = len(whole) > len(said) and all(map(_alike, said, whole))
+    begins = len(whole) > len(said) and alike(said, whole[: len(said)])
     return list(whole[len(said) :]) if begins else None
 
 
-def _alike(one: Message, other: Message) -> bool:
-    return _essence(one) == _essence(other)
+def alike(one: Sequence[Message], other: Sequence[Message]) -> bool:
+    """Whether two conversations say the same, see `after`."""
+    return len(one) == len(other) and all(_essence(a) == _essence(b) for a, b in zip(one, other, strict=True))
 
 
 def _essence(message: Message) -> tuple[str, str, list[tuple[str, Any]]]:

@@ -11,7 +11,10 @@ from jaxrl_llm.rollouts.episode import Episode
 
 FAILED_ENVIRONMENT = "failed_environments"
 CALLS = ("calls", "failed_calls")  # of tools, which environments count and methods may need
-COUNTS = (*CALLS, "malformed_calls", "lenient_calls", "cut_observations", "new_rows", "compactions", FAILED_ENVIRONMENT)
+COUNTS = (
+    *CALLS, "malformed_calls", "lenient_calls", "cut_observations", "new_rows", "branches", "compactions",
+    FAILED_ENVIRONMENT,
+)  # fmt: skip
 """Entries of `Episode.info` that all episodes of agents have, so that batches have the same entries in all steps."""
 
 FORKED, RESTARTED = "forked", "restarted"  # entries of episodes that go on from a turn of another one
@@ -19,8 +22,8 @@ BEGUN = {FORKED: "rollout/forks", RESTARTED: "rollout/restarts"}
 
 
 def agent_metrics(groups: Iterable[Iterable[Episode]]) -> dict[str, float]:
-    """Means per episode of turns, calls, cut observations, new rows and compactions, how many environments failed, and
-    forks and restarts per group where episodes have them; {} without agents.
+    """Means per episode of turns, calls, cut observations, new rows, branches and compactions, how many environments
+    failed, and forks and restarts per group where episodes have them; {} without agents.
 
     Rows of one episode count as one: the first of them stands for all.
     """

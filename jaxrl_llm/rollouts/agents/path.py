@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import gather
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,8 @@ from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.copies import Replayable
 from jaxrl_llm.environments.protocol import MakeEnvironment, Observation
-from jaxrl_llm.rollouts.agents.conversation import Conversation, Limits, state_of
+from jaxrl_llm.rollouts.agents.branches import Node, go_on
+from jaxrl_llm.rollouts.agents.conversation import Conversation, states_of
 from jaxrl_llm.rollouts.agents.environment_calls import (
     EnvironmentFailed,
     answer,
@@ -23,6 +25,7 @@ from jaxrl_llm.rollouts.agents.environment_calls import (
     observed,
     world_of,
 )
+from jaxrl_llm.rollouts.agents.limits import Limits
 from jaxrl_llm.rollouts.agents.messages import messages_of
 from jaxrl_llm.rollouts.agents.metrics import FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.context import Tools
@@ -62,7 +65,7 @@ class Path:
     seen: Observation = field(default_factory=Observation)
     turn: int = 0  # the next
     over: bool = False
-    reply: Reply | None = None  # that the environment has not heard yet
+    reply: Reply | list[Reply] | None = None  # that the environment has not heard yet, or all that it asked for
     player: int = 0  # who is to reply
     past: list[Path] = field(default_factory=list)  # the episode before each of its replies
 
@@ -100,27 +103,41 @@ class Path:
 
     async def draw(self, begin: Sequence[int] = ()) -> None:
         """The next reply. begin: tokens that it is given to begin with, fewer than a reply may have."""
-        row, limits = self.one.rows[-1], self.settings.limits
-        room = self.one.room(self.task, limits) - len(begin)
-        row = row + given(begin) if len(begin) else row
-        greedy, snapshot = self.settings.greedy, self.one.snapshot
-        self.take(await self.tools.sample(row, limit=room, greedy=greedy, snapshot=snapshot), begin)
+        one, limits, greedy = self.one, self.settings.limits, self.settings.greedy
 
-    def take(self, row: Episode, begin: Sequence[int] = ()) -> None:
-        """Go on with the last row as it is with a reply. begin: the given tokens that it begins with."""
+        async def drawn(place: int) -> Episode:
+            room = one.room(self.task, limits, place) - len(begin)
+            row = one.rows[place] + given(begin) if len(begin) else one.rows[place]
+            return await self.tools.sample(row, limit=room, greedy=greedy, snapshot=one.snapshot)
+
+        self.take(*await gather(*map(drawn, range(-one.asking, 0))), begin=begin)
+
+    def take(self, *rows: Episode, begin: Sequence[int] = ()) -> None:
+        """Go on with the rows that ask for a reply, as they are with it. begin: the given tokens that it begins with.
+
+        InputError for another number of rows.
+        """
         assert self.chat is not None
+        if len(rows) != self.one.asking:
+            raise InputError(
+                f"{self.one.asking} replies are asked for at once, but episodes of this method have one at a time: "
+                "choose another method, or let the agent make its calls one after the other"
+            )
         self.past.append(replace(self, seats=[one.copy() for one in self.seats], past=[]))
-        self.one.states.append(state_of(self.seen))
-        self.reply = self.one.take(self.chat, row, begin)
+        self.one.states += states_of(self.seen)
+        replies = [self.one.take(self.chat, row, begin, place - len(rows)) for place, row in enumerate(rows)]
+        self.reply = replies if self.seen.also else replies[0]
 
     async def hear(self) -> None:
         """The environment's answer to the reply that was drawn last."""
         assert self.world is not None
+        asked = self.one.asking
         try:
             seen = await observed(self.tools, self.world.step, self.reply, name=f"{self.number}/{self.turn}")
             self.seen = seen
+            self.one.rewards += [0.0] * (asked - 1)  # that of the turn is of the last of its replies
             self.one.note(seen)
-            self.over = seen.done or seen.truncated or self.one.rows[-1].truncated
+            self.over = seen.done or seen.truncated or any(row.truncated for row in self.one.rows[-asked:])
             if not self.over:
                 self.player = player_of(seen, len(self.seats))
             # Messages that begin the conversation of the player, or are all of it, are not what it got.
@@ -139,18 +156,30 @@ class Path:
         one, limits = self.one, self.settings.limits
         assert self.chat is not None
         if not one.asked:
-            self.begin()
+            await self.begin()
             return True
-        return one.replies < limits.turns and await one.go_on(
-            self.tools, self.chat, self.seen.messages, self.task, limits, self.settings.greedy, self.seen.whole
-        )
+        asked, greedy = self.seen.conversations, self.settings.greedy
+        if one.replies + len(asked) > limits.turns:
+            return False
+        if self.seen.whole:
+            return await go_on(one, self.tools, self.chat, asked, self.task, limits, greedy)
+        return await one.go_on(self.tools, self.chat, self.seen.messages, self.task, limits, greedy)
 
-    def begin(self) -> None:
+    async def begin(self) -> None:
         """Begin the conversation of the player who is to reply. InputError where there is nothing to reply to."""
         assert self.chat is not None
+        one, limits, asked = self.one, self.settings.limits, self.seen.conversations
         before = [] if self.seen.whole else messages_of(self.task.row, self.settings.system)
-        asked = [*before, *self.seen.messages]
-        self.one.begin(self.tools, self.chat, asked, self.task, self.settings.limits)
+        one.begin(self.tools, self.chat, [*before, *asked[0]], self.task, limits)
+        if not self.seen.whole:
+            return
+        if len(asked) > limits.turns:
+            raise InputError(
+                f"{len(asked)} replies are asked for at once, but an episode has {limits.turns}: give more turns"
+            )
+        one.nodes.append(Node(one.asked, one.rows[0].sample, 0, True))
+        if asked[1:] and not await go_on(one, self.tools, self.chat, asked[1:], self.task, limits, open_rows=1):
+            raise InputError(f"the {len(asked)} conversations that ask for a reply at once leave no room for one each")
 
     async def close(self) -> None:
         """End the environment, and give the conversations its final rewards.
@@ -185,7 +214,7 @@ async def begun(tools: Tools, task: Task, number: int, settings: AgentSettings) 
         path.world, path.seen = await world_of(tools, task, number, settings.environment)
         path.chat = settings.chat(tools.tokenizer, task.row, path.world.tools)
         path.player = player_of(path.seen, players)
-        path.begin()
+        await path.begin()
     except (EnvironmentFailed, InputError) as error:
         failed(seats[0], task, number, "in reset, so that its episode is not scored", error)
         if path.world is not None:  # it began, but its messages leave no room
@@ -196,7 +225,7 @@ async def begun(tools: Tools, task: Task, number: int, settings: AgentSettings) 
             one.scored = False
         return path
     fresh = {"fresh_prompts": 1.0} if settings.limits.fresh else {}
-    path.one.info = {**path.seen.info, **fresh}
+    path.one.info |= {**path.seen.info, **fresh}
     for one in seats:
         one.world = path.world
     return path

@@ -20,8 +20,9 @@ from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.environments.protocol import MakeEnvironment
 from jaxrl_llm.rewards.environment import ENVIRONMENT
 from jaxrl_llm.rollouts.agents.compaction import Compact
-from jaxrl_llm.rollouts.agents.conversation import Conversation, Limits, finished
+from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
 from jaxrl_llm.rollouts.agents.environment_calls import tell_of_beginnings
+from jaxrl_llm.rollouts.agents.limits import Limits
 from jaxrl_llm.rollouts.agents.metrics import CALLS
 from jaxrl_llm.rollouts.agents.path import AgentSettings, converse
 from jaxrl_llm.rollouts.context import Tools

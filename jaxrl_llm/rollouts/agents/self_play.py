@@ -10,7 +10,7 @@ from jaxrl_llm.core.rollout import AHEAD, Rollout
 from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.environments.protocol import MakeEnvironment
 from jaxrl_llm.rollouts.agents.compaction import Compact
-from jaxrl_llm.rollouts.agents.conversation import Limits
+from jaxrl_llm.rollouts.agents.limits import Limits
 from jaxrl_llm.rollouts.agents.path import AgentSettings
 from jaxrl_llm.rollouts.agents.program import of_agents, plays
 from jaxrl_llm.utils.errors import InputError, shown
