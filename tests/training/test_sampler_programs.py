@@ -35,6 +35,21 @@ from jaxrl_llm.training.run_model import WEIGHTS
 from jaxrl_llm.utils.errors import InputError
 
 SECRET = "of these tests"
+PLAYS = """
+import json
+from urllib.request import Request, urlopen
+
+
+def play(base_url, api_key, row):
+    messages = [{"role": "user", "content": row["prompt"]}]
+    for _ in range(2):
+        body = json.dumps({"model": "policy", "messages": messages}).encode()
+        headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+        answer = json.load(urlopen(Request(f"{base_url}/chat/completions", body, headers), timeout=60))
+        reply = answer["choices"][0]["message"]["content"] or ""
+        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": "more"}]
+    return float(len(reply) % 2)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -113,14 +128,18 @@ def test_their_order_is_repeated_bit_by_bit(finished: tuple[TrainConfig, list[ru
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("kind", ["kept caches", "adapters", "agents"])
+@pytest.mark.parametrize("kind", ["kept caches", "adapters", "agents", "harness"])
 def test_one_program_is_the_sampler_in_a_thread(kind: str, tmp_path: Path) -> None:
     """In the same order, tokens and parameters are the same bit by bit. Of adapters, these alone are sent."""
     rank = 4 * (kind == "adapters")
     kinds: dict[str, dict[str, Any]] = {"adapters": {"lora_rank": rank}, "kept caches": {"stale_cache": "keep"}}
     make, more = in_thread.config_of, kinds.get(kind, {})
-    if kind == "agents":
+    if kind in ("agents", "harness"):
         make, more = test_agent_runs.config_of, {"max_staleness": 2, "steps": 5, "eval_size": 0}
+    if kind == "harness":  # which plays in the sampler's program
+        pytest.importorskip("aiohttp")
+        (tmp_path / "plays.py").write_text(PLAYS)
+        more |= {"environment": None, "harness": f"{tmp_path / 'plays.py'}:play"}
     for name in ("thread", "program"):
         (tmp_path / name).mkdir()
     first = make(tmp_path / "thread", **more)
