@@ -1,9 +1,8 @@
 """A plan by arithmetic, in milliseconds: what is held is exact, temporaries are estimated.
 
-What was compiled for v5e took 1.39 times (Qwen3-8B, fsdp=4,tensor=4) and 1.42 times (SmolLM2-135M, data=4) the
-temporaries of the update that are estimated, and Llama-3.1-70B on v5p, whose compiler has more memory to use, more
-still: the search multiplies them. The estimate decides which configurations are worth compiling, and stands where there
-is no compiler (GPUs).
+What was compiled for v5e took 0.71 times (Qwen3-8B) and 1.06 times (Qwen3.5-9B, both fsdp=4,tensor=4) the temporaries
+of the update that are estimated; on chips with more memory to use the compiler takes more, and the search multiplies
+them. The estimate decides which configurations are worth compiling, and stands where there is no compiler (GPUs).
 """
 
 from __future__ import annotations

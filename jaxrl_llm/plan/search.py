@@ -41,7 +41,7 @@ LONG = 8192  # tokens of a row, from which on the axis "sequence" is tried
 HOPELESS = 2  # times the memory: what needs more by the estimate is not compiled
 # Of the update's temporaries, by which the estimate is multiplied for TPUs: to compile a second configuration costs
 # minutes. Where there is much memory, the compiler takes more than it does where there is little.
-RATIO, LARGE, RATIO_OF_LARGE = 1.45, 64, 1.6
+RATIO, LARGE, RATIO_OF_LARGE = 1.1, 64, 1.6
 Sampled = dict[str, dict[str, Cost]]  # see `compiled_plan`
 Change = dict[str, Any]  # setting -> value; "optimizer.moments" is the optimiser's
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 from other_process import on_devices, result_of
+from tpu_environment import tpu_environment
 
 from jaxrl_llm.plan.flops import matrix_flops
 from jaxrl_llm.plan.program.collectives import collectives_in, groups_in
@@ -202,6 +204,41 @@ def test_a_program_on_four_devices() -> None:
     assert found["collectives"]["all-gather"] == 3 * 8 * 16 * 4 * 3 // 4
     assert found["collectives"]["all-reduce"] == 4 * 2 * 3 // 4
     assert found["flops"] == 2 * 8 * 16 / 4
+
+
+DONATED = """
+import json, sys, jax, jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+from jaxrl_llm.plan.program.cost import cost_of
+from jaxrl_llm.distributed import Program
+
+layers, rows, D = json.loads(sys.argv[1])
+(device, *_) = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+
+def gradients(w, x):  # take the memory of w
+    z, saved = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), x), x, w)
+    return jax.lax.scan(lambda d, each: (d @ each[1].T, each[0].T @ d), z, (saved, w), reverse=True)[::-1]
+
+def shape(*sizes):
+    return jax.ShapeDtypeStruct(sizes, jnp.bfloat16, sharding=SingleDeviceSharding(device))
+
+traced = jax.jit(gradients, donate_argnums=(0, 1)).trace(shape(layers, D, D), shape(rows, D))
+lowered = traced.lower()
+cost = cost_of(Program("gradients", lowered, lowered.compile(), traced.jaxpr))
+print("RESULT" + json.dumps([cost.arguments, cost.results, cost.temporaries]))
+"""
+
+
+@pytest.mark.heavy
+def test_temporaries_on_a_tpu_beside_donated_arguments() -> None:
+    """Inputs of each layer, and the gradients, as the weights are read until the last of them is there."""
+    layers, rows, D = 32, 2048, 2048
+    arguments, results, temporaries = result_of(DONATED, json.dumps([layers, rows, D]), environment=tpu_environment())
+    weights, saved = layers * D * D * 2, layers * rows * D * 2
+    assert arguments == weights + rows * D * 2
+    assert results < 2**16
+    assert temporaries == pytest.approx(weights + saved, rel=0.1)
 
 
 class TestMatrixFlops:

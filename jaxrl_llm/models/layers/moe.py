@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec
 from jaxrl_kernels.partition import dividing, mesh_of, vary_together
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers.parts import accumulation_dtype, unit_norm
+from jaxrl_llm.models.layers.parts import accumulation_dtype, softmax, unit_norm
 from jaxrl_llm.models.layers.products import product, ragged_product
 from jaxrl_llm.models.layers.projections import scaled_low_rank
 from jaxrl_llm.models.layers.ragged import groups_of
@@ -127,8 +127,8 @@ def _on_device(
     """
     shape = x.shape
     x, scored = (y.reshape(-1, shape[-1]) for y in (x, scored))
-    scores = _scores(scored, layer, config)
-    tokens = (x, *_choices(scores, layer, config, experts))
+    logits = _logits(scored, layer, config)
+    tokens = (x, *_choices(logits, layer, config, experts))
     first = jax.lax.axis_index(EXPERT) * layer["gate"].shape[0] if split else 0
     # The bias of what is summed over devices is added on one of them.
     once = jax.lax.axis_index(TENSOR) == 0 if summed else True
@@ -146,19 +146,22 @@ def _on_device(
         out = jax.lax.psum(out, EXPERT) if split else out
     out = (jax.lax.psum(out, TENSOR) if summed else out).reshape(shape)
     if counted is not None:
-        load = _load(scores, tokens[2], counted.reshape(-1))
+        load = _load(_scores(logits, config), tokens[2], counted.reshape(-1))
         return out, jax.lax.psum(load, tokens_over) if tokens_over else load
     return (out, tokens[2].astype(index_dtype(config)).reshape(*shape[:-1], -1)) if record else out
 
 
-def _scores(x: jax.Array, layer: dict[str, Any], config: ModelConfig) -> jax.Array:
-    """The router's scores of all experts [T, E], a softmax or sigmoids, in float32."""
+def _logits(x: jax.Array, layer: dict[str, Any], config: ModelConfig) -> jax.Array:
+    """The router's logits of all experts [T, E], in float32."""
     if config.router_norm:
         x = unit_norm(x, config.norm_epsilon) * layer["router_norm"].astype(x.dtype) * config.hidden_size**-0.5
-    scores = product(x, layer["router"]).astype(accumulation_dtype(x.dtype))
-    if "router_bias" in layer:
-        scores = scores + layer["router_bias"].astype(scores.dtype)
-    return jax.nn.sigmoid(scores) if config.router_sigmoid else jax.nn.softmax(scores, axis=-1)
+    logits = product(x, layer["router"]).astype(accumulation_dtype(x.dtype))
+    return logits + layer["router_bias"].astype(logits.dtype) if "router_bias" in layer else logits
+
+
+def _scores(logits: jax.Array, config: ModelConfig) -> jax.Array:
+    """The scores of all experts [..., E], a softmax or sigmoids."""
+    return jax.nn.sigmoid(logits) if config.router_sigmoid else softmax(logits)
 
 
 def _load(scores: jax.Array, experts: jax.Array, counted: jax.Array) -> Load:
@@ -171,35 +174,44 @@ def _load(scores: jax.Array, experts: jax.Array, counted: jax.Array) -> Load:
 
 
 def _choices(
-    scores: jax.Array, layer: dict[str, Any], config: ModelConfig, given: jax.Array | None = None
+    logits: jax.Array, layer: dict[str, Any], config: ModelConfig, given: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """The weights [T, k] and numbers int32[T, k] of each token's experts, by the scores of all [T, E].
+    """The weights [T, k] and numbers int32[T, k] of each token's experts, by the logits of all [T, E].
 
     given: int[..., k], see `expert_mlp`.
     """
-    _, experts = jax.lax.top_k(_ranked(scores, layer, config), config.experts_per_token)
+    _, experts = jax.lax.top_k(_ranked(logits, layer, config), config.experts_per_token)
     if given is not None:
         given = given.reshape(experts.shape).astype(experts.dtype)
         experts = jnp.where(given == NOT_RECORDED, experts, given)
-    # A sum of one score and zeros, whose gradient needs no scatter.
-    of_each = experts[:, :, None] == jnp.arange(scores.shape[-1])
-    weights = jnp.sum(jnp.where(of_each, scores[:, None], 0), axis=-1)
-    if config.normalise_router:
-        weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + (1e-20 if config.router_sigmoid else 0))
+    # A softmax over all experts, renormalised over the chosen ones, is one over these.
+    of_chosen = config.normalise_router and not config.router_sigmoid
+    # A sum of one number and zeros, whose gradient needs no scatter.
+    of_each = experts[:, :, None] == jnp.arange(logits.shape[-1])
+    each = (logits if of_chosen else _scores(logits, config))[:, None]
+    weights = jnp.sum(of_each * each, axis=-1)
+    if of_chosen:
+        weights = _scores(weights, config)
+    elif config.normalise_router:
+        weights = weights / (jnp.sum(weights, axis=-1, keepdims=True) + 1e-20)
     if config.router_scale != 1:
         weights = weights * config.router_scale
     return weights * layer["expert_scale"][experts] if config.router_norm else weights, experts
 
 
-def _ranked(scores: jax.Array, layer: dict[str, Any], config: ModelConfig) -> jax.Array:
-    """The scores [T, E] by which experts are chosen: corrected, and of the best groups of experts only.
+def _ranked(logits: jax.Array, layer: dict[str, Any], config: ModelConfig) -> jax.Array:
+    """Numbers [T, E] by which experts are chosen: scores, corrected, and of the best groups of experts only.
 
     A group's rank is the sum of its two best scores (DeepSeek-V3, 2412.19437, section 2.1.2).
     """
-    ranked = jax.lax.stop_gradient(scores)
+    logits = jax.lax.stop_gradient(logits)
+    whole = config.router_groups == config.router_chosen_groups
+    if whole and not (config.router_correction or config.router_sigmoid):
+        return logits  # a softmax keeps their order
+    ranked = _scores(logits, config)
     if config.router_correction:
         ranked = ranked + jax.lax.stop_gradient(layer["router_correction"]).astype(ranked.dtype)
-    if config.router_groups == config.router_chosen_groups:
+    if whole:
         return ranked
     by_group = ranked.reshape(len(ranked), config.router_groups, -1)
     best, _ = jax.lax.top_k(by_group, min(2, by_group.shape[-1]))
@@ -237,7 +249,7 @@ def _through(
         if bias is not None:
             bias = bias if name != "down" or once is True else jnp.where(once, bias, 0)
             # Exact as a product with ones and zeros, whose gradient needs no scatter.
-            own = (number[:, None] == jnp.arange(count)).astype(out.dtype)
+            own = groups.own.astype(out.dtype)
             out = out + jnp.matmul(own, bias.astype(out.dtype), precision=jax.lax.Precision.HIGHEST)
         return keep(out)
 

@@ -29,11 +29,13 @@ class Groups(NamedTuple):
 
     sizes: Array  # int32[E], how many rows each has
     of_row: Array  # int32[M], each row's; E where it has none
+    own: Array  # bool[M, E], whether a row is of a group
 
 
 def groups_of(of_row: Array, count: int) -> Groups:
     """The groups of rows, int32[M] in rising order."""
-    return Groups(jnp.sum(of_row[:, None] == jnp.arange(count), axis=0, dtype=jnp.int32), of_row)
+    own = of_row[:, None] == jnp.arange(count)
+    return Groups(jnp.sum(own, axis=0, dtype=jnp.int32), of_row, own)
 
 
 def ragged_dot(x: Array, w: Array, groups: Groups) -> Array:
@@ -61,7 +63,7 @@ _ragged_dot.defvjp(lambda x, w, groups: (_ragged_dot(x, w, groups), (x, w, group
 def of_matrices(x: Array, dy: Array, groups: Groups) -> Array:
     """The gradient [E, K, N] of the matrices, of that of outputs dy [M, N] of `ragged_dot`, in the dtype of x.
 
-    Rows of no group count nothing, but have to be finite in dy.
+    Rows of no group count nothing, but have to be finite.
     """
     return jax.lax.platform_dependent(x, dy, groups, cpu=_dense_of_matrices, tpu=by_blocks, default=_of_matrices)
 
@@ -86,7 +88,7 @@ def _dense(x: Array, w: Array, groups: Groups) -> Array:
 
 def _dense_of_rows(dy: Array, w: Array, groups: Groups) -> Array:
     each = by_rows(dy, w.reshape(-1, w.shape[2])).reshape(len(dy), *w.shape[:2])
-    return jnp.sum(jnp.where(_own(groups), each, 0), axis=1).astype(dy.dtype)
+    return jnp.sum(each * groups.own[:, :, None], axis=1).astype(dy.dtype)
 
 
 def _dense_of_matrices(x: Array, dy: Array, groups: Groups) -> Array:
@@ -95,12 +97,7 @@ def _dense_of_matrices(x: Array, dy: Array, groups: Groups) -> Array:
 
 def _apart(x: Array, groups: Groups) -> Array:
     """Rows [M, E * K] that have those of x [M, K] at the place of their group, and zeros elsewhere."""
-    return jnp.where(_own(groups), x[:, None], 0).reshape(len(x), -1)
-
-
-def _own(groups: Groups) -> Array:
-    """bool[M, E, 1]: of which group each row is."""
-    return groups.of_row[:, None, None] == jnp.arange(len(groups.sizes))[:, None]
+    return (x[:, None] * groups.own[:, :, None]).reshape(len(x), -1)
 
 
 def by_blocks(x: Array, dy: Array, groups: Groups, block: int = ROWS) -> Array:

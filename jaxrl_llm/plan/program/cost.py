@@ -29,7 +29,7 @@ class Cost(NamedTuple):
     arguments: int  # bytes, like all but `flops` and `cycles`
     given: int  # the arguments without the padding of the device's layouts
     results: int  # beyond those that take the memory of donated arguments
-    temporaries: int
+    temporaries: int  # see `temporaries_of`
     flops: float  # of matrix products
     traffic: int  # read from and written to its memory
     collectives: dict[str, int]  # sent to other devices, by kind
@@ -65,7 +65,7 @@ def cost_of(program: Program, slices: Sequence[int] = (), turn: bool = False) ->
         memory.argument_size_in_bytes,
         _given(program),
         memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        memory.temp_size_in_bytes,
+        temporaries_of(memory, platform),
         matrix_flops(program.jaxpr, platform) / max(len(devices), 1),
         traffic_in(text),
         dict(collectives_in(text, slices)),
@@ -73,6 +73,20 @@ def cost_of(program: Program, slices: Sequence[int] = (), turn: bool = False) ->
         {kernel.name: (kernel.flops, kernel.bytes) for kernel in kernels_in(text)},
         scheduled(text, chip, slices).exposed if chip is not None and chip.clock else 0.0,
     )
+
+
+def temporaries_of(memory: Any, platform: str) -> int:
+    """Bytes of a program's temporaries, of its `memory_analysis()` for a platform.
+
+    What the TPU compiler states as such counts more than there is where arguments are donated: 14.4 GiB for an update
+    of Qwen3.5-9B to whose temporaries it assigns 8.8. There they are what is live at the peak beside arguments and
+    results. What lies unused between them is not included (2.5 % of that program); the compiler refuses a program that
+    does not fit with it.
+    """
+    if platform != "tpu":
+        return memory.temp_size_in_bytes
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return max(memory.peak_memory_in_bytes - memory.argument_size_in_bytes - results, 0)
 
 
 def _given(program: Program) -> int:
