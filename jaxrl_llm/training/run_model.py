@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core.needs import values_of
 from jaxrl_llm.distributed import check_mesh, fully_sharded
 from jaxrl_llm.models import load_policy, load_reward_model, lora
+from jaxrl_llm.models.added_slots import with_sink_slots
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import critic_of, init_critic, start_as_reward_model
 from jaxrl_llm.models.decoder import Remat
@@ -26,7 +27,6 @@ from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import frozen_weight
 from jaxrl_llm.models.scores import init_reward_model, padding_of
-from jaxrl_llm.models.sink_slots import with_sink_slots
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.method_settings import hyperparameters_of
 from jaxrl_llm.training.folder.checksums import checksums, structure

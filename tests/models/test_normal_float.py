@@ -19,7 +19,6 @@ from jaxrl_llm.learner.update import gradient, update
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.layers.products import product, ragged_product
 from jaxrl_llm.models.layers.ragged import groups_of
-from jaxrl_llm.models.normal_float import LEVELS, NormalFloat, as_floats, normal_float
 from jaxrl_llm.models.outputs import NOTHING, policy_outputs
 from jaxrl_llm.models.parameters import adapted_weights, combine
 from jaxrl_llm.models.policy import Policy, init_params
@@ -30,6 +29,7 @@ from jaxrl_llm.models.quantised import (
     is_rounded,
     rounded_specs,
 )
+from jaxrl_llm.models.quantised.normal_float import LEVELS, NormalFloat, as_floats, normal_float
 from jaxrl_llm.models.stacks import map_kinds
 from jaxrl_llm.utils.errors import InputError
 
