@@ -68,9 +68,12 @@ _MOVES = (
     (
         "training", "runs",
         "loop learning=step setup config inputs method "
-        "source state metrics rollout agents "
-        "played=play swarm"
+        "source state metrics rollout"
     ),
+    ("training.rollout", "runs", "agents played=play"),
+    ("training.rollout", "training", "agents play"),
+    ("training.source", "runs", "swarm"),
+    ("training.source", "training", "swarm embeddings"),
     ("training.evaluation", "runs", "evaluate"),
     ("training.evaluation", "training", "evaluate evaluate_given given_rows"),
     ("training.other_policies", "runs", "reference"),

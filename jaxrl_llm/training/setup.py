@@ -33,7 +33,6 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.models.named import on_devices
-from jaxrl_llm.training.agents import agent_digests, check_agent, is_agent, tell_ends
 from jaxrl_llm.training.asynchrony import meshes_of
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.code_digest import code_digest
@@ -50,7 +49,9 @@ from jaxrl_llm.training.method_checks import check_components, check_likelihood
 from jaxrl_llm.training.other_policies.reference import first_policies, fixed_reference, update_rules, wants_reference
 from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher
 from jaxrl_llm.training.other_policies.teacher import check_column_of_teachers, load_teacher, weights_of
-from jaxrl_llm.training.rollout import check_columns, hook_of, rollout_of
+from jaxrl_llm.training.rollout import hook_of, rollout_of
+from jaxrl_llm.training.rollout.agents import agent_digests, check_agent, is_agent, tell_ends
+from jaxrl_llm.training.rollout.checks import check_columns
 from jaxrl_llm.training.run_model import WEIGHTS, keep_of, load_model, model_digests, sharded_over, split_parameters
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.starting import phase

@@ -23,8 +23,8 @@ from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.sampling.live import visible_text
 from jaxrl_llm.sampling.stats import Stats
-from jaxrl_llm.training.agents import check_agent, make_environment, tell_ends
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.rollout.agents import check_agent, make_environment, tell_ends
 from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.threads import called
 
