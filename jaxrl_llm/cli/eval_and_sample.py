@@ -62,11 +62,11 @@ def eval_command(arguments: list[str]) -> int:
     is_run = RunFolder(args.model, reading=True).is_run()
     output = partial(check_output_file, args.output)
     with evaluation_inputs(config, args.prompts, args.size, output) as (rows, rewards):
+        from jaxrl_llm.training.config.checks import is_agent
         from jaxrl_llm.training.evaluation.evaluate import evaluate_policy, play
         from jaxrl_llm.training.folder.load_run import load_run
         from jaxrl_llm.training.inputs import encode_for
         from jaxrl_llm.training.notes import accuracy_line
-        from jaxrl_llm.training.rollout.agents import is_agent
 
         # Inputs that this command does not replace must still be those of the run.
         own = {} if args.rewards else {f"the reward {reward.name}": reward_digest(reward) for reward in rewards}
@@ -163,8 +163,8 @@ def sample_command(arguments: list[str]) -> int:
         lambda: require("--min-p", args.min_p, least=0, most=1),
         lambda: require("--seed", args.seed, least=0, most=2**32 - 1),
     )
+    from jaxrl_llm.training.config.checks import is_agent
     from jaxrl_llm.training.folder.files import run_config
-    from jaxrl_llm.training.rollout.agents import is_agent
 
     config = run_config(args.model)
     if plays or is_agent(config):

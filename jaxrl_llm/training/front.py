@@ -16,13 +16,13 @@ from jaxrl_llm.models import save_policy
 from jaxrl_llm.rewards.specs import unweighted
 from jaxrl_llm.selection.front import expected_utility, hypervolume, non_dominated, sparsest, sparsity
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config.checks import is_agent
 from jaxrl_llm.training.config.method_settings import fitted
 from jaxrl_llm.training.evaluation.evaluate import evaluate_policy, play
 from jaxrl_llm.training.folder.files import has_begun
 from jaxrl_llm.training.folder.load_run import load_run
 from jaxrl_llm.training.inputs import encode_for, evaluation_inputs
 from jaxrl_llm.training.loop import train
-from jaxrl_llm.training.rollout.agents import is_agent
 from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.storage import replace_file
 

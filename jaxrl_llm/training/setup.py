@@ -35,6 +35,7 @@ from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.models.named import on_devices
 from jaxrl_llm.training.asynchrony import meshes_of
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config.checks import is_agent
 from jaxrl_llm.training.folder.code_digest import code_digest
 from jaxrl_llm.training.inputs import Inputs, make_rewards, prompt_sets, split_prompts
 from jaxrl_llm.training.method import (
@@ -50,7 +51,7 @@ from jaxrl_llm.training.other_policies.reference import first_policies, fixed_re
 from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher
 from jaxrl_llm.training.other_policies.teacher import check_column_of_teachers, load_teacher, weights_of
 from jaxrl_llm.training.rollout import hook_of, rollout_of
-from jaxrl_llm.training.rollout.agents import agent_digests, check_agent, is_agent, tell_ends
+from jaxrl_llm.training.rollout.agents import agent_digests, check_agent, tell_ends
 from jaxrl_llm.training.rollout.checks import check_columns
 from jaxrl_llm.training.run_model import WEIGHTS, keep_of, load_model, model_digests, split_parameters
 from jaxrl_llm.utils.errors import InputError

@@ -33,9 +33,10 @@ from jaxrl_llm.sampling import sample
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config.checks import is_agent
 from jaxrl_llm.training.evaluation.evaluate_given import evaluate_given
 from jaxrl_llm.training.rollout import rollout_of
-from jaxrl_llm.training.rollout.agents import agent_of, is_agent
+from jaxrl_llm.training.rollout.agents import agent_of
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.utils.errors import InputError, several, unknown
 from jaxrl_llm.utils.keywords import checked_keywords

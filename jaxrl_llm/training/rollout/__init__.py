@@ -12,7 +12,8 @@ from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.rollouts.programs import with_greedy_baseline
 from jaxrl_llm.rollouts.registry import rollout_by_name
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.rollout.agents import agent_of, is_agent
+from jaxrl_llm.training.config.checks import is_agent
+from jaxrl_llm.training.rollout.agents import agent_of
 from jaxrl_llm.utils.errors import InputError
 
 GREEDY = "greedy_reward"
