@@ -164,6 +164,11 @@ def estimate(name: str, flops: float, traffic: float, **sent: float) -> Cost:
     return Cost(name, 0, 0, 0, 0, flops, int(traffic), collectives, 0, {})
 
 
+def divisors(number: int) -> list[int]:
+    """Those of a whole number above 0, in order."""
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
 def abstract_mesh(sizes: dict[str, int]) -> AbstractMesh:
     """A mesh without devices; an axis of one device is left out where `make_mesh` does."""
     kept = {name: size for name, size in sizes.items() if size > 1 or name in (DATA, TENSOR)}
