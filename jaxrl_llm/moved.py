@@ -145,8 +145,9 @@ _MOVES = (
     ("rewards.workers", "rewards", "calling child limits loading memory process runner worker"),
     (
         "learner", "learner",
-        "learn=step provide=inputs other_contexts=rescoring steps=microbatches diagnose=nonfinite pack=packing"
+        "learn=step provide=inputs steps=microbatches diagnose=nonfinite pack=packing"
     ),
+    ("learner.outputs", "learner", "other_contexts=rescoring rescoring affinity"),
     (
         "reporting.html", "reporting",
         "charts conversations credit_page curves overview report run_data settings_shown shading "

@@ -14,9 +14,9 @@ from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.distributed.aot import compiled
 from jaxrl_llm.distributed.mesh import on_rows, to_device
-from jaxrl_llm.learner.affinity import affinity_by_slices
 from jaxrl_llm.learner.microbatches import Steps, by_slices
-from jaxrl_llm.learner.rescoring import answer_logp, blanked_logp
+from jaxrl_llm.learner.outputs.affinity import affinity_by_slices
+from jaxrl_llm.learner.outputs.rescoring import answer_logp, blanked_logp
 from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers, from_teacher, of_rows, teacher_of, under_teacher
 from jaxrl_llm.models.hooked import of_a_reference
 from jaxrl_llm.models.mesh_axes import row_shards
