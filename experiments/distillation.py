@@ -33,8 +33,8 @@ from jaxrl_llm.cli.program import main as command
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.data.load import load_prompts
 from jaxrl_llm.distributed import mesh_of
-from jaxrl_llm.learner.inputs import outputs_of
 from jaxrl_llm.learner.microbatches import plan_steps
+from jaxrl_llm.learner.outputs import outputs_of
 from jaxrl_llm.learner.step import Learner, learn_batch
 from jaxrl_llm.learner.teacher import FrozenPolicy
 from jaxrl_llm.learner.train_state import init_state

@@ -28,7 +28,7 @@ import numpy as np
 from jaxrl_llm import load_policy, sample
 from jaxrl_llm.cli.program import main as command
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.learner.inputs import outputs_of
+from jaxrl_llm.learner.outputs import outputs_of
 from jaxrl_llm.reporting.statistics import wilson_interval
 from jaxrl_llm.sampling import completion_texts
 

@@ -68,9 +68,12 @@ _MOVES = (
     (
         "training", "runs",
         "loop learning=step setup config inputs method "
-        "source state metrics rollout agents "
-        "played=play swarm"
+        "source state metrics rollout"
     ),
+    ("training.rollout", "runs", "agents played=play"),
+    ("training.rollout", "training", "agents play"),
+    ("training.source", "runs", "swarm"),
+    ("training.source", "training", "swarm embeddings"),
     ("training.evaluation", "runs", "evaluate"),
     ("training.evaluation", "training", "evaluate evaluate_given given_rows"),
     ("training.other_policies", "runs", "reference"),
@@ -117,7 +120,9 @@ _MOVES = (
     ),
     ("plan", "sampling", "ahead=sampling_programs aot_programs=sampling_programs"),
     ("sampling.speculative", "sampling", "speculate=verify drafts tail"),
-    ("models", "models", "check=checks rope_config=rope"),
+    ("models", "models", "check=checks sink_slots=added_slots"),
+    ("models.config", "models", "rope_config=rope rope config_checks=checks config_groups=groups"),
+    ("models.quantised", "models", "block_rounding=blocks eight_bits normal_float"),
     ("models.outputs", "models", "adam_step divergence soft_thinking"),
     ("models.by_row", "models", "row_adapters=adapters members"),
     ("models.layers", "models", "experts=moe packed_kernel=packed_attention moe packed_attention routing exact_bits"),
@@ -140,8 +145,9 @@ _MOVES = (
     ("rewards.workers", "rewards", "calling child limits loading memory process runner worker"),
     (
         "learner", "learner",
-        "learn=step provide=inputs other_contexts=rescoring steps=microbatches diagnose=nonfinite pack=packing"
+        "learn=step provide=inputs steps=microbatches diagnose=nonfinite pack=packing"
     ),
+    ("learner.outputs", "learner", "other_contexts=rescoring rescoring affinity"),
     (
         "reporting.html", "reporting",
         "charts conversations credit_page curves overview report run_data settings_shown shading "

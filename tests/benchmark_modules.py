@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from jaxrl_llm.models import ModelConfig
-from jaxrl_llm.models.rope import Rope
+from jaxrl_llm.models.config.rope import Rope
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "experiments/benchmarks"

@@ -33,7 +33,7 @@ for core in CORE:
     for module in pkgutil.walk_packages(package.__path__, core + "."):
         importlib.import_module(module.name)
 from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.models.rope import Rope
+from jaxrl_llm.models.config.rope import Rope
 config = ModelConfig(
     family="llama", vocab_size=50, hidden_size=16, intermediate_size=32, num_layers=2, num_heads=2, num_kv_heads=1,
     head_dim=8, norm_epsilon=1e-5, tie_embeddings=True, rope_of_layer=(0, 0), window_of_layer=(0, 0), query_scale=0.35,

@@ -18,7 +18,7 @@ from jaxrl_llm.learner.step import Learner
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.learner.train_state import init_state
 from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.models.rope import Rope
+from jaxrl_llm.models.config.rope import Rope
 from jaxrl_llm.core.trajectory import Trajectories
 
 mesh = data_mesh(list(topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices))

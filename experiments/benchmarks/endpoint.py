@@ -131,7 +131,6 @@ def played(policy: Any, params: Any, make: Any, given: argparse.Namespace) -> Pl
     import jax
     import numpy as np
 
-    from jaxrl_llm.core.source import Curriculum
     from jaxrl_llm.data.chat.rendering import PromptFormat
     from jaxrl_llm.data.prompt_set import PromptSet
     from jaxrl_llm.environments.adapters import environments
@@ -140,6 +139,7 @@ def played(policy: Any, params: Any, make: Any, given: argparse.Namespace) -> Pl
     from jaxrl_llm.rollouts.agents.program import agent
     from jaxrl_llm.rollouts.runtime.source import experience
     from jaxrl_llm.rollouts.runtime.source_setup import Experience
+    from jaxrl_llm.rollouts.runtime.sources import same_prompts
     from jaxrl_llm.sampling.sampler import SamplingConfig
 
     format = PromptFormat("chat" if policy.tokenizer.chat_template else "plain")
@@ -148,7 +148,7 @@ def played(policy: Any, params: Any, make: Any, given: argparse.Namespace) -> Pl
     source = experience(
         Experience(
             policy, PromptSet(list(rows), [[0] for _ in rows]), (Reward(environment),),
-            Curriculum(lambda: 0, lambda state, count: (every, state), lambda state, step: state),
+            same_prompts(every),
             SamplingConfig(max_new_tokens=given.limit, slots=given.episodes),
             agent(environments(make), CALLS + 1, format=format, ahead=None if given.ahead < 0 else given.ahead),
             prompts_per_step=len(rows), group_size=1, time_limit=600.0,

@@ -23,9 +23,9 @@ from update_worker import BETAS, CLIP, LEARNING_RATE, MAX_GRAD_NORM, questions, 
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Objective
-from jaxrl_llm.learner.inputs import outputs_of
 from jaxrl_llm.learner.microbatches import Steps, plan_steps
 from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.learner.outputs import outputs_of
 from jaxrl_llm.learner.train_state import TrainState, init_state
 from jaxrl_llm.learner.update import prepare, update
 from jaxrl_llm.models import Policy, lora

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from jaxrl_llm.models import ModelConfig, Policy, init_params, save_policy
-from jaxrl_llm.models.rope import Rope
+from jaxrl_llm.models.config.rope import Rope
 from jaxrl_llm.utils.process import use_compile_cache
 
 END = "<end>"

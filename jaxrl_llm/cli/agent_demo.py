@@ -17,14 +17,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from jaxrl_llm.cli.demo import KINDS, completions, dapo_with_entropy_bonus
+from jaxrl_llm.cli.demo import KINDS, completions, dapo_with_entropy_bonus, show
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.environments.tools.calculator import calculator
 from jaxrl_llm.rewards.verifiers import number_match
 from jaxrl_llm.training.config import OptimizerConfig, TrainConfig
 from jaxrl_llm.training.loop import train
-from jaxrl_llm.training.notes import accuracy_line
 from jaxrl_llm.utils.errors import error_line
 
 PROBLEMS = (
@@ -126,14 +125,10 @@ def run(model: str, seed: int, output: str, steps: int) -> dict[str, Any]:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in questions(seed)))
     summary = train(config, algorithm=dapo_with_entropy_bonus)
-    for kind, before, after in examples(Path(output)):
-        print(f"\n{str(before['prompt']).rpartition('user: ')[2]}  ({kind})")
-        for name, line in (("before", before), ("after", after)):
-            print(f"  {name:7}{'right' if line['reward'] == 1 else 'wrong'}  {''.join(line['tokens'])!r}")
-    print(f"\nbefore  {accuracy_line(summary['eval_before'])}")
-    print(f"after   {accuracy_line(summary['eval_after'])}")
-    gain = 100 * (summary["eval_after"]["accuracy"] - summary["eval_before"]["accuracy"])
     minutes, used = (time.monotonic() - begun) / 60, (time.process_time() - cpu) / 60
-    print(f"gain    {gain:+.1f} percentage points in {minutes:.1f} minutes ({used:.1f} of processor time)")
-    print(f"report  {Path(output) / 'report.html'}")
+    found = [
+        (str(before["prompt"]).rpartition("user: ")[2], kind, before, after)
+        for kind, before, after in examples(Path(output))
+    ]
+    show(summary, Path(output), found, f"{minutes:.1f} minutes ({used:.1f} of processor time)")
     return summary

@@ -32,7 +32,7 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.json_text import located
 from jaxrl_llm.training.folder.resume_checks import ACCEPT, MAY_DIFFER
 from jaxrl_llm.utils.errors import InputError, gather
-from jaxrl_llm.utils.process import PREEMPTED, FailsafeStream, interruptible, preemptible, stop_if
+from jaxrl_llm.utils.process import PREEMPTED, FailsafeStream, interruptible, preemptible, say, stop_if
 from jaxrl_llm.utils.starting import starting
 
 STRICT = "--fail-without-signal"
@@ -124,11 +124,11 @@ def _train(config: TrainConfig, resume: bool, accept: bool, first: bool, alone: 
         from jaxrl_llm.training.loop import train  # here: importing JAX takes seconds
 
         if first:
-            _say(f"loading {config.model}")
+            say(f"loading {config.model}")
         stop_if(alone and interrupted())  # several hosts agree to leave in `train`
         summary = train(config, resume=resume, inputs=inputs, accept_changed_inputs=accept)
     if first:
-        _say(f"report: {RunFolder(config.output).path / 'report.html'}")
+        say(f"report: {RunFolder(config.output).path / 'report.html'}")
     return 1 if strict and not summary["had_signal"] else 0
 
 
@@ -197,7 +197,7 @@ def report_command(arguments: list[str]) -> int:
     if prompts:
         from jaxrl_llm.reporting.prompt_table import read_table
 
-        _say(str(read_table(folders[0].path)))
+        say(str(read_table(folders[0].path)))
         return 0
     more = {}
     if others:
@@ -267,19 +267,14 @@ def export_command(arguments: list[str]) -> int:
     _, policy, params, tokenizer = load_run(args.model, accept_changed_inputs=accept, adapter=args.adapter)
     if args.adapters:
         check_only_adapters(config.adapter, policy.config)
-        _say(str(save_adapter(args.folder, policy, params, base=config.model, overwrite=args.overwrite)))
+        say(str(save_adapter(args.folder, policy, params, base=config.model, overwrite=args.overwrite)))
         return 0
     if args.dtype is not None:
         params = cast(merge(cast(params, "float32")), args.dtype)
     if args.add_tokens:
         policy, params, tokenizer = with_added_tokens(policy, merge(params), tokenizer, args.add_tokens)
-    _say(str(save_policy(args.folder, policy, params, tokenizer, overwrite=args.overwrite, unread=unread)))
+    say(str(save_policy(args.folder, policy, params, tokenizer, overwrite=args.overwrite, unread=unread)))
     return 0
-
-
-def _say(text: str) -> None:
-    """Print a result; a failing standard output is ignored."""
-    print(text, file=FailsafeStream(sys.stdout), flush=True)
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -116,14 +117,19 @@ def run(model: str, seed: int, output: str, steps: int, dtype: Dtype = "float32"
     draws = int(1.5 * config.steps * config.prompts_per_step)  # about as many as dynamic sampling takes
     curriculum = partial(easy_first, draws=draws, seed=config.seed)
     summary = train(config, algorithm=dapo_with_entropy_bonus, curriculum=curriculum)
-    folder = Path(output)
-    for kind, before, after in examples(folder):
-        print(f"\n{before['prompt']}  ({kind})")
+    found = [(before["prompt"], kind, before, after) for kind, before, after in examples(Path(output))]
+    show(summary, Path(output), found, f"{(time.monotonic() - begun) / 60:.1f} minutes")
+    return summary
+
+
+def show(summary: dict[str, Any], folder: Path, found: Sequence[tuple[str, str, Any, Any]], took: str) -> None:
+    """Print examples, (prompt, kind, before, after), the two accuracies, and how long the run took."""
+    for prompt, kind, before, after in found:
+        print(f"\n{prompt}  ({kind})")
         for name, line in (("before", before), ("after", after)):
             print(f"  {name:7}{'right' if line['reward'] == 1 else 'wrong'}  {''.join(line['tokens'])!r}")
     print(f"\nbefore  {accuracy_line(summary['eval_before'])}")
     print(f"after   {accuracy_line(summary['eval_after'])}")
     gain = 100 * (summary["eval_after"]["accuracy"] - summary["eval_before"]["accuracy"])
-    print(f"gain    {gain:+.1f} percentage points in {(time.monotonic() - begun) / 60:.1f} minutes")
+    print(f"gain    {gain:+.1f} percentage points in {took}")
     print(f"report  {folder / 'report.html'}")
-    return summary

@@ -44,9 +44,9 @@ def eval_command(arguments: list[str]) -> int:
     args = parse(Arguments, arguments, "jaxrl eval", eval_command.__doc__)
     gather(
         lambda: require("--samples", args.samples, least=1, most=2**20),
-        lambda: require("--size", 1 if args.size is None else args.size, least=1, most=2**31 - 1),
+        lambda: require("--size", args.size, least=1, most=2**31 - 1),
         lambda: check_temperature(args.temperature or 0.0),
-        lambda: require("--max-new-tokens", 1 if args.max_new_tokens is None else args.max_new_tokens, least=1),
+        lambda: require("--max-new-tokens", args.max_new_tokens, least=1),
     )
     from jaxrl_llm.data.digest import rows_digest
     from jaxrl_llm.rewards import reward_digest
@@ -62,7 +62,7 @@ def eval_command(arguments: list[str]) -> int:
     is_run = RunFolder(args.model, reading=True).is_run()
     output = partial(check_output_file, args.output)
     with evaluation_inputs(config, args.prompts, args.size, output) as (rows, rewards):
-        from jaxrl_llm.training.agents import is_agent
+        from jaxrl_llm.training.config.checks import is_agent
         from jaxrl_llm.training.evaluation.evaluate import evaluate_policy, play
         from jaxrl_llm.training.folder.load_run import load_run
         from jaxrl_llm.training.inputs import encode_for
@@ -152,18 +152,16 @@ def sample_command(arguments: list[str]) -> int:
     args = parse(Arguments, arguments, "jaxrl sample", sample_command.__doc__)
     plays = args.environment is not None or args.harness is not None or bool(args.tools)
     gather(
-        lambda: require("--turns", 1 if args.turns is None else args.turns, least=1, most=2**16),
+        lambda: require("--turns", args.turns, least=1, most=2**16),
         lambda: require("--samples", args.samples, least=1, most=2**20),
-        lambda: require(
-            "--max-new-tokens", 1 if args.max_new_tokens is None else args.max_new_tokens, least=1, most=2**24
-        ),
+        lambda: require("--max-new-tokens", args.max_new_tokens, least=1, most=2**24),
         lambda: check_temperature(args.temperature),
         lambda: require("--top-p", args.top_p, least=1e-30, most=1),
         lambda: require("--top-k", args.top_k, least=0, most=2**31 - 1),
         lambda: require("--min-p", args.min_p, least=0, most=1),
         lambda: require("--seed", args.seed, least=0, most=2**32 - 1),
     )
-    from jaxrl_llm.training.agents import is_agent
+    from jaxrl_llm.training.config.checks import is_agent
     from jaxrl_llm.training.folder.files import run_config
 
     config = run_config(args.model)
@@ -172,8 +170,7 @@ def sample_command(arguments: list[str]) -> int:
     if args.turns is not None:
         raise InputError("--turns is given, but there is no environment: give --environment, --harness or --tools too")
     _some_prompts(args.prompts)
-    prompts = filled_prompts(args.prompts, config.prompt_template if args.prompt_template is None
-                             else args.prompt_template)  # fmt: skip
+    prompts = filled_prompts(args.prompts, config.prompt_template, args.prompt_template)
     system = config.system_prompt if args.system_prompt is None else args.system_prompt
     import jax  # here: it takes a second
 
@@ -217,10 +214,9 @@ def _play(args: Any, config: TrainConfig, accept: bool) -> int:
     from jaxrl_llm.sampling.live import throughput_line
     from jaxrl_llm.sampling.stats import Stats
     from jaxrl_llm.training.folder.load_run import load_run
-    from jaxrl_llm.training.play import play_rows, rows_to_play, transcript
+    from jaxrl_llm.training.rollout.play import play_rows, rows_to_play, transcript
 
-    rows = rows_to_play(filled_prompts(args.prompts, config.prompt_template if args.prompt_template is None
-                                       else args.prompt_template))  # fmt: skip
+    rows = rows_to_play(filled_prompts(args.prompts, config.prompt_template, args.prompt_template))
     _, policy, params, _ = load_run(args.model, accept_changed_inputs=accept, adapter=args.adapter)
     alone, stats = len(rows) * args.samples == 1 and not args.jsonl, list[Stats]()
     try:
@@ -249,10 +245,11 @@ def _some_prompts(prompts: tuple[str, ...]) -> None:
         raise InputError("jaxrl sample needs a prompt after the model, such as: jaxrl sample RUN 'What is 7 + 8?'")
 
 
-def filled_prompts(prompts: tuple[str, ...], template: str) -> list[str]:
-    """Prompts in a template. InputError if it has another column than {prompt}."""
+def filled_prompts(prompts: tuple[str, ...], usual: str, given: str | None = None) -> list[str]:
+    """Prompts in the given template, else in the usual one. InputError if it has another column than {prompt}."""
     from jaxrl_llm.data.template import fill, read_template
 
+    template = usual if given is None else given
     if template == "{prompt}":
         return list(prompts)
     parsed = read_template(template)

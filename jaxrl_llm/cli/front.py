@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 from jaxrl_llm.cli.options import parse_config, short_help, take
 from jaxrl_llm.utils.errors import InputError
-from jaxrl_llm.utils.process import FailsafeStream, preemptible
+from jaxrl_llm.utils.process import preemptible, say
 
 _OWN = (
     ("--weightings 'A,B;C,D'", "Weights of the rewards of each first policy; default: each alone, and all alike"),
@@ -45,7 +43,7 @@ def front_command(arguments: list[str]) -> int:
 
     with preemptible():
         grow_front(
-            config, weightings=listed, first_algorithm=algorithm or "grpo", first_steps=steps or None, say=_say,
+            config, weightings=listed, first_algorithm=algorithm or "grpo", first_steps=steps or None, say=say,
             **numbers,
         )  # fmt: skip
     return 0
@@ -61,7 +59,3 @@ def weightings_in(text: str) -> list[list[float]]:
         return [[float(one) for one in part.split(",")] for part in text.split(";")]
     except ValueError:
         raise InputError(f"--weightings is {text!r}, but must be numbers, such as '1,0;0.5,0.5'") from None
-
-
-def _say(text: str) -> None:
-    print(text, file=FailsafeStream(sys.stdout), flush=True)

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from jaxrl_llm.cli.options import parse
 from jaxrl_llm.training.config import Dtype
@@ -65,15 +66,7 @@ def demo_command(arguments: list[str]) -> int:
         """Dtype of the computation, as for jaxrl train."""
 
     args = parse(Arguments, arguments, "jaxrl demo", demo_command.__doc__)
-    gather(
-        lambda: require("--steps", args.steps, least=1, most=2**31 - 1),
-        lambda: require("--seed", args.seed, least=0, most=2**32 - 1),
-        lambda: _check_packages("reasoning_gym", "gguf", "tensorboardX"),
-    )
-    from jaxrl_llm.models.io.source import check_source
-    from jaxrl_llm.training.folder.files import RunFolder
-
-    gather(lambda: check_source(args.model), RunFolder(args.output).check_free)
+    _check_demo(args, "reasoning_gym", "gguf", "tensorboardX")
     from jaxrl_llm.cli.demo import run  # here: importing JAX takes seconds
 
     run(args.model, args.seed, args.output, args.steps, args.dtype)
@@ -95,19 +88,24 @@ def agent_demo_command(arguments: list[str]) -> int:
         """Iterations."""
 
     args = parse(Arguments, arguments, "jaxrl agent-demo", agent_demo_command.__doc__)
+    _check_demo(args, "gguf", "tensorboardX")
+    from jaxrl_llm.cli.agent_demo import run  # here: importing JAX takes seconds
+
+    run(args.model, args.seed, args.output, args.steps)
+    return 0
+
+
+def _check_demo(args: Any, *modules: str) -> None:
+    """InputError for options of a demo out of range, packages that it lacks, and a model or folder that will not do."""
     gather(
         lambda: require("--steps", args.steps, least=1, most=2**31 - 1),
         lambda: require("--seed", args.seed, least=0, most=2**32 - 1),
-        lambda: _check_packages("gguf", "tensorboardX"),
+        lambda: _check_packages(*modules),
     )
     from jaxrl_llm.models.io.source import check_source
     from jaxrl_llm.training.folder.files import RunFolder
 
     gather(lambda: check_source(args.model), RunFolder(args.output).check_free)
-    from jaxrl_llm.cli.agent_demo import run  # here: importing JAX takes seconds
-
-    run(args.model, args.seed, args.output, args.steps)
-    return 0
 
 
 def _check_packages(*modules: str) -> None:

@@ -7,7 +7,6 @@ import inspect
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from jaxrl_llm.core.arguments.hyperparameters import Hyperparameter
 
@@ -110,9 +109,3 @@ def setting_docs(kind: type) -> dict[str, str]:
 def parameter_doc(parameter: Hyperparameter) -> str:
     """What a hyper-parameter of a method is: a sentence or two; "" where its docstring does not mention it."""
     return SHARED.get(parameter.name, parameter.help)
-
-
-def undescribed(fields: Any) -> list[str]:
-    """Fields that are in no group, or groups' settings that are no field; empty unless this module is out of date."""
-    listed = [name for _, names in GROUPS.values() for name in names]
-    return sorted({*fields} ^ {*listed, "optimizer", "hyperparameters"})

@@ -32,7 +32,7 @@ def reward_eval_command(arguments: list[str]) -> int:
 
     args = parse(Arguments, arguments, "jaxrl reward-eval", reward_eval_command.__doc__)
     gather(
-        lambda: require("--size", 1 if args.size is None else args.size, least=1, most=2**31 - 1),
+        lambda: require("--size", args.size, least=1, most=2**31 - 1),
         partial(check_output_file, args.output),
         lambda: require_prompts(args.prompts),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import sys
 import typing
 from typing import Any
 
@@ -14,7 +13,7 @@ from jaxrl_llm.cli.peer_options import method_name
 from jaxrl_llm.core.arguments.signatures import TEXT_METHODS, sentences_about
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import InputError, unknown
-from jaxrl_llm.utils.process import FailsafeStream, preemptible
+from jaxrl_llm.utils.process import preemptible, say
 
 REPLY_TOKENS = 96
 SETTINGS = (
@@ -43,7 +42,7 @@ def texts_command(arguments: list[str]) -> int:
         from jaxrl_llm.texts.run import resume  # here: importing JAX takes seconds
 
         with preemptible():
-            resume(given, steps=None if steps is None else int(steps), say=_say)
+            resume(given, steps=None if steps is None else int(steps), say=say)
         return 0
     asks, rest = flag([one for one in arguments if one != "-h"], "--help")
     asks = asks or "-h" in arguments
@@ -56,8 +55,8 @@ def texts_command(arguments: list[str]) -> int:
     from jaxrl_llm.texts.run import optimise
 
     with preemptible():
-        optimise(config, text, reply_tokens=tokens, say=_say)
-    _say(f"text: {config.output}/text.txt; in the prompts of a run: jaxrl train --config {config.output}/text.yaml ...")
+        optimise(config, text, reply_tokens=tokens, say=say)
+    say(f"text: {config.output}/text.txt; in the prompts of a run: jaxrl train --config {config.output}/text.yaml ...")
     return 0
 
 
@@ -100,7 +99,3 @@ def parse_texts(method: str, arguments: list[str]) -> tuple[TrainConfig, str, in
     chosen = {one.name: getattr(found.algorithm, one.name) for one in parameters}
     config = TrainConfig(**values, algorithm=method, hyperparameters=chosen, tensorboard=False, checkpoint_every=1)
     return config, found.text, found.reply_tokens
-
-
-def _say(text: str) -> None:
-    print(text, file=FailsafeStream(sys.stdout), flush=True)

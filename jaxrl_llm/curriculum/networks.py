@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 
+from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.curriculum.records import Array, PromptFacts
 
 Layer = dict[str, jax.Array]
@@ -130,7 +131,7 @@ def in_chunks(function: Callable[[Array], jax.Array], x: Array) -> Array:
     out = []
     for first in range(0, len(x), CHUNK):
         part = x[first : first + CHUNK]
-        size = min(CHUNK, max(16, 1 << (len(part) - 1).bit_length()))
+        size = min(CHUNK, bucket(len(part), 16, 1))
         padded = np.concatenate([part, np.zeros((size - len(part), *part.shape[1:]), part.dtype)])
         out.append(np.asarray(function(padded), np.float64)[: len(part)])
     return np.concatenate(out) if out else np.zeros(0)

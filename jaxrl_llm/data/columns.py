@@ -38,11 +38,6 @@ class Found(NamedTuple):
     said: str
     """Which columns they are, for a line; "" where they have the names that they need."""
 
-    @property
-    def is_text(self) -> bool:
-        """Whether the row is a whole text."""
-        return isinstance(self.prompt, list) and not self.prompt and "completion" in self.answer
-
 
 def find(row: Mapping[str, Any], where: str, prompt_column: str | None, answer_column: str | None) -> Found:
     """Find the prompt and the answer of a row.

@@ -248,7 +248,11 @@ class _Finish:
                     f"{where}: the prompt is a list of messages, for which there can be no prompt_template"
                 )
             prompt = fill(self.template, {**row, **found.answer, "prompt": prompt}, where)
-        elif not isinstance(prompt, str) and not is_conversation(prompt) and not found.is_text:
+        elif (
+            not isinstance(prompt, str)
+            and not is_conversation(prompt)
+            and whole_text({**found.answer, "prompt": prompt}) is None
+        ):
             kind = f"{column!r} must be a string or a list of messages"
             raise InputError(f"{where}: {kind}, found {preview(prompt)}")
         if fault := fault_of(prompt):

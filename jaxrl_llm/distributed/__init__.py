@@ -1,7 +1,7 @@
 """Meshes and sharding rules."""
 
 from jaxrl_llm.distributed.aot import Program, ahead_of_time
-from jaxrl_llm.distributed.fully_sharded import fully_sharded
+from jaxrl_llm.distributed.fully_sharded import fully_sharded, shardings_over
 from jaxrl_llm.distributed.mesh import (
     check_rows,
     data_mesh,
@@ -42,5 +42,6 @@ __all__ = [
     "reshard",
     "sampling_mesh_of",
     "shard_params",
+    "shardings_over",
     "to_mesh",
 ]

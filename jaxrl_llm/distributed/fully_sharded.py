@@ -7,13 +7,33 @@ over "fsdp" (ZeRO-3). A layer's weights are all-gathered over "fsdp" when it run
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_llm.distributed.sharding import check_mesh
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.splits import stored_spec
+
+
+def shardings_over(mesh: Mesh | None, sampler: Mesh | None = None) -> Callable[[ModelConfig, Any], Any] | None:
+    """How a model's parameters are spread over a mesh as they are read, see `load_policy`; None on a single device.
+
+    sampler: the same devices as tokens are sampled on them. The function raises InputError where either does not divide
+    the model.
+    """
+    if mesh is None or mesh.size == 1:
+        return None
+
+    def shardings(config: ModelConfig, shapes: Any) -> Any:
+        check_mesh(config, mesh)
+        if sampler is not None:
+            check_mesh(config, sampler, "the sampling mesh")
+        return fully_sharded(shapes, config, mesh)
+
+    return shardings
 
 
 def fully_sharded(tree: Any, config: ModelConfig, mesh: Mesh | AbstractMesh) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.utils.errors import InputError
 
 T = TypeVar("T")
@@ -89,7 +90,7 @@ def gather_through(exchange: Callable[[np.ndarray], Any], value: Any) -> list[An
     """
     data = np.frombuffer(pickle.dumps(value, protocol=5), np.uint8)
     sizes = np.asarray(exchange(np.asarray(data.size, np.int32)))
-    room = 1 << max(int(sizes.max()) - 1, 63).bit_length()  # few sizes, of which each is compiled once
+    room = bucket(int(sizes.max()), 64, 1)  # few sizes, of which each is compiled once
     padded = np.zeros(room, np.uint8)
     padded[: data.size] = data
     found = np.asarray(exchange(padded))

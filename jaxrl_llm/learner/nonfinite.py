@@ -10,9 +10,9 @@ import optax
 
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Objective
-from jaxrl_llm.learner.inputs import outputs_of
 from jaxrl_llm.learner.microbatches import Steps
 from jaxrl_llm.learner.moments import stays_finite, with_moments
+from jaxrl_llm.learner.outputs import outputs_of
 from jaxrl_llm.learner.train_state import TrainState
 from jaxrl_llm.learner.update import gradient
 from jaxrl_llm.models.outputs import DURING_UPDATE, wanted_of

@@ -27,7 +27,7 @@ from jaxrl_llm.models.kinds import FLAG, require_kind, shown, whole
 from jaxrl_llm.models.layers.projections import linear
 from jaxrl_llm.models.packed_states import View, logp_at, view_of
 from jaxrl_llm.models.packing import Packing
-from jaxrl_llm.models.parameters import head_shapes, head_weights
+from jaxrl_llm.models.parameters import head_shapes, head_weights, without_critic
 from jaxrl_llm.models.parameters.weight import IDENTITY, NORMAL, ZEROS
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError, require_choice
@@ -76,11 +76,10 @@ def init_critic(key: jax.Array, policy: Policy, params: Params, critic: Critic) 
     check_key(key)
     if not isinstance(critic, Critic):
         raise InputError(f"the critic is {shown(critic)}, but must be a Critic")
-    check_params(policy, {k: x for k, x in params.items() if k != "critic"} if isinstance(params, dict) else params)
+    check_params(policy, without_critic(params) if isinstance(params, dict) else params)
     # Real copies: an update that donates its buffers must not be given the same one twice.
     if critic.kind == LIKELIHOOD:
-        whole = {name: x for name, x in params.items() if name != "critic"}
-        return {**params, "critic": {"tower": jax.tree.map(jnp.copy, whole)}}
+        return {**params, "critic": {"tower": jax.tree.map(jnp.copy, without_critic(params))}}
     shapes = head_shapes(policy.config, critic.hidden, critic.heads)
     starts: dict[str, Callable[[tuple[int, ...]], jax.Array]] = {
         ZEROS: jnp.zeros,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models.checks import check_key, check_params, check_tokens
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.config_groups import ScoreHead
+from jaxrl_llm.models.config.groups import ScoreHead
 from jaxrl_llm.models.kinds import TEXT, list_of, require_kind
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.packed_states import packed_states

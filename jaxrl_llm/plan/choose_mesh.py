@@ -19,14 +19,14 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.mesh_axes import DATA, EXPERT, FSDP, TENSOR, row_shards
 from jaxrl_llm.plan.estimate import arithmetic, held_bytes
 from jaxrl_llm.plan.layers import config_of
-from jaxrl_llm.plan.sampling import abstract_mesh
+from jaxrl_llm.plan.sampling import abstract_mesh, divisors
 from jaxrl_llm.plan.sampling_mesh import Devices, fastest, named_for, splits_of
 from jaxrl_llm.plan.shapes import state_shapes
 from jaxrl_llm.training.asynchrony import by_task
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.method import make_algorithm
-from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.errors import accepts
 
 ROOM = 0.9  # of a device's memory, which the estimate may take
 RATIO = 1.6  # by which compilers' temporaries can exceed the estimate; see `estimate`
@@ -69,7 +69,7 @@ def with_mesh(config: TrainConfig, resumed: bool, given: Given | None = None) ->
         return config, ""
     lines = []
     before = RunFolder(config.output).recorded_mesh() if resumed and not config.mesh else ""
-    if before and _fits(before, learning):
+    if before and accepts(mesh_of, before, learning):
         lines += [f"mesh {before}, as before; --mesh sets another"]
         config = dataclasses.replace(config, mesh=before)
     hosts = all_hosts()
@@ -115,14 +115,6 @@ def _chosen(config: TrainConfig, algorithm: Algorithm, devices: Devices) -> Chos
     return Chosen(config.mesh, 0, devices.memory, config.sampling_mesh or named_for(split, mesh))
 
 
-def _fits(mesh: str, devices: Sequence[Any]) -> bool:
-    try:
-        mesh_of(mesh, devices)
-    except InputError:
-        return False
-    return True
-
-
 def memory_of(devices: Sequence[Any]) -> int:
     """Bytes for programs on the smallest of these devices; 0 where they share the host's memory, as CPUs do."""
     found = []
@@ -160,33 +152,22 @@ def candidates(model: ModelConfig, devices: Devices) -> Iterator[AbstractMesh]:
     "expert", and then with "tensor", which must both lie in a host: they split the weights that each host samples with.
     """
     each = devices.count // devices.hosts
-    experts = _divisors(each) if model.num_experts else [1]
-    for tensor in _divisors(each):
+    experts = divisors(each) if model.num_experts else [1]
+    for tensor in divisors(each):
         for expert in experts:
             if each % (tensor * expert):
                 continue
             rest = devices.count // (tensor * expert)
-            within = [size for size in _divisors(rest) if each % (tensor * expert * size) == 0]
-            for fsdp in [*within, *(size for size in _divisors(rest) if size not in within)]:
+            within = [size for size in divisors(rest) if each % (tensor * expert * size) == 0]
+            for fsdp in [*within, *(size for size in divisors(rest) if size not in within)]:
                 sizes = {DATA: rest // fsdp, FSDP: fsdp, EXPERT: expert, TENSOR: tensor}
                 if devices.slices > 1 and all(sizes[name] % devices.slices for name in (DATA, FSDP)):
                     continue
                 mesh = abstract_mesh({name: size for name, size in sizes.items() if size > 1 or name != EXPERT})
-                try:
-                    check_mesh(model, mesh)
-                except InputError:
-                    continue
-                yield mesh
+                if accepts(check_mesh, model, mesh):
+                    yield mesh
 
 
 def _splits_rows(config: TrainConfig, mesh: AbstractMesh) -> bool:
     rows = config.prompts_per_step * config.group_size
-    try:
-        check_rows(rows, config.minibatches, config.micro_batches, row_shards(mesh))
-    except InputError:
-        return False
-    return True
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+    return accepts(check_rows, rows, config.minibatches, config.micro_batches, row_shards(mesh))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.config_checks import with_slots
+from jaxrl_llm.models.config.checks import with_slots
 from jaxrl_llm.models.families import from_hf
 from jaxrl_llm.models.io.load import DEMO_MODEL
 from jaxrl_llm.models.kinds import read_json

@@ -14,7 +14,7 @@ from jaxrl_llm.distributed import bytes_per_device, parameter_specs
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.recurrent import empty_state
 from jaxrl_llm.models.mesh_axes import DATA, EXPERT, SAMPLED_ROWS, TENSOR, row_shards
-from jaxrl_llm.models.parameters import weights
+from jaxrl_llm.models.parameters import weights, without_critic
 from jaxrl_llm.plan.program.cost import Cost
 from jaxrl_llm.plan.shapes import StateShapes
 from jaxrl_llm.sampling.capacity import Size
@@ -70,7 +70,7 @@ def weight_bytes(shapes: StateShapes, mesh: AbstractMesh) -> int:
     model = shapes.policy.config
     decoder = {
         name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, shapes.policy.dtype), x)
-        for name, x in shapes.params.items() if name != "critic"
+        for name, x in without_critic(shapes.params).items()
     }  # fmt: skip
     specs = parameter_specs(model, mesh, True, decoder)  # over "expert" and "tensor", on any hosts
     return bytes_per_device(decoder, {name: specs[name] for name in decoder}, mesh)
@@ -162,6 +162,11 @@ def estimate(name: str, flops: float, traffic: float, **sent: float) -> Cost:
     """The cost of a program by arithmetic. sent: bytes of collectives by kind."""
     collectives = {kind.replace("_", "-"): int(size) for kind, size in sent.items() if size >= 1}
     return Cost(name, 0, 0, 0, 0, flops, int(traffic), collectives, 0, {})
+
+
+def divisors(number: int) -> list[int]:
+    """Those of a whole number above 0, in order."""
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def abstract_mesh(sizes: dict[str, int]) -> AbstractMesh:

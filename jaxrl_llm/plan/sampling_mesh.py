@@ -8,7 +8,7 @@ Decoding is bound by reading: on each device a step reads the device's share of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,12 +20,12 @@ from jaxrl_llm.distributed.chips import Chip
 from jaxrl_llm.distributed.mesh import sampling_sizes
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.mesh_axes import DATA, EXPERT, TENSOR
-from jaxrl_llm.plan.sampling import Sampling, abstract_mesh, sampled_shards, sampling_arithmetic
+from jaxrl_llm.plan.sampling import Sampling, abstract_mesh, divisors, sampled_shards, sampling_arithmetic
 from jaxrl_llm.plan.shapes import StateShapes, engine_sizes
 from jaxrl_llm.plan.times import calls, seconds_of
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.errors import accepts
 
 SAVES = 0.9  # another split must take less than this part of the time of one that is preferred: both are estimates
 START = 5e-6  # seconds of a collective however little it sends, by assumption
@@ -118,21 +118,12 @@ def _inner(mesh: AbstractMesh) -> tuple[int, int]:
 
 def _within_a_host(model: ModelConfig, devices: Devices) -> list[tuple[int, int]]:
     each, found = devices.count // devices.hosts, []
-    divisors = [n for n in range(1, each + 1) if each % n == 0]
-    for expert in divisors if model.num_experts else [1]:
-        for tensor in divisors:
+    for expert in divisors(each) if model.num_experts else [1]:
+        for tensor in divisors(each):
             sizes = {DATA: each // (expert * tensor), EXPERT: expert, TENSOR: tensor}
-            if each % (expert * tensor) == 0 and _divides(model, sizes):
+            if each % (expert * tensor) == 0 and accepts(check_mesh, model, abstract_mesh(sizes)):
                 found.append((expert, tensor))
     return found
-
-
-def _divides(model: ModelConfig, sizes: Mapping[str, int]) -> bool:
-    try:
-        check_mesh(model, abstract_mesh(dict(sizes)))
-    except InputError:
-        return False
-    return True
 
 
 def _split(

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from jaxrl_llm.distributed.aot import Program, program_of
 from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
+from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
 from jaxrl_llm.models.stacks import of_kind
@@ -64,7 +65,7 @@ def engine_arrays(
     default. own: the devices of a host to compile for; by default `of_this_host(mesh)`. weight_dtype: as for
     `take_weights`. record: with room for the experts of tokens.
     """
-    params = {name: x for name, x in params.items() if name != "critic"}
+    params = without_critic(params)
     dtype, own = cache_dtype or policy.activation_dtype, own or of_this_host(mesh)
     prefix_cache = jax.eval_shape(lambda: empty_prefix_cache(policy, size.shape.prompts, size.width, dtype, record))
     ring_cache = jax.eval_shape(lambda: empty_ring_cache(policy, size.shape.rows, size.tokens, dtype, record))
@@ -125,7 +126,7 @@ def compile_sampling(
     """
     own = own or of_this_host(mesh)
     arrays, shape = engine_arrays(policy, params, mesh, size, cache_dtype, own, weight_dtype, record), size.shape
-    params = {name: x for name, x in params.items() if name != "critic"}
+    params = without_critic(params)
     weights, prefix_cache, ring = arrays.loop, arrays.prefix_cache, arrays.ring_cache
 
     def number(dtype: Any, *shape: int) -> Any:

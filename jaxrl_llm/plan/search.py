@@ -24,7 +24,7 @@ from jaxrl_llm.plan.estimate import Held, arithmetic, held_bytes, length_of
 from jaxrl_llm.plan.layers import config_of
 from jaxrl_llm.plan.plan import Plan, compiled_plan, estimated_plan, lowered_plan
 from jaxrl_llm.plan.program.cost import Cost
-from jaxrl_llm.plan.sampling import abstract_mesh
+from jaxrl_llm.plan.sampling import abstract_mesh, divisors
 from jaxrl_llm.plan.sampling_mesh import Devices, Splits, fastest, named_for, splits_of
 from jaxrl_llm.plan.shapes import StateShapes, checked, state_shapes
 from jaxrl_llm.plan.times import calls, seconds_of
@@ -32,7 +32,7 @@ from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import make_algorithm
 from jaxrl_llm.training.other_policies.reference import wants_reference
-from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.errors import InputError, accepts
 
 COMPILED = 3  # configurations that a search compiles at most
 MARGIN = 0.97  # of the memory, which an estimate may take
@@ -89,7 +89,7 @@ def search(
     for _ in range(COMPILED):
         best = None
         for one in candidates(asked or config, model, algorithm, topology, ratio):
-            if one.config not in tried and _runs(one.config, topology):
+            if one.config not in tried and accepts(checked, one.config, topology):
                 best = one
                 break
             tried.append(one.config)
@@ -123,15 +123,6 @@ def _plan(config: TrainConfig, topology: Topology, sampled: Sampled, say: Callab
         # The compiler gives up on programs far beyond the memory.
         update = estimate.phases["update"] | {"temporaries": topology.chip.usable}
         return estimate._replace(phases=estimate.phases | {"update": update})
-
-
-def _runs(config: TrainConfig, topology: Topology) -> bool:
-    """Whether a run would take the configuration."""
-    try:
-        checked(config, topology)
-    except InputError:
-        return False
-    return True
 
 
 def _ratio(found: Plan, topology: Topology) -> float:
@@ -260,18 +251,15 @@ def _meshes(model: ModelConfig, devices: int, hosts: int, long: bool) -> Iterato
 
     "expert" is tried for mixtures, "sequence" where rows are long.
     """
-    divisors = [n for n in range(1, devices + 1) if devices % n == 0]
-    experts = divisors if model.num_experts else [1]
-    for tensor, fsdp, expert, sequence in itertools.product(divisors, divisors, experts, divisors if long else [1]):
+    every = divisors(devices)
+    experts = every if model.num_experts else [1]
+    for tensor, fsdp, expert, sequence in itertools.product(every, every, experts, every if long else [1]):
         inner = tensor * fsdp * expert * sequence
         if devices % inner == 0 and (devices // hosts) % tensor == 0:
             sizes = {DATA: devices // inner, FSDP: fsdp, EXPERT: expert, SEQUENCE: sequence, TENSOR: tensor}
             mesh = abstract_mesh(sizes)
-            try:
-                check_mesh(model, mesh)
-            except InputError:
-                continue
-            yield mesh
+            if accepts(check_mesh, model, mesh):
+                yield mesh
 
 
 def _text(mesh: AbstractMesh) -> str:

@@ -27,7 +27,7 @@ from jaxrl_llm.models.io.adapters import adapter_params, open_adapter
 from jaxrl_llm.models.kinds import path_of
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.outputs.soft_thinking import check_thinking
-from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.models.parameters import combine, without_critic
 from jaxrl_llm.models.policy import Policy, init_params
 from jaxrl_llm.models.stacks import map_kinds
 from jaxrl_llm.plan.layers import config_of
@@ -200,7 +200,7 @@ def state_shapes(config: TrainConfig, model: ModelConfig, algorithm: Algorithm) 
     params, (frozen, learning) = jax.eval_shape(parameters)
     reference = None
     if wants_reference(config, algorithm):
-        own = {name: x for name, x in params.items() if name != "critic"}
+        own = without_critic(params)
         reference = own if frozen is None or config.adapter else frozen
     optimizer = optimizer_of(config, algorithm)
     state = jax.eval_shape(partial(init_state, optimizer=optimizer), learning)

@@ -17,6 +17,7 @@ from jaxrl_llm.rewards.parsing.final_answers import answer_text, final_answer, l
 from jaxrl_llm.rewards.parsing.readings import after_thoughts
 from jaxrl_llm.rewards.verifiers import last_tagged, text_of
 from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.words import words
 
 Function = Callable[..., Any]
 
@@ -68,7 +69,7 @@ def answer_bleu(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> 
     for completion, expected in zip(completions, answer, strict=True):
         text = text_of(completion)
         found = final_answer(text)
-        said, wanted = map(_words, (after_thoughts(text) if found is None else found, answer_text(expected)))
+        said, wanted = map(words, (after_thoughts(text) if found is None else found, answer_text(expected)))
         most = min(4, len(said), len(wanted))
         shares = [_share_of_ngrams(said, wanted, n) for n in range(1, most + 1)]
         short = math.exp(min(0.0, 1 - len(wanted) / len(said))) if said else 0.0
@@ -76,12 +77,8 @@ def answer_bleu(completions: Sequence[Any], answer: Sequence[Any], **_: Any) -> 
     return scores
 
 
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+|[^\w\s]", text.lower())
-
-
 def _share_of_ngrams(said: list[str], wanted: list[str], n: int) -> float:
-    own, other = (Counter(zip(*(words[i:] for i in range(n)), strict=False)) for words in (said, wanted))
+    own, other = (Counter(zip(*(text[i:] for i in range(n)), strict=False)) for text in (said, wanted))
     return (own & other).total() / own.total()
 
 
@@ -147,9 +144,9 @@ def _vector(text: str) -> Any:
     """f32[256] of unit length; 0 for a text without words."""
     import numpy as np
 
-    words = re.findall(r"\w+", text.lower())
+    said = re.findall(r"\w+", text.lower())
     out: Any = np.zeros(_SIZE)
-    for item in [*words, *(f"{one} {two}" for one, two in pairwise(words))]:
+    for item in [*said, *(f"{one} {two}" for one, two in pairwise(said))]:
         out[zlib.crc32(item.encode()) % _SIZE] += 1
     return out / max(float(np.linalg.norm(out)), 1e-12)
 

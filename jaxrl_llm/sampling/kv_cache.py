@@ -139,6 +139,14 @@ def rearranged(x: Array, order: Array | None, shape: tuple[int, ...]) -> Array:
     return x.reshape(*shape, *x.shape[1:])
 
 
+def with_sinks(part: PartialAttention, q: Array, how: Weighing) -> PartialAttention:
+    """Attention that also goes to the layer's sink slots and sinks, if any. q [N, K, W, R, h], with which `part` was
+    made."""
+    if how.slots is not None:
+        part = merge_slots(part, q, how.slots, how.scale, how.softcap)
+    return part if how.sinks is None else merge_sinks(part, how.sinks.reshape(1, q.shape[1], 1, q.shape[3]))
+
+
 def merge_sinks(part: PartialAttention, sinks: Array) -> PartialAttention:
     """Attention that also goes to sinks, logits that broadcast to those of `part`, which have no values."""
     most = jnp.maximum(part.m, sinks.astype(part.m.dtype))
@@ -184,10 +192,7 @@ def cascade_attention(
         q_of_slots, prefix.keys, prefix.values, length, rearranged(position, order, (P, W)),
         key_scale=prefix.key_scale, value_scale=prefix.value_scale, **numbers,
     )  # fmt: skip
-    if how.slots is not None:
-        prompt = merge_slots(prompt, q_of_slots, how.slots, how.scale, how.softcap)
-    if how.sinks is not None:
-        prompt = merge_sinks(prompt, how.sinks.reshape(1, K, 1, H // K))
+    prompt = with_sinks(prompt, q_of_slots, how)
     new = each(lambda x, axis: jnp.squeeze(x, axis), pack(k, v, own.keys.dtype))
     y, keys, values, own_scales = own_attention(
         q, new.keys, new.values, own.keys, own.values, count, step, PartialAttention(*map(rows, prompt)),

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.models.layers.moe import NOT_RECORDED
 from jaxrl_llm.sampling.kv_cache import PrefixCache
 from jaxrl_llm.sampling.requests import Tokens
@@ -26,7 +27,7 @@ def experts_of_prompts(
     if not prompts or prefix_cache.experts is None:
         return {}
     slots = np.asarray([slot for slot, _ in prompts], np.int32)
-    index = np.resize(slots, 1 << (len(slots) - 1).bit_length())
+    index = np.resize(slots, bucket(len(slots), 1, 1))
     found = np.asarray(weights.fetched(_rows(prefix_cache.experts, index)))
     return {prefix: found[i, : len(prefix.prompt)].copy() for i, (_, prefix) in enumerate(prompts)}
 

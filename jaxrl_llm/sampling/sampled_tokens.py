@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.sampling.decode import RingCache, finished
 from jaxrl_llm.sampling.draw import Drawn
 from jaxrl_llm.sampling.requests import Request, Tokens, as_tokens, first_not_finite
@@ -26,7 +27,7 @@ def in_ring(
     if weights.mesh is None and weights.platform == "cpu":  # the host reads them where they are
         drawn: Any = _in_order(jax.tree.map(np.asarray, ring_cache.drawn), index, np.asarray(state.last)[index])
     else:
-        index = np.resize(index, 1 << (len(rows) - 1).bit_length())
+        index = np.resize(index, bucket(len(rows), 1, 1))
         ordered = finished(ring_cache.drawn, index, np.asarray(state.last)[index])
         drawn = jax.tree.map(np.asarray, weights.fetched(ordered))
     out = {}

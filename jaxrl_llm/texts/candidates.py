@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.utils.words import cosine, words
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,10 @@ def distance(one: str, other: str) -> float:
     """How far apart two texts are, 0 to 1: 1 - cosine of the counts of their words, in small letters.
 
     >>> distance("Add the numbers.", "add the digits"), distance("a", "b")
-    (0.33333333333333326, 1.0)
+    (0.33333333333333337, 1.0)
     """
-    counts = [Counter(re.findall(r"\w+|[^\w\s]", text.lower().strip(" ."))) for text in (one, other)]
-    norms = [math.sqrt(sum(n * n for n in each.values())) for each in counts]
-    if not all(norms):
-        return float(one.split() != other.split())
-    cosine = sum(counts[0][word] * counts[1][word] for word in counts[0]) / (norms[0] * norms[1])
-    return max(1.0 - cosine, 0.0)
+    a, b = (Counter(words(text.strip(" ."))) for text in (one, other))
+    return max(1.0 - cosine(a, b), 0.0) if a and b else float(one.split() != other.split())
 
 
 def apart(texts: Iterable[str], known: Iterable[str], epsilon: float) -> list[str]:

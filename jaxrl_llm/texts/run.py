@@ -19,6 +19,7 @@ from jaxrl_llm.texts.engine import Row, StepEngine, TextPrompts, means
 from jaxrl_llm.texts.method import TextMethod, constructor
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.auto_dtype import with_dtype
+from jaxrl_llm.training.config.checks import is_agent
 from jaxrl_llm.training.config.json_text import to_dict
 from jaxrl_llm.training.evaluation.evaluate import Evaluation, evaluate_policy
 from jaxrl_llm.training.folder.files import TEXT_SETTINGS, RunFolder
@@ -175,7 +176,7 @@ def _checked(config: TrainConfig, text: str, reply_tokens: int, resume: bool) ->
         raise InputError("the text to begin with is empty: give one, such as --text 'Answer the question.'")
     if config.system_prompt is not None:
         raise InputError("system_prompt is the text that is optimised: give it as the text to begin with (--text)")
-    if config.world or config.tools:
+    if is_agent(config):
         raise InputError(
             "an environment or tools are given, but texts are optimised for single answers: leave them out"
         )

@@ -17,7 +17,6 @@ from jaxrl_llm.training.config.auto_dtype import with_dtype
 from jaxrl_llm.training.config.hyperparameters import check_named
 from jaxrl_llm.training.config.json_text import to_dict
 from jaxrl_llm.training.config.method_settings import fitted
-from jaxrl_llm.training.embeddings import with_embeddings
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.folder.lock import locked
@@ -33,6 +32,7 @@ from jaxrl_llm.training.other_policies.kept_reference import of_source, with_kep
 from jaxrl_llm.training.running import Running
 from jaxrl_llm.training.setup import RunParts, set_up
 from jaxrl_llm.training.source import OfRows, source_of, timed
+from jaxrl_llm.training.source.embeddings import with_embeddings
 from jaxrl_llm.training.state import LoopState, RunState, provenance_of, restore
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.process import (

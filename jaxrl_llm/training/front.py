@@ -15,8 +15,8 @@ from jaxrl_llm.core.arguments.signatures import hyperparameters
 from jaxrl_llm.models import save_policy
 from jaxrl_llm.rewards.specs import unweighted
 from jaxrl_llm.selection.front import expected_utility, hypervolume, non_dominated, sparsest, sparsity
-from jaxrl_llm.training.agents import is_agent
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config.checks import is_agent
 from jaxrl_llm.training.config.method_settings import fitted
 from jaxrl_llm.training.evaluation.evaluate import evaluate_policy, play
 from jaxrl_llm.training.folder.files import has_begun

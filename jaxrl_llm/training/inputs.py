@@ -24,7 +24,7 @@ from jaxrl_llm.reporting.logging.services import SERVICES, check_writers
 from jaxrl_llm.rewards import Reward, close_rewards, reward_digest
 from jaxrl_llm.rewards.environment import GIVEN
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config.checks import GENERATED
+from jaxrl_llm.training.config.checks import GENERATED, is_agent
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.folder.lock import locked
 from jaxrl_llm.training.health.first_checks import (
@@ -186,7 +186,7 @@ def split_prompts(config: TrainConfig, source: RandomAccess | None = None) -> Pr
 
 def same_task(config: TrainConfig) -> Same:
     """What is equal for rows that are one task."""
-    by_row = bool(config.world or config.tools) if config.same_task == "default" else config.same_task == "row"
+    by_row = is_agent(config) if config.same_task == "default" else config.same_task == "row"
     return same_row if by_row else same_prompt
 
 
@@ -285,7 +285,7 @@ def encode_for(
         )
     how: dict[str, Any] = {
         "max_tokens": limit, "long_prompts": config.long_prompts, "system_prompt": config.system_prompt,
-        "format": config.format, "dialect": bool(config.world or config.tools), "vocabulary": vocabulary,
+        "format": config.format, "dialect": is_agent(config), "vocabulary": vocabulary,
     }  # fmt: skip
     if isinstance(rows, PromptRows):
         return encode_as_drawn(tokenizer, rows, held_out=held_out, same=same_task(config), **how)

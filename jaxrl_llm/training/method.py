@@ -35,7 +35,8 @@ from jaxrl_llm.training.config.method_settings import check_settings
 from jaxrl_llm.training.method_checks import check_critic, check_groups, check_passes
 from jaxrl_llm.training.other_policies.reference import check_kept, check_reference
 from jaxrl_llm.training.other_policies.teacher import check_teacher
-from jaxrl_llm.training.rollout import check_rollout, rollout_of
+from jaxrl_llm.training.rollout import rollout_of
+from jaxrl_llm.training.rollout.checks import check_rollout
 from jaxrl_llm.utils.errors import InputError, gather
 from jaxrl_llm.utils.value_digest import value_digest
 

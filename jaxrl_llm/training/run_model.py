@@ -13,20 +13,19 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.needs import values_of
-from jaxrl_llm.distributed import check_mesh, fully_sharded
+from jaxrl_llm.distributed import shardings_over
 from jaxrl_llm.models import load_policy, load_reward_model, lora
-from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.added_slots import with_sink_slots
 from jaxrl_llm.models.critic import critic_of, init_critic, start_as_reward_model
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.io.digest import tokenizer_digest
 from jaxrl_llm.models.io.load import Shardings
 from jaxrl_llm.models.io.reward_model import is_scoring
 from jaxrl_llm.models.layers.projections import keep_projections
-from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.models.parameters import combine, without_critic
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import frozen_weight
 from jaxrl_llm.models.scores import init_reward_model, padding_of
-from jaxrl_llm.models.sink_slots import with_sink_slots
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.method_settings import hyperparameters_of
 from jaxrl_llm.training.folder.checksums import checksums, structure
@@ -75,7 +74,7 @@ def load_model(
     mesh: of several devices, over which the parameters are sharded as they are read. sampler: the same devices as
     tokens are sampled on them; InputError where either does not divide the model.
     """
-    spread = None if mesh is None or mesh.size == 1 else partial(sharded_over, mesh, sampler or mesh)
+    spread = shardings_over(mesh, sampler)
     if values_of(needs, "scores"):
         return load_scoring(config, int(values_of(needs, "scores")[-1]), spread)
     policy, params, tokenizer = load_policy(
@@ -128,20 +127,12 @@ def load_scoring(config: TrainConfig, labels: int, spread: Shardings | None) -> 
     return with_precision(config, model), params, tokenizer
 
 
-def sharded_over(mesh: jax.sharding.Mesh, sampler: jax.sharding.Mesh, model: ModelConfig, shapes: Any) -> Any:
-    """How parameters of these shapes are spread over a mesh, see `load_policy`; InputError where either mesh does not
-    divide the model."""
-    check_mesh(model, mesh)
-    check_mesh(model, sampler, "the sampling mesh")
-    return fully_sharded(shapes, model, mesh)
-
-
 WEIGHTS = "the model's weights"
 
 
 def model_digests(params: Params, tokenizer: Any) -> dict[str, str]:
     """Digests of the model's weights (without a critic), the same on any mesh, and of its tokenizer."""
-    weights = {name: x for name, x in params.items() if name != "critic"}
+    weights = without_critic(params)
     found = json.dumps([checksums(weights), structure(weights)], sort_keys=True)
     digest = hashlib.sha256(found.encode()).hexdigest()
     return {WEIGHTS: digest, "the tokenizer": tokenizer_digest(tokenizer)}

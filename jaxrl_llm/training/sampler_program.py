@@ -20,12 +20,12 @@ from jaxrl_llm.rollouts.asynchronous.session import Session, portable
 from jaxrl_llm.rollouts.asynchronous.source import beside_updates
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.sampling.weights.sent import Receiver, receiver
-from jaxrl_llm.training.agents import agent_digests
 from jaxrl_llm.training.asynchrony import Greeting, keeps_caches
 from jaxrl_llm.training.folder.code_digest import code_digest
 from jaxrl_llm.training.inputs import Inputs, make_rewards, prompt_sets, split_prompts
 from jaxrl_llm.training.method import make_algorithm, method_digests, with_routing
 from jaxrl_llm.training.rollout import rollout_of
+from jaxrl_llm.training.rollout.agents import agent_digests
 from jaxrl_llm.training.run_model import load_model, model_digests, split_parameters
 from jaxrl_llm.training.source import experience_of
 from jaxrl_llm.utils.errors import InputError

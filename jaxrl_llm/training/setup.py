@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ from jaxrl_llm.core.reference import REFERENCE, Update, chosen
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import RunFacts
 from jaxrl_llm.data.prompt_set import PromptSet
+from jaxrl_llm.distributed import shardings_over
 from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
 from jaxrl_llm.distributed.on_hosts import in_units
 from jaxrl_llm.learner.optimizer import learning_rate
@@ -33,9 +33,9 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rewards.models.named import on_devices
-from jaxrl_llm.training.agents import agent_digests, check_agent, is_agent, tell_ends
 from jaxrl_llm.training.asynchrony import meshes_of
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config.checks import is_agent
 from jaxrl_llm.training.folder.code_digest import code_digest
 from jaxrl_llm.training.inputs import Inputs, make_rewards, prompt_sets, split_prompts
 from jaxrl_llm.training.method import (
@@ -50,8 +50,10 @@ from jaxrl_llm.training.method_checks import check_components, check_likelihood
 from jaxrl_llm.training.other_policies.reference import first_policies, fixed_reference, update_rules, wants_reference
 from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher
 from jaxrl_llm.training.other_policies.teacher import check_column_of_teachers, load_teacher, weights_of
-from jaxrl_llm.training.rollout import check_columns, hook_of, rollout_of
-from jaxrl_llm.training.run_model import WEIGHTS, keep_of, load_model, model_digests, sharded_over, split_parameters
+from jaxrl_llm.training.rollout import hook_of, rollout_of
+from jaxrl_llm.training.rollout.agents import agent_digests, check_agent, tell_ends
+from jaxrl_llm.training.rollout.checks import check_columns
+from jaxrl_llm.training.run_model import WEIGHTS, keep_of, load_model, model_digests, split_parameters
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.starting import phase
 
@@ -104,9 +106,8 @@ def reference_of(
     for name in () if rule is None else rule.models:
         if config.sink_slots:
             raise InputError(f"the reference {name} has no sink slots, which the policy has: leave out sink_slots")
-        spread = None if policy.mesh is None else partial(sharded_over, policy.mesh, policy.mesh)
         _, other, tokenizer = load_policy(
-            name, dtype=config.dtype, param_dtype=config.param_dtype, shardings=spread,
+            name, dtype=config.dtype, param_dtype=config.param_dtype, shardings=shardings_over(policy.mesh),
             context=config.context_tokens or None, keep=keep_of(config),
         )  # fmt: skip
         digests[f"the weights of {name}"] = model_digests(other, tokenizer)[WEIGHTS]

@@ -119,6 +119,15 @@ def _words(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z0-9]+|[A-Z0-9]+", name)]
 
 
+def accepts(check: Callable[..., object], *arguments: Any) -> bool:
+    """Whether a call raises no InputError."""
+    try:
+        check(*arguments)
+    except InputError:
+        return False
+    return True
+
+
 def missing_package(package: str, extra: str, why: str) -> InputError:
     """The error for an optional package that is not installed."""
     return InputError(f"{why} needs the package {package!r}: pip install 'jaxrl_llm[{extra}]'")

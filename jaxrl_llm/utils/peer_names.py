@@ -23,7 +23,6 @@ METHODS = {
 }  # fmt: skip
 FILES = (".yaml", ".yml", ".toml")
 SCHEDULES = {"constant_with_warmup": "constant"}
-DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 LEARNING_RATE, KL = "--optimizer.learning-rate", "--algorithm.kl-coefficient"
 
 REWARDS_HERE = {

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -276,3 +277,8 @@ def send_to_null(stream: TextIO | None) -> None:
         finally:
             os.close(null)
         stream.flush()
+
+
+def say(text: str) -> None:
+    """Print a line at once; a failing standard output is ignored."""
+    print(text, file=FailsafeStream(sys.stdout), flush=True)

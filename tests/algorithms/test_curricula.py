@@ -13,7 +13,6 @@ import pytest
 from batches import advantages, batch_of, prepared, random_batch
 from token_loops import agrees, group_scores
 
-from jaxrl_llm.advantages.bins import mixed_shares
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.prompts.craft_gui import craft_gui
@@ -76,7 +75,6 @@ def test_the_worked_examples_of_gdro() -> None:
     close(S, [0.54, 0.11, -0.18], atol=1e-6)
     w = bin_weights(S, 1.0, 3.0)
     close(w, [1.716007, 1.116278, 0.835270], atol=1e-6)
-    close(mixed_shares(w, 0.15), [0.447705, 0.308711, 0.243584], atol=1e-6)
     p = np.log([[0.6, 0.3, 0.1], [0.2, 0.3, 0.5]])
     assert best_arms(p, np.array([3, 1]), np.array([2, 4, 8]), 16).tolist() == [4, 4]
     assert p[0, 1] + p[1, 1] == pytest.approx(-2.407946)

@@ -50,7 +50,7 @@ optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-3, epsilon=1e-4), 2)
 SHARDED = """
 import dataclasses
 from jaxrl_llm.distributed import fully_sharded, make_mesh, shard_params
-from jaxrl_llm.learner.inputs import outputs_of
+from jaxrl_llm.learner.outputs import outputs_of
 from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.models.placement import row_shards
 

@@ -17,8 +17,7 @@ from batches import batch_of
 
 from jaxrl_llm.core.needs import NEEDS
 from jaxrl_llm.core.trajectory import PolicyOutputs
-from jaxrl_llm.learner import checks
-from jaxrl_llm.learner import inputs as module
+from jaxrl_llm.learner import checks, inputs, outputs
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.models.outputs import DURING_UPDATE, MEASURES, NOTHING, Wanted, wanted_of
 from jaxrl_llm.utils.errors import InputError
@@ -48,9 +47,9 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Wanted]]:
         shape = {"hidden": (N, L, 4), "values": (N, L, 2)}
         return PolicyOutputs(value, value, {name: jnp.ones(shape.get(name, (N, L))) for name in names} or None)
 
-    monkeypatch.setattr(module, "outputs_of", outputs_of)
+    monkeypatch.setattr(outputs, "outputs_of", outputs_of)
     for check in ("check_rows", "check_params", "check_alive"):
-        for place in (module, checks):
+        for place in (inputs, checks):
             monkeypatch.setattr(place, check, lambda *arguments, **named: None)
     return made
 

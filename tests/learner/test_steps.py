@@ -16,8 +16,8 @@ from conftest import needs_wide_vectors
 from heavy import few
 
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.learner.inputs import outputs_of
 from jaxrl_llm.learner.microbatches import Steps, by_slices, filled, plan_steps, take
+from jaxrl_llm.learner.outputs import outputs_of
 from jaxrl_llm.learner.train_state import init_state
 from jaxrl_llm.learner.update import gradient, update
 from jaxrl_llm.models.packed_states import packed_states

@@ -12,9 +12,9 @@ import pytest
 
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.models import ModelConfig, Policy, init_params
+from jaxrl_llm.models.config.rope import Rope
 from jaxrl_llm.models.packed_states import packed_states
 from jaxrl_llm.models.packing import Packing, shared_prompts, whole_rows
-from jaxrl_llm.models.rope import Rope
 from jaxrl_llm.models.stacks import unstack
 
 PROMPT, COMPLETION, GROUP = 512, 256, 16

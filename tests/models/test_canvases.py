@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.models.config_groups import Unmasking
+from jaxrl_llm.models.config.groups import Unmasking
 from jaxrl_llm.models.diffusion.canvases import MASKED, canvases, draw_masks
 from jaxrl_llm.models.diffusion.elbo import elbo_terms
 from jaxrl_llm.models.families import from_hf, to_hf, unread_settings

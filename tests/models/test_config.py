@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.models import ModelConfig, from_hf, init_params, to_hf
+from jaxrl_llm.models.config.rope import Rope
 from jaxrl_llm.models.families import FAMILIES
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.models.rope import Rope
 from jaxrl_llm.utils.errors import InputError
 
 LLAMA3 = {

@@ -14,8 +14,8 @@ import pytest
 from jaxrl_llm import load_policy
 from jaxrl_llm.models import from_hf, to_hf
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config.rope import frequencies
 from jaxrl_llm.models.io.huggingface import from_tensors, open_folder
-from jaxrl_llm.models.rope import frequencies
 from jaxrl_llm.utils.errors import InputError
 
 VALUES: list[Any] = [

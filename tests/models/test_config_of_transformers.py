@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, __version__
 
 from jaxrl_llm.models import from_hf, to_hf
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.rope import Rope
+from jaxrl_llm.models.config.rope import Rope
 
 pytestmark = pytest.mark.skipif(
     tuple(map(int, __version__.split(".")[:2])) < (5, 20), reason="earlier versions read rope_parameters otherwise"

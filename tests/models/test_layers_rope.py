@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxrl_llm.models.config.rope import Rope, frequencies
 from jaxrl_llm.models.layers.parts import rotate, rotation
-from jaxrl_llm.models.rope import Rope, frequencies
 
 # What transformers 5.23.0 computes with PyTorch 2.13.0, of heads of 16, for ROPES[2] and ROPES[4].
 LLAMA3_REFERENCE = [

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, PartitionSpec
 
-from jaxrl_llm.models.eight_bits import KINDS
 from jaxrl_llm.models.layers import products
 from jaxrl_llm.models.layers.products import product, ragged_product
 from jaxrl_llm.models.layers.ragged import groups_of
@@ -32,6 +31,7 @@ from jaxrl_llm.models.quantised import (
     quantised_specs,
     straight_through,
 )
+from jaxrl_llm.models.quantised.eight_bits import KINDS
 from jaxrl_llm.utils.errors import InputError
 
 # All numbers of E4M3 but NaN by their bits, from the format's definition: bias 7, subnormals below 2^-6.

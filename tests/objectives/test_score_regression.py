@@ -10,7 +10,6 @@ import pytest
 from jaxrl_llm.algorithms.policy_loss.gbpo import bounded_ratio, signed_ratio_distance
 from jaxrl_llm.algorithms.score_function.rec_off_policy_reinforce import clip_mask, score_weight
 from jaxrl_llm.algorithms.score_function.rover import bellman_target, next_action_value
-from jaxrl_llm.objectives.regression import expected_one_token_loss, one_token_loss
 
 RHO, A = jnp.array([1.349859, 1.349859, 0.301194, 0.301194]), jnp.array([0.5, -0.5, -0.5, 0.5])
 
@@ -47,20 +46,3 @@ def test_the_value_of_the_next_action_wherever_it_is() -> None:
 def test_bellman_target_of_the_worked_example() -> None:
     target = bellman_target(jnp.array([0.5, 0.5]), jnp.array([-0.013963, 0.0]))
     np.testing.assert_allclose(target, [0.486037, 0.5], atol=1e-6)
-
-
-def test_one_token_rollouts_of_the_worked_example() -> None:
-    logits = jnp.array([1, 0.5, 0, -0.5])
-    samples = jnp.array([0, 0, 1, 2, 0, 3, 1, 0])
-    assert float(one_token_loss(jax.nn.log_softmax(logits), jnp.array(0), samples)) == pytest.approx(0.310552, abs=1e-6)
-    for temperature, value, gradient in [
-        (1.0, 0.269605, [-0.272778, 0.138157, 0.083796, 0.050825]),
-        (1.3, 0.221484, [-0.248571, 0.123518, 0.076971, 0.048083]),
-    ]:
-
-        def loss(x: jax.Array, temperature: float = temperature) -> jax.Array:
-            return expected_one_token_loss(jax.nn.log_softmax(x), jnp.array(0), temperature=temperature)
-
-        found, by = jax.value_and_grad(loss)(logits)
-        assert float(found) == pytest.approx(value, abs=1e-6)
-        np.testing.assert_allclose(by, gradient, atol=1e-6)

@@ -22,7 +22,6 @@ from jaxrl_llm.objectives.distillation.sampled_tokens import (
     log_ratio_to_student,
     minillm_advantage,
     position_weights,
-    sampled_token_loss,
     sparse_top_1_divergence,
 )
 from jaxrl_llm.utils.errors import InputError
@@ -45,10 +44,10 @@ def loss_of(case: dict[str, Any], student: Any, given: dict[str, Any]) -> Any:
     elif name in ("generalized_jsd_loss", "compute_full_logit_self_distillation_loss"):
         value = generalised_jsd(s, t, case["beta"])
     elif name == "compute_sampled_token_self_distillation_loss":
-        value = sampled_token_loss(log_ratio_to_student(own, taught, mask), own)
+        value = -jax.lax.stop_gradient(log_ratio_to_student(own, taught, mask)) * own
     elif name == "_compute_iw_opd_loss":
         sampler = given[f"rollout_logprobs/T{temperature}"] if case["rollout_logprobs"] else own
-        value = sampled_token_loss(iw_opd_advantage(sampler, taught, mask, case["gamma"]), own)
+        value = -jax.lax.stop_gradient(iw_opd_advantage(sampler, taught, mask, case["gamma"])) * own
     else:
         assert name == "_compute_sparse_top_1_divergence_loss"
         best = jnp.argmax(t, axis=-1)

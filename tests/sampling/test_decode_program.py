@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from compiling import optimised
 
 from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.models.rope import Rope
+from jaxrl_llm.models.config.rope import Rope
 from jaxrl_llm.sampling.decode import decode, empty_ring_cache
 from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.prefill import empty_prefix_cache

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import make_mesh, named_shardings
 from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.models.rope import Rope
+from jaxrl_llm.models.config.rope import Rope
 from jaxrl_llm.sampling.decode import begin, decode, empty_ring_cache
 from jaxrl_llm.sampling.rows import no_rows
 from jaxrl_llm.sampling.decode import DrawSettings
@@ -189,7 +189,7 @@ from jax.experimental import topologies
 
 from jaxrl_llm.distributed import fully_sharded, make_mesh
 from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.models.rope import Rope
+from jaxrl_llm.models.config.rope import Rope
 from jaxrl_llm.plan.sampling_programs import compile_sampling
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.sampling.scheduler import Shape
@@ -233,7 +233,7 @@ from jax.experimental import topologies
 from jaxrl_llm.distributed import make_mesh, named_shardings
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.distributed.sharding import parameter_specs
-from jaxrl_llm.models.rope import Rope
+from jaxrl_llm.models.config.rope import Rope
 from jaxrl_llm.plan.sampling_programs import compile_sampling, engine_arrays, tail_arrays
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.sampling.scheduler import Shape

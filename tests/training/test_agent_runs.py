@@ -30,12 +30,12 @@ from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.reporting.logging.files import read_json
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
 from jaxrl_llm.training import loop, setup
-from jaxrl_llm.training.agents import check_agent, tell_ends
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.json_text import from_dict, located, to_dict
 from jaxrl_llm.training.inputs import encode_for
 from jaxrl_llm.training.method import make_algorithm
 from jaxrl_llm.training.rollout import rollout_of
+from jaxrl_llm.training.rollout.agents import check_agent, tell_ends
 from jaxrl_llm.utils.errors import InputError
 
 WORLDS = Path(__file__).with_name("worlds.py")

@@ -16,8 +16,8 @@ from jaxrl_llm.distributed import make_mesh
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models.pooled import pooled_states
 from jaxrl_llm.training import begin, loop
-from jaxrl_llm.training.embeddings import prompt_embeddings
 from jaxrl_llm.training.setup import set_up
+from jaxrl_llm.training.source.embeddings import prompt_embeddings
 from jaxrl_llm.utils.errors import InputError
 
 SMALL = {

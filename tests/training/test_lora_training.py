@@ -26,9 +26,9 @@ from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.learner.train_state import init_state
 from jaxrl_llm.learner.update import gradient, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params, load_policy, lora
+from jaxrl_llm.models.config.rope import Rope
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.parameters import combine
-from jaxrl_llm.models.rope import Rope
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig

@@ -28,8 +28,8 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.reference import REFERENCE, ReferenceRule, exponential_average, periodic_reset
 from jaxrl_llm.distributed import mesh_of
 from jaxrl_llm.distributed.chips import topology_of
-from jaxrl_llm.learner.inputs import outputs_of
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
+from jaxrl_llm.learner.outputs import outputs_of
 from jaxrl_llm.learner.step import LearnedBatch, learn_batch
 from jaxrl_llm.models import load_policy, save_policy
 from jaxrl_llm.plan.shapes import held_by, shapes_of

@@ -16,7 +16,7 @@ from jaxrl_llm.algorithms import get
 from jaxrl_llm.algorithms.online_preferences.nash_md import geometric_mixture
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.data.prompt_set import PromptSet
-from jaxrl_llm.learner.inputs import outputs_of
+from jaxrl_llm.learner.outputs import outputs_of
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rollouts.context import Tools

@@ -9,7 +9,7 @@ import pytest
 from test_agent_runs import WORLDS, model_of
 
 from jaxrl_llm.cli.program import main
-from jaxrl_llm.training.play import Played, rows_to_play, transcript
+from jaxrl_llm.training.rollout.play import Played, rows_to_play, transcript
 from jaxrl_llm.utils.errors import InputError
 
 

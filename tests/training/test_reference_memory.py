@@ -15,7 +15,8 @@ from other_process import result_of
 from tpu_environment import tpu_environment
 
 from jaxrl_llm.distributed.mesh import HOST, to_device, to_host, to_memory
-from jaxrl_llm.learner.inputs import outputs_of, provide
+from jaxrl_llm.learner.inputs import provide
+from jaxrl_llm.learner.outputs import outputs_of
 from jaxrl_llm.training.setup import set_up
 
 pytestmark = pytest.mark.heavy
@@ -64,7 +65,7 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec as P
 from jaxrl_llm.distributed import data_mesh
 from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.learner.inputs import outputs_of
+from jaxrl_llm.learner.outputs import outputs_of
 from jaxrl_llm.core.trajectory import Trajectories
 
 mesh = data_mesh(list(topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices)[:1])

@@ -14,7 +14,7 @@ import tiny_runs as runs
 
 from jaxrl_llm import algorithms
 from jaxrl_llm.algorithms.parts import missing
-from jaxrl_llm.learner.inputs import outputs_of
+from jaxrl_llm.learner.outputs import outputs_of
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig

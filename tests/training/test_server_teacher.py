@@ -121,7 +121,7 @@ def test_errors_are_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(server_teacher, "PAUSES", ())
     with (
         server(failures=1) as (address, _),
-        pytest.raises(InputError, match=r"does not answer \(503 busy now\)") as found,
+        pytest.raises(InputError, match=r"does not answer \(status 503 busy now\)") as found,
     ):
         ServerTeacher(address).answers([[1, 2]], 1)
     assert "\n" not in str(found.value)

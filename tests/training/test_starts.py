@@ -17,8 +17,8 @@ import pytest
 import tiny_runs as runs
 
 from jaxrl_llm.models.io.load import load_tokenizer
-from jaxrl_llm.training.agents import check_agent
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.rollout.agents import check_agent
 from jaxrl_llm.utils import storage
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.process import PREEMPTED, Preempted, interruptible, preemptible

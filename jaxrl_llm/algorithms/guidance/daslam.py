@@ -29,6 +29,7 @@ from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, Segment
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.utils.words import cosine
 
 Similarity = Callable[[str, str], float]
 Nouns = Callable[[str], Collection[str]]
@@ -162,22 +163,16 @@ def of_word_counts(one: str, other: str) -> float:
     >>> round(of_word_counts("red apple", "red pear"), 6)
     0.5
     """
-    a, b = Counter(words_of(one)), Counter(words_of(other))
-    return _cosine([a[word] for word in a | b], [b[word] for word in a | b])
+    return cosine(Counter(words_of(one)), Counter(words_of(other)))
 
 
 def of_vectors(embed: Callable[[str], Sequence[float]]) -> Similarity:
     """The cosine of the vectors that a function gives of two texts; 0 where one is 0."""
 
     def similarity(one: str, other: str) -> float:
-        return _cosine(*(list(map(float, embed(text))) for text in (one, other)))
+        return cosine(*(dict(enumerate(map(float, embed(text)))) for text in (one, other)))
 
     return similarity
-
-
-def _cosine(a: Sequence[float], b: Sequence[float]) -> float:
-    size = math.sqrt(sum(x * x for x in a) * sum(x * x for x in b))
-    return sum(x * y for x, y in zip(a, b, strict=True)) / size if size else 0.0
 
 
 def relevance(questions: Sequence[str], answers: Sequence[str], similarity: Similarity = of_word_counts) -> float:
@@ -217,11 +212,6 @@ def operator_agreement(gold: Sequence[str], said: Sequence[str]) -> float:
     return math.fsum(0.5 if one == other else -0.5 for one, other in zip(gold, said, strict=False))
 
 
-def lines_of(text: str) -> list[str]:
-    """The lines of a text that are not blank."""
-    return [line.strip() for line in text.splitlines() if line.strip()]
-
-
 def terms_of(
     question: str, asked: Sequence[str], answers: Sequence[str], solution: str, before: str, after: str,
     nouns: Nouns = content_words, similarity: Similarity = of_word_counts,
@@ -232,10 +222,13 @@ def terms_of(
     answers to the question without and with the sub-questions.
     """
     own = {word for one in asked for word in nouns(one)}
+    gold, first, second = (
+        [line.strip() for line in text.splitlines() if line.strip()] for text in (solution, before, after)
+    )
     return Terms(
         coverage(nouns(question), own),
         relevance(asked, answers, similarity),
-        step_gain(lines_of(solution), lines_of(before), lines_of(after), similarity),
+        step_gain(gold, first, second, similarity),
         operator_agreement(operators_of(solution), operators_of(after)),
     )
 

@@ -22,9 +22,9 @@ from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.log_ratios import needed, source
 from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, weighted
+from jaxrl_llm.core.trajectory import Trajectories, weighted
 from jaxrl_llm.core.transform import Metrics, Objective, chain
-from jaxrl_llm.objectives.preference.pairs import coupled
+from jaxrl_llm.objectives.preference.pairs import coupled, total_logp
 from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rewards.specs import component
 from jaxrl_llm.rollouts.context import Tools
@@ -224,9 +224,6 @@ def constrained(
     the share of feasible rows.
     """
 
-    def score(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
-        return jnp.sum(weighted(jnp.where(batch.loss_weights != 0, outputs.logp, 0.0), batch), axis=1)
-
     def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
         known, reward = Known.of(batch), jnp.nan_to_num(batch.scores)
         ours = jnp.sum(weighted(source(batch, "reference"), batch), axis=1)
@@ -245,7 +242,7 @@ def constrained(
         return {"constraints/met": (known.rows & known.feasible) / jnp.maximum(jnp.sum(known.rows), 1)}
 
     needs = needed("reference") | {"task", "feasible", "baseline_reward"}
-    return coupled(score, shares, "constrained", frozenset(needs), report)
+    return coupled(total_logp, shares, "constrained", frozenset(needs), report)
 
 
 @part

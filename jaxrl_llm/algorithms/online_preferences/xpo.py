@@ -13,10 +13,10 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import CODE, RUN
 from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, weighted
+from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Objective, chain
 from jaxrl_llm.objectives.preference.losses import PairLoss, ipo, of_sums, sigmoid
-from jaxrl_llm.objectives.preference.pairs import coupled
+from jaxrl_llm.objectives.preference.pairs import coupled, total_logp
 from jaxrl_llm.objectives.preference.pairwise import ChoosePairs, RowPairs, pairwise
 from jaxrl_llm.objectives.preference.win_rates import higher_of, opponents, win_rates
 from jaxrl_llm.rollouts.judges.comparisons import pair_judge
@@ -78,13 +78,10 @@ def opponent_likelihood() -> Objective:
     """The mean over pairs of the log-probability of the opponent's response. Metric: "opponent_logp"."""
     choose = own_and_opponent()
 
-    def score(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
-        return jnp.sum(weighted(jnp.where(batch.loss_weights != 0, outputs.logp, 0.0), batch), axis=1)
-
     def shares(s: jax.Array, batch: Trajectories) -> jax.Array:
         pairs = choose(batch)
         theirs = jnp.where(opponents(batch)[pairs.chosen] > 0, pairs.chosen, pairs.rejected)
         times = jnp.zeros_like(s).at[theirs].add(pairs.valid.astype(s.dtype))
         return s * times / jnp.maximum(jnp.sum(pairs.valid), 1)
 
-    return coupled(score, shares, "opponent_logp", frozenset({"win_rate", "opponent"}))
+    return coupled(total_logp, shares, "opponent_logp", frozenset({"win_rate", "opponent"}))

@@ -86,7 +86,9 @@ def static_number(name: str, value: float) -> float:
 def one_token_score(
     logp: jax.Array, heated_logp: jax.Array, label: jax.Array, penalty: Number = -0.1, temperature: Number = 1.0
 ) -> jax.Array:
-    """A function with the gradient of -`expected_one_token_loss`, elementwise, from three log-probabilities.
+    """A function with the gradient of sum_a sg(q(a)) R(a) log p(a), elementwise, from three log-probabilities.
+
+    R is 1 for the label and `penalty` for other tokens a.
 
     logp, heated_logp: of the label under the current policy, at temperature 1 and at `temperature` = k. label: q, the
     label's probability at k, without gradient. (1 - penalty) q grad log p + penalty sum_a q_a grad log p_a, where

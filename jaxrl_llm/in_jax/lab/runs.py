@@ -27,6 +27,7 @@ from jaxrl_llm.in_jax.lab.statistics import Floats
 from jaxrl_llm.in_jax.settings import LabSettings
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.in_jax.train import LABORATORY, QUICK_COMPILE, build, experience_of, make_train, provided
+from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.utils.errors import InputError
 
@@ -148,8 +149,7 @@ def together(
     def one(key: jax.Array, traced: dict[str, jax.Array], start: Params) -> tuple[Any, dict[str, jax.Array]]:
         run = train(key, {**fixed, **traced}, start)
         # A critic ends with its run.
-        params = {name: x for name, x in run.params.items() if name != "critic"}
-        return params, {name: run.metrics[name] for name in CURVES}
+        return without_critic(run.params), {name: run.metrics[name] for name in CURVES}
 
     function: Any = jax.vmap(one, (0, 0, None))
     if mesh.size > 1:

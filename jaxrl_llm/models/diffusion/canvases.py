@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.models.config_groups import Unmasking
+from jaxrl_llm.models.config.groups import Unmasking
 from jaxrl_llm.models.packing import PackedRows, Packing
 
 MASKED = "masked"  # of a batch's info: 1 at the actions in whose place is a mask, f32[N, L]; without it at all

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.config_checks import check_settings, check_together
-from jaxrl_llm.models.config_groups import ScoreHead
+from jaxrl_llm.models.config.checks import check_settings, check_together
+from jaxrl_llm.models.config.groups import ScoreHead
+from jaxrl_llm.models.config.rope import rope_to_hf, ropes_of
 from jaxrl_llm.models.families import (
     deepseek_v3,
     gemma,
@@ -30,7 +31,6 @@ from jaxrl_llm.models.families.family import FULL, SLIDING, Family, Tensor
 from jaxrl_llm.models.families.quantisation import quantisation_of
 from jaxrl_llm.models.families.unread import NEUTRAL, RecordingSettings
 from jaxrl_llm.models.kinds import given, shown
-from jaxrl_llm.models.rope import rope_to_hf, ropes_of
 from jaxrl_llm.utils.errors import InputError
 
 FAMILIES: Mapping[str, Family] = {

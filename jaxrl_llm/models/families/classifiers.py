@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.config_groups import ScoreHead
+from jaxrl_llm.models.config.groups import ScoreHead
 from jaxrl_llm.models.families.family import Family
 from jaxrl_llm.models.kinds import SECTION, TEXT, check, given, or_null, shown, whole
 from jaxrl_llm.utils.errors import InputError

@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.config_groups import Latent
+from jaxrl_llm.models.config.groups import Latent
+from jaxrl_llm.models.config.rope import mscale, rope_to_hf
 from jaxrl_llm.models.families.family import Tensor, Values, family, full
 from jaxrl_llm.models.families.glm4 import EXPERT_TENSORS, ROUTER_SETTINGS, mixture, write_mixture
 from jaxrl_llm.models.kinds import FLAG, or_null, whole
-from jaxrl_llm.models.rope import mscale, rope_to_hf
 from jaxrl_llm.utils.errors import InputError
 
 _SIZES = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")

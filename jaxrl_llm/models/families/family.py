@@ -7,9 +7,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.config_checks import LAYER_TYPES
+from jaxrl_llm.models.config.checks import LAYER_TYPES
+from jaxrl_llm.models.config.rope import rope_to_hf
 from jaxrl_llm.models.kinds import Kind
-from jaxrl_llm.models.rope import rope_to_hf
 from jaxrl_llm.utils.errors import InputError
 
 Values = dict[str, Any]  # the settings of a file, and what transformers takes for those that it leaves out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.config_groups import LayerKind
+from jaxrl_llm.models.config.groups import LayerKind
 from jaxrl_llm.models.families.family import FULL, Tensor, Values, family, full
 from jaxrl_llm.models.kinds import FLAG, given, list_of, number, or_null, whole
 from jaxrl_llm.utils.errors import InputError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config.rope import Rope
 from jaxrl_llm.models.families.family import Tensor, Values, family, full, layer_types, listed, stacked_experts
 from jaxrl_llm.models.kinds import FLAG, list_of, number, or_null, whole
-from jaxrl_llm.models.rope import Rope
 
 _BIAS = {"attention_bias": or_null(FLAG), "mlp_bias": or_null(FLAG)}
 

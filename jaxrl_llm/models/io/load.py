@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.config_checks import SETTINGS, check_tokens
+from jaxrl_llm.models.config.checks import SETTINGS, check_tokens
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.families import from_hf, language_model, quantisation_of, unread_settings
 from jaxrl_llm.models.io.adapters import adapter_line, adapter_params, merged_tensors, open_adapter

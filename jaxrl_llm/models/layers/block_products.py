@@ -1,7 +1,7 @@
 """Products whose factors are both rounded to eight bits, in the forward and the backward pass (Jet-RL, 2601.14243).
 
 R(A) rounds the numbers of a matrix in groups along the axis that the product sums over, R2(W) a weight in blocks
-(`block_rounding`). The three products of a projection are
+(`quantised.blocks`). The three products of a projection are
 
     Y = R(X) R2(W)        dX = R(dY) R2(W)^T        dW = R(X)^T R(dY)
 
@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models.block_rounding import BlockRounding, QuantisedBlocks, in_blocks, quantise_blocks
+from jaxrl_llm.models.quantised.blocks import BlockRounding, QuantisedBlocks, in_blocks, quantise_blocks
 
 Rounded = tuple[Array, Array]  # values and scales of a matrix
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config.rope import Rope, frequencies
 from jaxrl_llm.models.layers import exact_bits
-from jaxrl_llm.models.rope import Rope, frequencies
 
 
 @jax.named_scope("rotation")

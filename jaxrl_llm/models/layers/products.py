@@ -13,11 +13,11 @@ from jaxrl_kernels.half_products import matmul, over_rows
 from jaxrl_kernels.partition import vary_together
 
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models.block_rounding import QuantisedBlocks, StraightThroughBlocks
 from jaxrl_llm.models.layers.block_products import quantised_product, straight_through_product
 from jaxrl_llm.models.layers.ragged import Groups, of_matrices, ragged_dot
-from jaxrl_llm.models.normal_float import NormalFloat, as_floats
 from jaxrl_llm.models.quantised import Quantised, StraightThrough, Weight, rounded
+from jaxrl_llm.models.quantised.blocks import QuantisedBlocks, StraightThroughBlocks
+from jaxrl_llm.models.quantised.normal_float import NormalFloat, as_floats
 
 FEW_ROWS = 128  # rows of a product that XLA for CPUs would spend on converting the weights, mostly
 BLOCK = 2**17  # weights that are converted at a time on CPUs: they stay in a core's cache

@@ -82,11 +82,6 @@ def minillm_advantage(
     return total * jnp.power(gamma, before) if from_start and gamma else total
 
 
-def sampled_token_loss(advantage: jax.Array, student_logp: jax.Array) -> jax.Array:
-    """-A log s, f[...], whose gradient with respect to the student is that of REINFORCE; A is not differentiated."""
-    return -jax.lax.stop_gradient(advantage) * student_logp
-
-
 def sparse_top_1_divergence(
     student_logp: jax.Array, teacher_logp: jax.Array, same: jax.Array, beta: Number = 0.5, *, tail: bool = True
 ) -> jax.Array:

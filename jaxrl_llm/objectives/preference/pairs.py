@@ -17,7 +17,7 @@ from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.log_ratios import needed
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means
+from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, weighted
 from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.utils.value_digest import value_digest
@@ -62,6 +62,11 @@ def coupled(
         return value, {metric: value, **further}
 
     return Objective(objective, needs, refresh, by_groups)
+
+
+def total_logp(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+    """Weighted log-probability of each row, f32[N]."""
+    return jnp.sum(weighted(jnp.where(batch.loss_weights != 0, outputs.logp, 0.0), batch), axis=1)
 
 
 def mean_logp(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:

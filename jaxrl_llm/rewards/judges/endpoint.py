@@ -6,18 +6,15 @@ import hashlib
 import json
 import os
 import threading
-import time
-import urllib.error
-import urllib.request
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.utils.post import posted
 
 KEY = "OPENAI_API_KEY"
 KEPT = 2**16  # answers
-AGAIN = (408, 409, 429, 500, 502, 503, 504)  # statuses after which a request is made again
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,24 +70,13 @@ class Endpoint:
         }  # fmt: skip
         url = self.url.rstrip("/")
         url = url if url.endswith("/chat/completions") else f"{url}/chat/completions"
-        headers = {"Content-Type": "application/json"}
-        if secret := os.environ.get(self.key):
-            headers["Authorization"] = f"Bearer {secret}"
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-        why = "no attempt was made"
-        for attempt in range(self.attempts):
-            if attempt:
-                time.sleep(self.pause * 2 ** (attempt - 1))
-            try:
-                with urllib.request.urlopen(request, timeout=self.time_limit) as reply:
-                    return _content(json.loads(reply.read()))
-            except urllib.error.HTTPError as error:
-                why = f"status {error.code}"
-                if error.code not in AGAIN:
-                    break
-            except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-                why = f"{type(error).__name__}: {error}"
-        raise RuntimeError(f"{url} gave no answer: {why}")
+        secret = os.environ.get(self.key)
+        headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+        pauses = [self.pause * 2**attempt for attempt in range(self.attempts - 1)]
+        try:
+            return posted(url, body, _content, headers=headers, pauses=pauses, time_limit=self.time_limit)
+        except RuntimeError as error:
+            raise RuntimeError(f"{url} gave no answer: {error}") from None
 
 
 def _content(reply: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 
-from jaxrl_llm.models.config_groups import ScoreHead
+from jaxrl_llm.models.config.groups import ScoreHead
 from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.models.io.reward_model import read_scoring
 from jaxrl_llm.rewards.models.steps import step_reward

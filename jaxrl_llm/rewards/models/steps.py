@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.data.step_labels import NO_LABEL, SEPARATOR, LabelledSteps, encode_steps
-from jaxrl_llm.models.config_groups import ScoreHead
+from jaxrl_llm.models.config.groups import ScoreHead
 from jaxrl_llm.rewards.entries import REWARD, SPANS
 from jaxrl_llm.rewards.models.whole import ModelReward
 from jaxrl_llm.rewards.specs import DENSE, PIECES, ModelName

@@ -16,9 +16,8 @@ import numpy as np
 from jaxrl_llm.data.chat.encode import encode_plain, has_chat_template, is_conversation
 from jaxrl_llm.data.chat.inert import guarded
 from jaxrl_llm.data.chat.rendering import Rendering
-from jaxrl_llm.distributed import check_mesh, fully_sharded, mesh_of
+from jaxrl_llm.distributed import mesh_of, shardings_over
 from jaxrl_llm.models import load_reward_model
-from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.io.reward_model import read_scoring
 from jaxrl_llm.rewards.models.scorer import Scorer
 from jaxrl_llm.utils.errors import several
@@ -89,15 +88,9 @@ class ModelReward:
         whole one on its own devices. InputError where the mesh does not divide the model."""
         if any(device.process_index != jax.process_index() for device in mesh.devices.flat):
             mesh = mesh_of(f"fsdp={jax.local_device_count()}", jax.local_devices())
-        if mesh.size == 1:
-            return dataclasses.replace(self, scorer=Scorer(*load_reward_model(self.name, dtype=dtype)[:2]))
-
-        def sharded(config: ModelConfig, shapes: Any) -> Any:
-            check_mesh(config, mesh)
-            return fully_sharded(shapes, config, mesh)
-
-        model, params, _ = load_reward_model(self.name, dtype=dtype, shardings=sharded)
-        return dataclasses.replace(self, scorer=Scorer(dataclasses.replace(model, mesh=mesh), params))
+        model, params, _ = load_reward_model(self.name, dtype=dtype, shardings=shardings_over(mesh))
+        model = model if mesh.size == 1 else dataclasses.replace(model, mesh=mesh)
+        return dataclasses.replace(self, scorer=Scorer(model, params))
 
 
 def encoded(tokenizer: Any, prompt: Any, completion: Any, start: str = "") -> list[int]:

@@ -33,6 +33,11 @@ def shuffled_epochs(rows: Sequence[dict[str, Any]], seed: int) -> Curriculum:
     return Curriculum(lambda: start, select, lambda state, step: state)
 
 
+def same_prompts(ids: np.ndarray) -> Curriculum:
+    """The prompts int32[n] in each step."""
+    return Curriculum(lambda: 0, lambda state, count: (ids, state), lambda state, step: state)
+
+
 def draw(curriculum: Curriculum, prompts: PromptSet, state: State, count: int) -> tuple[list[int], State, int]:
     """(ids of `count` prompts, the curriculum's state after them, number of prompts dropped among them).
 

@@ -15,7 +15,7 @@ from jaxrl_llm.rewards.scoring import Scored
 
 @dataclass(frozen=True, repr=False)
 class Swarm(Replay):
-    """A replay among `nodes` policies that a run trains side by side, see `training.swarm`."""
+    """A replay among `nodes` policies that a run trains side by side, see `training.source.swarm`."""
 
     nodes: int = 2
     own: int = 4

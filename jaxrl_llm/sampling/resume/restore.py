@@ -72,7 +72,7 @@ def extend_rows(
         return ring_cache
     begun = [requests[place.request].begun for place, _ in reused]
     ids = [tokens.token[how.usable : -1].tolist() for tokens, (_, how) in zip(begun, reused, strict=True)]
-    padding = _next_power_of_two(len(reused)) - len(reused)
+    padding = bucket(len(reused), 1, 1) - len(reused)
     tokens, _ = pad_rows(ids + [[0]] * padding, bucket(max(map(len, ids)), least=8))
     columns = {
         "usable": [how.usable for _, how in reused] + [0] * padding,
@@ -110,7 +110,7 @@ def restore_rows(
     for start in range(0, len(assigned), RESTORE_ROWS):
         part = assigned[start : start + RESTORE_ROWS]
         ids = [[*requests[p.request].prompt, *requests[p.request].begun.token[:-1].tolist()] for p in part]
-        padding = _next_power_of_two(len(part)) - len(part)
+        padding = bucket(len(part), 1, 1) - len(part)
         tokens, _ = pad_rows(ids + [[0]] * padding, bucket(max(map(len, ids)), least=32))
         length = np.asarray([len(row) for row in ids] + [1] * padding, np.int32)
         prompt = np.asarray([len(requests[p.request].prompt) for p in part] + [1] * padding, np.int32)
@@ -131,10 +131,6 @@ def restore_rows(
 
 
 RESTORE_ROWS = 8  # rows restored in one forward pass
-
-
-def _next_power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
 
 
 @jax.jit(static_argnames=("policy",), donate_argnames=("ring_layers", "ring_experts"))

@@ -22,11 +22,10 @@ from jaxrl_llm.models.by_row.adapters import for_rows
 from jaxrl_llm.models.layers.attention import Weighing
 from jaxrl_llm.models.layers.parts import rotations_of
 from jaxrl_llm.models.layers.recurrent import State, committed, pending_flow
-from jaxrl_llm.models.layers.sink_slots import merge_slots
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.decode import RingCache, narrowed
 from jaxrl_llm.sampling.draw import Drawn, DrawSettings, draw
-from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, merge_sinks, pack, take_columns
+from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, pack, take_columns, with_sinks
 from jaxrl_llm.sampling.rows import RowState
 from jaxrl_llm.sampling.two_model_decode import run
 
@@ -254,10 +253,7 @@ def _attend(
         q, memory.keys, memory.values, position, position[:, None] + ahead, key_scale=memory.key_scale,
         value_scale=memory.value_scale, window=window, **numbers,
     )  # fmt: skip
-    if how.slots is not None:
-        old = merge_slots(old, q, how.slots, how.scale, how.softcap)
-    if how.sinks is not None:
-        old = merge_sinks(old, how.sinks.reshape(1, K, 1, H // K))
+    old = with_sinks(old, q, how)
     new = pack(k, v, memory.keys.dtype)
     distance = ahead[:, None] - ahead[None, :]
     seen = (distance >= 0) & (distance < window if window else True)

@@ -14,7 +14,7 @@ from jaxrl_llm.distributed import bytes_to_move
 from jaxrl_llm.distributed.on_hosts import to_numpy
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.by_row.adapters import SEED
-from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.models.parameters import combine, without_critic
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import cast
 from jaxrl_llm.models.stacks import unstack
@@ -51,7 +51,7 @@ def replace_adapters(policy: Policy, weights: Weights, params: Params) -> Weight
 
 def adapters_alone(params: Params) -> Params | None:
     """The adapters, where nothing else of the parameters changes in updates of adapters; see `replace_adapters`."""
-    base, adapters = lora.split({name: x for name, x in params.items() if name != "critic"})
+    base, adapters = lora.split(without_critic(params))
     alone = set(adapters) == {"layers"} and jax.tree.leaves(adapters) and "other" not in base
     return adapters if alone else None
 
@@ -70,7 +70,7 @@ def with_adapters(policy: Policy, weights: Weights, params: Params) -> Weights:
     """
     if policy.rounding is None and is_ready(policy, params):
         return take_weights(policy, params)  # views of the parameters
-    params = weights.spread({name: x for name, x in params.items() if name != "critic"})
+    params = weights.spread(without_critic(params))
     own = adapter_loop_params(policy, params, options_for(weights.device, rounding=policy.rounding))
     replaced = ("head", "unembed") if "head" in own else ()
     loop = combine({name: x for name, x in weights.loop.items() if name not in replaced}, own)

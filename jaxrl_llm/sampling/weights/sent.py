@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import named_shardings
 from jaxrl_llm.distributed.transfer import Offer
+from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
 from jaxrl_llm.sampling.weights.adapters import adapters_alone, replace_adapters
@@ -59,7 +60,7 @@ def send(policy: Policy, params: Params, options: LoopOptions, part: Send) -> No
     """
     if "other" in params:
         raise InputError("samplers in other programs have the weights of one policy, but this method trains two")
-    own, mesh = {name: x for name, x in params.items() if name != "critic"}, mesh_of_all(params)
+    own, mesh = without_critic(params), mesh_of_all(params)
     numbers = iter((None, *range(policy.config.num_layers)))
 
     def finish(out: Any) -> Params:

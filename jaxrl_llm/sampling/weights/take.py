@@ -16,6 +16,7 @@ from jaxrl_llm.distributed import bytes_to_move, named_shardings, parameter_spec
 from jaxrl_llm.distributed.aot import place
 from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host, own_copy, to_numpy
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
 from jaxrl_llm.models.stacks import unstack
@@ -95,7 +96,7 @@ def take_weights(
         own = {name: x for name, x in params.items() if name != "other"}
         first, second = (take_weights(policy, each, mesh, weight_dtype) for each in (own, other))
         return beside(first, second)
-    params = {name: x for name, x in params.items() if name != "critic"}
+    params = without_critic(params)
     if (spread := next((x for x in jax.tree.leaves(params) if not is_here(x)), None)) is not None:
         of_all = mesh is not None and set(mesh.devices.flat) == spread.sharding.device_set
         to = None if of_all or mesh is None else of_this_host(mesh)

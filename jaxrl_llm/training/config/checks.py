@@ -66,6 +66,11 @@ def inside(name: str) -> str:
     return f"hyperparameters={{{name!r}: ...}}" if any(one.name == name for one in methods) else ""
 
 
+def is_agent(config: TrainConfig) -> bool:
+    """Whether the run's episodes have an environment, a harness or tools."""
+    return bool(config.world or config.tools)
+
+
 def settle(config: TrainConfig) -> None:
     """Bring the settings of a new configuration to their types, and check them. InputError tells all that is wrong."""
     if callable(config.algorithm) or hasattr(config.algorithm, "objective"):
@@ -162,11 +167,11 @@ def check_format(config: TrainConfig) -> None:
     if config.prompt_format != "chat" and (options or config.earlier_thoughts != "keep"):
         given = "template_options are" if options else "earlier_thoughts is"
         raise InputError(f"{given} given, but prompt_format is {config.prompt_format}, without a chat template")
-    if config.prompt_format == "rendered" and (config.world or config.tools):
+    if config.prompt_format == "rendered" and is_agent(config):
         raise InputError(
             "prompt_format is rendered, but an environment or tools need conversations: give chat or plain"
         )
-    if config.prompt_format != "chat" and config.system_prompt and not (config.world or config.tools):
+    if config.prompt_format != "chat" and config.system_prompt and not is_agent(config):
         raise InputError(
             f"system_prompt is given, but prompt_format is {config.prompt_format}, without messages: write it into "
             "the prompts, as with prompt_template"
@@ -180,13 +185,12 @@ def check_together(config: TrainConfig) -> None:
             "environment and harness are given, but only one of them can play the episodes: leave out the other"
         )
     of_agents = [name for name in AGENT if getattr(config, name) != getattr(type(config), name)]
-    if of_agents and not config.world and not config.tools:
+    if of_agents and not is_agent(config):
         raise InputError(
             f"{', '.join(of_agents)} {'is' if len(of_agents) == 1 else 'are'} given, but the run has neither an "
             "environment nor tools: give one (TrainConfig takes Python values, as train does), or leave them out"
         )
-    plain = not config.world and not config.tools
-    if plain and config.context_tokens and config.max_prompt_tokens + config.max_new_tokens > config.context_tokens:
+    if not is_agent(config) and 0 < config.context_tokens < config.max_prompt_tokens + config.max_new_tokens:
         raise InputError(
             f"context_tokens is {config.context_tokens}, but a prompt and its completion may have "
             f"{config.max_prompt_tokens} + {config.max_new_tokens} tokens: lower max_prompt_tokens or max_new_tokens"

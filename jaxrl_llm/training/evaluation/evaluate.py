@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import check_number
-from jaxrl_llm.core.source import Curriculum
 from jaxrl_llm.core.trajectory import map_rows
 from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.data.load import load_prompts
@@ -29,13 +28,15 @@ from jaxrl_llm.rewards.scoring import Scored, score_batch
 from jaxrl_llm.rollouts.agents.metrics import FAILED_ENVIRONMENT, first_players, last_rows
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience, state_of
+from jaxrl_llm.rollouts.runtime.sources import same_prompts
 from jaxrl_llm.sampling import sample
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import take_weights
-from jaxrl_llm.training.agents import agent_of, is_agent
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config.checks import is_agent
 from jaxrl_llm.training.evaluation.evaluate_given import evaluate_given
 from jaxrl_llm.training.rollout import rollout_of
+from jaxrl_llm.training.rollout.agents import agent_of
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.utils.errors import InputError, several, unknown
 from jaxrl_llm.utils.keywords import checked_keywords
@@ -250,10 +251,9 @@ def play(
         slots=config.slots or config.prompts_per_step * config.group_size,
     )  # fmt: skip
     every = np.arange(len(prompts.ids), dtype=np.int32)
-    order = Curriculum(lambda: 0, lambda state, count: (every, state), lambda state, step: state)
     source = experience(
         Experience(
-            policy, prompts, rewards, order, sampling, agent_of(config, greedy=temperature == 0),
+            policy, prompts, rewards, same_prompts(every), sampling, agent_of(config, greedy=temperature == 0),
             prompts_per_step=len(every), group_size=samples, time_limit=config.rollout_time_limit, mesh=mesh,
             hosts=hosts, watch=watch, state=lambda _: dict(state or {}),
         )

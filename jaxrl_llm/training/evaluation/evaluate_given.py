@@ -14,8 +14,9 @@ import numpy as np
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, with_totals
 from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.distributed.mesh import to_mesh
-from jaxrl_llm.learner.inputs import outputs_of, provide
+from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import plan_steps
+from jaxrl_llm.learner.outputs import outputs_of
 from jaxrl_llm.learner.teacher import with_head
 from jaxrl_llm.learner.update import prepare
 from jaxrl_llm.models.outputs import DURING_UPDATE, wanted_of

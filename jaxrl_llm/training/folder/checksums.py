@@ -20,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxrl_llm.selection.noise import mix
+
 _FIRST, _SECOND = 0x9E3779B1, 0xCC9E2D51  # odd; their powers, one for each axis, turn indices into two place numbers
 
 
@@ -51,7 +53,7 @@ def _sum(mesh: Mesh | None, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         index = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
         first += index * jnp.uint32(pow(_FIRST, axis + 1, 2**32))
         second += index * jnp.uint32(pow(_SECOND, axis + 1, 2**32))
-    hashed = _mixed(words ^ _mixed(first))
+    hashed = mix(words ^ mix(first))
     sums = jnp.sum(hashed, dtype=jnp.uint32), jnp.sum(hashed * (second << 1 | 1), dtype=jnp.uint32)
     return sums if mesh is None else jax.lax.with_sharding_constraint(sums, NamedSharding(mesh, PartitionSpec()))
 
@@ -63,13 +65,6 @@ def _words(x: jax.Array) -> jax.Array:
     if jnp.issubdtype(x.dtype, jnp.floating):
         x = jax.lax.bitcast_convert_type(x, jnp.uint16 if x.dtype.itemsize == 2 else jnp.uint8)
     return x.astype(jnp.uint32)
-
-
-def _mixed(x: jax.Array) -> jax.Array:
-    """A permutation of uint32 in which every bit depends on all (the hash "lowbias32" of Chris Wellons)."""
-    x = (x ^ x >> 16) * jnp.uint32(0x7FEB352D)
-    x = (x ^ x >> 15) * jnp.uint32(0x846CA68B)
-    return x ^ x >> 16
 
 
 def checksums_on_host(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:

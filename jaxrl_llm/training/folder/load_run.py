@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.models import Policy, load_policy
-from jaxrl_llm.models.parameters import combine
+from jaxrl_llm.models.parameters import combine, without_critic
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
@@ -84,5 +84,4 @@ def trained(
         raise InputError(f"{folder.path} has no checkpoints yet")
     for text in changes(restored.meta):
         logger.warning("%s", text)
-    learned = {name: x for name, x in restored.params.items() if name != "critic"}
-    return combine(frozen, learned)
+    return combine(frozen, without_critic(restored.params))

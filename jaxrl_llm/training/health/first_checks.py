@@ -18,7 +18,7 @@ from jaxrl_llm.rewards.parsing.final_answers import answer_text
 from jaxrl_llm.rewards.workers.calling import ENVIRONMENTS
 from jaxrl_llm.rewards.workers.loading import READ_ANSWERS
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config.checks import GENERATED
+from jaxrl_llm.training.config.checks import GENERATED, is_agent
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.utils.errors import InputError, gather, shown, unknown
 from jaxrl_llm.utils.value_digest import value_digest
@@ -104,7 +104,7 @@ def check_answers(rewards: Sequence[Reward], *sets: Sequence[dict[str, Any]]) ->
 def check_conversations(config: TrainConfig, rewards: Sequence[Reward], *sets: Sequence[dict[str, Any]]) -> None:
     """InputError where a reward model cannot read what the run will ask: see `refuses` of `ModelReward`."""
     prompts = [rows[0]["prompt"] for rows in sets if isinstance(rows, list) and rows]
-    turns = bool(config.world or config.tools)
+    turns = is_agent(config)
     for reward in rewards:
         for prompt in prompts:
             if why := getattr(reward.function, "refuses", lambda *_: "")(prompt, turns):

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
-import urllib.error
-import urllib.request
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +14,7 @@ import numpy as np
 from jaxrl_llm.core.needs import OF_TEACHER, value_of, values_of
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.utils.errors import InputError
+from jaxrl_llm.utils.post import posted
 
 OFFERED = ("teacher_token_logp", "teacher_top")
 MOST_ROWS, AT_ONCE, KEPT = 16, 4, 100_000  # rows of a request; requests at a time; rows whose answers are kept
@@ -98,35 +96,20 @@ class ServerTeacher:
             "model": self.model, "prompt": rows, "max_tokens": 1, "temperature": 0, "echo": True,
             "logprobs": max(count, 1), "return_tokens_as_token_ids": True,
         }  # fmt: skip
-        said = self._post(json.dumps(body).encode())
         try:
+            said = posted(f"{self.url.rstrip('/')}/completions", body, dict, pauses=PAUSES, time_limit=TIME_LIMIT)
             choices = sorted(said["choices"], key=lambda one: one["index"])
             found = [_read(one["logprobs"], row, count) for one, row in zip(choices, rows, strict=True)]
+        except RuntimeError as error:
+            raise InputError(
+                f"the teacher {self.url} does not answer ({error}): start it, and resume the run"
+            ) from None
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise InputError(
                 f"the teacher {self.url} does not say log-probabilities by token id ({error!r}): it must know echo, "
                 "logprobs and return_tokens_as_token_ids of /completions, as vLLM does"
             ) from None
         return found
-
-    def _post(self, body: bytes) -> Any:
-        for pause in (*PAUSES, None):
-            asked = urllib.request.Request(
-                f"{self.url.rstrip('/')}/completions", body, {"Content-Type": "application/json"}
-            )
-            try:
-                with urllib.request.urlopen(asked, timeout=TIME_LIMIT) as answer:
-                    return json.load(answer)
-            except urllib.error.HTTPError as error:
-                why = f"{error.code} {' '.join(error.read(300).decode(errors='replace').split())}"
-                if error.code < 500 and error.code != 429:
-                    break
-            except (OSError, ValueError) as error:  # it is not there, hangs up, or answers something else
-                why = str(error)
-            if pause is None:
-                break
-            time.sleep(pause)
-        raise InputError(f"the teacher {self.url} does not answer ({why}): start it, and resume the run")
 
 
 def _read(said: Any, row: Sequence[int], count: int) -> Answer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ import numpy as np
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.needs import asks_for, of_teacher
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.distributed import check_mesh, fully_sharded
+from jaxrl_llm.distributed import shardings_over
 from jaxrl_llm.learner.setup import shard
 from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers
 from jaxrl_llm.models import load_policy
-from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.other_policies.server_teacher import ServerTeacher, check_offered
@@ -132,16 +130,12 @@ def load_teacher(
 
 
 def _loaded(path: str, config: TrainConfig, policy: Policy, tokenizer: Any, mesh: jax.sharding.Mesh) -> FrozenPolicy:
-    spread = None if mesh.size == 1 else partial(_sharded, mesh)
-    own, params, other = load_policy(path, dtype=config.dtype, shardings=spread, context=config.context_tokens or None)
+    own, params, other = load_policy(
+        path, dtype=config.dtype, shardings=shardings_over(mesh), context=config.context_tokens or None
+    )
     check_tokens(path, policy, tokenizer, own, other)
     own = replace(own, activations=policy.activations, mesh=mesh if mesh.size > 1 else None)
     return FrozenPolicy(own, shard(params, own, mesh))
-
-
-def _sharded(mesh: jax.sharding.Mesh, model: ModelConfig, shapes: Any) -> Any:
-    check_mesh(model, mesh)
-    return fully_sharded(shapes, model, mesh)
 
 
 def check_tokens(name: str, policy: Policy, tokenizer: Any, teacher: Policy, other: Any) -> None:

@@ -115,8 +115,8 @@ def counted(z: Array, token: Array, rows: Inputs) -> Array | None:
     return true
 
 
-def rescaled(sums: LogitSums, m: Array) -> tuple[Array, Array]:
-    """`l` and `acc` relative to another m, which is not smaller."""
+def rescaled(sums: Any, m: Array) -> tuple[Array, Array]:
+    """`l` and `acc` of sums relative to another m, which is not smaller than theirs."""
     shift = sums.m - m
     return jnp.exp(shift) * sums.l, jnp.exp(shift) * (sums.acc + shift * sums.l)
 

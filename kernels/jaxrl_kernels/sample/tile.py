@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.logprob.reference import EXCLUDED
+from jaxrl_kernels.logprob.tile import rescaled
 from jaxrl_kernels.partition import zeros
 from jaxrl_kernels.sample.noise import BLOCK, OF_BLOCKS, OF_TOKENS, bits_at, gumbel
 
@@ -117,12 +118,6 @@ def of_tile(z: Array, keys: Array, temperature: Array, first: Any, axis: int = 1
     highest = jnp.take_along_axis(score, best[:, None], axis=1)
     first_of_best = first + best[:, None] * BLOCK
     return DrawSums(highest, first_of_best, logits if axis == 1 else logits.T, *of_blocks(block_m, block_l, acc))
-
-
-def rescaled(sums: DrawSums | SliceDraw, m: Array) -> tuple[Array, Array]:
-    """`l` and `acc` relative to another m, which is not smaller."""
-    shift = sums.m - m
-    return jnp.exp(shift) * sums.l, jnp.exp(shift) * (sums.acc + shift * sums.l)
 
 
 def nothing(like: Array) -> DrawSums:

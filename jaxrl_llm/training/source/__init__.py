@@ -25,7 +25,7 @@ from jaxrl_llm.training.asynchrony import asynchrony_of, samplers_of
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.rollout import rollout_of, strategy_of
 from jaxrl_llm.training.setup import RunParts
-from jaxrl_llm.training.swarm import swarm_source
+from jaxrl_llm.training.source.swarm import swarm_source
 from jaxrl_llm.utils.storage import is_url
 
 OfRows = Callable[[Sequence[dict[str, Any]]], Curriculum]  # makes it from the training rows

@@ -32,11 +32,6 @@ TURN_REWARDS = "turn_rewards"
 T = TypeVar("T")
 
 
-def is_agent(config: TrainConfig) -> bool:
-    """Whether the run's episodes have an environment, a harness or tools."""
-    return bool(config.world or config.tools)
-
-
 def agent_of(config: TrainConfig, needs: Collection[str] = (), greedy: bool = False) -> Rollout:
     """The rollout of a run with an environment or tools.
 

@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
 
-from jaxrl_llm.models.config_groups import DeltaRule, Latent, LayerKind, ScoreHead, Unmasking
-from jaxrl_llm.models.rope import Rope
+from jaxrl_llm.models.config.groups import DeltaRule, Latent, LayerKind, ScoreHead, Unmasking
+from jaxrl_llm.models.config.rope import Rope
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,10 @@
-"""Drawing the next token of each row from hidden states."""
+"""Drawing tokens from all their logits: with filters, forbidden tokens, hooks, soft tokens, or records of the best."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
-from jaxrl_kernels import fused_sample, sample_logits
+from jaxrl_kernels import sample_logits
 from jaxrl_kernels.sample.noise import OF_TOKENS, bits_at, gumbel, row_keys
 
 from jaxrl_llm.core.hooks import Context, first_state
@@ -20,71 +18,18 @@ from jaxrl_llm.core.soft_thinking import (
 )
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.filters import Filters, keep, support_floor
+from jaxrl_llm.sampling.draw.drawn import Drawn, DrawSettings
+from jaxrl_llm.sampling.filters import keep, support_floor
 from jaxrl_llm.sampling.two_model_decode import of_both
 from jaxrl_llm.utils.errors import InputError
 
 
-class DrawSettings(NamedTuple):
-    """How to draw tokens: arrays, so that their values can change without recompilation."""
-
-    seed: Array  # uint32[]
-    temperature: Array  # f32[]; 0 is greedy
-    filters: Filters | None
-    allowed: Array | None  # bool[V], the tokens that may be drawn; None: all
-    stop_tokens: Array  # int32[E]; drawing one ends the row
-    state: dict[str, Array] | None = None  # f32[] each, the numbers of the policy's hook; None: the first ones
-
-
-class Drawn(NamedTuple):
-    """One drawn token of each row."""
-
-    token: Array  # int32[N]
-    logp: Array  # f32[N], under the distribution that it was drawn from
-    entropy: Array  # f32[N], of that distribution, in nats
-    floor: Array  # f32[N], log-probability at or above which the filters kept tokens (-inf without), or `Hook.remember`
-    untruncated_logp: Array  # f32[N], under the distribution before filters, `allowed`, and a hook that truncates
-    experts: Array | None = None  # int[N, layers, k], of the token from whose state it was drawn; None: not recorded
-    thoughts: Array | None = None  # f32[N, 3, K], records of soft tokens; None: of a policy that does not think so
-    # f32[N, 3, K], ids of the K most probable tokens, the best first, their logp and untruncated_logp; None: no record
-    ranked: Array | None = None
-
-    @property
-    def ranks(self) -> int:
-        """How many of the most probable tokens are recorded at each place."""
-        return 0 if self.ranked is None else self.ranked.shape[-1]
-
-
-@jax.jit
-def seed_of(key: Array) -> Array:
-    """uint32[]: the seed of a random key. With prompt id, sample number and position it keys a token's noise."""
-    return jax.random.bits(key, dtype=jnp.uint32)
-
-
-@jax.named_scope("draw")
-def draw(
-    policy: Policy,
-    params: Params,
-    hidden: Array,
-    counters: Array,
-    settings: DrawSettings,
-    thinking: Array | None = None,
-    ranked: int = 0,
-) -> Drawn:
-    """Draw a token for each row from hidden states [N, D], or [N, 2 D] of two policies (`pairs`).
-
-    counters: uint32[N, 4], seed, prompt id, sample number and position; the noise is keyed on nothing else. Temperature
-    0 takes the most probable token, with its log-probability under the untempered distribution. Without filters and
-    `allowed`, accelerators allocate no [N, V] array; with them, or with a hook of the policy, the logits are one.
-
-    thinking: bool[N], of a policy with `thinking`: the rows that draw a soft token (`core.soft_thinking`), whose `logp`
-    is the log-density of its scores, and `entropy` that of the renormalised distribution over its K tokens.
-    ranked: how many of the most probable tokens to record; 0: none.
-    """
+def draw_from_logits(
+    policy: Policy, params: Params, hidden: Array, counters: Array, settings: DrawSettings, thinking: Array | None,
+    ranked: int,
+) -> Drawn:  # fmt: skip
+    """`draw.draw` by way of the logits f32[N, V]."""
     N, hook = hidden.shape[0], policy.hook
-    if settings.filters is None and settings.allowed is None and hook is None and thinking is None and not ranked:
-        token, logp, entropy = _fused(policy, params, hidden, counters, settings)
-        return Drawn(token, logp, entropy, jnp.full(N, -jnp.inf), logp)
     logits, *others = (_logits(policy, weights, states) for weights, states in of_both(policy, params, hidden))
     temperature = jnp.where(settings.temperature > 0, settings.temperature, 1.0)
     scaled, floor = logits / temperature, jnp.full(N, -jnp.inf)
@@ -165,15 +110,3 @@ def _logits(policy: Policy, params: Params, hidden: Array) -> Array:
     """f32[N, V]; columns beyond the vocabulary, and of ids that the tokenizer does not have, are -inf."""
     head, hidden = unembedding(policy, params, hidden)
     return policy.without_unknown(policy.logits_at(head, hidden))
-
-
-@jax.named_scope("head")
-def _fused(
-    policy: Policy, params: Params, hidden: Array, counters: Array, settings: DrawSettings
-) -> tuple[Array, Array, Array]:
-    head, hidden = unembedding(policy, params, hidden)
-    known = policy.config.known_tokens
-    return fused_sample(
-        hidden, head, counters, temperature=settings.temperature, softcap=policy.config.logit_softcap,
-        vocab_size=known if known < head.shape[0] else None,
-    )  # fmt: skip

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models.eight_bits import KINDS, scale_of, to_values
+from jaxrl_llm.models.quantised.eight_bits import KINDS, scale_of, to_values
 
 
 @dataclass(frozen=True)

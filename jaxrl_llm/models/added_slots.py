@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models.checks import check_params
-from jaxrl_llm.models.config_checks import with_slots
+from jaxrl_llm.models.config.checks import with_slots
 from jaxrl_llm.models.parameters import Params, combine, parameter_shapes, put
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.utils.errors import InputError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
+from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.curriculum.embedded import EMBEDDING, FromEmbeddings
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed.aot import compiled
@@ -50,7 +51,7 @@ def prompt_embeddings(parts: RunParts, params: Params, pieces: int) -> np.ndarra
     order = np.argsort(sizes, kind="stable")
     table, first = np.zeros((len(sizes), pieces, parts.policy.config.hidden_size), np.float32), 0
     while first < len(order):
-        length = _power(int(sizes[order[min(first + _rows(int(sizes[order[first]]), shards), len(order)) - 1]]))
+        length = _length(int(sizes[order[min(first + _rows(int(sizes[order[first]]), shards), len(order)) - 1]]))
         rows = _rows(length, shards)
         chosen = order[first : first + rows]
         tokens, real = _padded(prompts, chosen, rows, length)
@@ -65,14 +66,14 @@ def _pooled(policy: Policy, params: Params, tokens: jax.Array, real: jax.Array, 
     return pooled_states(policy, to_device(params), tokens, real, pieces)
 
 
-def _power(size: int) -> int:
-    """The least power of two that is no less, 16 at least, so that few programs are compiled."""
-    return max(16, 1 << (size - 1).bit_length())
+def _length(size: int) -> int:
+    """Of a batch whose longest prompt has `size` tokens: few lengths, so that few programs are compiled."""
+    return bucket(size, 16, 1)
 
 
 def _rows(length: int, shards: int) -> int:
     """How many prompts of this length a batch has: a multiple of `shards`."""
-    return max(TOKENS // _power(length) // shards, 1) * shards
+    return max(TOKENS // _length(length) // shards, 1) * shards
 
 
 def _padded(prompts: PromptSet, chosen: np.ndarray, rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.core.source import Curriculum
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.environments.protocol import Environment, Observation
@@ -21,10 +20,11 @@ from jaxrl_llm.rewards.environment import environment
 from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
+from jaxrl_llm.rollouts.runtime.sources import same_prompts
 from jaxrl_llm.sampling.live import visible_text
 from jaxrl_llm.sampling.stats import Stats
-from jaxrl_llm.training.agents import check_agent, make_environment, tell_ends
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.rollout.agents import check_agent, make_environment, tell_ends
 from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.threads import called
 
@@ -153,11 +153,10 @@ def play_rows(
         system=config.system_prompt, format=config.format,
     )  # fmt: skip
     every = np.arange(len(rows), dtype=np.int32)
-    order = Curriculum(lambda: 0, lambda state, count: (every, state), lambda state, step: state)
     source = experience(
         Experience(
             policy, PromptSet(list(rows), [[0] for _ in rows]),  # an agent begins with the messages of its row
-            (Reward(environment),), order,
+            (Reward(environment),), same_prompts(every),
             replace(config.sampling, temperature=temperature or 1.0, slots=min(64, len(rows) * samples)), rollout,
             prompts_per_step=len(rows), group_size=samples, time_limit=config.rollout_time_limit, watch=watch,
         )

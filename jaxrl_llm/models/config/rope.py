@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.models.config_checks import LAYER_TYPES, check_rope
+from jaxrl_llm.models.config.checks import LAYER_TYPES, check_rope
 from jaxrl_llm.models.kinds import given, shown
 from jaxrl_llm.utils.errors import InputError
 
