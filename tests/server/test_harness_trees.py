@@ -38,7 +38,7 @@ from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
 from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.server.episodes import endpoint
 from jaxrl_llm.server.harness import Harness
-from jaxrl_llm.training import play as play_module
+from jaxrl_llm.training.rollout import play as play_module
 
 TOKENIZER = tokenizer_of("plain")
 Messages = list[dict[str, Any]]
