@@ -1,4 +1,4 @@
-"""Long rows: the memory of an update on TPUs is linear in their length, and attention is the kernel's."""
+"""Updates for TPUs: their memory is linear in the length of rows, attention is the kernel's, and defaults compile."""
 
 from __future__ import annotations
 
@@ -41,3 +41,26 @@ def test_memory_is_linear_in_the_length_of_rows() -> None:
     for kernels in (names, others):
         assert {"packed_attention", "packed_attention_dq", "packed_attention_dkv", "norm_rotate"} <= set(kernels)
     assert long <= 2.1 * short
+
+
+DEFAULTS = """
+import json, sys
+from jaxrl_llm.distributed.chips import topology_of
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.plan.plan import learning_programs
+from jaxrl_llm.plan.layers import with_layers
+from jaxrl_llm.plan.shapes import config_of, shapes_of
+
+config = TrainConfig(model=sys.argv[1], mesh="fsdp=4", prompts_per_step=16, group_size=8, eval_size=0)
+model = with_layers(config_of(config.model), 2)
+update = learning_programs(shapes_of(config, topology_of(sys.argv[2]), model))["update"].compiled
+print("RESULT" + json.dumps(update.memory_analysis().temp_size_in_bytes))
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2"])
+def test_updates_with_default_settings_compile(topology: str) -> None:
+    """SmolLM2's shapes, in float32: with elementwise work that carries collectives the compiler aborts on v5e's."""
+    model = Path(__file__).parents[2] / "experiments" / "plan" / "smollm2-135m.json"
+    assert result_of(DEFAULTS, str(model), topology, environment=tpu_environment()) < 16 * 2**30

@@ -74,7 +74,8 @@ def with_adapters(policy: Policy, weights: Weights, params: Params) -> Weights:
     own = adapter_loop_params(policy, params, options_for(weights.device, rounding=policy.rounding))
     replaced = ("head", "unembed") if "head" in own else ()
     loop = combine({name: x for name, x in weights.loop.items() if name not in replaced}, own)
-    return Weights(params if policy.rounding is None else loop, loop, device=weights.device)
+    taken = Weights(loop, loop, device=weights.device)
+    return taken if policy.rounding is not None or taken.platform == "cpu" else taken._replace(prompts=params)
 
 
 def of_members(weights: Weights, seed: Any) -> Weights:
