@@ -53,14 +53,13 @@ from jaxrl_llm.plan.shapes import config_of, shapes_of
 
 config = TrainConfig(model=sys.argv[1], mesh="fsdp=4", prompts_per_step=16, group_size=8, eval_size=0)
 model = with_layers(config_of(config.model), 2)
-update = learning_programs(shapes_of(config, topology_of(sys.argv[2]), model))["update"].compiled
+update = learning_programs(shapes_of(config, topology_of("v5e:2x2"), model))["update"].compiled
 print("RESULT" + json.dumps(update.memory_analysis().temp_size_in_bytes))
 """
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2"])
-def test_updates_with_default_settings_compile(topology: str) -> None:
-    """SmolLM2's shapes, in float32: with elementwise work that carries collectives the compiler aborts on v5e's."""
+def test_an_update_with_default_settings_compiles() -> None:
+    """SmolLM2's shapes, in float32: with elementwise work that carries collectives the compiler aborts."""
     model = Path(__file__).parents[2] / "experiments" / "plan" / "smollm2-135m.json"
-    assert result_of(DEFAULTS, str(model), topology, environment=tpu_environment()) < 16 * 2**30
+    assert result_of(DEFAULTS, str(model), environment=tpu_environment()) < 16 * 2**30
