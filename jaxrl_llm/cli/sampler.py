@@ -25,9 +25,9 @@ def sampler_command(arguments: list[str]) -> int:
         """Seconds to wait for the learner, at first and after it has gone."""
 
     args = parse(Arguments, arguments, "jaxrl sampler", sampler_command.__doc__)
-    from jaxrl_llm.distributed.lines import address_of, key_of_programs
+    from jaxrl_llm.distributed.peers import address_of, shared_key
 
-    gather(lambda: address_of(args.learner), key_of_programs, lambda: require("--wait", args.wait, least=0, most=10**7))
+    gather(lambda: address_of(args.learner), shared_key, lambda: require("--wait", args.wait, least=0, most=10**7))
     from jaxrl_llm.training.sampler_program import sample_for  # here: importing JAX takes seconds
 
     sample_for(args.learner, args.wait, lambda text: print(text, file=FailsafeStream(sys.stderr), flush=True))

@@ -13,9 +13,9 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.signatures import PYTHON
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.distributed import data_mesh, mesh_of, sampling_mesh_of
-from jaxrl_llm.distributed.lines import Desk, address_of, key_of_programs
+from jaxrl_llm.distributed.peers import PeerListener, address_of, shared_key
 from jaxrl_llm.objectives.off_policy import interpolated_proximal, stale_correction
-from jaxrl_llm.rollouts.asynchronous.programs import Programs
+from jaxrl_llm.rollouts.asynchronous.remote import RemoteSamplers
 from jaxrl_llm.rollouts.asynchronous.rule import Asynchrony
 from jaxrl_llm.rollouts.asynchronous.samplers import InThread, Open
 from jaxrl_llm.rollouts.asynchronous.step_order import FILE, read_order
@@ -37,7 +37,7 @@ def check_asynchrony(config: TrainConfig, algorithm: Algorithm, own_source: bool
         raise InputError("max_staleness is above 0, but the run has a source of its own: leave one of the two out")
     if config.samplers:
         address_of(config.sampler_address)
-        key_of_programs()
+        shared_key()
         if config.algorithm.startswith(PYTHON) or not _is_portable(config):
             raise InputError(
                 "samplers are other programs, which cannot have Python values of this one: give the algorithm, the "
@@ -65,7 +65,9 @@ def samplers_of(config: TrainConfig, parts: RunParts) -> Open:
         return InThread
     digests = parts.digests | {"the code and packages": code_digest()}
     greeting, address = Greeting(config, digests), address_of(config.sampler_address, parts.hosts.index)
-    return lambda scene: Programs(scene, Desk(address, key_of_programs()), config.samplers, greeting)
+    return lambda scene, waitlist: RemoteSamplers(
+        scene, waitlist, PeerListener(address, shared_key()), config.samplers, greeting
+    )
 
 
 def meshes_of(config: TrainConfig) -> tuple[jax.sharding.Mesh, jax.sharding.Mesh]:

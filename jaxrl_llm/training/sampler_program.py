@@ -11,7 +11,7 @@ import jax
 
 from jaxrl_llm.distributed import check_mesh, data_mesh, sampling_mesh_of
 from jaxrl_llm.distributed.hosts import Hosts
-from jaxrl_llm.distributed.lines import LOST, dial, key_of_programs
+from jaxrl_llm.distributed.peers import LOST, dial, shared_key
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.rewards import close_rewards
 from jaxrl_llm.rewards.models.named import on_devices
@@ -37,7 +37,7 @@ def sample_for(address: str, wait: float, say: Callable[[str], object]) -> None:
     Returns once none has listened for `wait` seconds. InputError where none did at all, for another key, and for other
     settings, files or code than the learner's. say: called with lines about what happens.
     """
-    key, served = key_of_programs(), False
+    key, served = shared_key(), False
     while (connection := dial(address, key, wait)) is not None:
         with connection:
             _serve(connection, say)

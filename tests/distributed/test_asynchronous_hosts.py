@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parents[1] / "training"))
 import tiny_runs as runs
 
 from experiments.benchmarks.hosts import config_file, free_port, make_inputs, result, run, start, wait
-from jaxrl_llm.distributed.lines import KEY
+from jaxrl_llm.distributed.peers import KEY
 
 GROUPS, STEPS, BOUND = 4, 6, 2
 OPTIONS: dict[str, Any] = {

@@ -24,7 +24,7 @@ from compiling import with_devices
 
 from jaxrl_llm.algorithms import dr_grpo
 from jaxrl_llm.cli.program import main
-from jaxrl_llm.distributed.lines import KEY, Desk, Line, dial
+from jaxrl_llm.distributed.peers import KEY, Peer, PeerListener, dial
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.outputs import policy_outputs
@@ -284,33 +284,33 @@ def test_what_the_command_line_refuses(
     assert "plans are of one program's devices: leave out samplers" in capsys.readouterr().err
 
 
-def test_lines() -> None:
+def test_peers() -> None:
     """Answers, errors, what is said unasked, an end that is noticed, and callers without the key, who wait for none."""
-    desk = Desk(("127.0.0.1", 0), SECRET.encode())
+    listener = PeerListener(("127.0.0.1", 0), SECRET.encode())
     said, lost = list[Any](), threading.Event()
-    with socket.create_connection(("127.0.0.1", int(desk.address.rpartition(":")[2]))):  # says nothing
+    with socket.create_connection(("127.0.0.1", int(listener.address.rpartition(":")[2]))):  # says nothing
         with pytest.raises(InputError, match="has another key"):
-            dial(desk.address, b"another", 10)
-        other = dial(desk.address, SECRET.encode(), 10)
+            dial(listener.address, b"another", 10)
+        other = dial(listener.address, SECRET.encode(), 10)
         assert other is not None
     until = time.monotonic() + 10
-    while (connection := desk.next()) is None:
+    while (connection := listener.next()) is None:
         assert time.monotonic() < until
         time.sleep(0.01)
-    line = Line(connection, said.append, lost.set)
-    line.ask("add", 1, 2)
+    peer = Peer(connection, said.append, lost.set)
+    peer.ask("add", 1, 2)
     assert other.recv() == ("add", (1, 2))
     for message in (("said", "first"), ("answer", 3), ("raised", InputError("no"))):
         other.send(message)
-    assert (line.answer(), said, line.host) == (3, ["first"], "127.0.0.1")
+    assert (peer.answer(), said, peer.host) == (3, ["first"], "127.0.0.1")
     with pytest.raises(InputError, match="no"):
-        line.answer()
+        peer.answer()
     other.close()
     assert lost.wait(10)
-    assert line.gone
+    assert peer.gone
     for _ in range(2):
         with pytest.raises(EOFError):
-            line.answer()
-    line.close()
-    desk.close()
-    assert dial(desk.address, SECRET.encode(), 0.1) is None
+            peer.answer()
+    peer.close()
+    listener.close()
+    assert dial(listener.address, SECRET.encode(), 0.1) is None

@@ -19,6 +19,7 @@ import jax
 
 from jaxrl_llm.rollouts.asynchronous.renewal import note_running, remove, renew, restart
 from jaxrl_llm.rollouts.asynchronous.step_order import NEVER
+from jaxrl_llm.rollouts.asynchronous.waitlist import LOOK
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.driver import Driver
@@ -30,7 +31,6 @@ from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
-LOOK = 0.2  # seconds between two looks at the thread while a call waits for it
 FAILURES = 3  # of the devices, after which the run ends with the next
 APART = 1 << 16  # sample numbers of a group; those of the next of the same prompt follow
 Ended = Callable[[Sequence[tuple[GroupRun, int]]], object]  # called with the groups that end, and their chunks

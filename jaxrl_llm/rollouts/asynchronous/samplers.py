@@ -16,6 +16,7 @@ from jaxrl_llm.rollouts.asynchronous.waitlist import Waitlist
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.engines import engines_of, weights_of
+from jaxrl_llm.rollouts.runtime.group_run import GroupRun
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
 from jaxrl_llm.rollouts.runtime.source import driver_of
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
@@ -36,7 +37,7 @@ class Given(NamedTuple):
 
 
 class Samplers(Protocol):
-    """The samplers of a host. Groups in flight, and those complete, are in their `Waitlist`."""
+    """The samplers of a host, which tell of groups that are complete."""
 
     count: int
 
@@ -52,11 +53,21 @@ class Samplers(Protocol):
     def mend(self) -> None:
         """Replace samplers that are lost by others, where there are some."""
 
-    def replaced(self) -> bool:
-        """Whether samplers were replaced since the last call."""
+    def end_step(self) -> bool:
+        """Let go of the parameters of a step that has its groups. Whether samplers were replaced in it."""
 
     def close(self) -> None:
         """End them."""
+
+
+class Progress(Protocol):
+    """Is told, from threads of the samplers, what becomes of groups; a `Waitlist` is one."""
+
+    def ended(self, ended: Sequence[tuple[GroupRun, int]]) -> None:
+        """Groups are complete, each since a chunk of its sampler."""
+
+    def fail(self, error: BaseException) -> None:
+        """No group will be complete any more."""
 
 
 class Scene(NamedTuple):
@@ -64,7 +75,6 @@ class Scene(NamedTuple):
 
     setup: Experience
     rule: Asynchrony
-    waitlist: Waitlist
     streamed: StreamedScores
     lock: AbstractContextManager[Any] = DISPATCH  # held while engines run
 
@@ -77,7 +87,7 @@ class Scene(NamedTuple):
         return driver_of(setup, self.streamed, make, given.step, given.state, lock=self.lock)
 
 
-Open = Callable[[Scene], Samplers]
+Open = Callable[[Scene, Waitlist], Samplers]
 
 
 class InThread:
@@ -85,8 +95,8 @@ class InThread:
 
     count = 1
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+    def __init__(self, scene: Scene, progress: Progress) -> None:
+        self._scene, self._progress = scene, progress
         self._sampler: Sampler | None = None
         self._weights: Weights | None = None  # of the last step, where the next differ in adapters alone
 
@@ -103,13 +113,12 @@ class InThread:
 
     def begin(self, driver: Driver | None, flight: Flight, until: int | None) -> None:
         """`enter` with a driver of weights that are there already."""
-        setup, waitlist = self._scene.setup, self._scene.waitlist
+        setup, told = self._scene.setup, self._progress
         if self._sampler is None:
             assert driver is not None
             self._sampler = Sampler(
-                driver, waitlist.ended, waitlist.fail, setup.hosts.index, setup.hosts.units, self._scene.rule.keep
+                driver, told.ended, told.fail, setup.hosts.index, setup.hosts.units, self._scene.rule.keep
             )
-        waitlist.admit(log.key for log, _ in flight)
         self._sampler.enter(Entry(driver, flight, until))
 
     def take(self, keys: Sequence[GroupKey]) -> Taken:
@@ -125,7 +134,7 @@ class InThread:
     def mend(self) -> None:
         """See `Samplers`: it is there as long as this process."""
 
-    def replaced(self) -> bool:
+    def end_step(self) -> bool:
         """See `Samplers`."""
         return False
 

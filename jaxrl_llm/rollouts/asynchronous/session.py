@@ -1,4 +1,4 @@
-"""What a sampler in a program of its own does for a learner: it answers the calls of `programs.Programs`."""
+"""What a sampler in a program of its own does for a learner: it answers the calls of `remote.RemoteSamplers`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_llm.distributed.lines import LOST, own_address
+from jaxrl_llm.distributed.peers import LOST, own_address
 from jaxrl_llm.distributed.transfer import Inlet, Offer
 from jaxrl_llm.rewards.streamed import Counted, StreamedScores
 from jaxrl_llm.rollouts.asynchronous.rule import Asynchrony
 from jaxrl_llm.rollouts.asynchronous.sampler import Taken
 from jaxrl_llm.rollouts.asynchronous.samplers import Flight, Given, InThread, Scene
-from jaxrl_llm.rollouts.asynchronous.waitlist import Waitlist
 from jaxrl_llm.rollouts.runtime.group_run import Group, GroupRun
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
@@ -35,21 +34,18 @@ class Ended(NamedTuple):
     chunk: int
 
 
-class _Told(Waitlist):
-    """Tells the learner, who keeps the list of groups."""
+class _Told:
+    """The `Progress` that tells the learner, who keeps the list of groups."""
 
     def __init__(self, say: Callable[[Any], object]) -> None:
         self._say = say
 
-    def admit(self, keys: Iterable[GroupKey]) -> None:
-        """See `Waitlist`."""
-
     def ended(self, ended: Iterable[tuple[GroupRun, int]]) -> None:
-        """See `Waitlist`."""
+        """See `Progress`."""
         self._say([Ended(run.group(), run.log(), chunk) for run, chunk in ended])
 
     def fail(self, error: BaseException) -> None:
-        """See `Waitlist`."""
+        """See `Progress`."""
         self._say(portable(error))
 
 
@@ -59,9 +55,8 @@ class Session:
     def __init__(self, connection: Connection, setup: Experience, rule: Asynchrony, of: Receiver) -> None:
         self._connection, self._sending = connection, threading.Lock()
         self._streamed = StreamedScores(setup.rewards, setup.policy.tokenizer)
-        told = _Told(self._say)
-        self._scene = Scene(setup, rule, told, self._streamed)
-        self._thread = InThread(self._scene)
+        self._scene = Scene(setup, rule, self._streamed)
+        self._thread = InThread(self._scene, _Told(self._say))
         self._of = of
         self._arriving: Arriving | None = None
         self._weights: Weights | None = None

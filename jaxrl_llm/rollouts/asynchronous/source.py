@@ -124,7 +124,7 @@ class _Beside:
         if self.samplers is None:
             self.streamed = StreamedScores(setup.rewards, setup.policy.tokenizer)
             self.waitlist, self.last = Waitlist(), time.perf_counter()
-            self.samplers = self.open_samplers(Scene(setup, rule, self.waitlist, self.streamed, self.lock))
+            self.samplers = self.open_samplers(Scene(setup, rule, self.streamed, self.lock), self.waitlist)
         with setup.clock("transfer"):
             self._enter(Given(step, key, params, state), [*continued(setup, tuple(own)), *new])
         rounds = None if setup.dynamic_sampling is None else Resampling(setup.dynamic_sampling, wanted)
@@ -149,7 +149,7 @@ class _Beside:
             self._enter(None, more)
         self.in_flight = [count + came - each for count, came in zip(self.in_flight, missing, strict=True)]
         assert self.samplers is not None
-        began |= self.samplers.replaced()
+        began |= self.samplers.end_step()
         beside = self._metrics(setup, parts, stats, StepOrder(step, missing, [], [], began))
         metrics = rollout_metrics(stats, dropped) | mean_metrics(runs) | beside
         state = state._replace(pool=())
@@ -172,6 +172,7 @@ class _Beside:
         if self.rule.repeat:
             each = turns_of(self.rule.repeat, self.hosts.index, self.samplers.count)
             until = [turns[self.entries] if self.entries < len(turns) else NEVER for turns in each]
+        self.waitlist.admit(log.key for log, _ in flight)
         self.samplers.enter(given, flight, until)
 
     def _take(self, setup: Experience, count: int, step: int, earlier: int) -> Taken:

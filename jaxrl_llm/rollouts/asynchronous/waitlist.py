@@ -10,7 +10,7 @@ from jaxrl_llm.rollouts.runtime.group_run import GroupRun
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey
 from jaxrl_llm.utils.process import stop_if
 
-LOOK = 0.2  # seconds between two looks for Ctrl-C while a step waits for groups
+LOOK = 0.2  # seconds between two looks for Ctrl-C, and for threads that have ended, while something waits
 Choose = Callable[[Sequence[Waiting]], list[GroupKey] | None]
 
 

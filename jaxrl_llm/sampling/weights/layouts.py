@@ -169,10 +169,16 @@ def abstract_weights(
     shapes = jax.eval_shape(lambda p: loop_params(policy, p, options), params)
     if mesh is None:
         return shapes
+    places = loop_places(policy, params, mesh, options)
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places)
+
+
+def loop_places(policy: Policy, params: Any, mesh: Mesh, options: LoopOptions) -> Params:
+    """Where the arrays of `loop_params` are on a mesh: shardings, and layouts where options ask for them."""
     places = named_shardings(loop_specs(policy, mesh, params, options), mesh)
     if options.inputs_last:
         places["layers"] = tuple(map(with_inputs_last, places["layers"]))
-    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places)
+    return places
 
 
 @partial(jax.jit, static_argnums=(0, 2))

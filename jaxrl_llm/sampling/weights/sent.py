@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_llm.distributed import named_shardings
 from jaxrl_llm.distributed.transfer import Offer
 from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params, Policy
@@ -17,11 +16,10 @@ from jaxrl_llm.models.quantised import kind_of
 from jaxrl_llm.sampling.weights.adapters import adapters_alone, replace_adapters
 from jaxrl_llm.sampling.weights.layouts import (
     LoopOptions,
-    loop_specs,
+    loop_places,
     options_for,
     outside_layers,
     whole_converter,
-    with_inputs_last,
 )
 from jaxrl_llm.sampling.weights.take import Weights
 from jaxrl_llm.utils.errors import InputError
@@ -44,12 +42,7 @@ def receiver(policy: Policy, params: Params, devices: Mesh, weight_dtype: str | 
     """What the weights of a policy are received for, whose parameters have these shapes."""
     mesh, device = None if devices.size == 1 else devices, devices.devices.flat[0]
     options = options_for(device, mesh, kind_of(weight_dtype) or policy.rounding)
-    if mesh is None:
-        return Receiver(policy, options, device, None)
-    places = named_shardings(loop_specs(policy, mesh, params, options), mesh)
-    if options.inputs_last:
-        places["layers"] = tuple(map(with_inputs_last, places["layers"]))
-    return Receiver(policy, options, places, mesh)
+    return Receiver(policy, options, device if mesh is None else loop_places(policy, params, mesh, options), mesh)
 
 
 def send(policy: Policy, params: Params, options: LoopOptions, part: Send) -> None:
@@ -60,11 +53,11 @@ def send(policy: Policy, params: Params, options: LoopOptions, part: Send) -> No
     """
     if "other" in params:
         raise InputError("samplers in other programs have the weights of one policy, but this method trains two")
-    own, mesh = without_critic(params), mesh_of_all(params)
+    own, mesh = without_critic(params), _mesh_of(params)
     numbers = iter((None, *range(policy.config.num_layers)))
 
     def finish(out: Any) -> Params:
-        part(next(numbers), here(out))
+        part(next(numbers), _here(out))
         return {}
 
     whole_converter(policy, mesh, options)(policy, own, finish=finish)
@@ -74,18 +67,18 @@ def send_adapters(params: Params, part: Send) -> bool:
     """Send the adapters of parameters, where updates change nothing else, and say whether they do; see `send`."""
     if (adapters := adapters_alone(params)) is None:
         return False
-    part(ADAPTERS, here(_whole(mesh_of_all(adapters))(adapters)))
+    part(ADAPTERS, _here(_whole(_mesh_of(adapters))(adapters)))
     return True
 
 
-def mesh_of_all(params: Params) -> Mesh | None:
+def _mesh_of(params: Params) -> Mesh | None:
     """The mesh of parameters, None on one device."""
     sharding = jax.tree.leaves(params)[0].sharding
     spread = isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh) and sharding.mesh.size > 1
     return sharding.mesh if spread else None
 
 
-def here(tree: Any) -> Any:
+def _here(tree: Any) -> Any:
     """Arrays that each device has whole, as those of one device of this host."""
     return jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
 

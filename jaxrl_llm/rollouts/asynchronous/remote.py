@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.distributed.lines import LOST, Desk, Line
+from jaxrl_llm.distributed.peers import LOST, Peer, PeerListener
 from jaxrl_llm.distributed.transfer import Outlet
 from jaxrl_llm.rollouts.asynchronous.sampler import Taken
 from jaxrl_llm.rollouts.asynchronous.samplers import Flight, Given, Scene
 from jaxrl_llm.rollouts.asynchronous.session import Ended, packed
-from jaxrl_llm.rollouts.asynchronous.waitlist import LOOK
+from jaxrl_llm.rollouts.asynchronous.waitlist import LOOK, Waitlist
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.multihost_gather import side_by_side
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
@@ -34,11 +34,11 @@ logger = logging.getLogger("jaxrl_llm.rollouts")
 
 
 @dataclass(eq=False)
-class _Program:
+class _Remote:
     """One of the samplers, with the groups that no step has taken of it."""
 
     number: int
-    line: Line | None = None  # None: it is not there
+    peer: Peer | None = None  # None: it is not there
     outlet: Outlet | None = None
     options: LoopOptions | None = None
     groups: dict[GroupKey, tuple[GroupLog, Task]] = field(default_factory=dict)
@@ -51,44 +51,46 @@ class _Program:
         return [both for key, both in self.groups.items() if key not in self.complete]
 
 
-class Programs:
+class RemoteSamplers:
     """The samplers of a host, each in a program of its own; see `Samplers`.
 
     greeting: what a program must know to work for this run.
     """
 
-    def __init__(self, scene: Scene, desk: Desk, count: int, greeting: Any) -> None:
-        self.count, self._scene, self._desk, self._greeting = count, scene, desk, greeting
-        self._programs = [_Program(number) for number in range(count)]
+    def __init__(
+        self, scene: Scene, waitlist: Waitlist, listener: PeerListener, count: int, greeting: Any
+    ) -> None:  # fmt: skip
+        self.count, self._scene, self._waitlist = count, scene, waitlist
+        self._listener, self._greeting = listener, greeting
+        self._remotes = [_Remote(number) for number in range(count)]
         self._given: Given | None = None  # of the step at hand
-        self._replaced, self._open = False, True
+        self._began, self._replaced, self._open = False, False, True
 
     def enter(self, given: Given | None, flight: Flight, until: Sequence[int | None]) -> None:
-        """See `Samplers`. Each group goes to the program with the fewest."""
-        began = self._given is None
+        """See `Samplers`. Each group goes to the one with the fewest of those that are there."""
+        first, self._began = not self._began, True
         self._given = given or self._given
-        if began:
+        if first:
             self._wait_for_all()
         elif given is not None:
             self.mend()
-        own: list[list[tuple[GroupLog, Task]]] = [[] for _ in self._programs]
+        own: list[list[tuple[GroupLog, Task]]] = [[] for _ in self._remotes]
         for log, task in flight:
-            least = min(self._programs, key=lambda one: len(one.groups))
+            least = min(self._there() or self._remotes, key=lambda one: len(one.groups))
             least.groups[log.key] = log, task
             own[least.number].append((log, task))
-        self._scene.waitlist.admit(log.key for log, _ in flight)
         if given is not None:
-            self._bring(given, self._there(), adapters=self._scene.setup.frozen and not began)
+            self._bring(given, self._there(), adapters=self._scene.setup.frozen and not first)
         told = None if given is None else packed(given)
         self._all(self._there(), "enter", lambda one: (told, own[one.number], until[one.number]))
 
     def take(self, keys: Sequence[GroupKey]) -> Taken:
         """See `Samplers`."""
-        own = [[key for key in keys if key in one.groups] for one in self._programs]
-        known = [[key for key in own[one.number] if key not in one.before] for one in self._programs]
+        own = [[key for key in keys if key in one.groups] for one in self._remotes]
+        known = [[key for key in own[one.number] if key not in one.before] for one in self._remotes]
         answers = self._all(self._there(), "take", lambda one: (known[one.number],))
         ended = {}
-        for one in self._programs:
+        for one in self._remotes:
             for key in own[one.number]:
                 ended[key] = one.complete.pop(key)
                 del one.groups[key]
@@ -106,57 +108,57 @@ class Programs:
     def logs(self) -> Pool:
         """See `Samplers`. Of a program that is gone, they are those of the last time."""
         for number, logs in self._all(self._there(), "logs", lambda one: ()).items():
-            groups = self._programs[number].groups
+            groups = self._remotes[number].groups
             groups |= {log.key: (log, groups[log.key][1]) for log in logs}
-        return tuple(log for one in self._programs for log, _ in one.groups.values())
+        return tuple(log for one in self._remotes for log, _ in one.groups.values())
 
     def mend(self) -> None:
         """See `Samplers`. Not on several hosts, which make weights together."""
-        gone = [one for one in self._programs if one not in self._there()]
+        gone = [one for one in self._remotes if one not in self._there()]
         for one in gone if self._scene.setup.hosts.count == 1 else ():
-            if (connection := self._desk.next()) is not None:
+            if (connection := self._listener.next()) is not None:
                 self._begin([(one, connection)])
                 self._go_on(one)
 
-    def replaced(self) -> bool:
+    def end_step(self) -> bool:
         """See `Samplers`."""
-        found, self._replaced = self._replaced, False
+        found, self._replaced, self._given = self._replaced, False, None
         return found
 
     def close(self) -> None:
         """See `Samplers`."""
         self._open = False
         for one in self._there():
-            assert one.line is not None
-            one.line.close()
-        self._desk.close()
+            assert one.peer is not None
+            one.peer.close()
+        self._listener.close()
 
-    def _there(self) -> list[_Program]:
-        return [one for one in self._programs if one.line is not None and not one.line.gone]
+    def _there(self) -> list[_Remote]:
+        return [one for one in self._remotes if one.peer is not None and not one.peer.gone]
 
     def _wait_for_all(self) -> None:
         """Begin with as many programs as there are to be."""
         found, told = list[Connection](), False
         with interruptible() as interrupted:
             while len(found) < self.count:
-                if (connection := self._desk.next()) is not None:
+                if (connection := self._listener.next()) is not None:
                     found.append(connection)
                     continue
                 if not told:
                     told = True
                     logger.warning(
-                        "the run waits for %s: jaxrl sampler %s", several(self.count, "sampler"), self._desk.address
+                        "the run waits for %s: jaxrl sampler %s", several(self.count, "sampler"), self._listener.address
                     )
                 stop_if(interrupted())
                 time.sleep(LOOK)
-        self._begin(list(zip(self._programs, found, strict=True)))
+        self._begin(list(zip(self._remotes, found, strict=True)))
 
-    def _begin(self, given: Sequence[tuple[_Program, Connection]]) -> None:
+    def _begin(self, given: Sequence[tuple[_Remote, Connection]]) -> None:
         """Set programs up. InputError where one has other settings, files or code."""
         hosts = self._scene.setup.hosts
         for one, connection in given:
-            one.line = Line(connection, partial(self._said, one), partial(self._lost, one))
-            one.outlet = Outlet(one.line.host)
+            one.peer = Peer(connection, partial(self._said, one), partial(self._lost, one))
+            one.outlet = Outlet(one.peer.host)
         ones = [one for one, _ in given]
         units, first = hosts.units * self.count, hosts.index * self.count
         begun = self._all(ones, "begin", lambda one: (self._greeting, first + one.number, units))
@@ -164,18 +166,18 @@ class Programs:
             one.options = begun.get(one.number, one.options)
         self._all([one for one in ones if one in self._there()], "connect", lambda one: (one.outlet.address,))
 
-    def _go_on(self, one: _Program) -> None:
+    def _go_on(self, one: _Remote) -> None:
         """Let a program that came in place of another go on with its groups."""
         if one not in self._there() or self._given is None:
             return
         self._replaced = True
         one.before, flight = set(one.complete), one.flight
-        self._scene.waitlist.admit(log.key for log, _ in flight)
+        self._waitlist.admit(log.key for log, _ in flight)
         self._bring(self._given, [one], adapters=False)
         told = packed(self._given)
         self._all([one], "enter", lambda one: (told, flight, None))
 
-    def _bring(self, given: Given, to: Sequence[_Program], adapters: bool) -> None:
+    def _bring(self, given: Given, to: Sequence[_Remote], adapters: bool) -> None:
         """Send weights, each part to all programs at a time. adapters: alone, where that can be."""
 
         def part(which: Part, arrays: Any) -> None:
@@ -193,40 +195,40 @@ class Programs:
             send(self._scene.setup.policy, given.params, one, part)
 
     def _all(
-        self, ones: Sequence[_Program], name: str, arguments: Callable[[Any], tuple[Any, ...]]
+        self, ones: Sequence[_Remote], name: str, arguments: Callable[[Any], tuple[Any, ...]]
     ) -> dict[int, Any]:  # fmt: skip
         """The answers of programs to a call, by their numbers, without those that are gone."""
-        asked, found = list[_Program](), dict[int, Any]()
+        asked, found = list[_Remote](), dict[int, Any]()
         for one in ones:
-            assert one.line is not None
+            assert one.peer is not None
             try:
-                one.line.ask(name, *arguments(one))
+                one.peer.ask(name, *arguments(one))
                 asked.append(one)
             except LOST:
-                one.line.gone = True
+                one.peer.gone = True
         for one in asked:
-            assert one.line is not None
+            assert one.peer is not None
             try:
-                found[one.number] = one.line.answer()
+                found[one.number] = one.peer.answer()
             except LOST:
-                one.line.gone = True
+                one.peer.gone = True
         return found
 
-    def _said(self, one: _Program, what: Any) -> None:
+    def _said(self, one: _Remote, what: Any) -> None:
         """In a thread: groups are complete, or the sampler has failed."""
         if isinstance(what, Exception):
-            self._scene.waitlist.fail(what)
+            self._waitlist.fail(what)
             return
         one.complete |= {ended.log.key: ended for ended in what}
-        self._scene.waitlist.complete((ended.log.key, ended.chunk) for ended in what)
+        self._waitlist.complete((ended.log.key, ended.chunk) for ended in what)
 
-    def _lost(self, one: _Program) -> None:
+    def _lost(self, one: _Remote) -> None:
         """In a thread: a program is gone."""
         if not self._open:
             return
         if self._scene.setup.hosts.count > 1:
-            self._scene.waitlist.fail(RuntimeError("a sampler is gone: start it again, and resume the run"))
+            self._waitlist.fail(RuntimeError("a sampler is gone: start it again, and resume the run"))
         else:
             logger.warning(
-                "sampler %d is gone: its groups wait for another, jaxrl sampler %s", one.number, self._desk.address
+                "sampler %d is gone: its groups wait for another, jaxrl sampler %s", one.number, self._listener.address
             )

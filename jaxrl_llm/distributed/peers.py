@@ -20,12 +20,12 @@ from typing import Any
 from jaxrl_llm.utils.errors import InputError, shown
 
 KEY = "JAXRL_SAMPLER_KEY"
-GREETING = 10.0  # seconds for a caller to show that it knows the key
+HANDSHAKE = 10.0  # seconds for the other end to show that it knows the key
 ANY = ("0.0.0.0", "::")
 LOST = (EOFError, OSError)  # what calls of a program that is gone raise
 
 
-def key_of_programs() -> bytes:
+def shared_key() -> bytes:
     """The key that all programs of a run have. InputError without one."""
     if not (key := os.environ.get(KEY)):
         raise InputError(
@@ -47,7 +47,7 @@ def address_of(text: str, index: int = 0) -> tuple[str, int]:
     return host, int(port) + index
 
 
-class Line:
+class Peer:
     """The learner's end of the connection to one program. Its methods are called from one thread.
 
     said: called in a thread of its own with what the program says unasked; lost: called there once it is gone.
@@ -58,7 +58,7 @@ class Line:
         self._answers = queue.SimpleQueue[Any]()
         self.gone = False
         self.host = own_address(connection)  # of this machine, as the program reaches it
-        threading.Thread(target=self._listen, daemon=True, name="line to a sampler").start()
+        threading.Thread(target=self._listen, daemon=True, name="peer").start()
 
     def ask(self, name: str, *arguments: Any) -> None:
         """Ask for a call, whose result is the next `answer`. Raises one of LOST if the program is gone."""
@@ -101,8 +101,8 @@ class Line:
             self._lost()
 
 
-class Desk:
-    """Where programs that work for a run dial in: a thread takes the calls, until it is closed."""
+class PeerListener:
+    """Accepts connections of programs that know the key, in a thread, until it is closed."""
 
     def __init__(self, address: tuple[str, int], key: bytes) -> None:
         """Raises InputError if the address cannot be listened on."""
@@ -116,16 +116,16 @@ class Desk:
         host, port = self._listener.address[:2]
         self.address = f"{socket.gethostname() if host in ANY else host}:{port}"
         self._open = True
-        threading.Thread(target=self._take_calls, daemon=True, name="desk for samplers").start()
+        threading.Thread(target=self._accept, daemon=True, name="peer listener").start()
 
     def next(self) -> Connection | None:
-        """A program that waits for work, if there is one."""
+        """The next connection that no one has taken, if there is one."""
         with contextlib.suppress(queue.Empty):
             return self._found.get_nowait()
         return None
 
     def close(self) -> None:
-        """Take no more calls, and end those that wait."""
+        """Accept no more, and end the connections that no one has taken."""
         self._open = False
         with contextlib.suppress(OSError), socket.create_connection(self._listener.address, timeout=1):
             pass  # so that its thread stops waiting for a call
@@ -133,15 +133,17 @@ class Desk:
         while (waiting := self.next()) is not None:
             waiting.close()
 
-    def _take_calls(self) -> None:
+    def _accept(self) -> None:
         while self._open:
             with contextlib.suppress(OSError):
                 connection = self._listener.accept()
                 # In a thread: whoever says nothing must not keep others waiting.
-                threading.Thread(target=self._greet, args=(connection,), daemon=True, name="greeting").start()
+                threading.Thread(
+                    target=self._authenticate, args=(connection,), daemon=True, name="authentication"
+                ).start()
 
-    def _greet(self, connection: Connection) -> None:
-        timer = threading.Timer(GREETING, connection.close)
+    def _authenticate(self, connection: Connection) -> None:
+        timer = threading.Timer(HANDSHAKE, connection.close)
         timer.start()
         try:
             deliver_challenge(connection, self._key)
@@ -151,7 +153,7 @@ class Desk:
             return
         finally:
             timer.cancel()
-        _notice_silence(connection)
+        _with_keepalive(connection)
         if self._open:
             self._found.put(connection)
         else:
@@ -172,13 +174,13 @@ def dial(address: str, key: bytes, seconds: float) -> Connection | None:
         except LOST:
             time.sleep(0.5)
         else:
-            _notice_silence(connection)
+            _with_keepalive(connection)
             return connection
     return None
 
 
-def _notice_silence(connection: Connection) -> None:
-    """Let the connection end where the other machine does not answer for a minute."""
+def _with_keepalive(connection: Connection) -> None:
+    """End the connection where the other machine does not answer for a minute."""
     with socket.socket(fileno=os.dup(connection.fileno())) as own:
         own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
