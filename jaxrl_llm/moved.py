@@ -68,7 +68,7 @@ _MOVES = (
     (
         "training", "runs",
         "loop learning=step setup config inputs method "
-        "source state metrics rollout"
+        "source state metrics rollout started_on=begin"
     ),
     ("training.rollout", "runs", "agents played=play"),
     ("training.rollout", "training", "agents play"),
@@ -80,12 +80,18 @@ _MOVES = (
     ("training.other_policies", "training", "reference kept_reference teacher server_teacher"),
     ("utils", "runs", "value_digest"),
     ("utils", "training.folder", "value_digest"),
-    ("training.config", "runs", "config_checks=checks config_json=json_text method_settings hyperparameters"),
-    ("training.config", "training", "config_checks=checks config_json=json_text method_settings hyperparameters"),
+    (
+        "training.config", "runs",
+        "config_checks=checks config_json=json_text method_settings hyperparameters=method_settings"
+    ),
+    (
+        "training.config", "training",
+        "config_checks=checks config_json=json_text method_settings hyperparameters=method_settings"
+    ),
     (
         "training.folder", "runs",
-        "run run_folder=files checkpoints checksums lock mirror=remote_folder environment=provenance started_on "
-        "code_digest changes=resume_checks run_logs=logs run_report=report completion_lines "
+        "run run_folder=files checkpoints checksums lock mirror=remote_folder environment=provenance "
+        "code_digest=provenance changes=resume_checks run_logs=resume_checks run_report=report completion_lines "
         "group_lines load_run"
     ),
     (
@@ -150,7 +156,7 @@ _MOVES = (
     ("learner.outputs", "learner", "other_contexts=rescoring rescoring affinity"),
     (
         "reporting.html", "reporting",
-        "charts conversations credit_page curves overview report run_data settings_shown shading "
+        "charts conversations credit_page curves overview report run_data settings_shown=overview shading "
         "shown_completions verdict visits"
     ),
     ("reporting.logging", "reporting", "files lines logged progress writers tensorboard"),

@@ -106,7 +106,7 @@ def _train(config: TrainConfig, resume: bool, accept: bool, first: bool, alone: 
 
     strict: a run in which no step had a learning signal has failed.
     """
-    from jaxrl_llm.training.config.hyperparameters import check_named
+    from jaxrl_llm.training.config.method_settings import check_named
     from jaxrl_llm.training.folder.files import RunFolder
     from jaxrl_llm.training.inputs import read_inputs
 

@@ -1,12 +1,18 @@
-"""What the laboratory has of what methods ask for: needs, rollouts, pairs and populations."""
+"""Methods in the laboratory: which of their needs it provides, and whether they can learn there and did."""
 
 from __future__ import annotations
+
+import jax
+import numpy as np
 
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.needs import asks_for
 from jaxrl_llm.core.population import Population
+from jaxrl_llm.core.transform import Metrics
 from jaxrl_llm.in_jax.tasks import Task
+from jaxrl_llm.reporting.credit import compares_samples
 from jaxrl_llm.rollouts.evolved import MEMBERS
+from jaxrl_llm.utils.errors import InputError
 
 EXPERIENCE = frozenset({"rollout", "curriculum", "replay"})  # what comes before the batch
 PAIRS = frozenset({"chosen", "rejected"})  # columns of a data set that `Task.pairs` stands for
@@ -49,3 +55,25 @@ def population_of(method: Algorithm, task: Task) -> Population | None:
     """The population whose members draw the method's samples, of a task of one turn."""
     rollout = method.rollout
     return None if rollout is None or rollout.wrap is None or task.environment is not None else rollout.population
+
+
+def check_lone(method: Algorithm) -> None:
+    """InputError for a method that compares the samples of a prompt, which has only one."""
+    if "turns" not in method.needs and compares_samples(method):
+        raise InputError(
+            "group_size is 1, but must be at least 2: the method compares the completions of a prompt with each other, "
+            "and has nothing to learn from one"
+        )
+
+
+def check_losses(metrics: Metrics) -> None:
+    """InputError where a loss at hand is infinite or NaN; those of traced runs pass."""
+    loss = metrics.get("loss")
+    if loss is None or isinstance(loss, jax.core.Tracer) or not loss.is_fully_addressable:
+        return
+    wrong = ~np.isfinite(np.asarray(loss))
+    if loss.ndim == 1 and wrong.any():
+        raise InputError(
+            f"the loss is not finite from iteration {int(np.argmax(wrong))} on: look for advantages that are infinite "
+            "or NaN, such as a division by 0 in the transform, and for the learning rate"
+        )

@@ -31,10 +31,11 @@ from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.shapes import in_words
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.core.transform import Metrics, RunFacts
-from jaxrl_llm.in_jax.checks import check_lone, check_losses
 from jaxrl_llm.in_jax.provided import (
     EXPERIENCE,
     by_turn,
+    check_lone,
+    check_losses,
     experience_of,
     population_of,
     provided,

@@ -5,13 +5,12 @@ N rows, P prompt tokens, K turns of O tokens of an observation and A tokens of a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.in_jax.completions import Completions
 from jaxrl_llm.in_jax.tasks.environment import Played, final_scores, play
 from jaxrl_llm.in_jax.tasks.task import Environment, Task, observed
 from jaxrl_llm.models.forward import empty_cache
@@ -126,3 +125,13 @@ def greedy_return(
     if key is not None:
         final = observed(task, key, components, final)[1]
     return final + jnp.sum(played.rewards, axis=1)
+
+
+class Completions(NamedTuple):
+    """Of N prompts, a row for each completion."""
+
+    tokens: Array  # int32[N, T], the end token from its first place on
+    mask: Array  # bool[N, T] true where the policy chose the token: up to its end token, inclusive
+    real: Array  # bool[N, T] true there, and at the environment's tokens between
+    logp: Array  # f32[N, T]
+    entropy: Array  # f32[N, T]

@@ -21,7 +21,7 @@ from jaxrl_llm.rollouts.asynchronous.samplers import InThread, Open
 from jaxrl_llm.rollouts.asynchronous.step_order import FILE, read_order
 from jaxrl_llm.rollouts.runtime.swarm import Swarm
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.folder.code_digest import code_digest
+from jaxrl_llm.training.folder.provenance import code_digest
 from jaxrl_llm.utils.errors import InputError, several
 from jaxrl_llm.utils.storage import is_url
 

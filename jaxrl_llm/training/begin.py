@@ -10,17 +10,17 @@ from typing import Any
 from jaxrl_llm.algorithms import Given
 from jaxrl_llm.core.arguments.checks import expect
 from jaxrl_llm.core.source import Source
+from jaxrl_llm.data.chat.rendering import today
+from jaxrl_llm.distributed.hosts import all_hosts
 from jaxrl_llm.plan.choose_mesh import with_mesh
 from jaxrl_llm.rewards.environment import ENVIRONMENT
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.auto_dtype import with_dtype
-from jaxrl_llm.training.config.hyperparameters import check_named
 from jaxrl_llm.training.config.json_text import to_dict
-from jaxrl_llm.training.config.method_settings import fitted
+from jaxrl_llm.training.config.method_settings import check_named, fitted
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.folder.lock import locked
-from jaxrl_llm.training.folder.started_on import with_date
 from jaxrl_llm.training.folder.unwritten import UnwrittenFolder
 from jaxrl_llm.training.health.activity import Activity
 from jaxrl_llm.training.health.goodput import Clock
@@ -136,3 +136,13 @@ def begun(
         except Preempted:
             hosts.gather("saved")
             raise
+
+
+def with_date(config: TrainConfig, resumed: bool) -> TrainConfig:
+    """The configuration with its day: its own, else the one that a resumed run began on, else that of the first host.
+
+    On several hosts all must call this.
+    """
+    date = all_hosts().gather(today())[0]
+    before = RunFolder(config.output).recorded_date() if resumed and not config.date else ""
+    return dataclasses.replace(config, date=config.date or before or date)

@@ -9,7 +9,7 @@ from jaxrl_llm.core.needs import asks_for, values_of
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import critic_of
 from jaxrl_llm.models.io.reward_model import read_scoring
-from jaxrl_llm.reporting.lone import compares_samples
+from jaxrl_llm.reporting.credit import compares_samples
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.method_settings import hyperparameters_of

@@ -21,7 +21,7 @@ from jaxrl_llm.rollouts.asynchronous.source import beside_updates
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.sampling.weights.sent import Receiver, receiver
 from jaxrl_llm.training.asynchrony import Greeting, keeps_caches
-from jaxrl_llm.training.folder.code_digest import code_digest
+from jaxrl_llm.training.folder.provenance import code_digest
 from jaxrl_llm.training.inputs import Inputs, make_rewards, prompt_sets, split_prompts
 from jaxrl_llm.training.method import make_algorithm, method_digests, with_routing
 from jaxrl_llm.training.rollout import rollout_of

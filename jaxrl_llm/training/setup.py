@@ -36,7 +36,7 @@ from jaxrl_llm.rewards.models.named import on_devices
 from jaxrl_llm.training.asynchrony import meshes_of
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.checks import is_agent
-from jaxrl_llm.training.folder.code_digest import code_digest
+from jaxrl_llm.training.folder.provenance import code_digest
 from jaxrl_llm.training.inputs import Inputs, make_rewards, prompt_sets, split_prompts
 from jaxrl_llm.training.method import (
     check_method,

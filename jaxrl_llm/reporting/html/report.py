@@ -19,9 +19,8 @@ from jaxrl_llm.reporting.html.curves import (
     pass_at_k_chart,
     variables,
 )
-from jaxrl_llm.reporting.html.overview import Defaults, overview, side_by_side
+from jaxrl_llm.reporting.html.overview import Defaults, breakable, overview, side_by_side
 from jaxrl_llm.reporting.html.run_data import RunData
-from jaxrl_llm.reporting.html.settings_shown import breakable
 from jaxrl_llm.reporting.html.shading import KINDS, LEVELS, level_value, style_rules
 from jaxrl_llm.reporting.html.shown_completions import (
     chosen_groups,

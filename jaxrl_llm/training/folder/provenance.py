@@ -1,7 +1,11 @@
-"""What a run was started with: versions, commit, devices and date. Written beside its settings, never compared."""
+"""What a run was started with: versions, commit, devices and date. Written beside its settings, never compared.
+
+A digest of the code is compared, between hosts of one run.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import platform
@@ -11,6 +15,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import jaxrl_kernels
 
 from jaxrl_llm.reporting.logging.files import read_json
 from jaxrl_llm.utils.errors import InputError
@@ -94,3 +100,17 @@ def _git(folder: Path, *arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=5, check=False)
         return done.stdout.strip() if done.returncode == 0 else ""
     return ""
+
+
+DECIDING = ("jax", "jaxlib", "numpy", "optax", "tokenizers")  # packages that decide numbers
+
+
+def code_digest() -> str:
+    """SHA-256 over the source files of jaxrl_llm and its kernels, and the versions of JAX and the like."""
+    found = hashlib.sha256()
+    for folder in (Path(__file__).parents[2], Path(str(jaxrl_kernels.__file__)).parent):
+        for file in sorted(folder.rglob("*.py")):
+            found.update(f"{file.relative_to(folder)}\0".encode() + file.read_bytes())
+    for name in DECIDING:
+        found.update(f"{name} {importlib.metadata.version(name)}".encode())
+    return found.hexdigest()

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import tiny_runs as runs
 
-from jaxrl_llm.training import inputs
+from jaxrl_llm.training import begin, inputs
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.folder import started_on
 from jaxrl_llm.training.folder.files import RunFolder, run_config
 from jaxrl_llm.training.loop import train
 from jaxrl_llm.utils.errors import InputError
@@ -42,14 +41,14 @@ def test_a_run_keeps_the_day_on_which_it_began(tmp_path: Path, monkeypatch: pyte
         return found
 
     monkeypatch.setattr("jaxrl_llm.training.setup.prompt_sets", noted)
-    monkeypatch.setattr(started_on, "today", lambda: "2031-01-31")
+    monkeypatch.setattr(begin, "today", lambda: "2031-01-31")
     config = config_of(tmp_path, steps=1, checkpoint_every=1)
     train(config)
     folder = RunFolder(config.output)
     assert json.loads(folder.config.read_text())["started_on"] == "2031-01-31"
     assert folder.read_config() == config
     assert run_config(config.output).date == "2031-01-31", "an evaluation is on that day, too"
-    monkeypatch.setattr(started_on, "today", lambda: "2031-02-01")
+    monkeypatch.setattr(begin, "today", lambda: "2031-02-01")
     train(dataclasses.replace(config, steps=2), resume=True)
     assert seen[0] == seen[1]
     tokens = runs.load_policy(config.model)[2].decode(seen[0][0])
