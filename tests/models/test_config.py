@@ -350,3 +350,26 @@ def test_transformers_reads_what_we_write(family: str, vectors: Any, tmp_path: A
         return {k: v for k, v in each.items() if k != "type"}
 
     assert rotary(ours) == rotary(original)
+
+
+@pytest.mark.parametrize("family", ["glm4", "glm4_moe", "qwen3_5", "gpt_oss", "olmo3", "gemma2", "gemma3"])
+def test_no_default_of_transformers_takes_the_place_of_a_setting(family: str, vectors: Any, tmp_path: Any) -> None:
+    """Heads that are rotated whole, layers of which none slides, no token of padding: its defaults are others."""
+    from transformers import AutoConfig
+
+    raw = json.loads((vectors(family).folder / "config.json").read_text())
+    rotated = "partial_rotary_factor" in raw["rope_parameters"]
+    if rotated:
+        raw["rope_parameters"]["partial_rotary_factor"] = 1.0
+    else:
+        raw["layer_types"] = ["full_attention"] * raw["num_hidden_layers"]
+    config = from_hf(raw)
+    assert from_hf(to_hf(config)) == config
+    (tmp_path / "config.json").write_text(json.dumps(to_hf(config)))
+    read = AutoConfig.from_pretrained(tmp_path)
+    assert read.pad_token_id is None
+    if rotated:
+        assert read.rope_parameters["partial_rotary_factor"] == 1.0
+    else:
+        assert read.sliding_window > 0
+        assert set(read.layer_types) == {"full_attention"}

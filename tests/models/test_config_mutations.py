@@ -71,7 +71,7 @@ def assert_usable(config: ModelConfig) -> None:
         rates, scale = frequencies(rope, config.head_dim)
         assert rates.shape == (config.head_dim // 2,)
         assert np.isfinite(rates).all()
-        assert np.isfinite(scale)
+        assert np.isfinite(scale).all()
     assert len(config.rope_of_layer) == len(config.window_of_layer) == config.num_layers
     assert max(config.rope_of_layer) < len(config.ropes)
     assert from_hf(json.loads(json.dumps(to_hf(config), allow_nan=False))) == config
@@ -193,3 +193,16 @@ def test_ends_of_a_generation_config(ends: Any, vectors: Any, tmp_path: Path) ->
         InputError, match=r"generation_config\.json: eos_token_id (is .*, but must be a token|257 is not in)"
     ):
         load_policy(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "family, change, lacking",
+    [
+        ("qwen3_5", {"layer_types": ["full_attention"] * 4}, "kinds linear and full, but none of its 4 is linear"),
+        ("glm4_moe", {"first_k_dense_replace": 4}, "kinds dense and experts, but none of its 4 is experts"),
+    ],
+)
+def test_a_kind_of_layer_that_no_layer_has(family: str, change: dict[str, Any], lacking: str, vectors: Any) -> None:
+    raw = json.loads((vectors(family).folder / "config.json").read_text())
+    with pytest.raises(InputError, match=lacking):
+        from_hf(raw | change)

@@ -39,6 +39,16 @@ def test_round_trip(family: str, vectors: Any, tmp_path: Path) -> None:
     assert shapes == parameter_shapes(policy.config)
 
 
+def test_the_token_of_padding_is_the_tokenizers(vectors: Any, tmp_path: Path) -> None:
+    """Without it transformers takes the family's, which the vocabulary may lack."""
+    model = vectors("glm4")
+    assert model.tokenizer.pad_token_id == 256
+    save_policy(tmp_path / "with", model.policy, model.params, model.tokenizer)
+    save_policy(tmp_path / "without", model.policy, model.params)
+    written = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("with", "without")]
+    assert [raw["pad_token_id"] for raw in written] == [256, None]
+
+
 def _leaves(params: Any) -> dict[tuple[str, ...], Any]:
     return {tuple(key.key for key in path): x for path, x in jax.tree_util.tree_leaves_with_path(params)}
 

@@ -127,6 +127,13 @@ def check_together(config: Any, where: str) -> None:
         raise InputError(f"{where}: head_dim {c.head_dim} is odd, but rotary embeddings turn pairs: it must be even")
     if c.num_experts and c.experts_per_token > c.num_experts:
         raise InputError(f"{where}: num_experts_per_tok {c.experts_per_token} exceeds the {c.num_experts} experts")
+    for place, kind in enumerate(c.kinds):
+        if not c.layers_of(place):
+            names = " and ".join(each.name for each in c.kinds)
+            raise InputError(
+                f"{where}: layers of a {c.family} model are of the kinds {names}, but none of its {c.num_layers} is "
+                f"{kind.name}: models without one are not supported"
+            )
     for name, tokens in (("eos_token_id", c.eos_token_ids), ("bos_token_id", (c.bos_token_id,))):
         check_tokens(tokens, c.vocab_size, where, name)
     for rope in c.ropes:

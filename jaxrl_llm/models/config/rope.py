@@ -60,15 +60,16 @@ class Rope:
         return replace(self, factors=self.long_factors if tokens > self.original_length else self.short_factors)
 
 
-def frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:
-    """Rotation per position, f32[head_dim / 2] in radians, and the factor on cos and sin.
+def frequencies(rope: Rope, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rotation per position, f32[head_dim / 2] in radians, and the factor on cos and sin, f64[head_dim / 2].
 
-    Dimensions i and i + head_dim / 2 of a head are a pair. Those that are not rotated are the last pairs, of rate 0:
-    files that leave the last dimensions of a head alone are read and written with another order (`io.layout`).
+    Dimensions i and i + head_dim / 2 of a head are a pair. Those that are not rotated are the last pairs, of rate 0 and
+    factor 1: files that leave the last dimensions of a head alone are read and written with another order
+    (`io.layout`).
     """
     rates, scale = _rates(rope, head_dim)
-    missing = head_dim // 2 - rates.size
-    return np.pad(rates, (0, missing)).astype(np.float32), scale
+    missing = (0, head_dim // 2 - rates.size)
+    return np.pad(rates, missing).astype(np.float32), np.pad(np.full(rates.size, scale), missing, constant_values=1.0)
 
 
 def _rates(rope: Rope, head_dim: int) -> tuple[np.ndarray, float]:

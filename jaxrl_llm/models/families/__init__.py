@@ -205,6 +205,7 @@ def to_hf(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
         "tie_word_embeddings": config.tie_embeddings,
         "max_position_embeddings": config.max_positions,
         "bos_token_id": config.bos_token_id,
+        "pad_token_id": None,
         "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
         "hidden_act": config.activation,
         "sliding_window": max(config.window_of_layer) or None,
@@ -218,8 +219,10 @@ def to_hf(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
     scaling["type"] = scaling["rope_type"]
     out |= {"rope_parameters": rope, "rope_theta": first["rope_theta"]}
     out["rope_scaling"] = None if scaling["rope_type"] == "default" else scaling
-    if "partial_rotary_factor" in rope:
-        out["partial_rotary_factor"] = first["partial_rotary_factor"]
+    if "partial_rotary_factor" in {**family.defaults, **rope}:
+        out["partial_rotary_factor"] = rope["partial_rotary_factor"] = rope.get("partial_rotary_factor", 1.0)
+    if "layer_types" in own and out["sliding_window"] is None:  # some readers want a number though no layer slides
+        out["sliding_window"] = family.defaults.get("sliding_window")
     own |= write_score_head(config, family)
     found = {name: value for name, value in (out | own).items() if name not in family.unwritten}
     return {family.spelled.get(name, name): value for name, value in found.items()}

@@ -53,6 +53,9 @@ def save_policy(
     check_params(policy, params)
     folder = check_output(directory, overwrite)
     raw, merged = to_hf(policy.config, jax.tree.leaves(params["embed"])[0].dtype.name), merge(params)
+    padding = getattr(tokenizer, "pad_token_id", None)
+    if policy.config.score is None and padding is not None and padding < policy.config.vocab_size:
+        raw["pad_token_id"] = padding
     tensors = to_tensors(merged, policy.config)
     if unread is not None:
         raw = unread.settings_of(raw)

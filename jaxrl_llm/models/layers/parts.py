@@ -25,9 +25,9 @@ def rotation(
 ) -> tuple[jax.Array, jax.Array]:
     """cos and sin for each rope, [R, N, L, head_dim / 2] in `dtype`, from positions int32[N, L]."""
     tables = [frequencies(rope, head_dim) for rope in ropes]
-    rate = jnp.asarray(np.stack([rate for rate, _ in tables]))
-    scale = jnp.asarray([scale for _, scale in tables], dtype)[:, None, None, None]
-    angle = positions.astype(dtype)[None, :, :, None] * rate[:, None, None, :]
+    rate = jnp.asarray(np.stack([rate for rate, _ in tables]))[:, None, None, :]
+    scale = jnp.asarray(np.stack([scale for _, scale in tables]), dtype)[:, None, None, :]
+    angle = positions.astype(dtype)[None, :, :, None] * rate
     return jnp.cos(angle) * scale, jnp.sin(angle) * scale
 
 
