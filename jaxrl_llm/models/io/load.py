@@ -94,10 +94,11 @@ def read_folder(
         config = dataclasses.replace(config, eos_token_ids=tuple(dict.fromkeys([*config.eos_token_ids, *ends])))
     stored = open_folder(folder)
     tensors = without_prefix(_as_floats(stored, raw, folder, kept), config)
+    config = untied(config, tensors)
     if skipped := skipped_tensors(without_prefix(stored, config), config):
         logger.warning("%s: %s", folder, skipped_line(skipped, config))
     config = _within(config, context, str(folder))
-    config, params = _params(tensors, untied(config, tensors), kept, str(folder), shardings, adapter, keep)
+    config, params = _params(tensors, config, kept, str(folder), shardings, adapter, keep)
     tokenizer = _tokenizer(folder)
     return with_tokenizer(Policy(config, dtype, remat), tokenizer), params, tokenizer
 
