@@ -23,7 +23,8 @@ from jaxrl_llm.learner.step import Learner
 from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers
 from jaxrl_llm.learner.train_state import TrainState, init_state
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.io.adapters import adapter_params, open_adapter
+from jaxrl_llm.models.io.adapter_params import adapter_params
+from jaxrl_llm.models.io.adapters import open_adapter
 from jaxrl_llm.models.kinds import path_of
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.outputs.soft_thinking import check_thinking

@@ -46,6 +46,7 @@ _KINDS = {
     "alpha_pattern": _pattern(_ALPHA),
     "target_modules": or_null(either(TEXT, _TEXTS)),
     "exclude_modules": or_null(either(TEXT, _TEXTS)),
+    "target_parameters": or_null(_TEXTS),
     "modules_to_save": or_null(_TEXTS),
     "layers_to_transform": or_null(either(whole(0), list_of(whole(0)))),
     "layers_pattern": or_null(either(TEXT, _TEXTS)),
@@ -68,6 +69,7 @@ class AdapterConfig(NamedTuple):
     alpha: float
     targets: str | tuple[str, ...]  # a regular expression or ALL_LINEAR; ends of names
     excluded: str | tuple[str, ...]
+    parameters: tuple[str, ...]  # ends of the names of tensors that are none of a linear module, as those of experts
     saved: tuple[str, ...]  # ends of the names of modules that are there whole
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
@@ -87,6 +89,10 @@ class AdapterConfig(NamedTuple):
         if module in self.targets:
             return True
         return _is_named(module, self.targets) and (not self.layers or self._layer(module) in self.layers)
+
+    def is_parameter(self, tensor: str) -> bool:
+        """Whether a tensor has an adapter by its own name."""
+        return bool(self.parameters) and _is_named(tensor, self.parameters)
 
     def is_saved(self, module: str) -> bool:
         """Whether a module, or one that it is in, is there whole."""
@@ -127,7 +133,8 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     layers = raw.get("layers_to_transform")
     return AdapterConfig(
         raw["r"], float(raw.get("lora_alpha", 8)), targets, _names(raw, "exclude_modules"),
-        tuple(raw.get("modules_to_save") or ()), raw.get("rank_pattern") or {}, raw.get("alpha_pattern") or {},
+        tuple(raw.get("target_parameters") or ()), tuple(raw.get("modules_to_save") or ()),
+        raw.get("rank_pattern") or {}, raw.get("alpha_pattern") or {},
         (layers,) if isinstance(layers, int) else tuple(layers or ()), _list(raw, "layers_pattern"),
         bool(raw.get("use_rslora")), bool(raw.get("ensure_weight_tying")),
     )  # fmt: skip

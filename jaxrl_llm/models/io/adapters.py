@@ -2,18 +2,17 @@
 
 A file has A [r, inputs] and B [outputs, r] of a module, whose output is W x + scale B A x. A module that holds several
 weights, such as Phi's qkv_proj, has one A: each weight gets it, with its own part of B. Each expert is a module of its
-own. What has no adapters here is merged in float32 as the model's tensors are read: adapters of routers and of tied
-embeddings, and modules that are there whole (`modules_to_save`).
-
-Adapters of a weight are stacked over layers with one rank and one scale a layer: smaller ones are padded with zeros,
-which stay zero in training, and another scale than most of the layer's have is a factor of B.
+own, or all are one tensor, named by `target_parameters`: their adapters are then one A and one B, expert after expert
+in A and rank after rank in B, and those of several tensors of a module are named as wrapped around each other. What has
+no adapters here is merged in float32 as the model's tensors are read: adapters of routers and of tied embeddings, and
+modules that are there whole (`modules_to_save`).
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -25,22 +24,17 @@ from jaxrl_llm.models.families import FAMILIES
 from jaxrl_llm.models.io.adapter_config import AdapterConfig, read_adapter_config
 from jaxrl_llm.models.io.file_tensor import FLOATS, Tensors, dtype_of
 from jaxrl_llm.models.io.huggingface import open_file
-from jaxrl_llm.models.io.layout import Stored, parts_of, stored_shape, stored_tensors
+from jaxrl_llm.models.io.layout import OF_LAYERS, Stored, stored_tensors
 from jaxrl_llm.models.io.unread import EMBED, HEAD, skipped_line
 from jaxrl_llm.models.kinds import shown
-from jaxrl_llm.models.lora import adapter_shapes
 from jaxrl_llm.models.parameters import (
-    LORA_SCALE,
-    Params,
     adapted_by_default,
     adapted_weights,
-    adapter_axes,
-    put,
 )
-from jaxrl_llm.models.parameters.weight import Weight
 from jaxrl_llm.utils.errors import InputError
 
 WEIGHTS = "adapter_model.safetensors"
+STACKED = (".experts.gate_up_proj", ".experts.down_proj")  # in the order in which a module has them
 OUTER = "base_model.model."
 _LORA = re.compile(r"(.*)\.lora_(?:([AB])\.weight|embedding_([AB]))")
 Read = Callable[[], np.ndarray]
@@ -112,11 +106,14 @@ def open_adapter(folder: Path, model: ModelConfig) -> Adapter:
         if found is None:
             whole[_own(names[name].replace(".base_layer.", "."), prefix)] = read
             continue
-        module, tensor = found[1], _own(f"{found[1]}.weight", prefix)
-        if not config.is_target(module):
+        module, half = found[1], found[2] or f"embedding {found[3]}"
+        tensor = _own(f"{module}.weight", prefix)
+        if own := _parameter(_own(module, prefix), config):
+            module, tensor, read = own, own, partial(_by_expert, read, half, model.num_experts)
+        elif not (config.is_target(module) or config.is_parameter(tensor)):
             raise InputError(f"{path}: {shown(module)} has an adapter, but target_modules of {folder} do not name it")
-        halves[tensor][found[2] or f"embedding {found[3]}"] = read
-        scales[tensor] = config.scale_of(module)
+        halves[tensor][half] = read
+        scales[tensor] = config.scale_of(tensor if config.is_parameter(tensor) else module)
     pairs = {}
     for tensor, parts in halves.items():
         embedding = "embedding " if "embedding A" in parts or "embedding B" in parts else ""
@@ -126,6 +123,36 @@ def open_adapter(folder: Path, model: ModelConfig) -> Adapter:
     adapter = Adapter(folder, config, model, pairs, whole, scales, frozenset(names[name] for name in skipped))
     _check_complete(adapter, prefix)
     return adapter
+
+
+def as_modules(model: ModelConfig, found: Iterable[str] = ()) -> list[Stored]:
+    """The tensors of a model as transformers 5 has them: published names, but all experts of a layer in one tensor.
+
+    found: names to take instead, where they are those of another version.
+    """
+    family, layers = FAMILIES[model.family], range(model.num_layers)
+    ends = [tensor.name for tensor in (*family.tensors, *family.others) if f".{tensor.name}".endswith(STACKED)]
+    return list(stored_tensors(model, {*found, *(OF_LAYERS.format(layer=n) + end for n in layers for end in ends)}))
+
+
+def _parameter(module: str, config: AdapterConfig) -> str | None:
+    """The tensor of all experts that a module's adapter is of, as PEFT wraps them; None of other modules."""
+    outer, count = module, 0
+    while outer.endswith(".base_layer"):
+        outer, count = outer.removesuffix(".base_layer"), count + 1
+    if not config.parameters or not outer.endswith(".experts"):
+        return None
+    own = [outer.removesuffix(".experts") + name for name in STACKED]
+    wrapped = [tensor for tensor in own if config.is_parameter(tensor)]
+    return wrapped[::-1][count] if count < len(wrapped) else None
+
+
+def _by_expert(read: Read, half: str, experts: int) -> np.ndarray:
+    """A [experts * rank, inputs] with an axis of experts first, and B [outputs, rank * experts]."""
+    x = read()
+    if x.shape[half == "B"] % experts:
+        return x  # which fits no tensor
+    return x.reshape(experts, -1, x.shape[1]) if half == "A" else np.moveaxis(x.reshape(len(x), -1, experts), 2, 0)
 
 
 def _own(name: str, prefix: str) -> str:
@@ -150,6 +177,12 @@ def _check_complete(adapter: Adapter, prefix: str) -> None:
         known.add(HEAD)
     if strange := sorted(adapter.pairs.keys() - known):
         raise InputError(f"{where}: {strange[0]!r} is no tensor of a {adapter.model.family} model as configured")
+    for name in (each.name for each in as_modules(adapter.model, adapter.pairs)):
+        if name not in adapter.pairs and config.is_parameter(name):
+            raise InputError(f"{where} lacks the adapter of {name}, which target_parameters name")
+    for name in config.parameters:
+        if not any(f".{tensor}".endswith(f".{name}") for tensor in adapter.pairs):
+            raise InputError(f"{where} has no adapter of {shown(name)}, which target_parameters name")
     for name in config.saved:
         if not any(f".{name}." in f".{tensor}" for tensor in (*adapter.whole, *adapter.skipped)):
             raise InputError(f"{where} has no tensor of {shown(name)}, which modules_to_save name")
@@ -166,15 +199,23 @@ def merged_tensors(tensors: Tensors, adapter: Adapter) -> Tensors:
     if tied and (HEAD in changed or (EMBED in changed and _splits(adapter))):
         out[HEAD] = tensors[EMBED]
     for name in sorted(changed):
-        if name not in out:
+        in_files = name if name in out else _in_files(name, adapter.model, tensors)
+        if in_files not in out:
             raise InputError(f"{where}: {name!r} cannot be merged: the model's files have no such tensor")
-        read = adapter.whole.get(name, out[name])
+        read = adapter.whole.get(name, out[in_files])
         if name in adapter.whole:
-            read = partial(_of_shape, read, out[name], name, where)
+            read = partial(_of_shape, read, out[in_files], name, where)
         if name in adapter.pairs:
             read = partial(_merged, read, *adapter.pairs[name], adapter.scales[name], name, where)
-        out[name] = read
+        out[in_files] = read
     return out
+
+
+def _in_files(name: str, model: ModelConfig, tensors: Tensors) -> str | None:
+    """The name in a model's files of a tensor that the adapter calls as another version of the family does."""
+    held = {(each.weights, each.place): each.name for each in stored_tensors(model, tensors)}
+    own = (each for each in stored_tensors(model, {name}) if each.name == name)
+    return next((held.get((each.weights, each.place)) for each in own), None)
 
 
 def _splits(adapter: Adapter) -> bool:
@@ -196,12 +237,13 @@ def _merged(
     weight, a, b = read(), read_a(), read_b()
     weight = weight.astype(np.float64 if weight.dtype == np.float64 else np.float32)
     shape = weight.shape[::-1] if embedding else weight.shape
-    _check_pair(a, b, shape, name, where)
+    check_pair(a, b, shape, name, where)
     product = np.float32(scale) * (b.astype(np.float32) @ a.astype(np.float32))
     return weight + (product.T if embedding else product)
 
 
-def _check_pair(a: np.ndarray, b: np.ndarray, shape: tuple[int, ...], name: str, where: Path) -> None:
+def check_pair(a: np.ndarray, b: np.ndarray, shape: tuple[int, ...], name: str, where: Path) -> None:
+    """InputError for matrices that are no A and B of a matrix of this shape, [outputs, inputs]."""
     fits = a.ndim == b.ndim == len(shape) == 2 and (b.shape[0], a.shape[1]) == shape and a.shape[0] == b.shape[1]
     if not fits:
         raise InputError(f"{where}: A {a.shape} and B {b.shape} of {name!r} are no adapter of a matrix {shape}")
@@ -226,74 +268,3 @@ def check_only_adapters(folder: str | None, model: ModelConfig) -> None:
             f"{folder}, with which the run began, changes {changed[0]}, which has no adapter here, so that adapters "
             "alone would not be the run's model: export the model"
         )
-
-
-class _Part(NamedTuple):
-    """The adapter of one weight of one layer, or of one of its experts."""
-
-    a: np.ndarray  # [inputs, rank]
-    b: np.ndarray  # [rank, outputs]
-    scale: float
-
-
-def adapter_params(adapter: Adapter) -> Params:
-    """The adapters as parameters, {"layers": {...}} and those of embeddings, in float32 on the host, with their scales.
-
-    InputError for matrices of other shapes than the model's, and for NaN and infinity.
-    """
-    found = {weight: of_places for weight, of_places in _parts(adapter).values()}
-    scales: dict[tuple[str, Place], list[float]] = defaultdict(list)
-    for weight, of_places in found.items():
-        for place, part in of_places.items():
-            scales[weight.kind, place[:1]].append(part.scale)
-    usual = {at: Counter(values).most_common(1)[0][0] for at, values in scales.items()}
-    params: Params = {"layers": {}}
-    for weight, of_places in found.items():
-        rank, (*at, _) = max(len(part.b) for part in of_places.values()), weight.path
-        all_a, all_b = (np.zeros(shape, np.float32) for shape in adapter_shapes(weight, rank).values())
-        for place, part in of_places.items():
-            all_a[place][..., : part.a.shape[-1]] = part.a
-            all_b[place][: len(part.b)] = part.b * np.float32(part.scale / usual[weight.kind, place[:1]])
-        for name, value in zip(adapter_axes(weight), (all_a, all_b), strict=True):
-            put(params, (*at, name), value)
-        each = [usual.get((weight.kind, (place,)), 1.0) for place in range(len(weight.layers))]
-        put(params, (*at, LORA_SCALE), np.asarray(each if weight.layers else usual["", ()], np.float32))
-    return params
-
-
-def _parts(adapter: Adapter) -> dict[tuple[str, ...], tuple[Weight, dict[Place, _Part]]]:
-    """Path of a weight -> it, and its adapters by places among the layers of its kind, and experts."""
-    found: dict[tuple[str, ...], tuple[Weight, dict[Place, _Part]]] = {}
-    where = adapter.folder / WEIGHTS
-    for name, stored in adapter.trained.items():
-        read_a, read_b, embedding = adapter.pairs[name]
-        a, b = (read().astype(np.float32) for read in (read_a, read_b))
-        shape = stored_shape(stored)
-        _check_pair(a, b, shape[::-1] if embedding else shape, name, where)
-        if not (np.isfinite(a).all() and np.isfinite(b).all()):
-            raise InputError(f"{where}: the adapter of {name!r} holds NaN or infinity: the weights are damaged")
-        if not stored.place:  # a matrix of embeddings
-            found[stored.weights[0].path] = stored.weights[0], {(): _Part(a.T, b.T, adapter.scales[name])}
-            continue
-        of_b = parts_of(outputs_of(stored, len(a)), b)
-        used = {path: np.any(part.reshape(len(a), -1) != 0, axis=1) for path, part in of_b.items()}
-        anywhere = np.any(list(used.values()), axis=0)
-        for weight in stored.weights:
-            # What adds to other weights of the module alone was an adapter of theirs.
-            kept, start = used[weight.path] | ~anywhere, len(weight.stacked)
-            inputs = weight.shape[start : start + weight.inputs]
-            part = _Part(a[kept].T.reshape(*inputs, -1), of_b[weight.path][kept], adapter.scales[name])
-            found.setdefault(weight.path, (weight, {}))[1][stored.place] = part
-    return found
-
-
-def outputs_of(stored: Stored, rank: int) -> Stored:
-    """The tensor B [outputs, rank] of a module's adapter, which holds parts of its weights as the module does."""
-
-    def narrow(weight: Weight) -> Weight:
-        start = len(weight.stacked)
-        axes = (*weight.axes[:start], "rank", *weight.axes[start + weight.inputs :])
-        shape = (*weight.shape[:start], rank, *weight.shape[start + weight.inputs :])
-        return weight._replace(axes=axes, shape=shape, inputs=1)
-
-    return stored._replace(weights=tuple(map(narrow, stored.weights)))

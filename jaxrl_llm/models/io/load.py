@@ -16,7 +16,8 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.config.checks import SETTINGS, check_tokens
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.families import from_hf, language_model, quantisation_of, unread_settings
-from jaxrl_llm.models.io.adapters import adapter_line, adapter_params, merged_tensors, open_adapter
+from jaxrl_llm.models.io.adapter_params import adapter_params
+from jaxrl_llm.models.io.adapters import adapter_line, merged_tensors, open_adapter
 from jaxrl_llm.models.io.file_tensor import Tensors
 from jaxrl_llm.models.io.huggingface import from_tensors, open_folder, skipped_tensors, untied, without_prefix
 from jaxrl_llm.models.io.quantised_files import dequantised, quantised_count

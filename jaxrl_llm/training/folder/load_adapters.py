@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.models import Policy, lora
-from jaxrl_llm.models.io.adapters import adapter_params, open_adapter
+from jaxrl_llm.models.io.adapter_params import adapter_params
+from jaxrl_llm.models.io.adapters import open_adapter
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.training.config import TrainConfig
