@@ -80,14 +80,8 @@ _MOVES = (
     ("training.other_policies", "training", "reference kept_reference teacher server_teacher"),
     ("utils", "runs", "value_digest"),
     ("utils", "training.folder", "value_digest"),
-    (
-        "training.config", "runs",
-        "config_checks=checks config_json=json_text method_settings hyperparameters=method_settings"
-    ),
-    (
-        "training.config", "training",
-        "config_checks=checks config_json=json_text method_settings hyperparameters=method_settings"
-    ),
+    ("training.config", "runs", "config_checks=checks config_json=json_text method_settings hyperparameters"),
+    ("training.config", "training", "config_checks=checks config_json=json_text method_settings hyperparameters"),
     (
         "training.folder", "runs",
         "run run_folder=files checkpoints checksums lock mirror=remote_folder environment=provenance "

@@ -16,7 +16,7 @@ from jaxrl_llm.cli.program import main
 from jaxrl_llm.core.arguments.signatures import options
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config.method_settings import options_of
+from jaxrl_llm.training.config.hyperparameters import options_of
 
 
 def test_the_examples_hold() -> None:

@@ -106,7 +106,7 @@ def _train(config: TrainConfig, resume: bool, accept: bool, first: bool, alone: 
 
     strict: a run in which no step had a learning signal has failed.
     """
-    from jaxrl_llm.training.config.method_settings import check_named
+    from jaxrl_llm.training.config.hyperparameters import check_named
     from jaxrl_llm.training.folder.files import RunFolder
     from jaxrl_llm.training.inputs import read_inputs
 
@@ -254,7 +254,9 @@ def export_command(arguments: list[str]) -> int:
         raise InputError(f"{args.model} has no adapters: they are trained by jaxrl train with --lora-rank or --adapter")
     read = (args.model, config.model, *([args.adapter or config.adapter] if args.adapter or config.adapter else []))
     check_output(args.folder, args.overwrite, read)
-    from jaxrl_llm.models import save_policy  # here: JAX takes seconds
+    import jax  # here: it takes seconds
+
+    from jaxrl_llm.models import save_policy
     from jaxrl_llm.models.io.adapters import check_only_adapters
     from jaxrl_llm.models.io.added_tokens import with_added_tokens
     from jaxrl_llm.models.io.load import read_unread
@@ -270,7 +272,7 @@ def export_command(arguments: list[str]) -> int:
         say(str(save_adapter(args.folder, policy, params, base=config.model, overwrite=args.overwrite)))
         return 0
     if args.dtype is not None:
-        params = cast(merge(cast(params, "float32")), args.dtype)
+        params = jax.tree.map(lambda x: x.astype(args.dtype), merge(cast(params, "float32")))
     if args.add_tokens:
         policy, params, tokenizer = with_added_tokens(policy, merge(params), tokenizer, args.add_tokens)
     say(str(save_policy(args.folder, policy, params, tokenizer, overwrite=args.overwrite, unread=unread)))

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from jaxrl_llm.cli.options import parse
-from jaxrl_llm.training.config.method_settings import options_of
+from jaxrl_llm.training.config.hyperparameters import options_of
 from jaxrl_llm.utils.errors import InputError, gather, require, unknown
 
 # The names of `in_jax.tasks.TASKS`, whose import takes seconds.

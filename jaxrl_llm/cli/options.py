@@ -22,7 +22,7 @@ from jaxrl_llm.core.arguments.hyperparameters import Hyperparameter
 from jaxrl_llm.core.arguments.signatures import is_in_file
 from jaxrl_llm.learner.optimizer_config import OptimizerConfig
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config.method_settings import options_of
+from jaxrl_llm.training.config.hyperparameters import options_of
 from jaxrl_llm.utils.errors import InputError, gather, missing_package, nearest, require
 from jaxrl_llm.utils.peer_names import TRL_SAME
 from jaxrl_llm.utils.settings import as_arguments

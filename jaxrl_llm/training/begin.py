@@ -16,8 +16,9 @@ from jaxrl_llm.plan.choose_mesh import with_mesh
 from jaxrl_llm.rewards.environment import ENVIRONMENT
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.auto_dtype import with_dtype
+from jaxrl_llm.training.config.hyperparameters import check_named
 from jaxrl_llm.training.config.json_text import to_dict
-from jaxrl_llm.training.config.method_settings import check_named, fitted
+from jaxrl_llm.training.config.method_settings import fitted
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
 from jaxrl_llm.training.folder.files import RunFolder
 from jaxrl_llm.training.folder.lock import locked

@@ -20,7 +20,7 @@ from jaxrl_llm.core.arguments.hyperparameters import Hyperparameter, checked, hy
 from jaxrl_llm.core.arguments.signatures import of_function
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.training.config import TrainConfig
-from jaxrl_llm.training.config.method_settings import options_of
+from jaxrl_llm.training.config.hyperparameters import options_of
 from jaxrl_llm.training.method import make_algorithm, named, record_of
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.value_digest import value_digest

@@ -357,8 +357,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"bias": "all"}, "bias is 'all'"),
     ({"trainable_token_indices": [1]}, "trainable_token_indices is .1."),
     ({"layer_replication": [[0, 1]]}, "layer_replication is"),
-    ({"target_parameters": ["up_proj.weight"]}, "lacks the adapter of .*0.mlp.up_proj.weight, which target_parameters"),
-    ({"target_parameters": ["experts.down_proj"]}, "no adapter of .experts.down_proj., which target_parameters name"),
+    (
+        {"target_modules": [], "target_parameters": ["up_proj.weight"]},
+        "lacks the adapter of .*0.mlp.up_proj.weight, which target_parameters",
+    ),
+    (
+        {"target_modules": [], "target_parameters": ["experts.down_proj"]},
+        "has no adapter of .experts.down_proj., which",
+    ),
     ({"fan_in_fan_out": True}, "fan_in_fan_out is True"),
     ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens is"),
     ({"something_new": {"a": 1}}, "something_new is"),

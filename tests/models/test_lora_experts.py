@@ -196,7 +196,7 @@ def test_the_ratio_is_one_before_the_first_step(
 def test_they_return_from_a_file_of_peft(
     family: str, targets: tuple[str, ...], names: set[str], tmp_path: Path, vectors: Any
 ) -> None:
-    """All experts of a layer are one module; the file's products, expert by expert, are what is added to the weights."""
+    """All experts of a layer are one module; its products, expert by expert, are what is added to the weights."""
     model = vectors(family)
     policy, params = model.policy, adapted(model, targets)
     folder = save_adapter(tmp_path / "adapter", policy, params, base="owner/model")
@@ -267,7 +267,7 @@ def test_a_file_of_dense_layers_alone_names_no_experts(vectors: Any, tmp_path: P
 
     save_file({n: x for n, x in tensors.items() if ".experts." not in n}, folder / "adapter_model.safetensors")
     raw = json.loads((folder / "adapter_config.json").read_text())
-    raw["target_modules"] = ["up_proj", "q_proj"]
+    raw |= {"target_modules": ["up_proj", "q_proj"], "target_parameters": None}
     (folder / "adapter_config.json").write_text(json.dumps(raw))
     _, found, _ = load_policy(model.folder, adapter=folder)
     kinds = {name for name, layer in found["layers"].items() if "up_lora_in" in layer}

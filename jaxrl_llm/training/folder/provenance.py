@@ -16,8 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import jaxrl_kernels
-
 from jaxrl_llm.reporting.logging.files import read_json
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.storage import replace_file
@@ -107,6 +105,8 @@ DECIDING = ("jax", "jaxlib", "numpy", "optax", "tokenizers")  # packages that de
 
 def code_digest() -> str:
     """SHA-256 over the source files of jaxrl_llm and its kernels, and the versions of JAX and the like."""
+    import jaxrl_kernels  # here: it imports JAX, which takes a second
+
     found = hashlib.sha256()
     for folder in (Path(__file__).parents[2], Path(str(jaxrl_kernels.__file__)).parent):
         for file in sorted(folder.rglob("*.py")):

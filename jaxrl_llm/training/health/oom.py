@@ -13,8 +13,8 @@ import jax
 
 from jaxrl_llm.core.arguments.signatures import PYTHON
 from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.config.hyperparameters import options_of
 from jaxrl_llm.training.config.json_text import to_dict
-from jaxrl_llm.training.config.method_settings import options_of
 from jaxrl_llm.training.health.goodput import Clock
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.training.state import RunState
