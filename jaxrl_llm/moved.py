@@ -120,13 +120,20 @@ _MOVES = (
     ),
     ("plan", "sampling", "ahead=sampling_programs aot_programs=sampling_programs"),
     ("sampling.speculative", "sampling", "speculate=verify drafts tail"),
-    ("models", "models", "check=checks sink_slots=added_slots"),
+    (
+        "models", "models",
+        "check=checks sink_slots=policy added_slots=policy row_adapters=by_row members=by_row block_rounding=quantised "
+        "eight_bits=quantised"
+    ),
     ("models.config", "models", "rope_config=rope rope config_checks=checks config_groups=groups"),
-    ("models.quantised", "models", "block_rounding=blocks eight_bits normal_float"),
-    ("models.outputs", "models", "adam_step divergence soft_thinking"),
-    ("models.by_row", "models", "row_adapters=adapters members"),
+    ("models.quantised", "models", "normal_float"),
+    ("models.outputs", "models", "adam_step=readings divergence soft_thinking"),
     ("models.layers", "models", "experts=moe packed_kernel=packed_attention moe packed_attention routing exact_bits"),
-    ("models.io", "models", "digest folders gguf gguf_file gguf_tokenizer huggingface load save shards source"),
+    (
+        "models.io", "models",
+        "digest=tokenizer folders gguf gguf_file gguf_tokenizer huggingface load save shards=huggingface source"
+    ),
+    ("models.io", "models.io", "added_tokens=tokenizer"),
     (
         "advantages.turns", "advantages",
         "turn_rewards episodes rounds"

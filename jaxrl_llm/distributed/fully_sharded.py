@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed.sharding import check_mesh
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.splits import stored_spec
+from jaxrl_llm.models.mesh_axes import stored_spec
 
 
 def shardings_over(mesh: Mesh | None, sampler: Mesh | None = None) -> Callable[[ModelConfig, Any], Any] | None:

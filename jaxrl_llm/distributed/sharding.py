@@ -23,9 +23,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import adapters_of, own_adapters
-from jaxrl_llm.models.mesh_axes import EXPERT, SEQUENCE, TENSOR
+from jaxrl_llm.models.mesh_axes import EXPERT, SEQUENCE, TENSOR, split_counts, split_spec, splits
 from jaxrl_llm.models.parameters import parameter_shapes, put
-from jaxrl_llm.models.splits import split_counts, split_spec, splits
 from jaxrl_llm.models.stacks import of_kind
 from jaxrl_llm.utils.errors import InputError
 

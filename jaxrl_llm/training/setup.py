@@ -25,7 +25,7 @@ from jaxrl_llm.learner.setup import shard, start
 from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers
 from jaxrl_llm.learner.train_state import TrainState
 from jaxrl_llm.models import load_policy, lora
-from jaxrl_llm.models.by_row.members import check_members
+from jaxrl_llm.models.by_row import check_members
 from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.models.outputs.soft_thinking import check_thinking
 from jaxrl_llm.models.parameters import combine

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import load_policy, save_policy
-from jaxrl_llm.models.io.added_tokens import with_added_tokens
+from jaxrl_llm.models.io.tokenizer import with_added_tokens
 from jaxrl_llm.utils.errors import InputError
 
 TAGS = ("<short>", "<think>")

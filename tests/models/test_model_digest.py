@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxrl_llm import load_policy
-from jaxrl_llm.models.io.digest import tokenizer_digest
+from jaxrl_llm.models.io.tokenizer import tokenizer_digest
 
 
 @pytest.mark.heavy
@@ -18,7 +18,7 @@ def test_another_process_finds_the_same(vectors: Any) -> None:
     model = vectors("llama")
     program = (
         "import jax, sys; jax.config.update('jax_platforms', 'cpu')\n"
-        "from jaxrl_llm import load_policy; from jaxrl_llm.models.io.digest import *\n"
+        "from jaxrl_llm import load_policy; from jaxrl_llm.models.io.tokenizer import *\n"
         "print(tokenizer_digest(load_policy(sys.argv[1])[2]))"
     )
     done = subprocess.run(

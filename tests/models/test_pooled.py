@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl_llm.models.pooled import pooled_states
+from jaxrl_llm.models.scores import pooled_states
 
 
 @pytest.mark.parametrize("family", ["llama_tied", "qwen3"])

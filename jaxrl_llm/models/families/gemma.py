@@ -1,10 +1,11 @@
-"""Gemma 2, 3 and 4."""
+"""Gemma 2, 3 and 4; the last dense, with per-layer inputs and shared keys (E2B, E4B), or experts beside the MLP."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config.groups import LayerKind
 from jaxrl_llm.models.families.family import (
     FULL,
     SLIDING,
@@ -17,8 +18,10 @@ from jaxrl_llm.models.families.family import (
     ropes_by_type,
     sliding,
     softcaps,
+    stacked_experts,
 )
-from jaxrl_llm.models.kinds import given, number, or_null
+from jaxrl_llm.models.kinds import FLAG, SECTION, given, number, or_null, whole
+from jaxrl_llm.utils.errors import InputError
 
 _TENSORS = (
     Tensor("pre_feedforward_layernorm.weight", ("mlp_norm",)),
@@ -94,4 +97,131 @@ GEMMA3 = family(
     pad_token_id=0,
     settings=_CAPS, tensors=_TENSORS, max_position_embeddings=131_072, num_key_value_heads=4, head_dim=256,
     rope_theta=1_000_000.0, sliding_window=4096, **MULTIMODAL,
+)  # fmt: skip
+
+
+_NAMES = {FULL: "full", SLIDING: "sliding"}
+
+
+def _gemma4_types(raw: Values, where: str) -> list[str]:
+    types = listed(raw, where, lambda layer: (layer + 1) % 6 != 0)
+    return [*types[:-1], FULL]  # as transformers has it
+
+
+def _gemma4_thetas(raw: Values) -> dict[str, float]:
+    return {FULL: 1_000_000.0, SLIDING: 10_000.0}
+
+
+def _gemma4_sizes(raw: Values, types: list[str], where: str) -> dict[str, dict[str, Any]]:
+    """Head size and key-value heads of layers with and without a window."""
+    usual = {"head_dim": raw["head_dim"], "num_kv_heads": raw["num_key_value_heads"]}
+    whole = dict(usual)
+    if raw.get("per_layer_config") is None:
+        whole["head_dim"] = given(raw, "global_head_dim", 512)
+        if raw.get("attention_k_eq_v"):
+            whole["num_kv_heads"] = given(raw, "num_global_key_value_heads", usual["num_kv_heads"])
+        return {FULL: whole, SLIDING: usual}
+    found: dict[str, dict[str, Any]] = {}
+    for layer, layer_type in enumerate(types):
+        own = raw["per_layer_config"].get(str(layer)) or {}
+        if not isinstance(own, dict) or set(own) - {"head_dim", "num_key_value_heads"}:
+            raise InputError(f"{where}: per_layer_config.{layer} may have head_dim and num_key_value_heads only")
+        one = {
+            "head_dim": own.get("head_dim", usual["head_dim"]),
+            "num_kv_heads": own.get("num_key_value_heads", usual["num_kv_heads"]),
+        }
+        if found.setdefault(layer_type, one) != one:
+            raise InputError(f"{where}: per_layer_config gives layers of {layer_type} different sizes")
+    return {FULL: usual, SLIDING: usual} | found
+
+
+def _gemma4_read(raw: Values, where: str) -> dict[str, Any]:
+    types = _gemma4_types(raw, where)
+    sizes, shared = _gemma4_sizes(raw, types, where), int(raw.get("num_kv_shared_layers") or 0)
+    bias, wide = bool(raw.get("attention_bias")), 2 if raw.get("use_double_wide_mlp") else 1
+    first_shared = len(types) - shared
+    if not 0 <= shared < len(types) or set(types[first_shared:]) - set(types[:first_shared]):
+        raise InputError(f"{where}: num_kv_shared_layers is {shared}, but their keys must be those of earlier layers")
+    kinds: list[LayerKind] = []
+    of_layer: list[int] = []
+    for layer, layer_type in enumerate(types):
+        own, name = dict(sizes[layer_type]), _NAMES[layer_type]
+        if raw.get("attention_k_eq_v") and layer_type == FULL:
+            own["keys_as_values"] = True
+        if layer >= first_shared:
+            own |= {"keys_of": name, "intermediate_size": wide * raw["intermediate_size"]}
+            own.pop("keys_as_values", None)
+            name = f"shared_{name}"
+        kind = LayerKind(name, tuple(sorted(own.items())))
+        kinds += [kind] * (kind not in kinds)
+        of_layer.append(kinds.index(kind))
+    fields = softcaps(raw) | {
+        "attention_bias": bias, "output_bias": bias, "post_norms": True, "qk_norm": True, "value_norm": True,
+        "layer_scale": True, "embedding_scale": float(raw["hidden_size"]) ** 0.5, "query_scale": 1.0,
+        "activation": raw.get("hidden_activation") or "gelu_pytorch_tanh",
+        "layer_inputs": int(raw["hidden_size_per_layer_input"] or 0), "kinds": tuple(kinds),
+        "kind_of_layer": tuple(of_layer),
+    }  # fmt: skip
+    if fields["layer_inputs"] and raw["vocab_size_per_layer_input"] != raw["vocab_size"]:
+        raise InputError(f"{where}: vocab_size_per_layer_input differs from vocab_size, which is not supported")
+    if raw.get("enable_moe_block"):
+        for name in ("num_experts", "top_k_experts", "moe_intermediate_size"):
+            if not raw.get(name):
+                raise InputError(f"{where} lacks {name!r}")
+        fields |= {
+            "num_experts": raw["num_experts"], "experts_per_token": raw["top_k_experts"], "router_norm": True,
+            "intermediate_size": raw["moe_intermediate_size"], "shared_size": raw["intermediate_size"],
+            "shared_apart": True, "normalise_router": True,
+        }  # fmt: skip
+    return fields
+
+
+def _gemma4_write(config: ModelConfig) -> dict[str, Any]:
+    types, kinds = layer_types(config), config.each_kind
+    first = config.of_layer(types.index(SLIDING)) if SLIDING in types else kinds[0]
+    shared = [kinds[kind].keys_of != "" for kind in config.kind_of_layer]
+    width = config.shared_size or first.intermediate_size
+    wide = any(kinds[k].intermediate_size != width for k, s in zip(config.kind_of_layer, shared, strict=True) if s)
+    per_layer = {
+        str(layer): {"head_dim": own.head_dim, "num_key_value_heads": own.num_kv_heads}
+        for layer, own in enumerate(map(config.of_layer, range(config.num_layers)))
+        if (own.head_dim, own.num_kv_heads) != (first.head_dim, first.num_kv_heads)
+    }
+    moe = config.num_experts or None
+    return {
+        "layer_types": types, "rope_parameters": ropes_by_type(config), "head_dim": first.head_dim,
+        "num_key_value_heads": first.num_kv_heads, "per_layer_config": per_layer, "intermediate_size": width,
+        "hidden_activation": config.activation, "attention_bias": config.attention_bias,
+        "attention_k_eq_v": any(kind.keys_as_values for kind in kinds), "num_kv_shared_layers": sum(shared),
+        "use_double_wide_mlp": wide, "hidden_size_per_layer_input": config.layer_inputs,
+        "vocab_size_per_layer_input": config.vocab_size, "final_logit_softcapping": config.logit_softcap or None,
+        "enable_moe_block": bool(moe), "num_experts": moe, "top_k_experts": config.experts_per_token or None,
+        "moe_intermediate_size": config.intermediate_size if moe else None, "use_bidirectional_attention": None,
+    }  # fmt: skip
+
+
+GEMMA4 = family(
+    "Gemma4ForCausalLM", read=_gemma4_read, write=_gemma4_write, types=_gemma4_types, thetas=_gemma4_thetas,
+    pad_token_id=0,
+    settings={
+        "per_layer_config": or_null(SECTION), "attention_k_eq_v": or_null(FLAG), "enable_moe_block": or_null(FLAG),
+        "num_kv_shared_layers": or_null(whole(0)), "use_double_wide_mlp": or_null(FLAG),
+        "hidden_size_per_layer_input": or_null(whole(0)), "vocab_size_per_layer_input": or_null(whole(1)),
+        "top_k_experts": or_null(whole(1)), "moe_intermediate_size": or_null(whole(1)),
+        "global_head_dim": or_null(whole(2)),
+        "num_global_key_value_heads": or_null(whole(1)),
+    },
+    tensors=(
+        Tensor("pre_feedforward_layernorm.weight", ("mlp_norm",)),
+        Tensor("post_attention_layernorm.weight", ("attention_post_norm",)),
+        Tensor("router.proj.weight", ("router",)),
+        *stacked_experts("experts.gate_up_proj", "experts.down_proj"),
+        *(Tensor(f"mlp.{name}_proj.weight", (f"shared_{name}",)) for name in ("gate", "up", "down")),
+    ),
+    max_position_embeddings=131_072, num_key_value_heads=4, head_dim=256, sliding_window=512, tie_word_embeddings=True,
+    hidden_size_per_layer_input=256, vocab_size_per_layer_input=262_144,
+    rope_parameters={
+        FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+        SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+    }, unwritten=("rope_scaling", "rope_theta", "hidden_act"), **MULTIMODAL,
 )  # fmt: skip

@@ -58,7 +58,7 @@ def load_policy(
     (`lora`), in float32; all others, and modules that are there whole, are merged into the
     weights as these are read.
     keep: a function of a parameter's name and array (of all layers) that gives what is kept of it, such as
-    `quantised.frozen_weight` with a kind; it is called when the array has been read, before the next is.
+    `quantised.layers.frozen_weight` with a kind; it is called when the array has been read, before the next is.
     context: most tokens that the policy will see at once (default: the model's context length). It matters where a
     model has rotary factors for short and for long contexts (longrope of Phi-3).
     The tokenizer is a transformers one, with the model's chat template.

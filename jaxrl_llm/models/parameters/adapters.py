@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jaxrl_llm.models.config import ModelConfig
 
 LORA_IN, LORA_OUT, LORA_SCALE = "_lora_in", "_lora_out", "lora_scale"
-LORA_FACTORS = "lora_factors"  # of several adapters side by side, see `models.by_row.adapters`
+LORA_FACTORS = "lora_factors"  # of several adapters side by side, see `models.by_row`
 
 
 def adapted_weights(config: ModelConfig) -> dict[Path, Weight]:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxrl_llm.core.shapes import bucket, pad_rows
 from jaxrl_llm.core.soft_thinking import mixture
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models.by_row.adapters import for_rows
+from jaxrl_llm.models.by_row import for_rows
 from jaxrl_llm.models.layers.attention import Weighing, attention
 from jaxrl_llm.models.layers.recurrent import State, rows_flow
 from jaxrl_llm.models.policy import Params, Policy
@@ -151,7 +151,7 @@ def restore(
 
     tokens: int32[R, L], prompt and own tokens, right-padded; length: int32[R], of both together; prompt: int32[R],
     length of the prompt; into: int32[R], rows. The keys of own tokens depend on the prompt, so both are recomputed.
-    ring_experts: `Drawn.experts` of the ring KV cache. adapter: int32[R], see `models.by_row.adapters`. thoughts:
+    ring_experts: `Drawn.experts` of the ring KV cache. adapter: int32[R], see `models.by_row`. thoughts:
     f32[R, L, 3, K], records of soft tokens, of a policy that thinks so.
     """
     params = for_rows(policy, params, adapter)

@@ -14,7 +14,7 @@ from jaxrl_llm.distributed.on_hosts import to_numpy
 from jaxrl_llm.models.mesh_axes import row_shards
 from jaxrl_llm.models.parameters import combine, without_critic
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.pooled import pooled_states
+from jaxrl_llm.models.scores import pooled_states
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.training.source import OfRows
