@@ -18,7 +18,7 @@ from jax import P
 from jax.sharding import NamedSharding
 from jaxrl_kernels import fused_logprob
 from jaxrl_kernels.logprob.dispatch import LogprobOptions
-from jaxrl_kernels.logprob.sharded import by_slices
+from jaxrl_kernels.logprob.dispatch import by_slices
 
 random, out = np.random.default_rng(0), []
 M, D = 10, 20

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.narrow_slices import put_slice
+from jaxrl_kernels.half_products import put_slice
 
 Array = jax.Array
 

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jaxrl_kernels.implementations import by_platform, check_implementation
 from jaxrl_kernels.partition import ROWS, AnyMesh, Axis, dividing, mesh_of, vary_together
 from jaxrl_kernels.ratio_clip.pallas_kernel import LONGEST, pallas_rows
-from jaxrl_kernels.ratio_clip.reference import reference_rows
-from jaxrl_kernels.ratio_clip.rows import Bounds, Clipped, of_rows
+from jaxrl_kernels.ratio_clip.rows import Bounds, Clipped, of_rows, reference_rows
 
 __all__ = ["Clipped", "ratio_clip"]
 

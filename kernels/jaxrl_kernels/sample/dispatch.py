@@ -1,4 +1,9 @@
-"""Choice of the implementation for a slice of the vocabulary, and checks of arguments."""
+"""`fused_sample` on one device, and over a vocabulary that is sharded into equal slices along a mesh axis; checks.
+
+Device i of S along the axis has tokens i V / S to (i + 1) V / S. The noise is keyed on global indices of block and
+token, so the token is the same as without sharding, and logp and entropy are up to rounding. Each device makes one pass
+over its slice and draws in its best block; then collectives on [N] arrays combine six numbers for each row.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,9 @@ import jax.numpy as jnp
 
 from jaxrl_kernels.implementations import by_platform
 from jaxrl_kernels.partition import vary_together
-from jaxrl_kernels.sample.blocked import blocked_sums
 from jaxrl_kernels.sample.noise import BLOCK
 from jaxrl_kernels.sample.pallas_kernel import pallas_sums
-from jaxrl_kernels.sample.tile import DrawSums
+from jaxrl_kernels.sample.tile import DrawSums, Inputs, SliceDraw, blocked_sums, draw, finish, rescaled
 
 BLOCK_SIZE = 4096  # of "xla"; see the docstring of `fused_sample`
 AT_ONCE = 4 * 2**20  # logits, 16 MiB: "xla" computes up to this many in one product, unless block_size is given
@@ -28,42 +32,19 @@ class SampleOptions(NamedTuple):
     vocab_size: int | None  # without padding
 
 
-def local_sums(
-    hidden: jax.Array,
-    unembedding: jax.Array,
-    keys: jax.Array,
-    temperature: jax.Array,
-    allowed: jax.Array | None,
-    options: SampleOptions,
-    offset: Any = 0,
-    limit: Any = None,
-) -> DrawSums:
+def local_sums(inputs: Inputs, options: SampleOptions, offset: Any = 0, limit: Any = None) -> DrawSums:
     """Sums over the first `limit` tokens of a slice of the vocabulary, which starts at token `offset`."""
     # Sampling is not differentiated, and a Pallas kernel has no differentiation rule.
-    hidden, unembedding, temperature = jax.lax.stop_gradient((hidden, unembedding, temperature))
-    offset, limit = jnp.int32(offset), None if limit is None else jnp.int32(limit)
-    operands = vary_together(hidden, unembedding, keys, temperature, allowed, offset, limit)
+    hidden, unembedding, temperature = jax.lax.stop_gradient((inputs.hidden, inputs.unembedding, inputs.temperature))
+    inputs = inputs._replace(hidden=hidden, unembedding=unembedding, temperature=temperature)
+    operands = vary_together(inputs, jnp.int32(offset), None if limit is None else jnp.int32(limit))
 
-    def blocked(
-        hidden: Any, unembedding: Any, keys: Any, temperature: Any, allowed: Any, offset: Any, limit: Any
-    ) -> DrawSums:
-        arrays = hidden, unembedding, keys, temperature, allowed
-        at_once = options.block_size is None and hidden.shape[0] * unembedding.shape[0] <= AT_ONCE
-        return blocked_sums(*arrays, options.softcap, options.block_size or BLOCK_SIZE, at_once, offset, limit)
+    def blocked(inputs: Inputs, offset: Any, limit: Any) -> DrawSums:
+        at_once = options.block_size is None and inputs.hidden.shape[0] * inputs.unembedding.shape[0] <= AT_ONCE
+        return blocked_sums(inputs, options.softcap, options.block_size or BLOCK_SIZE, at_once, offset, limit)
 
-    def pallas(
-        hidden: Any,
-        unembedding: Any,
-        keys: Any,
-        temperature: Any,
-        allowed: Any,
-        offset: Any,
-        limit: Any,
-        *,
-        interpret: bool,
-    ) -> DrawSums:
-        arrays = hidden, unembedding, keys, temperature, allowed
-        return pallas_sums(*arrays, options.softcap, options.block_size, options.row_block, offset, limit, interpret)
+    def pallas(inputs: Inputs, offset: Any, limit: Any, *, interpret: bool) -> DrawSums:
+        return pallas_sums(inputs, options.softcap, options.block_size, options.row_block, offset, limit, interpret)
 
     return by_platform(blocked, pallas, options.implementation if hidden.shape[0] else "xla", *operands)
 
@@ -119,3 +100,37 @@ def check_rows(
         raise ValueError(
             f"allowed must be bool or int8[{rows}, {vocabulary}], found {allowed.dtype}{list(allowed.shape)}"
         )
+
+
+NOWHERE = 2**30  # more than any token
+
+
+def by_whole(inputs: Inputs, options: SampleOptions) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """token, logp and entropy, [N], of an unsharded vocabulary."""
+    sums = local_sums(inputs, options, limit=options.vocab_size)
+    return finish(draw(sums, inputs.keys, inputs.temperature))
+
+
+def by_slices(
+    inputs: Inputs, options: SampleOptions, axis_name: str | tuple[str, ...]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """As `by_whole`, inside `jax.shard_map`, from this device's slice [V / S, D]; the same on all devices of the axis.
+
+    V / S is a multiple of 128. allowed: this device's slice of the mask. All other arrays are replicated over the axis.
+    """
+    mine = inputs.unembedding.shape[0]
+    offset = jax.lax.axis_index(axis_name) * mine
+    limit = None if options.vocab_size is None else jnp.clip(options.vocab_size - offset, 0, mine)
+    sums = local_sums(inputs, options, offset, limit)
+    return finish(_combine(draw(sums, inputs.keys, inputs.temperature), axis_name))
+
+
+def _combine(drawn: SliceDraw, axis_name: str | tuple[str, ...]) -> SliceDraw:
+    """Combine the slices' draws into that of the whole vocabulary. The lowest block wins a tie, as within a tile."""
+    score, m = jax.lax.pmax((drawn.score, drawn.m), axis_name)
+    # Slices consist of whole blocks, so in a tie the lowest token is in the lowest block.
+    token = jax.lax.pmin(jnp.where(drawn.score == score, drawn.token, NOWHERE), axis_name)
+    # In a tie, or if no token is allowed, several devices have the highest score, but only one has the token.
+    logit = jnp.where(drawn.token == token, drawn.logit, 0.0)
+    logit, l, acc = jax.lax.psum((logit, *rescaled(drawn, m)), axis_name)
+    return SliceDraw(score, token, logit, m, l, acc)
