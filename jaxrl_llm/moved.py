@@ -96,10 +96,10 @@ _MOVES = (
     (
         "plan", "runs",
         "plan plan_arithmetic=estimate plan_search=search plan_shapes=shapes plan_table=table plan_times=times "
-        "plan_host=host default_mesh=choose_mesh sampling_arithmetic=sampling sampling_mesh"
+        "plan_host=estimate default_mesh=choose_mesh sampling_arithmetic=sampling sampling_mesh"
     ),
-    ("plan", "distributed", "traffic work=flops"),
-    ("plan.program", "distributed", "cost cycles program_text=text"),
+    ("plan", "distributed", "work=flops"),
+    ("plan.program", "distributed", "cost cycles program_text=text traffic=cost"),
     (
         "plan.program", "plan",
         "program_collectives=collectives program_cost=cost program_cycles=cycles program_schedule=schedule "

@@ -18,8 +18,7 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import RunFacts
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import shardings_over
-from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
-from jaxrl_llm.distributed.on_hosts import in_units
+from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts, in_units
 from jaxrl_llm.learner.optimizer import learning_rate
 from jaxrl_llm.learner.setup import shard, start
 from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers

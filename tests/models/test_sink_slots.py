@@ -21,7 +21,7 @@ from jaxrl_llm.models.layers.sink_slots import Slots
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import shared_prompts
 from jaxrl_llm.models.policy import parameter_count, with_sink_slots
-from jaxrl_llm.plan.layers import config_of
+from jaxrl_llm.plan.models import config_of
 from jaxrl_llm.sampling.kv_cache import pack
 from jaxrl_llm.sampling.speculative.verify import _attend
 from jaxrl_llm.utils.errors import InputError

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import bytes_to_move
-from jaxrl_llm.distributed.on_hosts import to_numpy
+from jaxrl_llm.distributed.hosts import to_numpy
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.by_row import SEED
 from jaxrl_llm.models.parameters import combine, without_critic

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import bytes_to_move, named_shardings, parameter_specs
 from jaxrl_llm.distributed.aot import place
-from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host, own_copy, to_numpy
+from jaxrl_llm.distributed.hosts import by_unit, of_this_host, own_copy, to_numpy
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params, Policy

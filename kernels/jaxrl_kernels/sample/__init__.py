@@ -110,7 +110,7 @@ def fused_sample(
     on_device = (
         partial(by_whole, options=options) if cut is None else partial(by_slices, options=options, axis_name=cut)
     )
-    specs = Inputs(jax.P(rows), jax.P(cut), jax.P(rows), jax.P(rows), jax.P(rows, cut))
+    specs = Inputs(jax.P(rows), jax.P(cut), jax.P(rows), jax.P(rows), jax.P(rows, cut))  # type: ignore[arg-type]
     # Interpret mode does not track varying axes.
     track = implementation != "pallas"
     return jax.shard_map(on_device, mesh=mesh, in_specs=(specs,), out_specs=jax.P(rows), check_vma=track)(inputs)
