@@ -133,7 +133,7 @@ _MOVES = (
         "models.io", "models",
         "digest=tokenizer folders gguf gguf_file gguf_tokenizer huggingface load save shards=huggingface source"
     ),
-    ("models.io", "models.io", "added_tokens=tokenizer"),
+    ("models.io", "models.io", "added_tokens=tokenizer save_adapter=save"),
     (
         "advantages.turns", "advantages",
         "turn_rewards episodes rounds"
@@ -143,9 +143,12 @@ _MOVES = (
     ("objectives", "objectives", "corrections=off_policy heads=value_heads one_pass=fused"),
     ("objectives.averaging", "objectives", "averages row_averages subset"),
     ("objectives.preference", "objectives", "pairs listwise"),
-    ("data", "data", "ahead=prefetch prompts=load"),
-    ("data.sources", "data", "files hub random_access shards"),
-    ("data.chat", "data", "calls families inert lenient message_changes message_forms messages rendering turns"),
+    ("data", "data", "ahead=prompt_set prompts=load"),
+    ("data.sources", "data", "files hub random_access shards=files"),
+    (
+        "data.chat", "data",
+        "calls families=call_formats inert lenient message_changes message_forms messages rendering turns"
+    ),
     ("environments.tools", "environments", "calculator files mcp_servers=mcp python_tools=python search"),
     ("rewards", "rewards", "of_environment=environment given=values"),
     ("rewards.parsing", "rewards", "answers final_answers notation code_blocks code_values"),
@@ -154,7 +157,7 @@ _MOVES = (
         "learner", "learner",
         "learn=step provide=inputs steps=microbatches diagnose=nonfinite pack=packing"
     ),
-    ("learner.outputs", "learner", "other_contexts=rescoring rescoring affinity"),
+    ("learner", "learner", "other_contexts=outputs rescoring=outputs affinity=outputs"),
     (
         "reporting.html", "reporting",
         "charts conversations credit_page curves overview report run_data settings_shown shading "

@@ -257,7 +257,7 @@ def export_command(arguments: list[str]) -> int:
     from jaxrl_llm.models import save_policy  # here: JAX takes seconds
     from jaxrl_llm.models.io.adapters import check_only_adapters
     from jaxrl_llm.models.io.load import read_unread
-    from jaxrl_llm.models.io.save_adapter import save_adapter
+    from jaxrl_llm.models.io.save import save_adapter
     from jaxrl_llm.models.io.tokenizer import with_added_tokens
     from jaxrl_llm.models.lora import merge
     from jaxrl_llm.models.quantised.layers import cast

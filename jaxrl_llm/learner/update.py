@@ -35,7 +35,7 @@ from jaxrl_llm.learner.router_balance import (
     with_bias_steps,
     without_load,
 )
-from jaxrl_llm.learner.train_state import TrainState, init_state  # noqa: F401  # init_state was defined here once
+from jaxrl_llm.learner.train_state import TrainState
 from jaxrl_llm.models.layers.moe import Load
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.mesh_axes import EXPERT, FSDP, TENSOR

@@ -17,9 +17,9 @@ from jaxrl_llm.models.by_row import can_stack, stacked
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.capacity import Size, lasting
 from jaxrl_llm.sampling.engine import Engine
-from jaxrl_llm.sampling.engine_of import engine_of
 from jaxrl_llm.sampling.requests import Request, Tokens
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
+from jaxrl_llm.sampling.stream import engine_of
 from jaxrl_llm.sampling.unmasking.engine import UnmaskingEngine
 from jaxrl_llm.sampling.weights import Weights, take_weights
 from jaxrl_llm.sampling.weights.adapters import with_adapters

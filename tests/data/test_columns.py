@@ -12,7 +12,7 @@ import pytest
 from jaxrl_llm.data import columns, load_prompts
 from jaxrl_llm.data.columns import ANSWERS, CONVERSATIONS, PROMPTS
 from jaxrl_llm.data.load import open_prompts
-from jaxrl_llm.data.sources.shards import lacking
+from jaxrl_llm.data.sources.files import lacking
 from jaxrl_llm.utils.errors import InputError
 
 

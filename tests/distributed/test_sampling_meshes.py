@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_on_hosts import mesh_on
+from test_units import mesh_on
 
 from experiments.benchmarks import hosts
 from experiments.benchmarks.meshes import compare, make_inputs, run

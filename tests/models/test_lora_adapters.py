@@ -19,7 +19,7 @@ from jaxrl_llm import load_policy
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.io.adapter_config import AdapterConfig, read_adapter_config
 from jaxrl_llm.models.io.huggingface import to_tensors
-from jaxrl_llm.models.io.save_adapter import save_adapter
+from jaxrl_llm.models.io.save import save_adapter
 from jaxrl_llm.models.parameters import adapted_weights, combine
 from jaxrl_llm.utils.errors import InputError
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from jaxrl_llm import load_policy, sample
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.io.adapter_config import read_adapter_config
-from jaxrl_llm.models.io.save_adapter import save_adapter
+from jaxrl_llm.models.io.save import save_adapter
 from jaxrl_llm.models.layers.moe import expert_mlp
 from jaxrl_llm.models.outputs import NOTHING, policy_outputs
 from jaxrl_llm.models.parameters import combine

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.learner.outputs.affinity import affinity
+from jaxrl_llm.learner.outputs import affinity
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.critic import Critic, init_critic
 from jaxrl_llm.models.outputs import Wanted, policy_outputs

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxrl_llm.data.chat.call_formats import as_hermes, marked
-from jaxrl_llm.data.chat.channels import channels_of
-from jaxrl_llm.data.chat.messages import CLOSED, OPENED, has_thought, in_form, parts_of, text_of
+from jaxrl_llm.data.chat.messages import CLOSED, OPENED, channels_of, has_thought, in_form, parts_of, text_of
 from jaxrl_llm.data.chat.rendering import Rendering
 
 NONCE = f"q{secrets.token_hex(4)}"

@@ -13,8 +13,7 @@ from jaxrl_llm.models.config.checks import check_settings, check_together
 from jaxrl_llm.models.config.groups import ScoreHead
 from jaxrl_llm.models.config.rope import rope_to_hf, ropes_of
 from jaxrl_llm.models.families import deepseek_v3, gemma, glm4, gpt_oss, lfm2, llada, llama, olmo3, qwen
-from jaxrl_llm.models.families.family import FULL, NEUTRAL, SLIDING, Family, RecordingSettings, Tensor
-from jaxrl_llm.models.families.quantisation import quantisation_of
+from jaxrl_llm.models.families.family import FULL, NEUTRAL, SLIDING, Family, RecordingSettings, Tensor, quantisation_of
 from jaxrl_llm.models.kinds import SECTION, TEXT, check, given, or_null, shown, whole
 from jaxrl_llm.utils.errors import InputError
 

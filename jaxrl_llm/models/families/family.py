@@ -1,4 +1,7 @@
-"""What a family of models is: how a config.json spells its settings, and how its files name and arrange weights."""
+"""What a family of models is: how a config.json spells its settings, and how its files name and arrange weights.
+
+Of all families `quantization_config` says how a model's files store weights in fewer bits than floats have.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,18 @@ from typing import Any, NamedTuple
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.config.checks import LAYER_TYPES
 from jaxrl_llm.models.config.rope import rope_to_hf
-from jaxrl_llm.models.kinds import Kind
+from jaxrl_llm.models.kinds import Kind, check, list_of, one_of, or_null, shown, whole
 from jaxrl_llm.utils.errors import InputError
+
+FP8, MXFP4 = "fp8", "mxfp4"
+_SIZES = list_of(whole(1))
+_BLOCK = or_null(Kind("two whole numbers of at least 1", lambda x: _SIZES.test(x) and len(x) == 2))
+_SETTINGS = {
+    "weight_block_size": _BLOCK,
+    "fmt": or_null(one_of("e4m3")),
+    "expert_dtype": or_null(one_of("fp8")),
+    "scale_fmt": or_null(one_of("float", "ue8m0")),
+}
 
 Values = dict[str, Any]  # the settings of a file, and what transformers takes for those that it leaves out
 FULL, SLIDING = LAYER_TYPES
@@ -159,3 +172,36 @@ class RecordingSettings(dict[str, Any]):
     def unread(self, known: frozenset[str]) -> tuple[str, ...]:
         """The settings that have a value, were not looked at, and are not known, in order."""
         return tuple(sorted(name for name, value in self.items() if value and name not in self.seen | known))
+
+
+class Quantisation(NamedTuple):
+    """How quantised tensors are stored; which ones are is seen in the files."""
+
+    method: str  # FP8 or MXFP4
+    block: tuple[int, int] | None = None  # outputs and inputs that share a scale; None: all of a matrix
+
+    def __str__(self) -> str:
+        return f"{self.method}, blocks of {self.block[0]} x {self.block[1]}" if self.block else self.method
+
+
+def quantisation_of(raw: Mapping[str, Any], where: str) -> Quantisation | None:
+    """What the settings of a language model say of its weights; None for floats.
+
+    Read are "mxfp4" (gpt-oss) and "fp8" (E4M3 with a scale for each block, as of DeepSeek-V3 and Qwen's FP8 models, or
+    for each matrix). InputError, in one line, for others. Source: transformers' `Mxfp4Config` and
+    `FineGrainedFP8Config`.
+    """
+    found = raw.get("quantization_config")
+    if not found:
+        return None
+    method = found.get("quant_method", "unknown")
+    if method == MXFP4:
+        return Quantisation(MXFP4)
+    if method != FP8:
+        raise InputError(
+            f"{where}: weights that are quantised ({shown(method)}) are not read, but only {FP8} and {MXFP4}: give the "
+            "original model"
+        )
+    check(found, _SETTINGS, where, "quantization_config.")
+    block = found.get("weight_block_size", (128, 128))
+    return Quantisation(FP8, None if block is None else (block[0], block[1]))

@@ -25,10 +25,9 @@ from jaxrl_llm.sampling.decode import RingCache, narrowed
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, pack, take_columns
 from jaxrl_llm.sampling.prefill import of_layer, recorded_pass
 from jaxrl_llm.sampling.requests import Request
-from jaxrl_llm.sampling.resume.kv_offload import Store, place_rows
-from jaxrl_llm.sampling.resume.reuse import Reused
+from jaxrl_llm.sampling.resume.kv_offload import Reused, Store, place_rows
+from jaxrl_llm.sampling.sampled_tokens import thoughts_of
 from jaxrl_llm.sampling.scheduler import Assignment
-from jaxrl_llm.sampling.soft_tokens import thoughts_of
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.two_model_decode import run
 from jaxrl_llm.sampling.weights import Weights
