@@ -7,7 +7,7 @@ from functools import partial
 import jax
 
 from jaxrl_kernels.implementations import check_implementation
-from jaxrl_kernels.logprob.dispatch import LogprobOptions, by_slices, by_whole, check, rows_of
+from jaxrl_kernels.logprob.dispatch import HeadOptions, by_slices, by_whole, check, rows_of
 from jaxrl_kernels.logprob.reference import reference_logprob
 from jaxrl_kernels.partition import ROWS, AnyMesh, Axis, check_apart, dividing, mesh_of, vary_together
 
@@ -86,7 +86,7 @@ def fused_logprob(
             hidden, unembedding, targets, temperatures, floor
         )
         return reference_logprob(hidden, unembedding, targets, temperatures, floor, float(softcap), vocab_size)
-    options = LogprobOptions(float(softcap), implementation, block_size, row_block, vocab_size)
+    options = HeadOptions(float(softcap), implementation, block_size, row_block, vocab_size)
     arrays = hidden, unembedding, targets, temperatures, floor
     mesh = mesh_of(mesh, arrays)
     if mesh is None:

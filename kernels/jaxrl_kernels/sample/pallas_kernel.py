@@ -18,8 +18,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxrl_kernels.logprob.pallas_kernel import add_tile
+from jaxrl_kernels.logprob.tile import products
 from jaxrl_kernels.sample.noise import BLOCK
-from jaxrl_kernels.sample.tile import DrawSums, Inputs, adjusted, block_scores, merge, of_blocks, products
+from jaxrl_kernels.sample.tile import DrawSums, Inputs, adjusted, block_scores, merge, of_blocks
 
 Array = jax.Array
 
@@ -75,19 +77,7 @@ def _kernel(
     if allowed is not None:
         permitted &= allowed[...].astype(jnp.int32) != 0
     z = adjusted(products(hidden[...], tile[...]), temperature[...], permitted, softcap)
-    new = of_tile(z, keys[...], temperature[...], place[0] + start, interpret)
-
-    def write(sums: DrawSums) -> None:
-        for output, value in zip(outputs, sums, strict=True):
-            output[...] = value
-
-    @pl.when(number == 0)
-    def _() -> None:
-        write(new)
-
-    @pl.when(number > 0)
-    def _() -> None:
-        write(merge(DrawSums(*(output[...] for output in outputs)), new))
+    add_tile(number, outputs, of_tile(z, keys[...], temperature[...], place[0] + start, interpret), merge)
 
 
 def pallas_sums(

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.logprob.reference import EXCLUDED
-from jaxrl_kernels.logprob.tile import rescaled
+from jaxrl_kernels.logprob.tile import products, rescaled
 from jaxrl_kernels.partition import zeros
 from jaxrl_kernels.sample.noise import BLOCK, OF_BLOCKS, OF_TOKENS, bits_at, gumbel
 
@@ -58,15 +58,6 @@ class SliceDraw(NamedTuple):
     m: Array
     l: Array
     acc: Array
-
-
-def products(left: Array, right: Array) -> Array:
-    """f32[A, B]: left [A, D] @ right.T, right [B, D], accumulated in float32."""
-    dtype = jnp.result_type(left, right)
-    contract_last = (((1,), (1,)), ((), ()))
-    return jax.lax.dot_general(
-        left.astype(dtype), right.astype(dtype), contract_last, preferred_element_type=jnp.float32
-    )
 
 
 def adjusted(logits: Array, temperature: Array, permitted: Array | None, softcap: float) -> Array:
