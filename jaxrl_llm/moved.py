@@ -98,8 +98,7 @@ _MOVES = (
         "plan plan_arithmetic=estimate plan_search=search plan_shapes=shapes plan_table=table plan_times=times "
         "plan_host=estimate default_mesh=choose_mesh sampling_arithmetic=sampling sampling_mesh"
     ),
-    ("plan", "distributed", "work=flops"),
-    ("plan.program", "distributed", "cost cycles program_text=text traffic=cost"),
+        ("plan.program", "distributed", "cost cycles program_text=text traffic=cost work=cost"),
     (
         "plan.program", "plan",
         "program_collectives=collectives program_cost=cost program_cycles=cycles program_schedule=schedule "

@@ -23,10 +23,9 @@ from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.learner.setup import compile_learning
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.plan.estimate import COPY, arithmetic, held_bytes, host_memory
-from jaxrl_llm.plan.flops import matrix_flops
 from jaxrl_llm.plan.full_batch import full_batch
 from jaxrl_llm.plan.models import depths
-from jaxrl_llm.plan.program.cost import Cost, at_depth, cost_of, followed
+from jaxrl_llm.plan.program.cost import Cost, at_depth, cost_of, followed, matrix_flops
 from jaxrl_llm.plan.sampling import abstract_mesh, sampling_arithmetic
 from jaxrl_llm.plan.sampling_programs import NAMES, compile_sampling, tail_arrays
 from jaxrl_llm.plan.shapes import (

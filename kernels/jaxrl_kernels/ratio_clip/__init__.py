@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxrl_kernels.implementations import by_platform, check_implementation
 from jaxrl_kernels.partition import ROWS, AnyMesh, Axis, dividing, mesh_of, vary_together
 from jaxrl_kernels.ratio_clip.pallas_kernel import LONGEST, pallas_rows
-from jaxrl_kernels.ratio_clip.rows import Bounds, Clipped, of_rows, reference_rows
+from jaxrl_kernels.ratio_clip.rows import Bounds, Clipped, Rows, of_rows, reference_rows
 
 __all__ = ["Clipped", "ratio_clip"]
 
@@ -81,7 +81,7 @@ def ratio_clip(
     bounds = Bounds(*(None if x is None else jnp.asarray(x, logp.dtype) for x in (1 - low, 1 + high, dual)))
     arrays, bounds = jax.lax.stop_gradient(((other, advantages, weights, value_weights), bounds))
     varying = vary_together(logp, *arrays, *bounds)
-    operands = *varying[:5], Bounds(*varying[5:])
+    operands = Rows(*varying[:5]), Bounds(*varying[5:])
     if implementation == "reference":
         found = reference_rows(*operands, whole_row=whole_row, mean=mean)
     else:
@@ -89,7 +89,7 @@ def ratio_clip(
         mesh = mesh_of(mesh, operands)
         if mesh is not None:
             rows = jax.P(dividing(mesh, row_axis, len(logp)))
-            specs = *(rows,) * 5, jax.P()
+            specs = rows, jax.P()
             on_device = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
         found = on_device(*operands)
     statistics = jax.lax.stop_gradient(found)
@@ -115,15 +115,16 @@ def _forward(settings: _StaticArguments, *operands: Any) -> tuple[Clipped, Array
     whole_row, mean, implementation, row_block = settings
     xla = partial(of_rows, whole_row=whole_row, mean=mean)
     pallas = partial(pallas_rows, whole_row=whole_row, mean=mean, row_block=row_block)
-    rows, length = operands[0].shape
+    (rows, length), dtype = operands[0].logp.shape, operands[0].logp.dtype
     too_long = implementation is None and length > LONGEST
-    no_kernel = not rows or not length or too_long or operands[0].dtype != jnp.float32
+    no_kernel = not rows or not length or too_long or dtype != jnp.float32
     slope, found = by_platform(xla, pallas, "xla" if no_kernel else implementation, *operands)
     return found, slope
 
 
 def _backward(settings: _StaticArguments, slope: Array, cotangents: Clipped) -> tuple[Any, ...]:
-    return cotangents.value * slope, *(None,) * 5
+    nothing: Any = None
+    return Rows(cotangents.value * slope, nothing, nothing, nothing, nothing), nothing
 
 
 _clipped.defvjp(_forward, _backward)

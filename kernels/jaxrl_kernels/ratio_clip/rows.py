@@ -24,6 +24,16 @@ class Clipped(NamedTuple):
     max_ratio: Array  # largest ratio of the tokens that count, unweighted
 
 
+class Rows(NamedTuple):
+    """What `ratio_clip` reads, f32[N, L] each."""
+
+    logp: Array
+    other: Array
+    advantages: Array
+    weights: Array
+    value_weights: Array | None = None  # None: `weights`
+
+
 class Bounds(NamedTuple):
     """Bounds of the ratio."""
 
@@ -56,21 +66,12 @@ def k3(log_ratio: Array) -> Array:
     return jnp.where(jnp.abs(log_ratio) < 0.5, series * log_ratio**2, jnp.exp(-log_ratio) - 1 + log_ratio)
 
 
-def of_rows(
-    logp: Array,
-    other: Array,
-    advantages: Array,
-    weights: Array,
-    value_weights: Array | None,
-    bounds: Bounds,
-    *,
-    whole_row: bool,
-    mean: bool,
-) -> tuple[Array, Clipped]:
-    """Slopes d value_n / d logp_nt, f32[R, L], and the results of each row, f32[R, 1] each, from arrays f32[R, L].
+def of_rows(rows: Rows, bounds: Bounds, *, whole_row: bool, mean: bool) -> tuple[Array, Clipped]:
+    """Slopes d value_n / d logp_nt, f32[R, L], and the results of each row, f32[R, 1] each.
 
     The slopes are forward-mode derivatives of the formula, so at a kink they agree with JAX.
     """
+    logp, other, advantages, weights, value_weights = rows
     counts = weights != 0
     # Entries of tokens that do not count can be NaN.
     difference, advantages = (jnp.where(counts, x, 0.0) for x in (logp - other, advantages))
@@ -104,18 +105,9 @@ def of_rows(
     )
 
 
-def reference_rows(
-    logp: Array,
-    other: Array,
-    advantages: Array,
-    weights: Array,
-    value_weights: Array | None,
-    bounds: Bounds,
-    *,
-    whole_row: bool,
-    mean: bool,
-) -> Clipped:
+def reference_rows(rows: Rows, bounds: Bounds, *, whole_row: bool, mean: bool) -> Clipped:
     """The formula, for tests: value and statistics of each row, f32[N, 1] each; arguments as of `of_rows`."""
+    logp, other, advantages, weights, value_weights = rows
     counts = weights != 0
     A = jnp.where(counts, advantages, 0.0)
     d = token = jnp.clip(jnp.where(counts, logp - other, 0.0), -MAX_LOG_RATIO, MAX_LOG_RATIO)
