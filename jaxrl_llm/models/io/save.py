@@ -9,30 +9,27 @@ from contextlib import contextmanager
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxrl_llm.models.checks import check_params, check_policy
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.families import to_hf
 from jaxrl_llm.models.io.adapter_config import FILE
 from jaxrl_llm.models.io.adapters import OUTER, WEIGHTS, outputs_of
 from jaxrl_llm.models.io.folders import check_output, write_json, written_whole
 from jaxrl_llm.models.io.huggingface import all_finite, to_tensors
 from jaxrl_llm.models.io.layout import Stored, joined, stored_tensors
-from jaxrl_llm.models.io.unread import EMBED
+from jaxrl_llm.models.io.unread import EMBED, Unread
 from jaxrl_llm.models.kinds import read_json, reason, shown
 from jaxrl_llm.models.lora import adapters_of, merge, own_adapters
 from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
 from jaxrl_llm.models.parameters.weight import Weight
+from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.stacks import stacked_layers
 from jaxrl_llm.utils.errors import InputError
-
-if TYPE_CHECKING:
-    from jaxrl_llm.models.config import ModelConfig
-    from jaxrl_llm.models.io.unread import Unread
-    from jaxrl_llm.models.policy import Params, Policy
 
 
 def save_policy(
