@@ -121,12 +121,13 @@ _MOVES = (
     ("sampling.speculative", "sampling", "speculate=verify drafts tail"),
     (
         "models", "models",
-        "check=checks sink_slots=policy added_slots=policy row_adapters=by_row members=by_row block_rounding=quantised "
+        "check=checks divergence=vocabulary sink_slots=policy "
+        "added_slots=policy row_adapters=by_row members=by_row block_rounding=quantised "
         "eight_bits=quantised"
     ),
     ("models.config", "models", "rope_config=rope rope config_checks=checks config_groups=groups"),
     ("models.quantised", "models", "normal_float"),
-    ("models.outputs", "models", "adam_step=readings divergence soft_thinking"),
+    ("models.outputs", "models", "adam_step=readings soft_thinking"),
     ("models.layers", "models", "experts=moe packed_kernel=packed_attention moe packed_attention routing exact_bits"),
     (
         "models.io", "models",

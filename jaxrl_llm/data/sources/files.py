@@ -35,11 +35,6 @@ def format_of(path: Path) -> str | None:
     return None if found is None else _FORMATS[found[1]]
 
 
-def is_pattern(source: str) -> bool:
-    """Whether a source is a pattern of file names, such as data/train-*.parquet."""
-    return glob.has_magic(source)
-
-
 def matching_files(pattern: str) -> list[Path]:
     """The files that match a pattern, sorted by name.
 
@@ -124,7 +119,7 @@ def located(source: str) -> Path | list[Path]:
         known = path.exists()
     except (OSError, RuntimeError, ValueError) as error:  # a name too long, no such home
         raise InputError(f"no data at {shown(source)}: {' '.join(str(error).split())[:200]}") from error
-    if not known and is_pattern(source):
+    if not known and glob.has_magic(source):
         return matching_files(source)
     if not known:
         raise InputError(

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.models.canvases import MASKED, draw_masks
 from jaxrl_llm.models.critic import implicit_logp, values_at
-from jaxrl_llm.models.outputs.divergence import divergence
 from jaxrl_llm.models.outputs.wanted import Wanted
 from jaxrl_llm.models.packed_states import View, logp_at, view_of
 from jaxrl_llm.models.packing import Packing
@@ -23,6 +22,7 @@ from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.models.vocabulary import (
     Distribution,
+    divergence,
     logits_of_block,
     logp_of_tokens,
     most_probable,
