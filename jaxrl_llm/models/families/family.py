@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.config.checks import LAYER_TYPES
+from jaxrl_llm.models.config.groups import LayerKind
 from jaxrl_llm.models.config.rope import rope_to_hf
 from jaxrl_llm.models.kinds import Kind, check, list_of, one_of, or_null, shown, whole
 from jaxrl_llm.utils.errors import InputError
@@ -97,6 +98,19 @@ def listed(raw: Values, where: str, otherwise: Callable[[int], bool], wanted: st
             raise InputError(f"{where}: layer_types names sliding_attention, but sliding_window is not given{wanted}")
         return list(types)
     return [SLIDING if window and otherwise(layer) else FULL for layer in range(layers)]
+
+
+def biases(raw: Values) -> dict[str, bool]:
+    """The biases of attention, fields of `ModelConfig`."""
+    bias = bool(raw.get("attention_bias"))
+    return {"attention_bias": bias, "output_bias": bias}
+
+
+def dense_and_sparse(sparse: Sequence[bool], size: int, **own: bool) -> dict[str, Any]:
+    """The fields of `ModelConfig` for layers of which some have experts. size, own: of those that have none."""
+    dense = {"num_experts": 0, "experts_per_token": 0, "shared_size": 0, "intermediate_size": size, **own}
+    kinds = LayerKind("dense", tuple(sorted(dense.items()))), LayerKind("experts")
+    return {"kinds": kinds, "kind_of_layer": tuple(map(int, sparse))}
 
 
 def stacked_experts(gate_up: str, down: str) -> tuple[Tensor, ...]:
