@@ -131,7 +131,7 @@ _MOVES = (
     ("models.layers", "models", "experts=moe packed_kernel=packed_attention moe packed_attention routing exact_bits"),
     (
         "models.io", "models",
-        "digest=tokenizer folders gguf gguf_file gguf_tokenizer huggingface load save shards=huggingface source"
+        "digest=tokenizer folders gguf gguf_file gguf_tokenizer huggingface load save shards=huggingface source=folders"
     ),
     ("models.io", "models.io", "added_tokens=tokenizer save_adapter=save"),
     (

@@ -19,7 +19,7 @@ from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixSlots
 from jaxrl_llm.sampling.prefill import empty_prefix_cache, first_tokens, prefill_prompts
 from jaxrl_llm.sampling.requests import Completion, Cut, Request, Tokens
 from jaxrl_llm.sampling.resume.kv_offload import Kept, absolute_step, store_of
-from jaxrl_llm.sampling.resume.restore import resume_rows
+from jaxrl_llm.sampling.resume.restore import Resuming, resume_rows
 from jaxrl_llm.sampling.routed_experts import experts_of_prompts
 from jaxrl_llm.sampling.rows import begun_rows, marked_done, no_rows
 from jaxrl_llm.sampling.sampled_tokens import check_finite, in_ring, thinking_policy
@@ -179,10 +179,8 @@ class Engine:
         self.prompt_experts |= experts_of_prompts(self.weights, self.prefix_cache, new_prompts)
         begun = [place for place in assigned if self.requests[place.request].begun.size > 1]
         if begun or self.kept.rows:
-            self.ring_cache = resume_rows(
-                self.policy, self.weights, self.kept, self.prefix_cache, self.ring_cache, begun, assigned,
-                self.requests, self.steps, self.shortest, self.shape, self.stats,
-            )  # fmt: skip
+            own = Resuming(self.policy, self.weights, self.prefix_cache, self.requests, self.shape, self.stats)
+            self.ring_cache = resume_rows(own, self.kept, self.ring_cache, begun, assigned, self.steps, self.shortest)
         if assigned:
             self.rows = begun_rows(self.rows, assigned, self.requests, self.policy.thinking)
 

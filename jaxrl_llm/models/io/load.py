@@ -18,8 +18,8 @@ from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.families import from_hf, language_model, quantisation_of, unread_settings
 from jaxrl_llm.models.io.adapters import adapter_line, adapter_params, merged_tensors, open_adapter
 from jaxrl_llm.models.io.file_tensor import Tensors, dequantised, quantised_count
+from jaxrl_llm.models.io.folders import DEMO_MODEL, check_hub_name
 from jaxrl_llm.models.io.huggingface import from_tensors, open_folder, skipped_tensors, untied, without_prefix
-from jaxrl_llm.models.io.source import DEMO_MODEL, check_hub_name
 from jaxrl_llm.models.io.unread import Unread, skipped_line, unread_of
 from jaxrl_llm.models.kinds import FATAL, check, path_of, read_json, reason, require_kind, shown, whole
 from jaxrl_llm.models.parameters import combine, parameter_shapes, put

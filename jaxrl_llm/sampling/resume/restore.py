@@ -7,7 +7,8 @@ the new cache; the cache that they take is donated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,42 +34,32 @@ from jaxrl_llm.sampling.two_model_decode import run
 from jaxrl_llm.sampling.weights import Weights
 
 
+class Resuming(NamedTuple):
+    """What the rows of an engine that continue completions have in common."""
+
+    policy: Policy
+    weights: Weights
+    prefix_cache: PrefixCache
+    requests: Mapping[int, Request]
+    shape: Shape
+    stats: Stats
+
+
 def resume_rows(
-    policy: Policy,
-    weights: Weights,
-    store: Store,
-    prefix_cache: PrefixCache,
-    ring_cache: RingCache,
-    begun: list[Assignment],
-    assigned: list[Assignment],
-    requests: Mapping[int, Request],
-    steps: int,
-    columns: int,
-    shape: Shape,
-    stats: Stats,
-) -> RingCache:
+    of: Resuming, store: Store, ring_cache: RingCache, begun: list[Assignment], assigned: list[Assignment],
+    steps: int, columns: int,
+) -> RingCache:  # fmt: skip
     """The ring KV cache with the rows that begin with tokens; see `kv_offload.place_rows`."""
-
-    def extended(ring_cache: RingCache, reused: list[tuple[Assignment, Reused]]) -> RingCache:
-        return extend_rows(policy, weights, prefix_cache, ring_cache, reused, requests, shape, stats)
-
-    ring_cache, missed = place_rows(store, ring_cache, begun, requests, steps, columns, extended, assigned)
-    return restore_rows(policy, weights, ring_cache, missed, requests, shape, stats)
+    extended = partial(extend_rows, of)
+    ring_cache, missed = place_rows(store, ring_cache, begun, of.requests, steps, columns, extended, assigned)
+    return restore_rows(of, ring_cache, missed)
 
 
-def extend_rows(
-    policy: Policy,
-    weights: Weights,
-    prefix_cache: PrefixCache,
-    ring_cache: RingCache,
-    reused: Sequence[tuple[Assignment, Reused]],
-    requests: Mapping[int, Request],
-    shape: Shape,
-    stats: Stats,
-) -> RingCache:
+def extend_rows(of: Resuming, ring_cache: RingCache, reused: Sequence[tuple[Assignment, Reused]]) -> RingCache:
     """Copy the keys and values that the ring KV cache still holds, and run the remaining tokens through the model."""
     if not reused:
         return ring_cache
+    policy, weights, prefix_cache, requests, shape, stats = of
     begun = [requests[place.request].begun for place, _ in reused]
     ids = [tokens.token[how.usable : -1].tolist() for tokens, (_, how) in zip(begun, reused, strict=True)]
     padding = bucket(len(reused), 1, 1) - len(reused)
@@ -96,16 +87,9 @@ def extend_rows(
     return ring_cache._replace(layers=layers, drawn=drawn._replace(experts=experts))
 
 
-def restore_rows(
-    policy: Policy,
-    weights: Weights,
-    ring_cache: RingCache,
-    assigned: Sequence[Assignment],
-    requests: Mapping[int, Request],
-    shape: Shape,
-    stats: Stats,
-) -> RingCache:
+def restore_rows(of: Resuming, ring_cache: RingCache, assigned: Sequence[Assignment]) -> RingCache:
     """Recompute the keys and values of continued completions under these weights, RESTORE_ROWS rows at a time."""
+    policy, weights, _, requests, shape, stats = of
     for start in range(0, len(assigned), RESTORE_ROWS):
         part = assigned[start : start + RESTORE_ROWS]
         ids = [[*requests[p.request].prompt, *requests[p.request].begun.token[:-1].tolist()] for p in part]
