@@ -13,6 +13,7 @@ from jaxrl_kernels.decode_attention.pallas_own import pallas_own
 from jaxrl_kernels.decode_attention.pallas_prompts import pallas_prompts
 from jaxrl_kernels.decode_attention.reference import (
     MASKED,
+    Numbers,
     OwnAttention,
     PartialAttention,
     merge,
@@ -111,9 +112,9 @@ def decode_attention(
     for name, x, shape in (("length", length, (P,)), ("position", position, (P, W))):
         if x.shape != shape or not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(f"{name} must be int32{list(shape)}, found {x.dtype}{list(x.shape)}")
-    numbers: dict[str, Any] = {"query_scale": float(query_scale), "softcap": float(softcap), "window": window}
+    numbers = Numbers(float(query_scale), float(softcap), window)
     operands = q, keys, values, length.astype(jnp.int32), position.astype(jnp.int32), key_scale, value_scale
-    kernels = partial(reference_prompts, **numbers), partial(pallas_prompts, **numbers, tile=tile)
+    kernels = partial(reference_prompts, numbers=numbers), partial(pallas_prompts, numbers=numbers, tile=tile)
     dimensions = "NK", "NK", "NK", "N", "N", "NK", "NK"
     return on_mesh(*kernels, implementation, mesh, row_axis, head_axis, operands, dimensions)
 
@@ -193,10 +194,10 @@ def own_attention(
     for x in new_scales or ():
         if x.shape != (B, K):
             raise ValueError(f"new_scales must be float32[{B}, {K}], found {x.dtype}{list(x.shape)}")
-    numbers: dict[str, Any] = {"query_scale": float(query_scale), "softcap": float(softcap), "window": window}
+    numbers = Numbers(float(query_scale), float(softcap), window)
     count, step = count.astype(jnp.int32), jnp.asarray(step, jnp.int32)
     operands = q, k, v, keys, values, count, step, prompt, new_scales, scales
-    kernels = partial(reference_own, **numbers), partial(pallas_own, **numbers, tile=tile)
+    kernels = partial(reference_own, numbers=numbers), partial(pallas_own, numbers=numbers, tile=tile)
     dimensions = "NK", "NK", "NK", "NK", "NK", "N", "", "NK", "NK", "NK"
     return on_mesh(*kernels, implementation, mesh, row_axis, head_axis, operands, dimensions)
 

@@ -75,7 +75,7 @@ def ratio_clip(
     >>> print(f"{found.value[0]:.4f} {found.cut_high[0]:.0f} {found.max_ratio[0]:.4f}")
     0.2000 1 1.5000
     """
-    _check(logp, other, advantages, weights, value_weights, low, high, dual, row_block)
+    _check(Rows(logp, other, advantages, weights, value_weights), low, high, dual, row_block)
     check_implementation(implementation)
     # The bounds are computed as in the formula, so that they round identically.
     bounds = Bounds(*(None if x is None else jnp.asarray(x, logp.dtype) for x in (1 - low, 1 + high, dual)))
@@ -130,22 +130,12 @@ def _backward(settings: _StaticArguments, slope: Array, cotangents: Clipped) -> 
 _clipped.defvjp(_forward, _backward)
 
 
-def _check(
-    logp: Array,
-    other: Array,
-    advantages: Array,
-    weights: Array,
-    value_weights: Array | None,
-    low: Number,
-    high: Number,
-    dual: Number | None,
-    row_block: int | None,
-) -> None:
+def _check(rows: Rows, low: Number, high: Number, dual: Number | None, row_block: int | None) -> None:
     """Raise a ValueError that names the argument, what was found and what is expected."""
+    logp = rows.logp
     if logp.ndim != 2 or logp.dtype not in (jnp.float32, jnp.float64):
         raise ValueError(f"logp must be a float32 matrix, found {logp.dtype}{list(logp.shape)}")
-    arrays = {"other": other, "advantages": advantages, "weights": weights, "value_weights": value_weights}
-    for name, array in arrays.items():
+    for name, array in rows._asdict().items():
         if array is not None and (array.shape != logp.shape or array.dtype != logp.dtype):
             raise ValueError(
                 f"{name} must be {logp.dtype}{list(logp.shape)} as logp is, found {array.dtype}{list(array.shape)}"
