@@ -96,10 +96,9 @@ _MOVES = (
     (
         "plan", "runs",
         "plan plan_arithmetic=estimate plan_search=search plan_shapes=shapes plan_table=table plan_times=times "
-        "plan_host=host default_mesh=choose_mesh sampling_arithmetic=sampling sampling_mesh"
+        "plan_host=estimate default_mesh=choose_mesh sampling_arithmetic=sampling sampling_mesh"
     ),
-    ("plan", "distributed", "traffic work=flops"),
-    ("plan.program", "distributed", "cost cycles program_text=text"),
+        ("plan.program", "distributed", "cost cycles program_text=text traffic=cost work=cost"),
     (
         "plan.program", "plan",
         "program_collectives=collectives program_cost=cost program_cycles=cycles program_schedule=schedule "
@@ -120,13 +119,21 @@ _MOVES = (
     ),
     ("plan", "sampling", "ahead=sampling_programs aot_programs=sampling_programs"),
     ("sampling.speculative", "sampling", "speculate=verify drafts tail"),
-    ("models", "models", "check=checks sink_slots=added_slots"),
+    (
+        "models", "models",
+        "check=checks divergence=vocabulary sink_slots=policy "
+        "added_slots=policy row_adapters=by_row members=by_row block_rounding=quantised "
+        "eight_bits=quantised"
+    ),
     ("models.config", "models", "rope_config=rope rope config_checks=checks config_groups=groups"),
-    ("models.quantised", "models", "block_rounding=blocks eight_bits normal_float"),
-    ("models.outputs", "models", "adam_step divergence soft_thinking"),
-    ("models.by_row", "models", "row_adapters=adapters members"),
+    ("models.quantised", "models", "normal_float"),
+    ("models.outputs", "models", "adam_step=readings soft_thinking"),
     ("models.layers", "models", "experts=moe packed_kernel=packed_attention moe packed_attention routing exact_bits"),
-    ("models.io", "models", "digest folders gguf gguf_file gguf_tokenizer huggingface load save shards source"),
+    (
+        "models.io", "models",
+        "digest=tokenizer folders gguf gguf_file gguf_tokenizer huggingface load save shards=huggingface source=folders"
+    ),
+    ("models.io", "models.io", "added_tokens=tokenizer"),
     (
         "advantages.turns", "advantages",
         "turn_rewards episodes rounds"
@@ -136,9 +143,12 @@ _MOVES = (
     ("objectives", "objectives", "corrections=off_policy heads=value_heads one_pass=fused"),
     ("objectives.averaging", "objectives", "averages row_averages subset"),
     ("objectives.preference", "objectives", "pairs listwise"),
-    ("data", "data", "ahead=prefetch prompts=load"),
-    ("data.sources", "data", "files hub random_access shards"),
-    ("data.chat", "data", "calls families inert lenient message_changes message_forms messages rendering turns"),
+    ("data", "data", "ahead=prompt_set prompts=load"),
+    ("data.sources", "data", "files hub random_access shards=files"),
+    (
+        "data.chat", "data",
+        "calls families=call_formats inert lenient message_changes message_forms messages rendering turns"
+    ),
     ("environments.tools", "environments", "calculator files mcp_servers=mcp python_tools=python search"),
     ("rewards", "rewards", "of_environment=environment given=values"),
     ("rewards.parsing", "rewards", "answers final_answers notation code_blocks code_values"),
@@ -147,7 +157,7 @@ _MOVES = (
         "learner", "learner",
         "learn=step provide=inputs steps=microbatches diagnose=nonfinite pack=packing"
     ),
-    ("learner.outputs", "learner", "other_contexts=rescoring rescoring affinity"),
+    ("learner", "learner", "other_contexts=outputs rescoring=outputs affinity=outputs"),
     (
         "reporting.html", "reporting",
         "charts conversations credit_page curves overview report run_data settings_shown=overview shading "

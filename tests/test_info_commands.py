@@ -39,7 +39,7 @@ def test_the_version(option: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_demo_needs_no_clone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr(demo, "run", lambda *given: asked.append(given))
-    monkeypatch.setattr("jaxrl_llm.models.io.source.check_source", lambda model: None)
+    monkeypatch.setattr("jaxrl_llm.models.io.folders.check_source", lambda model: None)
     monkeypatch.chdir(tmp_path)
     assert main(["demo"]) == main(["demo", "--seed", "2", "--steps=3", "--output", "b", "--model", "m"]) == 0
     assert asked == [("smollm2-135m", 0, "runs/demo", 9, "float32"), ("m", 2, "b", 3, "float32")]

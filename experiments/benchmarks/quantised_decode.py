@@ -39,7 +39,7 @@ def of_bytes(options: argparse.Namespace) -> None:
     from decode_bytes import measured
     from jax.experimental import topologies
 
-    from jaxrl_llm.plan.layers import config_of, with_layers
+    from jaxrl_llm.plan.models import config_of
 
     chip = topologies.get_topology_desc(platform="tpu", topology_name=options.chip).devices[0]
     model, counts = config_of(str(ROOT / "experiments" / "plan" / "qwen3-8b.json")), ("arguments", "step", "counted")
@@ -48,7 +48,7 @@ def of_bytes(options: argparse.Namespace) -> None:
         wide: dict[str, float] = {}
         for weights, caches in ((None, None), ("int8", None), ("int8", "int8"), ("int8", "float8_e4m3fn")):
             two, four = (
-                measured(chip, with_layers(model, layers), rows, weights, caches, group=16, prompt=1024, new=1024)
+                measured(chip, model.first(layers), rows, weights, caches, group=16, prompt=1024, new=1024)
                 for layers in (2, 4)
             )
             found = {name: four[name] + (model.num_layers - 4) // 2 * (four[name] - two[name]) for name in counts}

@@ -258,11 +258,11 @@ def export_command(arguments: list[str]) -> int:
 
     from jaxrl_llm.models import save_policy
     from jaxrl_llm.models.io.adapters import check_only_adapters
-    from jaxrl_llm.models.io.added_tokens import with_added_tokens
     from jaxrl_llm.models.io.load import read_unread
     from jaxrl_llm.models.io.save_adapter import save_adapter
+    from jaxrl_llm.models.io.tokenizer import with_added_tokens
     from jaxrl_llm.models.lora import merge
-    from jaxrl_llm.models.quantised import cast
+    from jaxrl_llm.models.quantised.layers import cast
     from jaxrl_llm.training.folder.load_run import load_run
 
     unread = read_unread(config.model) if args.keep_unread else None

@@ -48,7 +48,7 @@ def eval_command(arguments: list[str]) -> int:
         lambda: check_temperature(args.temperature or 0.0),
         lambda: require("--max-new-tokens", args.max_new_tokens, least=1),
     )
-    from jaxrl_llm.data.digest import rows_digest
+    from jaxrl_llm.data.prompt_rows import rows_digest
     from jaxrl_llm.rewards import reward_digest
     from jaxrl_llm.training.folder.files import RunFolder, run_config
     from jaxrl_llm.training.inputs import evaluation_inputs

@@ -102,7 +102,7 @@ def _check_demo(args: Any, *modules: str) -> None:
         lambda: require("--seed", args.seed, least=0, most=2**32 - 1),
         lambda: _check_packages(*modules),
     )
-    from jaxrl_llm.models.io.source import check_source
+    from jaxrl_llm.models.io.folders import check_source
     from jaxrl_llm.training.folder.files import RunFolder
 
     gather(lambda: check_source(args.model), RunFolder(args.output).check_free)

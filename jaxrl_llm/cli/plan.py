@@ -58,7 +58,7 @@ def plan_command(arguments: list[str]) -> int:
     from jaxrl_llm.plan import table as plan_table
     from jaxrl_llm.plan.search import search
     from jaxrl_llm.plan.shapes import shapes_of
-    from jaxrl_llm.plan.sharding import sharding_table
+    from jaxrl_llm.plan.table import sharding_table
     from jaxrl_llm.training.config.auto_dtype import AUTO, dtype_for
     from jaxrl_llm.training.config.method_settings import fitted
 

@@ -20,7 +20,7 @@ EMBEDDING = "policy_embedding"  # the column that such a curriculum finds in its
 @dataclass(frozen=True, repr=False)
 class FromEmbeddings:
     """A curriculum whose rows have the column `EMBEDDING`, f32[pieces, D] each, which a run computes: means of the last
-    hidden states of its initial policy over the tokens of the prompt, see `models.pooled`."""
+    hidden states of its initial policy over the tokens of the prompt, see `models.scores.pooled_states`."""
 
     make: MakeCurriculum
     pieces: int = 1

@@ -7,8 +7,8 @@ from jaxrl_llm.utils.lazy import imported_at_first_use
 if TYPE_CHECKING:
     from jaxrl_llm.data.chat.encode import encode_prompt, is_conversation, prompt_text
     from jaxrl_llm.data.chat.rendering import PromptFormat
-    from jaxrl_llm.data.digest import rows_digest
     from jaxrl_llm.data.load import conflicting, load_prompts, without
+    from jaxrl_llm.data.prompt_rows import rows_digest
     from jaxrl_llm.data.stream import PromptStream
 
 __all__ = [
@@ -31,7 +31,7 @@ _MODULES = {
     "is_conversation": "chat.encode",
     "load_prompts": "load",
     "prompt_text": "chat.encode",
-    "rows_digest": "digest",
+    "rows_digest": "prompt_rows",
     "without": "load",
 }
 

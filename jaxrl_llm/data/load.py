@@ -15,14 +15,12 @@ from typing import Any
 
 from jaxrl_llm.data.chat.encode import fault_of, is_conversation, preview, whole_text
 from jaxrl_llm.data.columns import Found, find, has, prompt_column_of
-from jaxrl_llm.data.digest import canonical
 from jaxrl_llm.data.generate import PREFIX, generate
-from jaxrl_llm.data.numbers import whole_number
-from jaxrl_llm.data.prompt_rows import PromptRows, rows_as_drawn
-from jaxrl_llm.data.sources.files import Row, located, read_rows
+from jaxrl_llm.data.prompt_rows import PromptRows, canonical, rows_as_drawn
+from jaxrl_llm.data.sources.files import Row, format_of, lacking, located, read_rows
 from jaxrl_llm.data.sources.hub import hub_rows, is_hub_data
 from jaxrl_llm.data.sources.random_access import RandomAccess, open_records, row_of
-from jaxrl_llm.data.sources.shards import format_of, lacking
+from jaxrl_llm.data.stream import whole_number
 from jaxrl_llm.data.template import Template, columns_of, fill, read_template
 from jaxrl_llm.utils.errors import InputError, shown, unknown
 from jaxrl_llm.utils.storage import is_url, naming_url

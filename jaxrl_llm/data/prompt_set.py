@@ -4,19 +4,61 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from jaxrl_llm.data.chat.encode import encode_prompt, format_notes
 from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.data.load import Same, same_prompt
-from jaxrl_llm.data.prefetch import Ahead
 from jaxrl_llm.data.prompt_rows import SAMPLED, PromptRows
 from jaxrl_llm.utils.errors import InputError, shown
 
-logger = logging.getLogger("jaxrl_llm.data")
 T = TypeVar("T")
+logger = logging.getLogger("jaxrl_llm.data")
 WORKERS = 4  # threads that read and tokenise
+
+
+class Ahead(Generic[T]):
+    """The values of numbers. Which are computed ahead, and by how many threads, changes none of them.
+
+    load: numbers -> their values, called from several threads. workers: number of threads.
+    place: numbers are loaded in the order of their places, so that neighbours are loaded together.
+
+    The values used last are kept: four times as many as are asked for at once.
+    """
+
+    def __init__(self, load: Callable[[list[int]], list[T]], workers: int, place: Callable[[int], int]) -> None:
+        self._load, self._workers, self._place = load, workers, place
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="prompts")
+        self._found: OrderedDict[int, tuple[Future[list[T]], int]] = OrderedDict()
+        self._room = 0
+
+    def start(self, numbers: Iterable[int]) -> None:
+        """Begin to compute the values of these numbers, unless they are known."""
+        wanted = dict.fromkeys(int(number) for number in numbers)
+        new = sorted((number for number in wanted if number not in self._found), key=self._place)
+        size = -(-len(new) // self._workers)
+        for chunk in [new[i : i + size] for i in range(0, len(new), max(size, 1))]:
+            future = self._pool.submit(self._load, chunk)
+            self._found.update((number, (future, place)) for place, number in enumerate(chunk))
+        for number in wanted:
+            self._found.move_to_end(number)
+        self._room = max(self._room, 4 * len(wanted))
+        while len(self._found) > self._room:
+            self._found.popitem(last=False)
+
+    def __getitem__(self, number: int) -> T:
+        if number not in self._found:
+            self.start([number])
+        future, place = self._found[number]
+        self._found.move_to_end(number)
+        try:
+            return future.result()[place]
+        except Exception:  # of any number that was loaded together with this one
+            return self._load([number])[0]
 
 
 class PromptSet(NamedTuple):
@@ -48,12 +90,11 @@ def encode_rows(
     dialect: see `encode_prompt`. vocabulary: ids that the model has (None: any).
     Raises InputError for an invalid prompt, an id that the model does not have, and if all prompts are skipped.
     """
+    encode = partial(encode_prompt, tokenizer, system_prompt=system_prompt, format=format, dialect=dialect)
     kept, ids, skipped, shortened = [], [], 0, 0
     for number, row in enumerate(rows, start=1):
         try:
-            tokens = encode_prompt(
-                tokenizer, row["prompt"], system_prompt=system_prompt, format=format, row=row, dialect=dialect
-            )
+            tokens = encode(row["prompt"], row=row)
             check_vocabulary(tokens, vocabulary)
         except InputError as error:
             raise InputError(f"prompt {number} of {len(rows)}, {shown(row['prompt'])}: {error}") from None
@@ -66,9 +107,6 @@ def encode_rows(
         ids.append(fitting)
     if not kept:
         raise InputError(f"{_all(len(rows))} more than {max_tokens} tokens: raise max_prompt_tokens")
-
-    def encode(prompt: Any, row: dict[str, Any] | None = None) -> list[int]:
-        return encode_prompt(tokenizer, prompt, system_prompt=system_prompt, format=format, row=row, dialect=dialect)
 
     _tell(tokenizer, rows[:SAMPLED], format)
     return PromptSet(kept, ids, skipped, shortened, encode=encode)
@@ -96,28 +134,25 @@ def encode_as_drawn(
     """
     unwanted, one_at_a_time = {same(row) for row in held_out}, threading.Lock()
 
-    def encode(row: dict[str, Any], where: str) -> list[int]:
+    def encode(prompt: Any, row: dict[str, Any] | None = None) -> list[int]:
+        with one_at_a_time:  # tokenizers may not be shared between threads
+            return encode_prompt(
+                tokenizer, prompt, system_prompt=system_prompt, format=format, row=row, dialect=dialect
+            )
+
+    def encoded(row: dict[str, Any], where: str) -> list[int]:
         try:
-            with one_at_a_time:  # tokenizers may not be shared between threads
-                ids = encode_prompt(
-                    tokenizer, row["prompt"], system_prompt=system_prompt, format=format, row=row, dialect=dialect
-                )
+            ids = encode(row["prompt"], row)
             check_vocabulary(ids, vocabulary)
             return _fit(ids, max_tokens, long_prompts)
         except InputError as error:
             raise InputError(f"{where}, {shown(row['prompt'])}: {error}") from None
 
-    def encode_another(prompt: Any, row: dict[str, Any] | None = None) -> list[int]:
-        with one_at_a_time:
-            return encode_prompt(
-                tokenizer, prompt, system_prompt=system_prompt, format=format, row=row, dialect=dialect
-            )
-
     def load(numbers: list[int]) -> list[Drawn]:
         found = zip(numbers, rows.rows(numbers), strict=True)
-        return [Drawn(row, [] if same(row) in unwanted else encode(row, rows.where(number))) for number, row in found]
+        return [Drawn(row, [] if same(row) in unwanted else encoded(row, rows.where(number))) for number, row in found]
 
-    if not any([encode(row, where) for where, row in rows.sample]):
+    if not any([encoded(row, where) for where, row in rows.sample]):
         raise InputError(
             f"all {len(rows.sample)} prompts that were sampled from {rows.name} have more than {max_tokens} tokens: "
             "raise max_prompt_tokens"
@@ -127,7 +162,7 @@ def encode_as_drawn(
     return PromptSet(
         _Lookup(len(rows), lambda number: drawn[number].row), _Lookup(len(rows), lambda number: drawn[number].ids),
         shortened=None if long_prompts == "truncate" else 0, ahead=drawn.start,
-        encode=encode_another,
+        encode=encode,
     )  # fmt: skip
 
 

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
 from jaxrl_llm.data.chat.encode import preview
-from jaxrl_llm.data.numbers import whole_number
 from jaxrl_llm.utils.errors import InputError, shown
 
 _LARGEST = 2**24  # rows in a batch
+
+
+def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """The value as an int. InputError unless it is a whole number (True and 2.0 are not) from `least` to `most`.
+
+    >>> whole_number("limit", 3, 1)
+    3
+    """
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise InputError(f"{name} is {shown(value)}, but must be a whole number")
+    number = int(value)
+    if number < least or (most is not None and number > most):
+        upper = "" if most is None else f" and at most {most}"
+        raise InputError(f"{name} must be at least {least}{upper}, found {shown(number)}")
+    return number
 
 
 class PromptStream(Iterator[tuple[list[dict[str, Any]], np.ndarray]]):

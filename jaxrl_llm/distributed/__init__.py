@@ -1,7 +1,6 @@
 """Meshes and sharding rules."""
 
 from jaxrl_llm.distributed.aot import Program, ahead_of_time
-from jaxrl_llm.distributed.fully_sharded import fully_sharded, shardings_over
 from jaxrl_llm.distributed.mesh import (
     check_rows,
     data_mesh,
@@ -17,10 +16,12 @@ from jaxrl_llm.distributed.sharding import (
     bytes_to_move,
     check_mesh,
     describe_sharding,
+    fully_sharded,
     named_shardings,
     parameter_specs,
     reshard,
     shard_params,
+    shardings_over,
 )
 
 __all__ = [

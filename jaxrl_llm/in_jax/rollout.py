@@ -14,7 +14,7 @@ from jaxrl_llm.core.shapes import INTEGERS, check_array
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.in_jax.tasks.task import Task, observed
 from jaxrl_llm.in_jax.turns import Completions, converse, greedy_return, sample_episodes
-from jaxrl_llm.models.by_row.members import with_members
+from jaxrl_llm.models.by_row import with_members
 from jaxrl_llm.models.forward import empty_cache
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards.environment import GIVEN

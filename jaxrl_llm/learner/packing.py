@@ -27,8 +27,7 @@ from jaxrl_llm.learner.prefix_trie import (
     subtrees,
 )
 from jaxrl_llm.models.layers.delta import CHUNK
-from jaxrl_llm.models.layers.paths import runs_of
-from jaxrl_llm.models.packing import PackedRows, Packing
+from jaxrl_llm.models.packing import PackedRows, Packing, runs_of
 
 SMALL = 512  # places in packed rows: fewer are not worth a program of their own
 COARSE = 2048  # places up to which compiling another program costs more than a third of padding
@@ -157,7 +156,8 @@ def pack(
     packed rows are to be spread; their numbers are multiples of it, and suffixes stand with their prefixes. columns:
     devices over which the tokens of each row are to be spread, an equal part on each; their numbers are multiples of
     it. multiple: of which the part of a row on a device is one. runs: for layers that carry states, count the runs of
-    rows (`layers.paths`), and let each begin with a chunk. Actions are listed with the device that has their state.
+    rows (`models.packing.Paths`), and let each begin with a chunk. Actions are listed with the device that has their
+    state.
     """
     chunk = CHUNK if runs else 1
     multiple = math.lcm(multiple, chunk)

@@ -136,7 +136,7 @@ def places(trie: PrefixTrie, low: int, high: int, multiple: int = 1) -> int:
 def depth_first(trie: PrefixTrie, low: int, high: int) -> tuple[list[Array], Array]:
     """Tokens of a subtree in depth-first order: for each member the indices of its path, and where runs begin.
 
-    A run is a part of a path that nothing branches from but at its end (`models.layers.paths`).
+    A run is a part of a path that nothing branches from but at its end (`models.packing.Paths`).
     """
     paths: list[Array] = []
     path, size, starts = np.zeros(0, int), 0, {0}

@@ -13,8 +13,8 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import RunFacts
 from jaxrl_llm.distributed.aot import Program, ahead_of_time, computed, place
-from jaxrl_llm.distributed.fully_sharded import fully_sharded
 from jaxrl_llm.distributed.mesh import replicate
+from jaxrl_llm.distributed.sharding import fully_sharded
 from jaxrl_llm.learner.step import Learner, learn_batch
 from jaxrl_llm.learner.train_state import TrainState, init_state
 from jaxrl_llm.models.policy import Params, Policy

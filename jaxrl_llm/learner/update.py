@@ -15,7 +15,7 @@ from jaxrl_llm.core.shapes import check_batch, in_words
 from jaxrl_llm.core.trajectory import SHARED, PolicyOutputs, Trajectories, map_rows, with_totals
 from jaxrl_llm.core.transform import Metrics, Objective, Transform
 from jaxrl_llm.distributed.aot import compiled
-from jaxrl_llm.distributed.fully_sharded import fully_sharded
+from jaxrl_llm.distributed.sharding import fully_sharded
 from jaxrl_llm.learner.checks import (
     check_alive,
     check_learning,
@@ -35,7 +35,7 @@ from jaxrl_llm.learner.router_balance import (
     with_bias_steps,
     without_load,
 )
-from jaxrl_llm.learner.train_state import TrainState, init_state  # noqa: F401  # init_state was defined here once
+from jaxrl_llm.learner.train_state import TrainState
 from jaxrl_llm.models.layers.moe import Load
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.mesh_axes import EXPERT, FSDP, TENSOR

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from jaxrl_llm.models.io.load import load_policy
     from jaxrl_llm.models.io.reward_model import load_reward_model
     from jaxrl_llm.models.io.save import save_policy
-    from jaxrl_llm.models.policy import Policy, init_params, parameter_count
-    from jaxrl_llm.models.table import parameter_table
+    from jaxrl_llm.models.policy import Policy, init_params, parameter_count, parameter_table
 
 __all__ = [
     "ModelConfig",
@@ -36,7 +35,7 @@ _MODULES = {
     "load_policy": "io.load",
     "load_reward_model": "io.reward_model",
     "parameter_count": "policy",
-    "parameter_table": "table",
+    "parameter_table": "policy",
     "save_policy": "io.save",
     "to_hf": "families",
 }

@@ -14,8 +14,8 @@ from jaxrl_kernels.packed_attention import PackedTokens
 from jaxrl_llm.core.hooks import Hook, state_in
 from jaxrl_llm.core.soft_thinking import mixture
 from jaxrl_llm.core.trajectory import Array, Trajectories
+from jaxrl_llm.models.canvases import canvases
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.diffusion.canvases import canvases
 from jaxrl_llm.models.layers.attention import Attend, Weighing, attention
 from jaxrl_llm.models.layers.moe import NOT_RECORDED
 from jaxrl_llm.models.layers.packed_attention import by_kernel

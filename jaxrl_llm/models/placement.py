@@ -41,10 +41,11 @@ from jaxrl_llm.models.mesh_axes import (
     one_device,
     row_axes,
     row_shards,
+    split_spec,
+    stored_spec,
     takes_kernels,
 )
 from jaxrl_llm.models.parameters import AXES
-from jaxrl_llm.models.splits import split_spec, stored_spec
 
 Turned = Callable[[jax.Array, jax.Array | None, jax.Array, jax.Array], jax.Array]  # see `norm_rotate`
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -17,15 +18,14 @@ from jaxrl_llm.core.soft_thinking import SoftThinking
 from jaxrl_llm.models import decoder
 from jaxrl_llm.models.checks import check_key, check_params, check_tokens
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config.checks import with_slots
 from jaxrl_llm.models.forward import Cache, forward
 from jaxrl_llm.models.kinds import number, require_kind, shown
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.layers.projections import linear, scaled_low_rank
-from jaxrl_llm.models.parameters import put, weights
+from jaxrl_llm.models.parameters import Params, combine, parameter_shapes, put, weights
 from jaxrl_llm.models.parameters.weight import IDENTITY, PLAIN, ZEROS, Weight
 from jaxrl_llm.utils.errors import InputError
-
-Params = decoder.Params
 
 
 class Head(NamedTuple):
@@ -207,3 +207,76 @@ def init_params(key: jax.Array, config: ModelConfig, dtype: Any = jnp.float32, s
 def parameter_count(params: Params) -> int:
     """How many numbers the parameters are."""
     return sum(int(np.prod(x.shape)) for x in jax.tree.leaves(params))
+
+
+def with_sink_slots(policy: Policy, params: Params, slots: int) -> tuple[Policy, Params]:
+    """The policy and its parameters with so many sink slots in each key-value head of each layer, all 0; see
+    `layers.sink_slots`. 0 leaves both as they are.
+
+    params: as `load_policy` gives them; they are not changed. With slots the model is another one from the start, since
+    they take a share of attention's weights. Published formats have no place for them: `save_policy` refuses.
+
+    Raises InputError for a model that has slots, or compressed keys and values (MLA), and for other parameters.
+    """
+    config = with_slots(policy.config, slots)
+    if config == policy.config:
+        return policy, params
+    check_params(policy, params)
+    if isinstance(params["layers"], tuple):
+        raise InputError("sink slots are added to layers that are stacked: give the parameters as load_policy does")
+    old, dtype = parameter_shapes(policy.config), jax.tree.leaves(params["embed"])[0].dtype
+    new: Params = {}
+    for path, shape in parameter_shapes(config).items():
+        if path not in old:
+            put(new, path, jnp.zeros(shape, dtype))
+    return dataclasses.replace(policy, config=config), combine(params, new)
+
+
+class ParameterTable(NamedTuple):
+    """A row for each array: its path, shape, data type, number of parameters and bytes; prints as a table."""
+
+    rows: tuple[tuple[str, tuple[int, ...], str, int, int], ...]
+
+    @property
+    def parameters(self) -> int:
+        """The parameters of all arrays."""
+        return sum(row[3] for row in self.rows)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all arrays, on all devices together where they are sharded."""
+        return sum(row[4] for row in self.rows)
+
+    def __repr__(self) -> str:
+        shown = [(name, str(shape), dtype, f"{n:,}", f"{size / 1e6:,.1f}") for name, shape, dtype, n, size in self.rows]
+        shown.append(("all", "", "", f"{self.parameters:,}", f"{self.bytes / 1e6:,.1f}"))
+        rows = [("array", "shape", "dtype", "parameters", "MB"), *shown]
+        widths = [max(len(row[column]) for row in rows) for column in range(5)]
+        aligned = [
+            [cell.ljust(width) if column < 3 else cell.rjust(width) for column, (cell, width) in enumerate(pairs)]
+            for pairs in (zip(row, widths, strict=True) for row in rows)
+        ]
+        return "\n".join("  ".join(row).rstrip() for row in aligned)
+
+
+def parameter_table(params: Any) -> ParameterTable:
+    """A table of the arrays of a pytree: of parameters, gradients, moments, or their `jax.ShapeDtypeStruct`s.
+
+    >>> parameter_table({"embed": jax.ShapeDtypeStruct((1000, 64), "float32")})
+    array  shape       dtype    parameters   MB
+    embed  (1000, 64)  float32      64,000  0.3
+    all                             64,000  0.3
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    return ParameterTable(
+        tuple(
+            (
+                jax.tree_util.keystr(path, simple=True, separator="/"),
+                tuple(leaf.shape),
+                str(leaf.dtype),
+                math.prod(leaf.shape),
+                math.prod(leaf.shape) * leaf.dtype.itemsize,
+            )
+            for path, leaf in leaves
+        )
+    )

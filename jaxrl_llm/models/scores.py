@@ -17,7 +17,7 @@ from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.packed_states import packed_states
 from jaxrl_llm.models.packing import states_at
 from jaxrl_llm.models.parameters import without_critic
-from jaxrl_llm.models.policy import Params, Policy
+from jaxrl_llm.models.policy import Params, Policy, positions_of
 from jaxrl_llm.utils.errors import InputError
 
 SPREAD = 0.02  # deviation of a new head, transformers' own
@@ -107,3 +107,20 @@ def score_place(model: Policy, tokens: jax.Array, mask: jax.Array) -> jax.Array:
     counts = mask if pad is None else mask & (tokens != pad)
     last = tokens.shape[1] - 1 - jnp.argmax(counts[:, ::-1], axis=1)
     return jnp.where(jnp.any(counts, axis=1), last, 0).astype(jnp.int32)
+
+
+def pooled_states(policy: Policy, params: Params, tokens: jax.Array, mask: jax.Array, pieces: int = 1) -> jax.Array:
+    """f32[N, pieces, D]: the means of the last hidden states over as many equal parts of each row's tokens.
+
+    tokens int32[N, L]; mask bool[N, L] is true on real tokens. Of T tokens, piece s has those from floor(s T / pieces)
+    up to ceil((s + 1) T / pieces), so that pieces of short rows share tokens and none is empty. A row without a token
+    is 0.
+    """
+    real = mask.astype(jnp.int32)
+    hidden, _ = policy.forward(params, tokens, positions_of(real), real)
+    count, number = jnp.sum(real, axis=1)[:, None, None], jnp.arange(pieces)[None, :, None]
+    place = positions_of(real)[:, None, :]
+    inside = (place >= number * count // pieces) & (place < -(-(number + 1) * count // pieces)) & (real > 0)[:, None, :]
+    share = inside / jnp.maximum(jnp.sum(inside, axis=2, keepdims=True), 1)
+    states = jnp.where(real[:, :, None] > 0, hidden.astype(jnp.float32), 0.0)
+    return jnp.einsum("nsl,nld->nsd", share, states, precision=jax.lax.Precision.HIGHEST)

@@ -18,7 +18,7 @@ from jaxrl_llm.distributed.mesh import mesh_sizes
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.mesh_axes import DATA, EXPERT, FSDP, TENSOR, row_shards
 from jaxrl_llm.plan.estimate import arithmetic, held_bytes
-from jaxrl_llm.plan.layers import config_of
+from jaxrl_llm.plan.models import config_of
 from jaxrl_llm.plan.sampling import abstract_mesh, divisors
 from jaxrl_llm.plan.sampling_mesh import Devices, fastest, named_for, splits_of
 from jaxrl_llm.plan.shapes import state_shapes

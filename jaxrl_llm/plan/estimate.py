@@ -19,14 +19,15 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.needs import OF_TEACHER, value_of
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.distributed import fully_sharded
+from jaxrl_llm.distributed.chips import GIB, Topology
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.attention import MAX_LOGITS
 from jaxrl_llm.models.mesh_axes import EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
 from jaxrl_llm.plan.full_batch import as_trained
-from jaxrl_llm.plan.other_models import model_bytes, teacher_models
+from jaxrl_llm.plan.models import model_bytes, teacher_models
 from jaxrl_llm.plan.program.cost import Cost
 from jaxrl_llm.plan.sampling import Sampling, active_weights, estimate, model_weights, pair_operations, reduced_bytes
-from jaxrl_llm.plan.shapes import StateShapes, bytes_on_a_device
+from jaxrl_llm.plan.shapes import RunShapes, StateShapes, bytes_on_a_device
 from jaxrl_llm.training.config import TrainConfig
 
 # Temporaries of one layer's backward pass, in arrays of a token: of hidden states, of inner units, of heads, and of
@@ -207,3 +208,26 @@ def passes_of(config: TrainConfig, model: ModelConfig, mesh: AbstractMesh) -> Ca
         )  # fmt: skip
 
     return cost
+
+
+COPY = "weights while loading, or a checkpoint"
+PROCESS = 1.2  # GiB of host memory that Python, JAX and the compiler take
+
+
+def host_memory(config: TrainConfig, topology: Topology, arrays: RunShapes | StateShapes) -> dict[str, int]:
+    """Bytes on each host: the process, the weights while they are loaded, a checkpoint while it is written."""
+    hosts = topology.hosts
+    reference = arrays.copied_reference if config.reference_memory == "host" else None
+    length = config.max_prompt_tokens + config.max_new_tokens
+    saved = -(-_bytes(arrays.state) // hosts) if config.checkpoint_every else 0
+    return {
+        "process": int(PROCESS * GIB),
+        COPY: max(_bytes(arrays.params), saved),
+        "reference": _bytes(reference) // hosts,
+        "batch": config.prompts_per_step * config.group_size * length * 64,  # some fifteen arrays of 4 bytes a token
+    }
+
+
+def _bytes(tree: Any) -> int:
+    """Of whole arrays."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -18,16 +18,14 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.distributed.aot import Program
 from jaxrl_llm.distributed.chips import Chip, Topology
-from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
+from jaxrl_llm.distributed.hosts import of_this_host, units_of
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.learner.setup import compile_learning
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
-from jaxrl_llm.plan.estimate import arithmetic, held_bytes
-from jaxrl_llm.plan.flops import matrix_flops
+from jaxrl_llm.plan.estimate import COPY, arithmetic, held_bytes, host_memory
 from jaxrl_llm.plan.full_batch import full_batch
-from jaxrl_llm.plan.host import COPY, host_memory
-from jaxrl_llm.plan.layers import depths, with_layers
-from jaxrl_llm.plan.program.cost import Cost, at_depth, cost_of, followed
+from jaxrl_llm.plan.models import depths
+from jaxrl_llm.plan.program.cost import Cost, at_depth, cost_of, followed, matrix_flops
 from jaxrl_llm.plan.sampling import abstract_mesh, sampling_arithmetic
 from jaxrl_llm.plan.sampling_programs import NAMES, compile_sampling, tail_arrays
 from jaxrl_llm.plan.shapes import (
@@ -128,7 +126,7 @@ def lowered_plan(config: TrainConfig, topology: Topology) -> Plan:
             flops = matrix_flops(program.jaxpr, topology.platform) / len(topology.devices)
             costs[name] = costs[name]._replace(flops=flops)
     layers = min(depths(shapes.policy.config)[0], shapes.policy.config.num_layers)
-    sampling_programs(shapes_of(config, topology, with_layers(shapes.policy.config, layers)), topology.platform)
+    sampling_programs(shapes_of(config, topology, shapes.policy.config.first(layers)), topology.platform)
     return found._replace(costs=costs, seconds=_times(config, topology, _meshes(shapes), costs))
 
 
@@ -263,9 +261,7 @@ def sampling_costs(shapes: RunShapes) -> dict[str, Cost]:
     low, high = depths(model)
     if high >= model.num_layers:
         return _sampling_costs(shapes)
-    small, large = (
-        _sampling_costs(shapes_of(shapes.config, shapes.topology, with_layers(model, n))) for n in (low, high)
-    )
+    small, large = (_sampling_costs(shapes_of(shapes.config, shapes.topology, model.first(n))) for n in (low, high))
     return {name: at_depth(small[name], large[name], (low, high), model.num_layers) for name in large}
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from jaxrl_llm.distributed.aot import Program, program_of
-from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host
+from jaxrl_llm.distributed.hosts import by_unit, of_this_host
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params, Policy

@@ -21,7 +21,7 @@ from jaxrl_llm.distributed.chips import Topology
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.mesh_axes import DATA, EXPERT, FSDP, SEQUENCE, TENSOR, row_shards
 from jaxrl_llm.plan.estimate import Held, arithmetic, held_bytes, length_of
-from jaxrl_llm.plan.layers import config_of
+from jaxrl_llm.plan.models import config_of
 from jaxrl_llm.plan.plan import Plan, compiled_plan, estimated_plan, lowered_plan
 from jaxrl_llm.plan.program.cost import Cost
 from jaxrl_llm.plan.sampling import abstract_mesh, divisors

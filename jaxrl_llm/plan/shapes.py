@@ -17,7 +17,7 @@ from jaxrl_llm.core.reference import REFERENCE, Snapshots
 from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.distributed import ahead_of_time, check_mesh, mesh_of, sampling_mesh_of
 from jaxrl_llm.distributed.chips import Topology
-from jaxrl_llm.distributed.on_hosts import of_this_host, units_of
+from jaxrl_llm.distributed.hosts import of_this_host, units_of
 from jaxrl_llm.learner.setup import shard
 from jaxrl_llm.learner.step import Learner
 from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers
@@ -31,8 +31,7 @@ from jaxrl_llm.models.outputs.soft_thinking import check_thinking
 from jaxrl_llm.models.parameters import combine, without_critic
 from jaxrl_llm.models.policy import Policy, init_params
 from jaxrl_llm.models.stacks import map_kinds
-from jaxrl_llm.plan.layers import config_of
-from jaxrl_llm.plan.other_models import Weights, model_bytes, model_weights, teacher_weights
+from jaxrl_llm.plan.models import Weights, config_of, model_bytes, model_weights, teacher_weights
 from jaxrl_llm.plan.sampling_programs import Arrays, engine_arrays
 from jaxrl_llm.sampling.capacity import Size, for_conversations, lasting
 from jaxrl_llm.sampling.capacity import plan as slots_for

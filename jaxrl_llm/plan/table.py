@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import jax
 
 from jaxrl_llm.distributed.chips import GIB, RESERVED
 from jaxrl_llm.plan.plan import Plan
 from jaxrl_llm.plan.search import Found, options
-from jaxrl_llm.plan.sharding import Row
+from jaxrl_llm.plan.shapes import RunShapes, bytes_on_a_device
 from jaxrl_llm.plan.times import Seconds
 from jaxrl_llm.utils.errors import missing_package
 
@@ -166,3 +168,33 @@ def write_picture(plan: Mapping[str, Any], path: str | Path) -> None:
     axes.set_title(f"{plan['chips']} {plan['chip']['name']}, mesh {_axes(plan['mesh'])}", fontsize="medium")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     figure.savefig(path)
+
+
+class Row(NamedTuple):
+    """An array in the table of shardings."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    sharding: str
+    bytes: int  # on a device
+
+
+def sharding_table(shapes: RunShapes) -> list[Row]:
+    """Every array that a run keeps on its devices: parameters, moments, reference, the sampler's weights and caches."""
+    engine = shapes.engine()
+    trees = {
+        "parameters": shapes.state.params, "frozen": shapes.learner.frozen, "optimiser": shapes.state.optimizer,
+        "reference": shapes.copied_reference if shapes.config.reference_memory == "device" else None,
+        **shapes.learner.policies,
+        "sampler": engine.weights, "prompt cache": engine.prefix_cache, "ring cache": engine.ring_cache,
+        "conversations": engine.parked,
+    }  # fmt: skip
+    rows = []
+    for part, tree in trees.items():
+        for path, x in jax.tree_util.tree_leaves_with_path(tree):
+            spec = tuple(getattr(x.sharding, "spec", ()))
+            said = ", ".join("+".join(s) if isinstance(s, tuple) else str(s or "-") for s in spec)
+            name = "/".join([part, jax.tree_util.keystr(path, simple=True, separator="/")])
+            rows.append(Row(name, x.shape, str(x.dtype), said or "replicated", bytes_on_a_device(x)))
+    return rows

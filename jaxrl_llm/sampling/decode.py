@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.soft_thinking import mixture, no_thoughts
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models.by_row.adapters import for_rows
+from jaxrl_llm.models.by_row import for_rows
 from jaxrl_llm.models.layers.attention import Weighing
 from jaxrl_llm.models.layers.parts import Rotations, rotations_of
 from jaxrl_llm.models.layers.recurrent import State, step_flow

@@ -18,14 +18,12 @@ from jaxrl_llm.sampling.draw import DrawSettings
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixSlots
 from jaxrl_llm.sampling.prefill import empty_prefix_cache, first_tokens, prefill_prompts
 from jaxrl_llm.sampling.requests import Completion, Cut, Request, Tokens
-from jaxrl_llm.sampling.resume.kv_offload import store_of
-from jaxrl_llm.sampling.resume.restore import resume_rows
-from jaxrl_llm.sampling.resume.reuse import Kept, absolute_step
+from jaxrl_llm.sampling.resume.kv_offload import Kept, absolute_step, store_of
+from jaxrl_llm.sampling.resume.restore import Resuming, resume_rows
 from jaxrl_llm.sampling.routed_experts import experts_of_prompts
 from jaxrl_llm.sampling.rows import begun_rows, marked_done, no_rows
-from jaxrl_llm.sampling.sampled_tokens import check_finite, in_ring
+from jaxrl_llm.sampling.sampled_tokens import check_finite, in_ring, thinking_policy
 from jaxrl_llm.sampling.scheduler import Schedule
-from jaxrl_llm.sampling.soft_tokens import thinking_policy
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.speculative.tail import TailRows, most_rows
 from jaxrl_llm.sampling.stats import Stats
@@ -67,7 +65,7 @@ class Engine:
         ranked: how many of the most probable tokens to record at each place, `Tokens.ranked`.
         """
         if policy.config.unmasking is not None:
-            raise InputError("a masked-diffusion model draws tokens in no order: take sampling.engine_of.engine_of")
+            raise InputError("a masked-diffusion model draws tokens in no order: take sampling.stream.engine_of")
         if policy.thinking is not None:
             policy = thinking_policy(policy, turns=turns, speculative_tokens=speculative_tokens, ranked=ranked)
         self.policy, self.weights, self.settings = policy, weights, settings
@@ -181,10 +179,8 @@ class Engine:
         self.prompt_experts |= experts_of_prompts(self.weights, self.prefix_cache, new_prompts)
         begun = [place for place in assigned if self.requests[place.request].begun.size > 1]
         if begun or self.kept.rows:
-            self.ring_cache = resume_rows(
-                self.policy, self.weights, self.kept, self.prefix_cache, self.ring_cache, begun, assigned,
-                self.requests, self.steps, self.shortest, self.shape, self.stats,
-            )  # fmt: skip
+            own = Resuming(self.policy, self.weights, self.prefix_cache, self.requests, self.shape, self.stats)
+            self.ring_cache = resume_rows(own, self.kept, self.ring_cache, begun, assigned, self.steps, self.shortest)
         if assigned:
             self.rows = begun_rows(self.rows, assigned, self.requests, self.policy.thinking)
 

@@ -17,7 +17,7 @@ from jaxrl_kernels.partition import mesh_of
 from jaxrl_llm.core.shapes import pad_rows
 from jaxrl_llm.core.soft_thinking import Mixture
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models.by_row.adapters import are_by_row, for_rows
+from jaxrl_llm.models.by_row import are_by_row, for_rows
 from jaxrl_llm.models.layers.attention import Attend, Weighing, attention
 from jaxrl_llm.models.layers.packed_attention import LANES, by_kernel, causal_tokens
 from jaxrl_llm.models.layers.recurrent import State, rows_flow

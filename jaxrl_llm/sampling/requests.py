@@ -97,7 +97,7 @@ class Request:
     begun: Tokens = NO_TOKENS  # tokens of an unfinished completion to continue
     pause_at: int | None = None  # number of tokens at which to return the completion unfinished; None: never
     given: int = 0  # leading tokens of `begun` from earlier turns, which are not searched for stop strings
-    adapter: int = 0  # which of the weights' adapters it is drawn with, see `models.by_row.adapters`
+    adapter: int = 0  # which of the weights' adapters it is drawn with, see `models.by_row`
     # Ids at places of the completion, from its first, that are not drawn; -1: they are. Of a masked-diffusion model.
     fixed: tuple[int, ...] = ()
 

@@ -26,7 +26,7 @@ class RowState(NamedTuple):
     limit: Array  # int32[B], number of own tokens at which it ends
     prompt_id: Array  # int32[B], keys the noise together with `sample`
     sample: Array  # int32[B]
-    adapter: Array  # int32[B], which of the weights' adapters it has, see `models.by_row.adapters`
+    adapter: Array  # int32[B], which of the weights' adapters it has, see `models.by_row`
     # Of a policy that thinks softly, else None: whether its next token is soft, bool[B]; and the record of its newest
     # token, f32[B, 3, K], as which the model sees it.
     thinking: Array | None = None

@@ -1,4 +1,4 @@
-"""`stream`: decode a list of requests and yield completions as they end."""
+"""The engine for a policy, and `stream`: decode a list of requests and yield completions as they end."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from jaxrl_llm.models.checks import check_policy
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
-from jaxrl_llm.sampling.capacity import Shape, size_for
+from jaxrl_llm.sampling.capacity import Shape, Size, size_for
 from jaxrl_llm.sampling.checks import check_requests
 from jaxrl_llm.sampling.draw import DrawSettings
-from jaxrl_llm.sampling.engine import CHUNK
-from jaxrl_llm.sampling.engine_of import engine_of
+from jaxrl_llm.sampling.engine import CHUNK, Engine
 from jaxrl_llm.sampling.requests import Completion, Cut, Request
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.stats import Stats
+from jaxrl_llm.sampling.unmasking.engine import UnmaskingEngine
 from jaxrl_llm.sampling.weights import Weights
 from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.process import compiles, count_compiles, interruptible
@@ -80,59 +80,64 @@ def stream(
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
             raise InputError(f"{name} is {shown(number)}, but must be a whole number, at least {least}")
     check_requests(requests, policy.config.vocab_size)
-    return _stream(
-        policy, weights, requests, settings, slots, shape, cut, chunk, enough, watch, cache_dtype, policy_step, stats,
-        speculative_tokens, drafts, record_experts,
-    )  # fmt: skip
-
-
-def _stream(
-    policy: Policy,
-    weights: Weights,
-    requests: Sequence[Request],
-    settings: DrawSettings,
-    slots: int,
-    shape: Shape | None,
-    cut: Cut | None,
-    chunk: int,
-    enough: Callable[[Completion], bool] | None,
-    watch: Callable[[int, np.ndarray], None] | None,
-    cache_dtype: Any,
-    policy_step: int,
-    stats: Stats | None,
-    speculative_tokens: int,
-    drafts: Drafts | None,
-    record_experts: bool,
-) -> Generator[Completion, None, None]:
     stats = Stats() if stats is None else stats
-    count_compiles()
-    before, stats.began = compiles()[0], time.perf_counter()
-    # Requests that are already complete need no engine.
-    open_ones = [request for request in requests if request.begun.size < request.until]
-    with interruptible() as interrupted:
-        if not open_ones:
-            for index, request in enumerate(requests):
-                yield Completion(index, request.begun, False, request.limit)
-            return
-        devices = row_shards(weights.mesh, SAMPLED_ROWS)
-        engine = engine_of(
-            policy, weights, settings, size_for(open_ones, slots, devices, shape),
-            cut=cut, cache_dtype=cache_dtype, policy_step=policy_step, stats=stats,
-            speculative_tokens=speculative_tokens, drafts=drafts, record_experts=record_experts,
-        )  # fmt: skip
-        for request in requests:
-            engine.submit(request)
-        stopping = False
-        while not stopping and engine.busy:
-            engine.advance(chunk)
-            if watch is not None:
-                for number, drawn in engine.running():
-                    watch(number, drawn.token)
-            for completion in engine.completed():
-                stopping |= enough is not None and enough(completion)
-                yield completion
-            stats.seconds, stats.compiles = time.perf_counter() - stats.began, compiles()[0] - before
+
+    def completions() -> Generator[Completion, None, None]:
+        count_compiles()
+        before, stats.began = compiles()[0], time.perf_counter()
+        # Requests that are already complete need no engine.
+        open_ones = [request for request in requests if request.begun.size < request.until]
+        with interruptible() as interrupted:
+            if not open_ones:
+                for index, request in enumerate(requests):
+                    yield Completion(index, request.begun, False, request.limit)
+                return
+            devices = row_shards(weights.mesh, SAMPLED_ROWS)
+            engine = engine_of(
+                policy, weights, settings, size_for(open_ones, slots, devices, shape),
+                cut=cut, cache_dtype=cache_dtype, policy_step=policy_step, stats=stats,
+                speculative_tokens=speculative_tokens, drafts=drafts, record_experts=record_experts,
+            )  # fmt: skip
+            for request in requests:
+                engine.submit(request)
+            stopping = False
+            while not stopping and engine.busy:
+                engine.advance(chunk)
+                if watch is not None:
+                    for number, drawn in engine.running():
+                        watch(number, drawn.token)
+                for completion in engine.completed():
+                    stopping |= enough is not None and enough(completion)
+                    yield completion
+                stats.seconds, stats.compiles = time.perf_counter() - stats.began, compiles()[0] - before
+                stats.interrupted = interrupted()
+                stopping |= stats.interrupted
+            yield from engine.withdraw()
             stats.interrupted = interrupted()
-            stopping |= stats.interrupted
-        yield from engine.withdraw()
-        stats.interrupted = interrupted()
+
+    return completions()
+
+
+def engine_of(
+    policy: Policy, weights: Weights, settings: DrawSettings, size: Size, **options: Any
+) -> Engine | UnmaskingEngine:
+    """The engine that completes requests with a policy. options: those of `Engine`."""
+    kind = Engine if policy.config.unmasking is None else UnmaskingEngine
+    return kind(policy, weights, settings, size, **options)
+
+
+def renewed(engine: Engine, weights: Weights, settings: DrawSettings, policy_step: int, stats: Stats) -> Engine:
+    """The engine, which goes on with new weights and with its caches: keys, values and states of the weights before.
+
+    Nothing is computed again but prompts that come anew: one with rows in flight is shared as it is. Tokens keep the
+    policy_step of the weights that drew them; their log-probabilities are those with which they were drawn, of the
+    weights of that step over such caches.
+    """
+    if engine.tail is not None:
+        engine.leave_tail()
+    engine.note_drawn()
+    engine.schedule.forget_unused()
+    engine.weights, engine.settings, engine.policy_step, engine.stats = weights, settings, policy_step, stats
+    stats.rows, stats.prompt_slots = engine.shape.rows, engine.shape.prompts
+    stats.moved_bytes, stats.moved_seconds = weights.moved_bytes, weights.moved_seconds
+    return engine

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_llm.core.shapes import bucket
-from jaxrl_llm.models.by_row.adapters import can_stack, stacked
+from jaxrl_llm.models.by_row import can_stack, stacked
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.sampling.capacity import Size, lasting
 from jaxrl_llm.sampling.engine import Engine
-from jaxrl_llm.sampling.engine_of import engine_of
 from jaxrl_llm.sampling.requests import Request, Tokens
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
+from jaxrl_llm.sampling.stream import engine_of
 from jaxrl_llm.sampling.unmasking.engine import UnmaskingEngine
 from jaxrl_llm.sampling.weights import Weights, take_weights
 from jaxrl_llm.sampling.weights.adapters import with_adapters
@@ -71,7 +71,7 @@ class Engines:
     slots: completions of equal settings that decode at a time; others wait. seed: of all noise, with the prompt id and
     the sample number of a request. adapters: by name, parameters with adapters, which share the other arrays of
     `params` (`parameters.combine`), and so their memory. They decode together, a row with each
-    (`models.by_row.adapters`), but where they adapt experts or embeddings: then one after another. Engines of settings
+    (`models.by_row`), but where they adapt experts or embeddings: then one after another. Engines of settings
     that were not asked for longest make room for new ones.
     """
 

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.data.digest import rows_digest
+from jaxrl_llm.data.columns import that_teach
 from jaxrl_llm.data.generate import games
 from jaxrl_llm.data.load import Same, conflicting, load_prompts, open_prompts, same_prompt, same_row, without
-from jaxrl_llm.data.preference_rows import that_teach
-from jaxrl_llm.data.prompt_rows import PromptRows
+from jaxrl_llm.data.prompt_rows import PromptRows, rows_digest
 from jaxrl_llm.data.prompt_set import PromptSet, encode_as_drawn, encode_rows
 from jaxrl_llm.data.sources.random_access import RandomAccess
 from jaxrl_llm.models.io.adapter_config import read_adapter_config

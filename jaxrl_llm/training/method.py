@@ -108,7 +108,7 @@ def _facts_of_model(config: TrainConfig, wanted: set[str]) -> dict[str, Any]:
 
     vocabulary_size; control_tokens: tokens of the longer of the tags with which `by_mode` begins a completion.
     """
-    from jaxrl_llm.plan.layers import config_of
+    from jaxrl_llm.plan.models import config_of
 
     found = dict[str, Any]()
     with contextlib.suppress(InputError, OSError, ValueError):

@@ -15,16 +15,15 @@ import jax.numpy as jnp
 from jaxrl_llm.core.needs import values_of
 from jaxrl_llm.distributed import shardings_over
 from jaxrl_llm.models import load_policy, load_reward_model, lora
-from jaxrl_llm.models.added_slots import with_sink_slots
 from jaxrl_llm.models.critic import critic_of, init_critic, start_as_reward_model
 from jaxrl_llm.models.decoder import Remat
-from jaxrl_llm.models.io.digest import tokenizer_digest
 from jaxrl_llm.models.io.load import Shardings
 from jaxrl_llm.models.io.reward_model import is_scoring
+from jaxrl_llm.models.io.tokenizer import tokenizer_digest
 from jaxrl_llm.models.layers.projections import keep_projections
 from jaxrl_llm.models.parameters import combine, without_critic
-from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.quantised import frozen_weight
+from jaxrl_llm.models.policy import Params, Policy, with_sink_slots
+from jaxrl_llm.models.quantised.layers import frozen_weight
 from jaxrl_llm.models.scores import init_reward_model, padding_of
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.method_settings import hyperparameters_of

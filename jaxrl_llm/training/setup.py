@@ -18,14 +18,13 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import RunFacts
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import shardings_over
-from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts
-from jaxrl_llm.distributed.on_hosts import in_units
+from jaxrl_llm.distributed.hosts import ALONE, Hosts, all_hosts, in_units
 from jaxrl_llm.learner.optimizer import learning_rate
 from jaxrl_llm.learner.setup import shard, start
 from jaxrl_llm.learner.teacher import FrozenPolicy, Teachers
 from jaxrl_llm.learner.train_state import TrainState
 from jaxrl_llm.models import load_policy, lora
-from jaxrl_llm.models.by_row.members import check_members
+from jaxrl_llm.models.by_row import check_members
 from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.models.outputs.soft_thinking import check_thinking
 from jaxrl_llm.models.parameters import combine

@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_llm.core.needs import asks_for
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.distributed.on_hosts import to_numpy
+from jaxrl_llm.distributed.hosts import to_numpy
 from jaxrl_llm.learner.checks import check_provided
 from jaxrl_llm.learner.microbatches import filled
 from jaxrl_llm.learner.nonfinite import NotFiniteError, not_finite, refusal

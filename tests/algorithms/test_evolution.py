@@ -29,9 +29,9 @@ from jaxrl_llm.learner.step import Learner, as_sampled, learn_batch
 from jaxrl_llm.learner.train_state import init_state
 from jaxrl_llm.learner.update import gradient, update
 from jaxrl_llm.models import ModelConfig, Policy, init_params
-from jaxrl_llm.models.by_row.members import perturbations
-from jaxrl_llm.models.layers import by_row
-from jaxrl_llm.models.layers.by_row import Members, inner_products, noise
+from jaxrl_llm.models.by_row import perturbations
+from jaxrl_llm.models.layers import projections
+from jaxrl_llm.models.layers.projections import Members, inner_products, noise
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
 from jaxrl_llm.models.parameters import adapted_by_default, adapted_weights
 from jaxrl_llm.models.stacks import unstack
@@ -61,7 +61,7 @@ def rows_of(rewards: Any, groups: Any, seeds: Any = 5, L: int = 6) -> Trajectori
 def test_the_worked_example_of_eggroll(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two members with one noise: z, U, and the gradient -sqrt(N) U. Our W is [inputs, outputs]."""
     given = jnp.array([[0.2, 0.4, -1.0]] * 2)[..., None], jnp.array([[1.0, -0.5]] * 2)[..., None]
-    monkeypatch.setattr(by_row, "noise", lambda members, name, inputs, outputs: given)
+    monkeypatch.setattr(projections, "noise", lambda members, name, inputs, outputs: given)
     own = Members(jnp.uint32(0), jnp.int32(0), jnp.arange(2), Population(sigma=0.1))
     batch = prepared(eggroll(), rows_of([3.0, 1.0], [0, 0]))
     np.testing.assert_allclose(batch.advantages[:, -1], [0.999995, -0.999995], atol=1e-7)

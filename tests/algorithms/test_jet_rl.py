@@ -15,8 +15,8 @@ from conftest import quick_compiles
 from jaxrl_llm import algorithms, sample
 from jaxrl_llm.models.layers import projections
 from jaxrl_llm.models.outputs import policy_outputs
-from jaxrl_llm.models.quantised import cast
-from jaxrl_llm.models.quantised.blocks import BLOCKS, BlockRounding, quantise_blocks
+from jaxrl_llm.models.quantised import BLOCKS, BlockRounding, quantise_blocks
+from jaxrl_llm.models.quantised.layers import cast
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.utils.errors import InputError
 

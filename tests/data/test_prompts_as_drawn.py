@@ -16,9 +16,8 @@ from jaxrl_llm.core.source import Curriculum
 from jaxrl_llm.data import load as prompts
 from jaxrl_llm.data import load_prompts
 from jaxrl_llm.data.load import open_prompts
-from jaxrl_llm.data.prefetch import Ahead
 from jaxrl_llm.data.prompt_rows import SAMPLED, PromptRows
-from jaxrl_llm.data.prompt_set import PromptSet, encode_as_drawn, encode_rows
+from jaxrl_llm.data.prompt_set import Ahead, PromptSet, encode_as_drawn, encode_rows
 from jaxrl_llm.rollouts.runtime.sources import draw, shuffled_epochs
 from jaxrl_llm.utils.errors import InputError
 

@@ -23,7 +23,7 @@ def ids(batches: PromptStream, count: int) -> list[list[int]]:
 
 
 def test_examples_in_docstrings() -> None:
-    assert doctest.testmod(stream) == (0, 2)
+    assert doctest.testmod(stream) == (0, 3)
 
 
 @given(st.integers(1, 12), st.integers(1, 17), st.integers(0, 2**32 - 1))

@@ -15,8 +15,8 @@ from test_mesh import run_program
 from tpu_environment import tpu_environment
 
 from jaxrl_llm.distributed import check_mesh, fully_sharded
+from jaxrl_llm.models.mesh_axes import stored_spec
 from jaxrl_llm.models.placement import placement
-from jaxrl_llm.models.splits import stored_spec
 from jaxrl_llm.utils.errors import InputError
 
 VECTORS = Path(__file__).parents[1] / "vectors"

@@ -22,7 +22,7 @@ from jaxrl_llm.models import lora
 from jaxrl_llm.models.parameters import combine
 
 from functools import partial
-from jaxrl_llm.models.quantised import frozen_weight
+from jaxrl_llm.models.quantised.layers import frozen_weight
 
 kind = sys.argv.pop(1)
 policy, params, _ = load_policy(sys.argv[1], keep=None if kind == "plain" else partial(frozen_weight, kind=kind))

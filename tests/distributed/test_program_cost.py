@@ -12,12 +12,10 @@ from jax.experimental import pallas as pl
 from other_process import on_devices, result_of
 from tpu_environment import tpu_environment
 
-from jaxrl_llm.plan.flops import matrix_flops
 from jaxrl_llm.plan.program.collectives import collectives_in, groups_in
-from jaxrl_llm.plan.program.cost import Cost, at_depth, followed
+from jaxrl_llm.plan.program.cost import Cost, at_depth, followed, matrix_flops, traffic_in
 from jaxrl_llm.plan.program.cycles import cycles_in
 from jaxrl_llm.plan.program.text import sizes, turn_of
-from jaxrl_llm.plan.traffic import traffic_in
 
 TEXT = """
 HloModule example, is_scheduled=true

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_on_hosts import mesh_on
+from test_units import mesh_on
 
 from experiments.benchmarks import hosts
 from experiments.benchmarks.meshes import compare, make_inputs, run
 from jaxrl_llm.cli.program import main
 from jaxrl_llm.distributed import check_mesh, sampling_mesh_of
-from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host, units_of
-from jaxrl_llm.plan.layers import config_of
+from jaxrl_llm.distributed.hosts import by_unit, of_this_host, units_of
+from jaxrl_llm.plan.models import config_of
 from jaxrl_llm.utils.errors import InputError
 
 CONFIGS = Path(__file__).parents[2] / "experiments" / "plan"

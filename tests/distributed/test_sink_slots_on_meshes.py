@@ -12,7 +12,7 @@ from test_mesh import run_program
 pytestmark = pytest.mark.heavy
 
 SLOTS = """
-from jaxrl_llm.models.added_slots import with_sink_slots
+from jaxrl_llm.models.policy import with_sink_slots
 
 policy, params = with_sink_slots(policy, params, 2)
 noise = np.random.default_rng(5)

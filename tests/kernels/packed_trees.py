@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 from jaxrl_kernels import packed_attention
-from jaxrl_kernels.packed_attention import MASKED, PackedTokens, block_pairs
-from jaxrl_kernels.packed_attention.dispatch import Numbers, Static, Where, attend
+from jaxrl_kernels.packed_attention import MASKED, Numbers, PackedTokens, Static, Where, attend, block_pairs
 
 L = 256  # two blocks of queries
 

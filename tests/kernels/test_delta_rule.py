@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxrl_kernels.delta_rule import DeltaInputs, Shares, delta_rule
-from jaxrl_kernels.delta_rule.blocked import heads_first
-from jaxrl_kernels.delta_rule.chunk import step
+from jaxrl_kernels.delta_rule.chunk import heads_first, step
 from jaxrl_kernels.delta_rule.pallas_kernel import Sizes, slots_of, step_flops
 from other_process import result_of
 from tpu_environment import tpu_environment

@@ -17,8 +17,8 @@ import jax, jax.numpy as jnp, numpy as np
 from jax import P
 from jax.sharding import NamedSharding
 from jaxrl_kernels import fused_logprob
-from jaxrl_kernels.logprob.dispatch import LogprobOptions
-from jaxrl_kernels.logprob.sharded import by_slices
+from jaxrl_kernels.logprob.dispatch import HeadOptions
+from jaxrl_kernels.logprob.dispatch import by_slices
 
 random, out = np.random.default_rng(0), []
 M, D = 10, 20
@@ -88,7 +88,7 @@ targets = jnp.arange(M) * 39
 def step(hidden, unembedding, targets):
     def loss(hidden, unembedding):
         logp, entropy = by_slices(
-            hidden, unembedding, targets, jnp.ones(len(hidden)), None, LogprobOptions(0.0, None, None, None), "vocab"
+            hidden, unembedding, targets, jnp.ones(len(hidden)), None, HeadOptions(0.0, None, None, None), "vocab"
         )
         return jax.lax.psum(jnp.sum(logp + 0.3 * entropy), "data")
     return jax.grad(loss, argnums=(0, 1))(hidden, unembedding)

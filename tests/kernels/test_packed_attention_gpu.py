@@ -18,7 +18,7 @@ from jaxrl_kernels import implementations, packed_attention
 from jaxrl_kernels.packed_attention import PackedTokens, block_pairs
 from packed_trees import L, by_triton, causal, drawn, packings, row_of, size_of
 
-from jaxrl_llm.plan.flops import matrix_flops
+from jaxrl_llm.plan.program.cost import matrix_flops
 
 TARGET = "__gpu$xla.gpu.triton"
 compare = partial(packed_trees.compare, ("triton",))

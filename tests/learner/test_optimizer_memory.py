@@ -13,8 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_llm.learner.master_copy import MasterState, in_float32
-from jaxrl_llm.learner.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.learner.optimizer import MasterState, OptimizerConfig, in_float32, make_optimizer
 from jaxrl_llm.models import ModelConfig, init_params
 from jaxrl_llm.training.folder.checkpoints import Checkpoints
 

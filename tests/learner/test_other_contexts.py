@@ -13,7 +13,7 @@ import pytest
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import plan_steps
-from jaxrl_llm.learner.outputs.rescoring import after_turns, with_blank
+from jaxrl_llm.learner.outputs import after_turns, with_blank
 from jaxrl_llm.models import load_policy
 
 MODEL = Path(__file__).resolve().parents[1] / "vectors" / "llama_tied"

@@ -13,9 +13,8 @@ import pytest
 from test_quantised import nearest
 
 from jaxrl_llm.models.layers.products import product
-from jaxrl_llm.models.quantised import dense, quantised_layer, straight_through_layer
-from jaxrl_llm.models.quantised.blocks import BlockRounding, StraightThroughBlocks, in_blocks, quantise_blocks
-from jaxrl_llm.models.quantised.eight_bits import KINDS
+from jaxrl_llm.models.quantised import KINDS, BlockRounding, StraightThroughBlocks, dense, in_blocks, quantise_blocks
+from jaxrl_llm.models.quantised.layers import quantised_layer, straight_through_layer
 from jaxrl_llm.utils.errors import InputError
 
 ROUND: dict[str, Callable[[float], float]] = {"int8": lambda x: float(np.round(x)), "float8": nearest}

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.models.canvases import MASKED, canvases, draw_masks
 from jaxrl_llm.models.config.groups import Unmasking
-from jaxrl_llm.models.diffusion.canvases import MASKED, canvases, draw_masks
-from jaxrl_llm.models.diffusion.elbo import elbo_terms
 from jaxrl_llm.models.families import from_hf, to_hf, unread_settings
 from jaxrl_llm.models.io.huggingface import from_tensors, to_tensors
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
+from jaxrl_llm.models.outputs.readings import elbo_terms
 from jaxrl_llm.models.policy import Policy, init_params
 from jaxrl_llm.utils.errors import InputError
 

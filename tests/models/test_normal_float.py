@@ -22,13 +22,8 @@ from jaxrl_llm.models.layers.ragged import groups_of
 from jaxrl_llm.models.outputs import NOTHING, policy_outputs
 from jaxrl_llm.models.parameters import adapted_weights, combine
 from jaxrl_llm.models.policy import Policy, init_params
-from jaxrl_llm.models.quantised import (
-    NAMES,
-    dense,
-    frozen_weight,
-    is_rounded,
-    rounded_specs,
-)
+from jaxrl_llm.models.quantised import dense, is_rounded
+from jaxrl_llm.models.quantised.layers import NAMES, frozen_weight, rounded_specs
 from jaxrl_llm.models.quantised.normal_float import LEVELS, NormalFloat, as_floats, normal_float
 from jaxrl_llm.models.stacks import map_kinds
 from jaxrl_llm.utils.errors import InputError
@@ -104,7 +99,7 @@ def test_products_and_gradients_are_those_of_the_dequantised_matrix(kind: str, e
     name = "gate" if experts else "query"
     w = jnp.asarray(draw(0, E, K, N) if experts else draw(0, K, N))
     inputs = (-2,)
-    from jaxrl_llm.models.quantised import FROZEN
+    from jaxrl_llm.models.quantised.layers import FROZEN
 
     q, x, dy = FROZEN[kind](w, inputs=inputs), jnp.asarray(draw(1, M, K)), jnp.asarray(draw(2, M, N))
     of_row = np.repeat(np.arange(E), [5, 0, 7])

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from jaxrl_llm.learner.packing import pack
 from jaxrl_llm.learner.prefix_trie import TokenRows
 from jaxrl_llm.models.layers.delta import CHUNK
-from jaxrl_llm.models.layers.paths import convolve_paths, paths_of, runs_of
+from jaxrl_llm.models.packing import convolve_paths, paths_of, runs_of
 
 
 def rows_of(seed: int, members: int, groups: int, length: int) -> TokenRows:

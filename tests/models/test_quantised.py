@@ -20,18 +20,8 @@ from jaxrl_llm.models.layers import products
 from jaxrl_llm.models.layers.products import product, ragged_product
 from jaxrl_llm.models.layers.ragged import groups_of
 from jaxrl_llm.models.parameters import parameter_shapes
-from jaxrl_llm.models.quantised import (
-    NAMES,
-    Quantised,
-    cast,
-    dequantised,
-    kind_of,
-    quantise,
-    quantised_layer,
-    quantised_specs,
-    straight_through,
-)
-from jaxrl_llm.models.quantised.eight_bits import KINDS
+from jaxrl_llm.models.quantised import KINDS, Quantised, dequantised, kind_of, quantise, straight_through
+from jaxrl_llm.models.quantised.layers import NAMES, cast, quantised_layer, quantised_specs
 from jaxrl_llm.utils.errors import InputError
 
 # All numbers of E4M3 but NaN by their bits, from the format's definition: bias 7, subnormals below 2^-6.

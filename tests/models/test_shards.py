@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl_llm.models.io.shards import Shards
+from jaxrl_llm.models.io.huggingface import Shards
 
 SHAPE = (3, 4, 6)  # layers first, which pieces index
 

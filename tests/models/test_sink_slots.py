@@ -14,15 +14,14 @@ from conftest import quick_compiles
 from heavy import few
 
 from jaxrl_llm import sample, save_policy
-from jaxrl_llm.models.added_slots import with_sink_slots
-from jaxrl_llm.models.by_row.members import check_members
+from jaxrl_llm.models.by_row import check_members
 from jaxrl_llm.models.layers.attention import Weighing, attention
 from jaxrl_llm.models.layers.packed_attention import by_kernel, causal_tokens
 from jaxrl_llm.models.layers.sink_slots import Slots
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.packing import shared_prompts
-from jaxrl_llm.models.policy import parameter_count
-from jaxrl_llm.plan.layers import config_of
+from jaxrl_llm.models.policy import parameter_count, with_sink_slots
+from jaxrl_llm.plan.models import config_of
 from jaxrl_llm.sampling.kv_cache import pack
 from jaxrl_llm.sampling.speculative.verify import _attend
 from jaxrl_llm.utils.errors import InputError

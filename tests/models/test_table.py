@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.models import parameter_count, parameter_table, table
+from jaxrl_llm.models import parameter_count, parameter_table, policy
 
 PARAMS = {"embed": jnp.zeros((5, 2), jnp.bfloat16), "layers": {"up": np.zeros((3, 2, 4), np.float32)}}
 
@@ -31,4 +31,4 @@ def test_it_needs_no_values() -> None:
 
 
 def test_its_example() -> None:
-    assert doctest.testmod(table).failed == 0
+    assert doctest.testmod(policy).failed == 0

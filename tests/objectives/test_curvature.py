@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.algorithms.policy_loss.capo_curvature import gradient_step_effect
-from jaxrl_llm.models.outputs.adam_step import adam_step
+from jaxrl_llm.models.outputs.readings import adam_step
 from jaxrl_llm.models.vocabulary import Distribution
 
 H, PI, ACTION = jnp.array([0.5, -1.0]), jnp.array([0.7, 0.2, 0.1]), 1

@@ -21,9 +21,9 @@ from tpu_traffic import loop_traffic
 from jaxrl_llm.distributed import fully_sharded, make_mesh
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.config.rope import Rope
+from jaxrl_llm.plan.program.cost import traffic_in
 from jaxrl_llm.plan.program.text import turn_of
 from jaxrl_llm.plan.sampling_programs import compile_sampling
-from jaxrl_llm.plan.traffic import traffic_in
 from jaxrl_llm.sampling.capacity import Shape, Size
 
 

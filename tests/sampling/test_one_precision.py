@@ -26,7 +26,8 @@ from jaxrl_llm.models import lora
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.quantised import NAMES, Quantised, dequantised, quantised_layer
+from jaxrl_llm.models.quantised import Quantised, dequantised
+from jaxrl_llm.models.quantised.layers import NAMES, quantised_layer
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.sampling.weights.layouts import abstract_weights
 from jaxrl_llm.utils.errors import InputError

@@ -13,9 +13,9 @@ import pytest
 from jaxrl_llm.sampling.capacity import size_for
 from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.engine import Engine
-from jaxrl_llm.sampling.engine_of import renewed
 from jaxrl_llm.sampling.requests import Completion, Request
 from jaxrl_llm.sampling.stats import Stats
+from jaxrl_llm.sampling.stream import renewed
 from jaxrl_llm.sampling.weights import take_weights
 
 FIRST, REST = [5, 9, 200, 17, 3], [40, 41, 42]

@@ -17,11 +17,9 @@ from other_process import on_devices, result_of
 
 from jaxrl_llm.core.population import SEEDS, Population, noise_seed
 from jaxrl_llm.models import lora
-from jaxrl_llm.models.by_row.adapters import can_stack, stacked
-from jaxrl_llm.models.by_row.members import check_members
-from jaxrl_llm.models.layers import by_row
-from jaxrl_llm.models.layers.by_row import ROWS, Members, noise, with_members
-from jaxrl_llm.models.layers.projections import linear
+from jaxrl_llm.models.by_row import can_stack, check_members, stacked
+from jaxrl_llm.models.layers import projections
+from jaxrl_llm.models.layers.projections import ROWS, Members, linear, noise, with_members
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.parameters import adapted_by_default, adapted_weights, combine
 from jaxrl_llm.models.stacks import map_kinds, unstack
@@ -161,7 +159,7 @@ def test_noise_is_of_steps() -> None:
 def test_the_worked_example_of_the_paper_s_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """y(+) and y(-) of W = 0."""
     given = jnp.array([[0.2, 0.4, -1.0]] * 2)[..., None], jnp.array([[1.0, -0.5]] * 2)[..., None]
-    monkeypatch.setattr(by_row, "noise", lambda members, name, inputs, outputs: given)
+    monkeypatch.setattr(projections, "noise", lambda members, name, inputs, outputs: given)
     members = Members(jnp.uint32(0), jnp.int32(0), jnp.arange(2), Population(sigma=0.1))
     x = jnp.broadcast_to(jnp.array([1.0, 2.0, 3.0]), (2, 1, 3))
     found = with_members(linear(x, jnp.zeros((3, 2))), x, {ROWS: members}, "query")

@@ -20,7 +20,7 @@ from jaxrl_llm.sampling.capacity import size_for
 from jaxrl_llm.sampling.draw import DrawSettings, seed_of
 from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.sampling.requests import Completion, Prefix, Request, Tokens
-from jaxrl_llm.sampling.resume.reuse import Kept, absolute_step, best_reuse
+from jaxrl_llm.sampling.resume.kv_offload import Kept, absolute_step, best_reuse
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.weights import take_weights
 

@@ -12,11 +12,10 @@ import pytest
 from conftest import KINDS
 
 from jaxrl_llm.distributed import data_mesh
-from jaxrl_llm.distributed.transfer import Inlet, Outlet
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.sampling.weights import take_weights
-from jaxrl_llm.sampling.weights.sent import ADAPTERS, Arriving, Part, receiver, send, send_adapters
+from jaxrl_llm.sampling.weights.sent import ADAPTERS, Arriving, Inlet, Outlet, Part, receiver, send, send_adapters
 from jaxrl_llm.utils.errors import InputError
 
 

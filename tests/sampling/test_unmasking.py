@@ -17,9 +17,9 @@ from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.models.policy import Policy, init_params
 from jaxrl_llm.sampling.capacity import size_for
 from jaxrl_llm.sampling.engine import Engine
-from jaxrl_llm.sampling.engine_of import engine_of
 from jaxrl_llm.sampling.requests import Completion, Request
 from jaxrl_llm.sampling.sampler import sample, settings_of
+from jaxrl_llm.sampling.stream import engine_of
 from jaxrl_llm.sampling.unmasking.unmask import PASSES
 from jaxrl_llm.sampling.weights import take_weights
 from jaxrl_llm.utils.errors import InputError

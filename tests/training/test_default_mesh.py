@@ -18,7 +18,7 @@ from jaxrl_llm.distributed.chips import GPUS, TPUS, Topology
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.parameters import parameter_shapes
 from jaxrl_llm.plan.choose_mesh import candidates, choose, memory_of, planned
-from jaxrl_llm.plan.layers import config_of
+from jaxrl_llm.plan.models import config_of
 from jaxrl_llm.plan.sampling import abstract_mesh
 from jaxrl_llm.plan.sampling_mesh import START, Devices, fastest, splits_of
 from jaxrl_llm.plan.shapes import state_shapes

@@ -14,7 +14,7 @@ import tiny_runs as runs
 from jaxrl_llm.curriculum.embedded import EMBEDDING, FromEmbeddings
 from jaxrl_llm.distributed import make_mesh
 from jaxrl_llm.learner.optimizer import OptimizerConfig
-from jaxrl_llm.models.pooled import pooled_states
+from jaxrl_llm.models.scores import pooled_states
 from jaxrl_llm.training import begin, loop
 from jaxrl_llm.training.setup import set_up
 from jaxrl_llm.training.source.embeddings import prompt_embeddings

@@ -16,7 +16,7 @@ from jaxrl_llm.core.population import Population
 from jaxrl_llm.distributed import data_mesh
 from jaxrl_llm.distributed.chips import topology_of
 from jaxrl_llm.models import load_policy
-from jaxrl_llm.models.by_row.members import with_members
+from jaxrl_llm.models.by_row import with_members
 from jaxrl_llm.models.policy import positions_of
 from jaxrl_llm.plan.full_batch import full_batch
 from jaxrl_llm.plan.shapes import checked as checked_plan

@@ -16,7 +16,7 @@ from jaxrl_llm.distributed import mesh_of
 from jaxrl_llm.distributed.chips import topology_of
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.plan.estimate import held_bytes
-from jaxrl_llm.plan.layers import config_of as config_of_model
+from jaxrl_llm.plan.models import config_of as config_of_model
 from jaxrl_llm.plan.sampling import abstract_mesh
 from jaxrl_llm.plan.shapes import checked as checked_plan
 from jaxrl_llm.plan.shapes import state_shapes

@@ -15,7 +15,6 @@ from jaxrl_llm.plan.program.cycles import kernels_in
 from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.plan.plan import learning_programs
-from jaxrl_llm.plan.layers import with_layers
 from jaxrl_llm.plan.shapes import config_of, shapes_of
 
 topology, found = topology_of("v5e:2x2"), []
@@ -25,7 +24,7 @@ for length in (3072, 7168):
         optimizer=OptimizerConfig(moments="bfloat16"), prompts_per_step=4, group_size=2, max_prompt_tokens=1024,
         max_new_tokens=length,
     )
-    model = with_layers(config_of(config.model), 2)
+    model = config_of(config.model).first(2)
     update = learning_programs(shapes_of(config, topology, model))["update"].compiled
     names = [kernel.name for kernel in kernels_in(update.as_text())]
     found.append([update.memory_analysis().temp_size_in_bytes, names])
@@ -48,11 +47,10 @@ import json, sys
 from jaxrl_llm.distributed.chips import topology_of
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.plan.plan import learning_programs
-from jaxrl_llm.plan.layers import with_layers
 from jaxrl_llm.plan.shapes import config_of, shapes_of
 
 config = TrainConfig(model=sys.argv[1], mesh="fsdp=4", prompts_per_step=16, group_size=8, eval_size=0)
-model = with_layers(config_of(config.model), 2)
+model = config_of(config.model).first(2)
 update = learning_programs(shapes_of(config, topology_of("v5e:2x2"), model))["update"].compiled
 print("RESULT" + json.dumps(update.memory_analysis().temp_size_in_bytes))
 """

@@ -28,12 +28,12 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.plan import table
 from jaxrl_llm.plan.estimate import held_bytes
 from jaxrl_llm.plan.full_batch import as_trained, full_batch
-from jaxrl_llm.plan.layers import config_of, depths, with_layers
+from jaxrl_llm.plan.models import config_of, depths
 from jaxrl_llm.plan.plan import Plan, estimated_plan, learning_programs
 from jaxrl_llm.plan.sampling import abstract_mesh
 from jaxrl_llm.plan.search import Found, applied, candidates, options
 from jaxrl_llm.plan.shapes import held_by, shapes_of, state_shapes
-from jaxrl_llm.plan.sharding import sharding_table
+from jaxrl_llm.plan.table import sharding_table
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import make_algorithm
 from jaxrl_llm.utils.errors import InputError
@@ -164,7 +164,7 @@ def test_depths_hold_every_kind_of_layer() -> None:
         model, num_layers=12, rope_of_layer=(0,) * 12, window_of_layer=(512, 512, 512, 512, 512, 0) * 2
     )
     assert depths(mixed) == (6, 12)
-    assert with_layers(mixed, 6).window_of_layer == (512,) * 5 + (0,)
+    assert mixed.first(6).window_of_layer == (512,) * 5 + (0,)
 
 
 class TestSearch:

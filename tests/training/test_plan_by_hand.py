@@ -13,9 +13,8 @@ import pytest
 
 from jaxrl_llm.distributed.chips import Chip, Topology, topology_of
 from jaxrl_llm.plan import search as plan_search
-from jaxrl_llm.plan.estimate import held_bytes
-from jaxrl_llm.plan.host import COPY
-from jaxrl_llm.plan.layers import config_of
+from jaxrl_llm.plan.estimate import COPY, held_bytes
+from jaxrl_llm.plan.models import config_of
 from jaxrl_llm.plan.plan import estimated_plan
 from jaxrl_llm.plan.sampling import abstract_mesh, weight_bytes
 from jaxrl_llm.plan.search import applied, candidates

@@ -12,7 +12,7 @@ from test_resume import STEPS, assert_same_run
 
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.plan.full_batch import full_batch
-from jaxrl_llm.plan.layers import config_of
+from jaxrl_llm.plan.models import config_of
 from jaxrl_llm.plan.shapes import records
 from jaxrl_llm.training import loop
 from jaxrl_llm.training.config import TrainConfig

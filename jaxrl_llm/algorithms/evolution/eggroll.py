@@ -44,7 +44,7 @@ def fitness(baseline: Baseline = "group", epsilon: float = 1e-5) -> Transform:
 def evolution() -> Objective:
     """-sqrt(N) mean_n z_n p_n over the N rows, z the advantage of a row and p its perturbation of the weights.
 
-    p is linear in the weights (`models.by_row.members.perturbations`), so that the gradient is -sqrt(N) times the
+    p is linear in the weights (`models.by_row.perturbations`), so that the gradient is -sqrt(N) times the
     update of an evolution strategy, and no token goes through the model.
     """
 

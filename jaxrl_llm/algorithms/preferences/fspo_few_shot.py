@@ -14,7 +14,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import CODE
 from jaxrl_llm.core.arguments.ranges import Positive, check_number
 from jaxrl_llm.core.transform import chain
-from jaxrl_llm.data.preference_rows import CHOSEN, REJECTED
+from jaxrl_llm.data.columns import CHOSEN, REJECTED
 from jaxrl_llm.objectives.preference.by_name import loss_named
 from jaxrl_llm.objectives.preference.losses import of_sums
 from jaxrl_llm.objectives.preference.pairwise import pairwise

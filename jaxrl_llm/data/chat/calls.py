@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxrl_llm.data.chat.call_formats import FORMATS, ReadCalls, as_hermes, marked
-from jaxrl_llm.data.chat.channels import NO_THOUGHTS, Channels, channels_of
-from jaxrl_llm.data.chat.families import Parse, parser_of
+from jaxrl_llm.data.chat.call_formats import FORMATS, Parse, ReadCalls, as_hermes, marked, parser_of
 from jaxrl_llm.data.chat.lenient import BrokenCall, Call, CallFormat, call_of, read_calls
 from jaxrl_llm.data.chat.message_forms import fitted
-from jaxrl_llm.data.chat.messages import Message, text_of
+from jaxrl_llm.data.chat.messages import NO_THOUGHTS, Channels, Message, channels_of, text_of
 from jaxrl_llm.data.chat.rendering import Rendering
 from jaxrl_llm.utils.errors import InputError
 

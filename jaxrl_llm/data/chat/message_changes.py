@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxrl_llm.data.chat.call_formats import as_hermes, marked
-from jaxrl_llm.data.chat.channels import channels_of
-from jaxrl_llm.data.chat.messages import CLOSED, OPENED, has_thought, in_form, parts_of, text_of
+from jaxrl_llm.data.chat.messages import CLOSED, OPENED, channels_of, has_thought, in_form, parts_of, text_of
 from jaxrl_llm.data.chat.rendering import Rendering
 
 NONCE = f"q{secrets.token_hex(4)}"
@@ -32,16 +31,9 @@ Change = Callable[[Form, Mapping[str, Any]], Form | None]
 Move = tuple[str, Change]
 
 
-def _as_text(form: Form, message: Mapping[str, Any]) -> Form | None:
-    return replace(form, content="text") if isinstance(message.get("content"), list) else None
-
-
-def _as_json(form: Form, message: Mapping[str, Any]) -> Form | None:
-    return replace(form, arguments="text") if message.get("tool_calls") else None
-
-
-def _written_calls(form: Form, message: Mapping[str, Any]) -> Form | None:
-    return replace(form, calls="written") if message.get("tool_calls") else None
+def _where(applies: Callable[[Mapping[str, Any]], object], **change: str) -> Change:
+    """The change of a form for the messages that it applies to; None for others."""
+    return lambda form, message: replace(form, **change) if applies(message) else None
 
 
 def _other_role(form: Form, message: Mapping[str, Any]) -> Form | None:
@@ -49,32 +41,18 @@ def _other_role(form: Form, message: Mapping[str, Any]) -> Form | None:
     return replace(form, role=other) if other else None
 
 
-def as_user(form: Form, message: Mapping[str, Any]) -> Form | None:
-    """The form of a tool's result as a user's message; None for a message of another role."""
-    return replace(form, role="user") if message["role"] in ("tool", "function") else None
-
-
-def _empty(form: Form, message: Mapping[str, Any]) -> Form | None:
-    return replace(form, content="empty") if "content" not in message else None
-
-
-def _written_thought(form: Form, message: Mapping[str, Any]) -> Form | None:
-    return replace(form, thought="written") if has_thought(message) else None
-
-
-def _written_name(form: Form, message: Mapping[str, Any]) -> Form | None:
-    return replace(form, name="written") if "name" in message else None
-
+as_user = _where(lambda message: message["role"] in ("tool", "function"), role="user")
+"""A tool's result as a user's message."""
 
 MOVES: tuple[Move, ...] = (
-    ("content", _empty),
-    ("content", _as_text),
-    ("call", _as_json),
+    ("content", _where(lambda message: "content" not in message, content="empty")),
+    ("content", _where(lambda message: isinstance(message.get("content"), list), content="text")),
+    ("call", _where(lambda message: message.get("tool_calls"), arguments="text")),
     ("content", _other_role),
     ("content", as_user),
-    ("call", _written_calls),
-    ("thought", _written_thought),
-    ("name", _written_name),
+    ("call", _where(lambda message: message.get("tool_calls"), calls="written")),
+    ("thought", _where(has_thought, thought="written")),
+    ("name", _where(lambda message: "name" in message, name="written")),
 )
 
 

@@ -1,24 +1,111 @@
-"""Read rows from files: JSON lines, JSON arrays, Parquet, and data set folders, of the Hub or the datasets package."""
+"""Find the files of a data set, and read their rows: JSON lines, JSON arrays, Parquet, and data set folders.
+
+A data set is one file, a pattern, or a folder of files, such as one of the Hub or of the datasets package.
+"""
 
 from __future__ import annotations
 
+import glob
+import itertools
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from jaxrl_llm.data.sources.shards import files_of_folder, format_of, is_pattern, matching_files
 from jaxrl_llm.utils.errors import InputError, missing_package, shown
 from jaxrl_llm.utils.json import NotJson, check_regular, json_type, not_text, parse_json, read_object
 from jaxrl_llm.utils.storage import is_url, local_copy
 
+_FORMATS = {"jsonl": "jsonl", "parquet": "parquet", "array_record": "array_record", "arrayrecord": "array_record"}
+_ENDING = re.compile(rf"\.({'|'.join(_FORMATS)})(-\d+-of-\d+)?$")
+_SHARD = re.compile(r"-(\d+)-of-(\d+)")
+_SPLITS = frozenset(("train", "test", "validation", "valid", "val", "dev", "eval"))
 Row = dict[str, Any]
-
 _LONGEST_LINE = 2**26  # characters
 _LARGEST_ARRAY = 2**31  # bytes of a .json file, which is read into memory; .jsonl is read line by line
 _SAVED = ("dataset_dict.json", "state.json")  # files that only datasets.save_to_disk writes
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def format_of(path: Path) -> str | None:
+    """ "jsonl", "parquet" or "array_record", by the name (shards may end in -00000-of-00002); None for another file."""
+    found = _ENDING.search(path.name)
+    return None if found is None else _FORMATS[found[1]]
+
+
+def matching_files(pattern: str) -> list[Path]:
+    """The files that match a pattern, sorted by name.
+
+    Raises InputError if there is none, or if they are not all JSON lines, all Parquet or all array_record.
+    """
+    paths = sorted(Path(path) for path in glob.glob(str(Path(pattern).expanduser()), recursive=True))
+    if not paths:
+        raise InputError(f"no data at {shown(pattern, 200)}: no file matches the pattern")
+    for path in paths:
+        if format_of(path) is None or format_of(path) != format_of(paths[0]):
+            raise InputError(
+                f"{shown(pattern, 200)} matches {path}: all its files must be .jsonl, all .parquet or all .array_record"
+            )
+    return paths
+
+
+def lacking(paths: Sequence[Path]) -> str:
+    """Which shards of a set are not among these files, by their names, in words; "" where none is missing.
+
+    >>> lacking([Path("train-00000-of-00003.parquet"), Path("train-00002-of-00003.parquet")])
+    'train-00001-of-00003.parquet'
+    """
+    sets: dict[tuple[Path, str, str, str], set[int]] = {}
+    for path in paths:
+        if found := _SHARD.search(path.name):
+            key = path.parent, path.name[: found.start()], found[2], path.name[found.end() :]
+            sets.setdefault(key, set()).add(int(found[1]))
+    # Shards are numbered from 0; some tools begin with 1.
+    missing = [
+        f"{name}-{number:0{len(count)}}-of-{count}{ending}"
+        for (_, name, count, ending), there in sets.items()
+        for number in range(int(int(count) in there), int(count) + int(int(count) in there))
+        if number not in there
+    ]
+    return ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+
+
+def files_of_folder(folder: Path) -> list[Path]:
+    """The data files of a folder, or else of its folder `data`, sorted by name; empty if there are none.
+
+    Raises InputError if they have several formats, or several splits, as the words of their names tell.
+    """
+    for place in (folder, folder / "data"):
+        paths = sorted(path for path in place.glob("*") if format_of(path)) if place.is_dir() else []
+        if not paths:
+            continue
+        formats, splits = {format_of(path) for path in paths}, {_split(path) for path in paths}
+        if len(formats) > 1 or len(splits) > 1:
+            what = "formats" if len(formats) > 1 else "splits"
+            raise InputError(f"{folder} has files of several {what}: give one of {', '.join(_patterns(paths))}")
+        return paths
+    return []
+
+
+def _split(path: Path) -> str:
+    return next((word for word in re.split(r"[^a-z]+", path.name.lower()) if word in _SPLITS), "")
+
+
+def _patterns(paths: Sequence[Path]) -> list[str]:
+    """Patterns of the files of each split and format."""
+    groups: dict[tuple[str, str | None], list[str]] = {}
+    for path in paths:
+        groups.setdefault((_split(path), format_of(path)), []).append(str(path))
+    return [files[0] if len(files) == 1 else f"{_common(files)}*" for files in groups.values()]
+
+
+def _common(texts: Sequence[str]) -> str:
+    """The longest beginning that all texts have."""
+    first, last = min(texts), max(texts)
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return "".join(letter for letter, _ in same)
 
 
 def located(source: str) -> Path | list[Path]:
@@ -32,7 +119,7 @@ def located(source: str) -> Path | list[Path]:
         known = path.exists()
     except (OSError, RuntimeError, ValueError) as error:  # a name too long, no such home
         raise InputError(f"no data at {shown(source)}: {' '.join(str(error).split())[:200]}") from error
-    if not known and is_pattern(source):
+    if not known and glob.has_magic(source):
         return matching_files(source)
     if not known:
         raise InputError(

@@ -18,6 +18,7 @@ import numpy as np
 from jaxrl_llm.data.sources.files import (
     BYTE_ORDER_MARK,
     Row,
+    format_of,
     located,
     parquet_errors,
     read_line,
@@ -25,7 +26,6 @@ from jaxrl_llm.data.sources.files import (
     text_head,
 )
 from jaxrl_llm.data.sources.hub import hub_data, is_hub_data
-from jaxrl_llm.data.sources.shards import format_of
 from jaxrl_llm.utils.errors import InputError, error_line, missing_package
 from jaxrl_llm.utils.json import NotJson, check_regular, json_type, parse_json
 from jaxrl_llm.utils.storage import by_url, naming_url

@@ -25,12 +25,8 @@ from jaxrl_llm.models.families import (
     qwen,
     qwen3_5,
 )
-from jaxrl_llm.models.families.classifiers import SETTINGS as CLASSIFIER_SETTINGS
-from jaxrl_llm.models.families.classifiers import read_score_head, write_score_head
-from jaxrl_llm.models.families.family import FULL, SLIDING, Family, Tensor
-from jaxrl_llm.models.families.quantisation import quantisation_of
-from jaxrl_llm.models.families.unread import NEUTRAL, RecordingSettings
-from jaxrl_llm.models.kinds import given, shown
+from jaxrl_llm.models.families.family import FULL, NEUTRAL, SLIDING, Family, RecordingSettings, Tensor, quantisation_of
+from jaxrl_llm.models.kinds import SECTION, TEXT, check, given, or_null, shown, whole
 from jaxrl_llm.utils.errors import InputError
 
 FAMILIES: Mapping[str, Family] = {
@@ -66,6 +62,11 @@ WRAPPERS = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
+_SCORES = {  # settings of models for sequence classification
+    "id2label": or_null(SECTION), "num_labels": or_null(whole(1, 2**16)), "pad_token_id": or_null(whole(-1)),
+    "step_separator": or_null(TEXT),
+}  # fmt: skip
+_LABELS = 2  # of a config.json that does not say, as transformers leaves its own default out
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 
 __all__ = [
@@ -127,7 +128,7 @@ def from_hf(raw: dict[str, Any], where: str = "the model's config.json") -> Mode
 
 def score_head(raw: dict[str, Any], where: str = "the model's config.json") -> ScoreHead:
     """What the dictionary of a classifier's config.json says of its scores; `from_hf` reads all else."""
-    raw = language_model(raw) | {name: raw[name] for name in CLASSIFIER_SETTINGS if name in raw}
+    raw = language_model(raw) | {name: raw[name] for name in _SCORES if name in raw}
     return read_score_head(raw, FAMILIES[raw["model_type"]], where)
 
 
@@ -226,3 +227,33 @@ def to_hf(config: ModelConfig, dtype: str = "float32") -> dict[str, Any]:
     own |= write_score_head(config, family)
     found = {name: value for name, value in (out | own).items() if name not in family.unwritten}
     return {family.spelled.get(name, name): value for name, value in found.items()}
+
+
+def read_score_head(raw: Mapping[str, Any], family: Family, where: str) -> ScoreHead:
+    """The scores of a config.json: labels by `id2label`, or `num_labels` without names, the id of padding, and our own
+    `step_separator` of a process reward model.
+
+    InputError for labels whose numbers are not 0, 1 ..., and settings of other types.
+    """
+    check(raw, _SCORES, where)
+    pad = raw["pad_token_id"] if "pad_token_id" in raw else family.defaults.get("pad_token_id")
+    names = raw.get("id2label") or {str(n): f"LABEL_{n}" for n in range(given(raw, "num_labels", _LABELS))}
+    if sorted(names) != sorted(map(str, range(len(names)))):
+        raise InputError(f"{where}: id2label is {shown(names)}, but must number its labels from 0 on")
+    labels = tuple(str(names[str(number)]) for number in range(len(names)))
+    return ScoreHead(labels, pad, raw.get("step_separator"))
+
+
+def write_score_head(config: ModelConfig, family: Family) -> dict[str, Any]:
+    """The settings of a classifier from which `read_score_head` makes its scores again; {} of a language model."""
+    if config.score is None:
+        return {}
+    text = "Text" * config.family.endswith("_text")  # of families that have models with towers too
+    labels, separator = config.score.labels, config.score.step_separator
+    return {
+        "architectures": [family.architecture.replace("ForCausalLM", f"{text}ForSequenceClassification")],
+        "id2label": {str(number): name for number, name in enumerate(labels)},
+        "label2id": {name: number for number, name in enumerate(labels)},
+        "pad_token_id": config.score.pad_token_id,
+        **({} if separator is None else {"step_separator": separator}),
+    }

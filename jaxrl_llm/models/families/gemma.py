@@ -1,7 +1,8 @@
-"""Gemma 2, 3 and 4."""
+"""Gemma 2 and 3."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from jaxrl_llm.models.config import ModelConfig
@@ -10,6 +11,7 @@ from jaxrl_llm.models.families.family import (
     SLIDING,
     Tensor,
     Values,
+    biases,
     family,
     layer_types,
     listed,
@@ -36,9 +38,8 @@ MULTIMODAL: dict[str, Any] = {
 
 
 def _common(raw: Values, where: str) -> dict[str, Any]:
-    bias = bool(raw.get("attention_bias"))
-    return softcaps(raw) | {
-        "attention_bias": bias, "output_bias": bias, "post_norms": True, "norm_offset": 1.0,
+    return softcaps(raw) | biases(raw) | {
+        "post_norms": True, "norm_offset": 1.0,
         "embedding_scale": float(raw["hidden_size"]) ** 0.5,
         "query_scale": float(raw.get("query_pre_attn_scalar", 256)) ** -0.5,
         "activation": raw.get("hidden_activation") or "gelu_pytorch_tanh",
@@ -67,10 +68,6 @@ def _write_gemma3(config: ModelConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _gemma2_types(raw: Values, where: str) -> list[str]:
-    return listed(raw, where, lambda layer: layer % 2 == 0)
-
-
 def _gemma3_types(raw: Values, where: str) -> list[str]:
     pattern = given(raw, "sliding_window_pattern", given(raw, "_sliding_window_pattern", 6))
     return listed(raw, where, lambda layer: (layer + 1) % pattern != 0)
@@ -84,7 +81,8 @@ def _gemma3_thetas(raw: Values) -> dict[str, float]:
 
 
 GEMMA2 = family(
-    "Gemma2ForCausalLM", "gemma2", read=_common, write=_write, types=_gemma2_types, settings=_CAPS, tensors=_TENSORS,
+    "Gemma2ForCausalLM", "gemma2", read=_common, write=_write,
+    types=partial(listed, otherwise=lambda layer: layer % 2 == 0), settings=_CAPS, tensors=_TENSORS,
     pad_token_id=0,
     max_position_embeddings=8192, num_key_value_heads=4, head_dim=256, sliding_window=4096, attn_logit_softcapping=50.0,
     final_logit_softcapping=30.0,

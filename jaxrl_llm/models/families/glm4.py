@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.config.groups import LayerKind
-from jaxrl_llm.models.families.family import Tensor, Values, family, full, stacked_experts
+from jaxrl_llm.models.families.family import Tensor, Values, dense_and_sparse, family, full, stacked_experts
 from jaxrl_llm.models.kinds import FLAG, number, or_null, whole
 from jaxrl_llm.utils.errors import InputError
 
@@ -40,10 +39,8 @@ def mixture(raw: Values, where: str) -> dict[str, Any]:
     }  # fmt: skip
     dense = min(int(raw["first_k_dense_replace"]), raw["num_hidden_layers"])
     if dense:
-        own = {"num_experts": 0, "experts_per_token": 0, "shared_size": 0, "router_correction": False}
-        own["intermediate_size"] = raw["intermediate_size"]
-        fields["kinds"] = (LayerKind("dense", tuple(sorted(own.items()))), LayerKind("experts"))
-        fields["kind_of_layer"] = tuple(int(layer >= dense) for layer in range(raw["num_hidden_layers"]))
+        sparse = [layer >= dense for layer in range(raw["num_hidden_layers"])]
+        fields |= dense_and_sparse(sparse, raw["intermediate_size"], router_correction=False)
     return fields
 
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.families.family import Tensor, Values, family, layer_types, listed
+from jaxrl_llm.models.families.family import Tensor, Values, biases, family, layer_types, listed
 from jaxrl_llm.models.kinds import number
 
 
 def _read(raw: Values, where: str) -> dict[str, Any]:
-    bias = bool(raw["attention_bias"])
-    return {
-        "attention_bias": bias, "output_bias": bias, "attention_sinks": True, "mlp_bias": True, "router_bias": True,
+    return biases(raw) | {
+        "attention_sinks": True, "mlp_bias": True, "router_bias": True,
         "num_experts": raw["num_local_experts"], "normalise_router": True, "glu_limit": float(raw["swiglu_limit"]),
         "glu_slope": float(raw["swiglu_alpha"]),
     }  # fmt: skip
-
-
-def _types(raw: Values, where: str) -> list[str]:
-    return listed(raw, where, lambda layer: layer % 2 == 0)
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
@@ -30,7 +26,8 @@ def _write(config: ModelConfig) -> dict[str, Any]:
 
 
 GPT_OSS = family(
-    "GptOssForCausalLM", read=_read, write=_write, types=_types, max_position_embeddings=131_072, head_dim=64,
+    "GptOssForCausalLM", read=_read, write=_write,
+    types=partial(listed, otherwise=lambda layer: layer % 2 == 0), max_position_embeddings=131_072, head_dim=64,
     num_key_value_heads=8, rms_norm_eps=1e-5, sliding_window=128, num_experts_per_tok=4, num_local_experts=128,
     attention_bias=True, swiglu_limit=7.0, swiglu_alpha=1.702, rope_theta=150_000.0,
     rope_parameters={

@@ -6,15 +6,14 @@ from typing import Any
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.config.rope import Rope
-from jaxrl_llm.models.families.family import Tensor, Values, family, full, layer_types, listed, stacked_experts
+from jaxrl_llm.models.families.family import Tensor, Values, biases, family, full, layer_types, listed, stacked_experts
 from jaxrl_llm.models.kinds import FLAG, list_of, number, or_null, whole
 
 _BIAS = {"attention_bias": or_null(FLAG), "mlp_bias": or_null(FLAG)}
 
 
 def _biases(raw: Values, where: str) -> dict[str, Any]:
-    bias = bool(raw.get("attention_bias"))
-    return {"attention_bias": bias, "output_bias": bias, "mlp_bias": bool(raw.get("mlp_bias"))}
+    return biases(raw) | {"mlp_bias": bool(raw.get("mlp_bias"))}
 
 
 def _write_biases(config: ModelConfig) -> dict[str, Any]:

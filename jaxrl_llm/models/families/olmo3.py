@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from jaxrl_llm.models.config import ModelConfig
@@ -10,6 +11,7 @@ from jaxrl_llm.models.families.family import (
     SLIDING,
     Tensor,
     Values,
+    biases,
     family,
     layer_types,
     listed,
@@ -19,14 +21,7 @@ from jaxrl_llm.models.kinds import given
 
 
 def _read(raw: Values, where: str) -> dict[str, Any]:
-    bias = bool(raw.get("attention_bias"))
-    return {
-        "attention_bias": bias, "output_bias": bias, "pre_norms": False, "post_norms": True, "joint_qk_norm": True,
-    }  # fmt: skip
-
-
-def _types(raw: Values, where: str) -> list[str]:
-    return listed(raw, where, lambda layer: (layer + 1) % 4 != 0)
+    return biases(raw) | {"pre_norms": False, "post_norms": True, "joint_qk_norm": True}
 
 
 def _thetas(raw: Values) -> dict[str, float]:
@@ -43,7 +38,8 @@ def _write(config: ModelConfig) -> dict[str, Any]:
 
 
 OLMO3 = family(
-    "Olmo3ForCausalLM", read=_read, write=_write, types=_types, thetas=_thetas, max_position_embeddings=2048,
+    "Olmo3ForCausalLM", read=_read, write=_write,
+    types=partial(listed, otherwise=lambda layer: (layer + 1) % 4 != 0), thetas=_thetas, max_position_embeddings=2048,
     pad_token_id=1,
     rms_norm_eps=1e-5, rope_theta=500_000.0, sliding_window=4096,
     tensors=(

@@ -1,15 +1,19 @@
-"""Qwen 2 and 3, and the mixtures Qwen2-MoE and Qwen3-MoE."""
+"""Qwen 2 and 3, and their mixtures."""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.config.groups import LayerKind
 from jaxrl_llm.models.families.family import (
     Tensor,
     Values,
     all_alike,
+    biases,
+    dense_and_sparse,
     family,
     full,
     layer_types,
@@ -25,11 +29,12 @@ _MIXTURE = {"decoder_sparse_step": or_null(whole(1)), "mlp_only_layers": or_null
 _FUSED = stacked_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 
 
-def _types(raw: Values, where: str) -> list[str]:
+def _types(raw: Values, where: str, slides: Callable[[int, int], bool] = operator.ge) -> list[str]:
+    """slides: (number of a layer, max_window_layers) -> whether it has a window."""
     if not raw.get("use_sliding_window"):
         raw = raw | {"sliding_window": None}
-    first = given(raw, "max_window_layers", 28)
-    return listed(raw, where, lambda layer: layer >= first, " with use_sliding_window true")
+    mark = given(raw, "max_window_layers", 28)
+    return listed(raw, where, lambda layer: slides(layer, mark), " with use_sliding_window true")
 
 
 def _types_of_moe(raw: Values, where: str) -> list[str]:
@@ -41,8 +46,7 @@ def _qwen2(raw: Values, where: str) -> dict[str, Any]:
 
 
 def _qwen3(raw: Values, where: str) -> dict[str, Any]:
-    bias = bool(raw.get("attention_bias"))
-    return {"attention_bias": bias, "output_bias": bias, "qk_norm": True}
+    return biases(raw) | {"qk_norm": True}
 
 
 def _mixture(raw: Values, where: str) -> dict[str, Any]:
@@ -54,12 +58,9 @@ def _mixture(raw: Values, where: str) -> dict[str, Any]:
         "intermediate_size": raw["moe_intermediate_size"], "normalise_router": bool(raw.get("norm_topk_prob", False)),
     }  # fmt: skip
     every, dense = given(raw, "decoder_sparse_step", 1), raw.get("mlp_only_layers") or ()
-    sparse = tuple(int((i + 1) % every == 0 and i not in dense) for i in range(raw["num_hidden_layers"]))
+    sparse = tuple((i + 1) % every == 0 and i not in dense for i in range(raw["num_hidden_layers"]))
     if not all(sparse):
-        own = {"num_experts": 0, "experts_per_token": 0, "shared_size": 0, "shared_gate": False}
-        own["intermediate_size"] = raw["intermediate_size"]
-        fields["kinds"] = (LayerKind("dense", tuple(sorted(own.items()))), LayerKind("experts"))
-        fields["kind_of_layer"] = sparse
+        fields |= dense_and_sparse(sparse, raw["intermediate_size"], shared_gate=False)
     return fields
 
 
@@ -72,14 +73,6 @@ def _qwen2_moe(raw: Values, where: str) -> dict[str, Any]:
         "attention_bias": bool(raw["qkv_bias"]), "shared_size": raw["shared_expert_intermediate_size"],
         "shared_gate": True,
     }  # fmt: skip
-
-
-def _types_of_qwen2_moe(raw: Values, where: str) -> list[str]:
-    if not raw.get("use_sliding_window"):
-        raw = raw | {"sliding_window": None}
-    most = given(raw, "max_window_layers", 28)
-    slides = lambda layer: layer % 2 == 0 and layer < most  # noqa: E731
-    return listed(raw, where, slides, " with use_sliding_window true")
 
 
 def _write_windows(config: ModelConfig) -> dict[str, Any]:
@@ -129,7 +122,8 @@ QWEN3_MOE = family(
     num_key_value_heads=4, num_experts_per_tok=8, sliding_window=4096, others=_FUSED,
 )  # fmt: skip
 QWEN2_MOE = family(
-    "Qwen2MoeForCausalLM", read=_qwen2_moe, write=_write_qwen2_moe, types=_types_of_qwen2_moe,
+    "Qwen2MoeForCausalLM", read=_qwen2_moe, write=_write_qwen2_moe,
+    types=partial(_types, slides=lambda layer, most: layer % 2 == 0 and layer < most),
     settings=_WINDOWS | _MIXTURE | {"qkv_bias": FLAG, "shared_expert_intermediate_size": whole(1, 2**24)},
     num_key_value_heads=16, num_experts_per_tok=4, num_experts=60, sliding_window=4096, qkv_bias=True,
     intermediate_size=5632, moe_intermediate_size=1408, shared_expert_intermediate_size=5632,

@@ -18,10 +18,9 @@ from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.families import from_hf, language_model, quantisation_of, unread_settings
 from jaxrl_llm.models.io.adapter_params import adapter_params
 from jaxrl_llm.models.io.adapters import adapter_line, merged_tensors, open_adapter
-from jaxrl_llm.models.io.file_tensor import Tensors
+from jaxrl_llm.models.io.file_tensor import Tensors, dequantised, quantised_count
+from jaxrl_llm.models.io.folders import DEMO_MODEL, check_hub_name
 from jaxrl_llm.models.io.huggingface import from_tensors, open_folder, skipped_tensors, untied, without_prefix
-from jaxrl_llm.models.io.quantised_files import dequantised, quantised_count
-from jaxrl_llm.models.io.source import DEMO_MODEL, check_hub_name
 from jaxrl_llm.models.io.unread import Unread, skipped_line, unread_of
 from jaxrl_llm.models.kinds import FATAL, check, path_of, read_json, reason, require_kind, shown, whole
 from jaxrl_llm.models.parameters import combine, parameter_shapes, put
@@ -59,7 +58,7 @@ def load_policy(
     (`lora`), in float32; all others, and modules that are there whole, are merged into the
     weights as these are read.
     keep: a function of a parameter's name and array (of all layers) that gives what is kept of it, such as
-    `quantised.frozen_weight` with a kind; it is called when the array has been read, before the next is.
+    `quantised.layers.frozen_weight` with a kind; it is called when the array has been read, before the next is.
     context: most tokens that the policy will see at once (default: the model's context length). It matters where a
     model has rotary factors for short and for long contexts (longrope of Phi-3).
     The tokenizer is a transformers one, with the model's chat template.

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import Remat
 from jaxrl_llm.models.families import score_head
+from jaxrl_llm.models.io.folders import DEMO_MODEL
 from jaxrl_llm.models.io.huggingface import SCORE, open_folder
 from jaxrl_llm.models.io.load import (
     Shardings,
@@ -21,7 +22,6 @@ from jaxrl_llm.models.io.load import (
     read_folder,
     settings_of,
 )
-from jaxrl_llm.models.io.source import DEMO_MODEL
 from jaxrl_llm.models.kinds import path_of, shown
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError

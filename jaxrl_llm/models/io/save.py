@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
+import numpy as np
 
 from jaxrl_llm.models.checks import check_params, check_policy
 from jaxrl_llm.models.families import to_hf
 from jaxrl_llm.models.io.folders import check_output, write_json, written_whole
 from jaxrl_llm.models.io.huggingface import to_tensors
+from jaxrl_llm.models.io.unread import Unread
 from jaxrl_llm.models.kinds import read_json, reason, shown
 from jaxrl_llm.models.lora import merge
+from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.utils.errors import InputError
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from jaxrl_llm.models.io.unread import Unread
-    from jaxrl_llm.models.policy import Params, Policy
 
 
 def save_policy(
@@ -66,26 +65,33 @@ def save_policy(
         "bos_token_id": policy.config.bos_token_id,
         "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
     }
+    with written(folder, overwrite, "model") as new:
+        write_json(new / "config.json", raw)
+        write_json(new / "generation_config.json", generation)
+        _write_weights(new, tensors, shard_bytes)
+        for file in () if unread is None else unread.files:
+            shutil.copyfile(file, new / file.name)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(new)
+            _name_known_class(new / "tokenizer_config.json")
+        for file in new.glob("*.safetensors"):  # safetensors makes them readable by the owner alone
+            shutil.copymode(new / "config.json", file)
+    return folder
+
+
+@contextmanager
+def written(folder: Path, overwrite: bool, what: str) -> Iterator[Path]:
+    """`written_whole`, in which any error is an InputError."""
     try:
         with written_whole(folder, overwrite) as new:
-            write_json(new / "config.json", raw)
-            write_json(new / "generation_config.json", generation)
-            _write_weights(new, tensors, shard_bytes)
-            for file in () if unread is None else unread.files:
-                shutil.copyfile(file, new / file.name)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(new)
-                _name_known_class(new / "tokenizer_config.json")
-            for file in new.glob("*.safetensors"):  # safetensors makes them readable by the owner alone
-                shutil.copymode(new / "config.json", file)
+            yield new
     except InputError:
         raise
     except Exception as error:  # safetensors, tokenizers and transformers each have errors of their own for a full disk
         raise InputError(
-            f"the model cannot be written to {folder} ({reason(error)}); nothing there was changed: "
+            f"the {what} cannot be written to {folder} ({reason(error)}); nothing there was changed: "
             "free some space, or choose another folder"
         ) from error
-    return folder
 
 
 def _name_known_class(path: Path) -> None:

@@ -17,11 +17,11 @@ from jaxrl_llm.models.checks import check_params, check_policy
 from jaxrl_llm.models.io.adapter_config import FILE
 from jaxrl_llm.models.io.adapter_params import outputs_of
 from jaxrl_llm.models.io.adapters import OUTER, STACKED, WEIGHTS, as_modules
-from jaxrl_llm.models.io.folders import check_output, write_json, written_whole
+from jaxrl_llm.models.io.folders import check_output, write_json
 from jaxrl_llm.models.io.huggingface import all_finite
 from jaxrl_llm.models.io.layout import Stored, joined
+from jaxrl_llm.models.io.save import written
 from jaxrl_llm.models.io.unread import EMBED
-from jaxrl_llm.models.kinds import reason
 from jaxrl_llm.models.lora import adapters_of, own_adapters
 from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
 from jaxrl_llm.models.parameters.weight import Weight
@@ -60,18 +60,10 @@ def save_adapter(
             tensors[f"{OUTER}{_wrapped(name, modules)}.{end}"] = np.ascontiguousarray(value)
     from safetensors.numpy import save_file
 
-    try:
-        with written_whole(folder, overwrite) as new:
-            write_json(new / FILE, adapter_settings(modules, policy.config, base))
-            save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
-            shutil.copymode(new / FILE, new / WEIGHTS)  # safetensors makes it readable by the owner alone
-    except InputError:
-        raise
-    except Exception as error:  # safetensors has an error of its own for a full disk
-        raise InputError(
-            f"the adapters cannot be written to {folder} ({reason(error)}); nothing there was changed: "
-            "free some space, or choose another folder"
-        ) from error
+    with written(folder, overwrite, "adapters") as new:
+        write_json(new / FILE, adapter_settings(modules, policy.config, base))
+        save_file(tensors, new / WEIGHTS, metadata={"format": "pt"})
+        shutil.copymode(new / FILE, new / WEIGHTS)  # safetensors makes it readable by the owner alone
     return folder
 
 

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.parts import Rotations, rms_norm, rotate, scores, softmax, unit_norm
-from jaxrl_llm.models.layers.projections import project
+from jaxrl_llm.models.layers.projections import project, project_summed
 from jaxrl_llm.models.layers.sink_slots import Slots, prepend_slots
-from jaxrl_llm.models.layers.summed import project_summed
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 
 Array = jax.Array

@@ -17,7 +17,7 @@ from jaxrl_llm.models.layers.projections import project
 from jaxrl_llm.models.layers.recurrent import convolution_mixer, delta_mixer
 from jaxrl_llm.models.layers.sink_slots import slots_of
 from jaxrl_llm.models.placement import ANYWHERE, Placement
-from jaxrl_llm.models.quantised import cast, straight_through_layer
+from jaxrl_llm.models.quantised.layers import cast, straight_through_layer
 
 Array = jax.Array
 Layer = dict[str, Any]
@@ -31,7 +31,7 @@ class Settings(NamedTuple):
     flow: Any  # `recurrent.Flow`, where some layers carry states
     placement: Placement
     dtype: Any
-    rounding: str | None  # see `quantised.quantised_layer`
+    rounding: str | None  # see `quantised.layers.quantised_layer`
     record: bool  # whether layers say which experts tokens went through
     absorbed: bool  # see `latent.latent_heads`
     counted: Array | None = None  # bool[N, L], the tokens of which layers say what they ask of experts

@@ -29,11 +29,11 @@ from jaxrl_llm.models.layers.parts import accumulation_dtype, softmax, unit_norm
 from jaxrl_llm.models.layers.products import product, ragged_product
 from jaxrl_llm.models.layers.projections import scaled_low_rank
 from jaxrl_llm.models.layers.ragged import groups_of
-from jaxrl_llm.models.mesh_axes import EXPERT, TENSOR
+from jaxrl_llm.models.mesh_axes import EXPERT, TENSOR, split_spec
 from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
 from jaxrl_llm.models.placement import ANYWHERE
-from jaxrl_llm.models.quantised import is_rounded, rounded_specs
-from jaxrl_llm.models.splits import split_spec
+from jaxrl_llm.models.quantised import is_rounded
+from jaxrl_llm.models.quantised.layers import rounded_specs
 
 WEIGHTS = (
     "router", "gate", "up", "down", "router_bias", "router_correction", "router_norm", "expert_scale", "gate_bias",

@@ -1,17 +1,27 @@
-"""Projections of a layer: products with weights, and with their low-rank adapters."""
+"""Projections of a layer: products with weights, with their low-rank adapters, and with what differs by row.
+
+Each row of a batch may add a low-rank product of its own. A layer's dictionary has, under ROWS, whose they are:
+`Members` of a population (`core.population`), whose matrices are drawn where they are used, from a few numbers, and
+never kept. LoRA adapters by row need no entry: there the factor LORA_SCALE is one for each row and rank
+(`scaled_low_rank`, `models.by_row`). N rows, L tokens, r rank.
+"""
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxrl_llm.core.population import Population
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models.layers.by_row import with_members
 from jaxrl_llm.models.layers.products import product
-from jaxrl_llm.models.parameters import LORA_IN, LORA_OUT, LORA_SCALE
+from jaxrl_llm.models.parameters import ADAPTED, LORA_IN, LORA_OUT, LORA_SCALE
+from jaxrl_llm.models.placement import Placement
 from jaxrl_llm.models.quantised import Weight, dense
 
 PROJECTION = "projection"  # what projections give is called in policies of `jax.checkpoint`
@@ -103,3 +113,65 @@ def _joined_product_backward(residuals: tuple[Array, ...], dy: Array) -> tuple[A
 
 
 joined_product.defvjp(_joined_product_forward, _joined_product_backward)
+
+
+ROWS = "rows"
+
+
+class Members(flax.struct.PyTreeNode):
+    """The members that rows of one layer belong to; with a leading axis of layers where these are stacked."""
+
+    seed: Array  # uint32[], of the noise; uint32[N] where rows are of several steps
+    layer: Array  # int32[], its number in the model
+    number: Array  # int32[N], of the member
+    population: Population = flax.struct.field(pytree_node=False)
+
+    @property
+    def factor(self) -> Array:
+        """f32[N]: what multiplies B A^T: sign_n sigma / sqrt(r)."""
+        return jnp.where(self.number % 2 == 0, 1.0, -1.0) * (self.population.sigma / self.population.rank**0.5)
+
+
+def noise(members: Members, name: str, inputs: int, outputs: int) -> tuple[Array, Array]:
+    """B f32[N, inputs, r] and A f32[N, outputs, r] of the matrix `name` of a layer, for each row."""
+    matrix = np.uint32(zlib.crc32(name.encode()))
+
+    def of_pair(seed: Array, pair: Array) -> Array:
+        key = jax.random.key(seed)
+        for number in (members.layer, matrix, pair):
+            key = jax.random.fold_in(key, number)
+        return jax.random.normal(key, (inputs + outputs, members.population.rank), jnp.float32)
+
+    pairs = members.number // 2
+    both = jax.vmap(of_pair)(jnp.broadcast_to(members.seed, pairs.shape), pairs)
+    return both[:, :inputs], both[:, inputs:]
+
+
+def inner_products(w: Array, members: Members, name: str) -> Array:
+    """f32[N]: <w, sign_n (sigma / sqrt(r)) B A^T> of each row's member, w [inputs, outputs]."""
+    into, out = noise(members, name, *w.shape)
+    return members.factor * jnp.sum(jnp.einsum("nir,io->nor", into, w.astype(jnp.float32)) * out, axis=(1, 2))
+
+
+@jax.named_scope("member")
+def with_members(y: Array, x: Array, layer: dict[str, Any], name: str) -> Array:
+    """y [N, L, outputs], what a projection makes of x [N, L, inputs], with what each row's own member adds to it."""
+    members = layer.get(ROWS)
+    if members is None or name not in ADAPTED:
+        return y
+    into, out = noise(members, name, x.shape[-1], y.shape[-1])
+    wide = jnp.promote_types(y.dtype, jnp.float32)
+    low_rank = jnp.einsum("nlk,nkr->nlr", x.astype(wide), into) * members.factor[:, None, None]
+    return (y.astype(wide) + jnp.einsum("nlr,nor->nlo", low_rank, out)).astype(y.dtype)
+
+
+def project_summed(x: Array, layer: dict[str, Any], name: str, placement: Placement) -> Array:
+    """`project` of x [N, L, K], sharded by K, -> [N, L, D], in the placement that states have between layers.
+
+    XLA for TPUs sums and scatters the rows of a matrix; with more axes it sums all tokens on every device.
+    """
+    joined, alone = name in placement.joined, name + LORA_IN not in layer and ROWS not in layer
+    if alone and (spread := placement.flat(*x.shape[:2])) is not None:
+        out = spread(project(x.reshape(-1, x.shape[-1]), layer[name], layer, name, joined))
+        return out.reshape(*x.shape[:2], -1)
+    return project(x, layer[name], layer, name, joined)

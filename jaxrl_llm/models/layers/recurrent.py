@@ -15,10 +15,9 @@ import jax.numpy as jnp
 from jaxrl_kernels.delta_rule import DeltaInputs
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers.by_row import ROWS
 from jaxrl_llm.models.layers.delta import CHUNK, in_rows, one_step
 from jaxrl_llm.models.layers.parts import accumulation_dtype, rms_norm, rounded_once
-from jaxrl_llm.models.layers.projections import linear, project
+from jaxrl_llm.models.layers.projections import ROWS, linear, project
 from jaxrl_llm.models.parameters import LORA_IN
 from jaxrl_llm.models.placement import ANYWHERE, Placement
 from jaxrl_llm.models.quantised import Weight

@@ -7,13 +7,12 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.shapes import check_batch
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.models.by_row.members import perturbations
+from jaxrl_llm.models.by_row import perturbations
 from jaxrl_llm.models.checks import check_params
-from jaxrl_llm.models.diffusion.elbo import elbo_terms
 from jaxrl_llm.models.hooked import Places, hooked_logp
 from jaxrl_llm.models.layers.parts import accumulation_dtype
 from jaxrl_llm.models.layers.routing import check_experts, of_all_rows
-from jaxrl_llm.models.outputs.readings import READINGS, Seen, distribution_at, stopped, tempered_logp
+from jaxrl_llm.models.outputs.readings import READINGS, Seen, distribution_at, elbo_terms, stopped, tempered_logp
 from jaxrl_llm.models.outputs.soft_thinking import check_thoughts, soft_logp
 from jaxrl_llm.models.outputs.wanted import NOTHING, Wanted
 from jaxrl_llm.models.packed_states import EXPERTS, LOAD, View, logp_at, numbers_of, packed_states, view_of
@@ -55,10 +54,10 @@ def policy_outputs(
     ids and log-probabilities of its K = `top` most probable tokens. With info["teacher_top"] of them "teacher_top_logp"
     [N, L, K] are the policy's log-probabilities of these ids, and with info["teacher_states"] "teacher_divergence"
     f32[N, L] is the generalised Jensen-Shannon divergence from it, with `beta`; both differentiable.
-    "adam_step" [N, L, 2] is of the step that Adam would take for an action alone (`outputs.adam_step`), by its moments
+    "adam_step" [N, L, 2] is of the step that Adam would take for an action alone (`readings.adam_step`), by its moments
     params["moments"], which `learner.update` gives, the batch's advantages, and what its controls say of Adam.
     Of a masked-diffusion model "elbo_terms" f32[N, n] are n = `masks` samples of the bound on its likelihood of a row,
-    differentiable (`models.diffusion.elbo`).
+    differentiable (`readings.elbo_terms`).
     "experts" int[N, L, layers, k] are of all tokens, not only of actions, and so is "router_load", the `moe.Load` of a
     mixture [layers, E], of which tokens that rows share count once with a packing; one of both at a time.
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.parameters.shapes import weights
 from jaxrl_llm.models.parameters.table import TABLE
 from jaxrl_llm.models.parameters.weight import Path, Weight
 
-if TYPE_CHECKING:
-    from jaxrl_llm.models.config import ModelConfig
-
 LORA_IN, LORA_OUT, LORA_SCALE = "_lora_in", "_lora_out", "lora_scale"
-LORA_FACTORS = "lora_factors"  # of several adapters side by side, see `models.by_row.adapters`
+LORA_FACTORS = "lora_factors"  # of several adapters side by side, see `models.by_row`
 
 
 def adapted_weights(config: ModelConfig) -> dict[Path, Weight]:

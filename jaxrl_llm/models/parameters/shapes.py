@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.parameters.table import HEAD, HEAD_MLP, TABLE
 from jaxrl_llm.models.parameters.weight import Path, Shape, Weight
-
-if TYPE_CHECKING:
-    from jaxrl_llm.models.config import ModelConfig
 
 
 def weights(config: ModelConfig) -> dict[Path, Weight]:

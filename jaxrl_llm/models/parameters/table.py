@@ -7,12 +7,10 @@ Names in Hugging Face's format are those of Llama; a family has its own where it
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.parameters.weight import IDENTITY, NORMAL, PLAIN, ZEROS, Weight
-
-if TYPE_CHECKING:
-    from jaxrl_llm.models.config import ModelConfig
 
 
 def _of_layer(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config import ModelConfig
 
 Path = tuple[str, ...]
 Shape = tuple[int, ...]

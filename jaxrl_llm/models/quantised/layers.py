@@ -12,13 +12,21 @@ from jax.sharding import PartitionSpec
 
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.mesh_axes import AnyMesh
+from jaxrl_llm.models.mesh_axes import AnyMesh, split_spec
 from jaxrl_llm.models.parameters import PROJECTIONS, parameter_shapes
-from jaxrl_llm.models.placement import split_spec
-from jaxrl_llm.models.quantised.blocks import BLOCKS, QuantisedBlocks, StraightThroughBlocks, quantise_blocks
-from jaxrl_llm.models.quantised.eight_bits import KINDS
+from jaxrl_llm.models.quantised import (
+    BLOCKS,
+    KINDS,
+    Quantised,
+    QuantisedBlocks,
+    StraightThrough,
+    StraightThroughBlocks,
+    is_rounded,
+    quantise,
+    quantise_blocks,
+    straight_through,
+)
 from jaxrl_llm.models.quantised.normal_float import NormalFloat, normal_float
-from jaxrl_llm.models.quantised.weights import Quantised, StraightThrough, is_rounded, quantise, straight_through
 from jaxrl_llm.utils.errors import InputError
 
 NAMES = frozenset(name for name, weight in PROJECTIONS.items() if not {"one", "taps", "all_inputs"} & {*weight.axes})

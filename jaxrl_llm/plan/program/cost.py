@@ -1,25 +1,25 @@
 """What a compiled program costs each device: memory, operations, bytes of its memory, and bytes that collectives send.
 
-All of it is read off the compiled program, but for the operations, which are those of its jaxpr. Loops count as often
-as they run, see `text.executed`.
+All of it is read off the compiled program, but for the operations, which are counted on its jaxpr: XLA counts the body
+of a loop once, and of a Pallas kernel nothing. Loops count as often as they run, see `text.executed`; recomputation
+too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from jaxrl_llm.distributed.aot import Program
 from jaxrl_llm.distributed.chips import chip_of_kind
-from jaxrl_llm.plan.flops import matrix_flops
 from jaxrl_llm.plan.program.collectives import collectives_in
 from jaxrl_llm.plan.program.cycles import cycles_in, kernels_in
 from jaxrl_llm.plan.program.schedule import scheduled
-from jaxrl_llm.plan.program.text import turn_of
-from jaxrl_llm.plan.traffic import traffic_in
+from jaxrl_llm.plan.program.text import Computation, Instruction, computations, executed, fused, sizes, turn_of
 
 
 class Cost(NamedTuple):
@@ -34,7 +34,7 @@ class Cost(NamedTuple):
     traffic: int  # read from and written to its memory
     collectives: dict[str, int]  # sent to other devices, by kind
     cycles: int  # by the TPU compiler's estimate, without collectives and Pallas kernels; 0 where it gives none
-    kernels: dict[str, tuple[float, float]]  # operations and bytes that Pallas kernels declare, by name
+    kernels: dict[str, tuple[int, int]]  # operations and bytes that Pallas kernels declare, by name
     exposed: float = 0.0  # seconds of collectives beside which, by the TPU compiler's schedule, nothing runs
 
     @property
@@ -150,6 +150,149 @@ def followed(first: Cost, then: Cost, times: int) -> Cost:
     )
 
 
-def _pair(numbers: Iterable[float]) -> tuple[float, float]:
+def _pair(numbers: Iterable[int]) -> tuple[int, int]:
     a, b = numbers
     return a, b
+
+
+_ALIASED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}, \w+=")
+_NOT_MOVED = {"parameter", "get-tuple-element", "tuple", "bitcast", "constant", "while", "conditional", "call", "iota"}
+_SLICES = ("dynamic-slice", "slice", "gather")
+
+
+def traffic_in(text: str) -> int:
+    """Bytes that a program reads from and writes to each device's main memory.
+
+    An instruction reads its operands and writes its results that are there. A slice, alone or in a fusion, reads what
+    it gives, and an update in place writes its piece.
+    """
+    found, _ = computations(text)
+    return sum(
+        one.times * _traffic(one.instruction, one.computation, found)
+        for one in executed(text)
+        if one.fusion is None and one.instruction.kind not in _NOT_MOVED
+        if not one.instruction.kind.endswith("-done")
+    )
+
+
+def _main(shape: str) -> int:
+    return sum(sizes(shape, only_main=True))
+
+
+def _traffic(one: Instruction, inside: Computation, found: dict[str, Computation]) -> int:
+    operands = [inside[name].shape if name in inside else "" for name in one.operands]
+    if one.kind in _SLICES:
+        return 2 * _main(one.shape)
+    if one.kind == "dynamic-update-slice":
+        return 2 * _main(operands[1]) if len(operands) > 1 else 0
+    if one.kind in ("copy-start", "slice-start"):  # a tuple of what arrives, where it is from, and a mark
+        return min((size for size in sizes(one.shape) if size > 64), default=0)
+    if one.kind == "fusion":
+        return _fusion_traffic(one, operands, fused(one, found))
+    written = _main(one.shape)
+    if one.kind == "custom-call" and (match := _ALIASED.search(one.line)):
+        # In the memory of operands, of which a kernel writes a piece.
+        arrays = sizes(one.shape)
+        written -= sum(arrays[int(i)] for i in re.findall(r"\{(\d+)\}: \(", match[1]) if int(i) < len(arrays))
+    return max(written, 0) + sum(map(_main, operands))
+
+
+def _fusion_traffic(one: Instruction, operands: list[str], inner: Computation) -> int:
+    users: dict[str, list[Instruction]] = {}
+    for each in inner.values():
+        for name in each.operands:
+            users.setdefault(name, []).append(each)
+    total = 0
+    for each in inner.values():
+        if each.kind != "parameter":
+            continue
+        number = int(each.line.partition("parameter(")[2].partition(")")[0])
+        read = _main(operands[number]) if number < len(operands) else 0
+        of = users.get(each.name, [])
+        if read and of and all(user.kind in (*_SLICES, "dynamic-update-slice") for user in of):
+            parts = (sum(sizes(user.shape)) for user in of if user.kind in _SLICES)
+            read = min(read, sum(parts))
+        total += read
+    updates = [each for each in inner.values() if each.kind == "dynamic-update-slice"]
+    written = _main(one.shape)
+    for update in updates:
+        whole, piece = sum(sizes(update.shape)), inner.get(update.operands[1])
+        if piece is not None and whole <= written:
+            written -= whole - sum(sizes(piece.shape))
+    return total + written
+
+
+def matrix_flops(jaxpr: Any, platform: str = "tpu") -> float:
+    """Operations (2 for each multiplication and addition) of all devices together.
+
+    jaxpr: a Jaxpr or ClosedJaxpr. platform: "tpu", "cuda" or "cpu", for functions that depend on it. A scan counts each
+    of its turns, and a Pallas kernel each point of its grid, or what it declares where the grid or the turns of a loop
+    are known on the device alone; a while loop counts once, and of a conditional the branch with most. What one device
+    does in a `shard_map` is multiplied by the number of its devices.
+    """
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    return sum(_of_equation(equation, platform) for equation in inner.eqns)
+
+
+def _of_equation(equation: Any, platform: str) -> float:
+    name, params = equation.primitive.name, equation.params
+    if name == "dot_general":
+        (contracted, _), _ = params["dimension_numbers"]
+        return _product(equation, contracted)
+    if name == "ragged_dot_general":
+        return _ragged(equation, params["ragged_dot_dimension_numbers"])
+    if name == "cond":
+        return max(matrix_flops(branch, platform) for branch in _possible(params, platform))
+    times = 1.0
+    if name == "scan":
+        times = params["length"]
+    elif name == "pallas_call":
+        grid, declared = params["grid_mapping"].grid, params.get("cost_estimate")
+        if declared is not None and not (all(isinstance(size, int) for size in grid) and _counted(params["jaxpr"])):
+            return float(declared.flops)  # how many points the grid has, or turns a loop, is known on the device only
+        times = math.prod(size for size in grid if isinstance(size, int))
+    elif name == "shard_map":
+        axes = params.get("newly_manual_axes") or params.get("manual_axes") or params["mesh"].axis_names
+        times = math.prod(params["mesh"].shape[axis] for axis in axes)
+    elif name == "while":
+        return matrix_flops(params["body_jaxpr"], platform)
+    return times * sum(matrix_flops(inner, platform) for inner in _inside(params))
+
+
+def _counted(jaxpr: Any) -> bool:
+    """Whether it is known how often its loops turn."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    return all(
+        equation.primitive.name != "while" and all(map(_counted, _inside(equation.params))) for equation in inner.eqns
+    )
+
+
+def _product(equation: Any, contracted: tuple[int, ...]) -> float:
+    left, out = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+    return 2.0 * math.prod(out) * math.prod(left[axis] for axis in contracted)
+
+
+def _ragged(equation: Any, dims: Any) -> float:
+    """Of a product in groups: each row meets one group's matrix, or adds to one."""
+    (contracted, of_right), _ = dims.dot_dimension_numbers
+    if not set(dims.lhs_ragged_dimensions) & set(contracted):
+        return _product(equation, contracted)
+    left, right = (x.aval.shape for x in equation.invars[:2])
+    return 2.0 * math.prod(left) * math.prod(right) / math.prod(right[axis] for axis in of_right)
+
+
+def _possible(params: dict[str, Any], platform: str) -> tuple[Any, ...]:
+    """The branches of a conditional that the platform may take."""
+    branches, platforms = params["branches"], params.get("branches_platforms")
+    if platforms is None:
+        return tuple(branches)
+    own = [i for i, names in enumerate(platforms) if names is not None and platform in names]
+    return (branches[(own or [platforms.index(None)])[0]],)
+
+
+def _inside(params: dict[str, Any]) -> Iterator[Any]:
+    """The jaxprs among an equation's parameters."""
+    for value in params.values():
+        for one in value if isinstance(value, tuple | list) else (value,):
+            if hasattr(getattr(one, "jaxpr", one), "eqns"):
+                yield one

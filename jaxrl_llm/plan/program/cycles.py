@@ -44,8 +44,8 @@ class Kernel(NamedTuple):
     """What a Pallas kernel declares, over all its runs."""
 
     name: str
-    flops: float
-    bytes: float
+    flops: int
+    bytes: int
 
     def seconds(self, chip: Chip) -> float:
         """On the more loaded of the chip's arithmetic and memory; 0 where its rates are not known."""
@@ -66,9 +66,9 @@ def kernels_in(text: str) -> list[Kernel]:
     flops, moved = Counter[str](), Counter[str]()
     for one in executed(text):
         if KERNEL in one.instruction.line:
-            name, said = _kernel_name(one.instruction), dict(_NUMBER.findall(_said(one.instruction)))
-            flops[name] += one.times * int(said.get("flops", 0))
-            moved[name] += one.times * int(said.get("bytes_accessed", 0))
+            kernel = _declared(one.instruction)
+            flops[kernel.name] += one.times * kernel.flops
+            moved[kernel.name] += one.times * kernel.bytes
     return [Kernel(name, flops[name], moved[name]) for name in flops]
 
 
@@ -79,20 +79,15 @@ def lines_in(text: str, chip: Chip) -> list[Line]:
         found.append(Line(one.name, _kind(one, bodies), source_of(one), times * _over(cycles, chip.clock * 1e9), times))
     for each in executed(text):
         if KERNEL in each.instruction.line:
-            said = dict(_NUMBER.findall(_said(each.instruction)))
-            name = _kernel_name(each.instruction)
-            kernel = Kernel(name, float(said.get("flops", 0)), float(said.get("bytes_accessed", 0)))
-            found.append(
-                Line(name, KERNELS, source_of(each.instruction), each.times * kernel.seconds(chip), each.times)
-            )
+            kernel, source = _declared(each.instruction), source_of(each.instruction)
+            found.append(Line(kernel.name, KERNELS, source, each.times * kernel.seconds(chip), each.times))
     return sorted(found, key=lambda line: -line.seconds)
 
 
 def seconds_of_one(one: Instruction, chip: Chip) -> float:
     """Seconds of one run of an instruction outside of fusions; 0 where it has no estimate, or only runs others."""
     if KERNEL in one.line:
-        said = dict(_NUMBER.findall(_said(one)))
-        return Kernel("", float(said.get("flops", 0)), float(said.get("bytes_accessed", 0))).seconds(chip)
+        return _declared(one).seconds(chip)
     match = None if one.kind in _RUN_OTHERS else _CYCLES.search(one.line)
     return _over(int(match[1]), chip.clock * 1e9) if match else 0.0
 
@@ -133,9 +128,11 @@ def _kind(one: Instruction, bodies: dict[str, Computation]) -> str:
     return MOVES if kinds & _MOVED and kinds <= _MOVED | _FREE else OTHERS
 
 
-def _said(one: Instruction) -> str:
+def _declared(one: Instruction) -> Kernel:
+    """Of one run of a kernel."""
     match = _ESTIMATE.search(one.line)
-    return match[1] if match else ""
+    said = dict(_NUMBER.findall(match[1])) if match else {}
+    return Kernel(_kernel_name(one), int(said.get("flops", 0)), int(said.get("bytes_accessed", 0)))
 
 
 def _kernel_name(one: Instruction) -> str:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.distributed.peers import LOST, Peer, PeerListener
-from jaxrl_llm.distributed.transfer import Outlet
 from jaxrl_llm.rollouts.asynchronous.sampler import Taken
 from jaxrl_llm.rollouts.asynchronous.samplers import Flight, Given, Scene
 from jaxrl_llm.rollouts.asynchronous.session import Ended, packed
@@ -26,7 +25,7 @@ from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.multihost_gather import side_by_side
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
 from jaxrl_llm.sampling.weights.layouts import LoopOptions
-from jaxrl_llm.sampling.weights.sent import Part, send, send_adapters
+from jaxrl_llm.sampling.weights.sent import Outlet, Part, send, send_adapters
 from jaxrl_llm.utils.errors import InputError, several
 from jaxrl_llm.utils.process import interruptible, stop_if
 

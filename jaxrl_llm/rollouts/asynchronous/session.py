@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_llm.distributed.peers import LOST, own_address
-from jaxrl_llm.distributed.transfer import Inlet, Offer
 from jaxrl_llm.rewards.streamed import Counted, StreamedScores
 from jaxrl_llm.rollouts.asynchronous.rule import Asynchrony
 from jaxrl_llm.rollouts.asynchronous.sampler import Taken
@@ -21,7 +20,7 @@ from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
 from jaxrl_llm.sampling.weights import Weights
-from jaxrl_llm.sampling.weights.sent import Arriving, Part, Receiver
+from jaxrl_llm.sampling.weights.sent import Arriving, Inlet, Offer, Part, Receiver
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.threads import named
 

@@ -22,10 +22,10 @@ from jaxrl_llm.rollouts.program_host import Completes, Draws, MakeEngine
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
 from jaxrl_llm.sampling.capacity import for_conversations, lasting, size_for
-from jaxrl_llm.sampling.engine_of import engine_of, renewed
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.sampler import cut_at, settings_of
 from jaxrl_llm.sampling.stats import Stats
+from jaxrl_llm.sampling.stream import engine_of, renewed
 from jaxrl_llm.sampling.two_model_decode import alone, beside
 from jaxrl_llm.sampling.weights import Weights, apart_from, take_weights
 from jaxrl_llm.sampling.weights.adapters import of_members, replace_adapters

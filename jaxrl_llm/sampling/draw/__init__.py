@@ -8,8 +8,7 @@ from jaxrl_kernels import fused_sample
 
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.draw.drawn import Drawn, DrawSettings
-from jaxrl_llm.sampling.draw.logits import draw_from_logits, unembedding
+from jaxrl_llm.sampling.draw.logits import Drawn, DrawSettings, draw_from_logits, unembedding
 
 __all__ = ["DrawSettings", "Drawn", "draw", "seed_of", "unembedding"]
 

@@ -1,6 +1,8 @@
-"""Drawing tokens from all their logits: with filters, forbidden tokens, hooks, soft tokens, or records of the best."""
+"""How to draw tokens, and drawing from all logits: with filters, hooks, soft tokens, or records of the best."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +20,39 @@ from jaxrl_llm.core.soft_thinking import (
 )
 from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.sampling.draw.drawn import Drawn, DrawSettings
-from jaxrl_llm.sampling.filters import keep, support_floor
+from jaxrl_llm.sampling.filters import Filters, keep, support_floor
 from jaxrl_llm.sampling.two_model_decode import of_both
 from jaxrl_llm.utils.errors import InputError
+
+
+class DrawSettings(NamedTuple):
+    """How to draw tokens: arrays, so that their values can change without recompilation."""
+
+    seed: Array  # uint32[]
+    temperature: Array  # f32[]; 0 is greedy
+    filters: Filters | None
+    allowed: Array | None  # bool[V], the tokens that may be drawn; None: all
+    stop_tokens: Array  # int32[E]; drawing one ends the row
+    state: dict[str, Array] | None = None  # f32[] each, the numbers of the policy's hook; None: the first ones
+
+
+class Drawn(NamedTuple):
+    """One drawn token of each row."""
+
+    token: Array  # int32[N]
+    logp: Array  # f32[N], under the distribution that it was drawn from
+    entropy: Array  # f32[N], of that distribution, in nats
+    floor: Array  # f32[N], log-probability at or above which the filters kept tokens (-inf without), or `Hook.remember`
+    untruncated_logp: Array  # f32[N], under the distribution before filters, `allowed`, and a hook that truncates
+    experts: Array | None = None  # int[N, layers, k], of the token from whose state it was drawn; None: not recorded
+    thoughts: Array | None = None  # f32[N, 3, K], records of soft tokens; None: of a policy that does not think so
+    # f32[N, 3, K], ids of the K most probable tokens, the best first, their logp and untruncated_logp; None: no record
+    ranked: Array | None = None
+
+    @property
+    def ranks(self) -> int:
+        """How many of the most probable tokens are recorded at each place."""
+        return 0 if self.ranked is None else self.ranked.shape[-1]
 
 
 def draw_from_logits(

@@ -3,13 +3,17 @@
 A conversation that waits for its environment keeps its row of the ring KV cache as long as no other request needs it.
 When one does, the two change places: what the row holds goes to a store beside the ring KV cache, and what the store
 holds of the other request comes to the row. The least recently used entry is given up where the store is full.
+
+Rows that ended still hold keys and values too. A fork, or a conversation that continues, begins with tokens that a row
+has drawn before. Until another request takes the row or the ring KV cache wraps around, they need not be recomputed
+(`best_reuse`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,10 +22,63 @@ from jaxrl_llm.core.trajectory import Array
 from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.decode import RingCache
-from jaxrl_llm.sampling.requests import Request
-from jaxrl_llm.sampling.resume.reuse import Kept, Reused, best_reuse
+from jaxrl_llm.sampling.requests import Prefix, Request
 from jaxrl_llm.sampling.scheduler import Assignment
 from jaxrl_llm.sampling.weights import Weights
+
+LEAST_REUSED = 4  # fewer tokens are not worth a copy
+
+
+class Kept(NamedTuple):
+    """A row that ended and whose keys and values are still in the ring KV cache."""
+
+    prefix: Prefix
+    tokens: np.ndarray  # int32[n], after the prompt; the cache has keys and values of all but the last
+    last: int  # step at which the last token was drawn
+    copied: int | None = None  # decode steps until it was copied; None: it is in the ring KV cache itself
+
+    def intact(self, steps: int, columns: int, usable: int | None = None) -> bool:
+        """Whether the ring KV cache has not overwritten what attention to the first `usable` tokens reads."""
+        n = len(self.tokens)
+        oldest = max((n - 1 if usable is None else usable) - columns, 0)
+        return (steps if self.copied is None else self.copied) - 1 - (self.last - n + 2 + oldest) < columns
+
+
+class Reused(NamedTuple):
+    """What a new row copies from a row that ended."""
+
+    source: int  # row to copy from
+    usable: int  # number of tokens whose keys and values are copied
+    shift: int  # columns by which they move
+
+
+def absolute_step(steps: int, column: int, columns: int) -> int:
+    """The last step before `steps` that wrote to `column` of a ring KV cache with `columns` columns."""
+    return steps - 1 - (steps - 1 - column) % columns
+
+
+def best_reuse(
+    kept: dict[int, Kept], prefix: Prefix, begun: np.ndarray, steps: int, columns: int, whole: bool = False
+) -> Reused | None:
+    """The row from which a request that continues `begun` can copy the most tokens; None if there is none.
+
+    steps: decode steps so far. columns: smallest number of columns among the layers. Token j of a kept row is in column
+    last - n + 2 + j (mod columns), and moves to column steps - own + j, where own is len(begun) - 1. whole: only a row
+    all of whose tokens the request continues, as what layers carry is of all of them.
+    """
+    found, own = None, len(begun) - 1
+    for row, one in kept.items():
+        if one.prefix != prefix:
+            continue
+        tokens, n = one.tokens, len(one.tokens)
+        most = min(n - 1, own)
+        unlike = np.flatnonzero(tokens[:most] != begun[:most])
+        usable = int(unlike[0]) if len(unlike) else most
+        intact = one.intact(steps, columns, usable)
+        intact = intact and not (whole and usable < n - 1)
+        if usable >= LEAST_REUSED and intact and (found is None or usable > found.usable):
+            found = Reused(row, usable, steps - own - one.last + n - 2)
+    return found
 
 
 @partial(jax.jit, static_argnames=("split",))

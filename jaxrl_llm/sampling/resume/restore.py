@@ -7,7 +7,8 @@ the new cache; the cache that they take is donated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ import numpy as np
 from jaxrl_llm.core.shapes import bucket, pad_rows
 from jaxrl_llm.core.soft_thinking import mixture
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models.by_row.adapters import for_rows
+from jaxrl_llm.models.by_row import for_rows
 from jaxrl_llm.models.layers.attention import Weighing, attention
 from jaxrl_llm.models.layers.recurrent import State, rows_flow
 from jaxrl_llm.models.policy import Params, Policy
@@ -25,51 +26,40 @@ from jaxrl_llm.sampling.decode import RingCache, narrowed
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache, each, pack, take_columns
 from jaxrl_llm.sampling.prefill import of_layer, recorded_pass
 from jaxrl_llm.sampling.requests import Request
-from jaxrl_llm.sampling.resume.kv_offload import Store, place_rows
-from jaxrl_llm.sampling.resume.reuse import Reused
+from jaxrl_llm.sampling.resume.kv_offload import Reused, Store, place_rows
+from jaxrl_llm.sampling.sampled_tokens import thoughts_of
 from jaxrl_llm.sampling.scheduler import Assignment
-from jaxrl_llm.sampling.soft_tokens import thoughts_of
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.sampling.two_model_decode import run
 from jaxrl_llm.sampling.weights import Weights
 
 
+class Resuming(NamedTuple):
+    """What the rows of an engine that continue completions have in common."""
+
+    policy: Policy
+    weights: Weights
+    prefix_cache: PrefixCache
+    requests: Mapping[int, Request]
+    shape: Shape
+    stats: Stats
+
+
 def resume_rows(
-    policy: Policy,
-    weights: Weights,
-    store: Store,
-    prefix_cache: PrefixCache,
-    ring_cache: RingCache,
-    begun: list[Assignment],
-    assigned: list[Assignment],
-    requests: Mapping[int, Request],
-    steps: int,
-    columns: int,
-    shape: Shape,
-    stats: Stats,
-) -> RingCache:
+    of: Resuming, store: Store, ring_cache: RingCache, begun: list[Assignment], assigned: list[Assignment],
+    steps: int, columns: int,
+) -> RingCache:  # fmt: skip
     """The ring KV cache with the rows that begin with tokens; see `kv_offload.place_rows`."""
-
-    def extended(ring_cache: RingCache, reused: list[tuple[Assignment, Reused]]) -> RingCache:
-        return extend_rows(policy, weights, prefix_cache, ring_cache, reused, requests, shape, stats)
-
-    ring_cache, missed = place_rows(store, ring_cache, begun, requests, steps, columns, extended, assigned)
-    return restore_rows(policy, weights, ring_cache, missed, requests, shape, stats)
+    extended = partial(extend_rows, of)
+    ring_cache, missed = place_rows(store, ring_cache, begun, of.requests, steps, columns, extended, assigned)
+    return restore_rows(of, ring_cache, missed)
 
 
-def extend_rows(
-    policy: Policy,
-    weights: Weights,
-    prefix_cache: PrefixCache,
-    ring_cache: RingCache,
-    reused: Sequence[tuple[Assignment, Reused]],
-    requests: Mapping[int, Request],
-    shape: Shape,
-    stats: Stats,
-) -> RingCache:
+def extend_rows(of: Resuming, ring_cache: RingCache, reused: Sequence[tuple[Assignment, Reused]]) -> RingCache:
     """Copy the keys and values that the ring KV cache still holds, and run the remaining tokens through the model."""
     if not reused:
         return ring_cache
+    policy, weights, prefix_cache, requests, shape, stats = of
     begun = [requests[place.request].begun for place, _ in reused]
     ids = [tokens.token[how.usable : -1].tolist() for tokens, (_, how) in zip(begun, reused, strict=True)]
     padding = bucket(len(reused), 1, 1) - len(reused)
@@ -97,16 +87,9 @@ def extend_rows(
     return ring_cache._replace(layers=layers, drawn=drawn._replace(experts=experts))
 
 
-def restore_rows(
-    policy: Policy,
-    weights: Weights,
-    ring_cache: RingCache,
-    assigned: Sequence[Assignment],
-    requests: Mapping[int, Request],
-    shape: Shape,
-    stats: Stats,
-) -> RingCache:
+def restore_rows(of: Resuming, ring_cache: RingCache, assigned: Sequence[Assignment]) -> RingCache:
     """Recompute the keys and values of continued completions under these weights, RESTORE_ROWS rows at a time."""
+    policy, weights, _, requests, shape, stats = of
     for start in range(0, len(assigned), RESTORE_ROWS):
         part = assigned[start : start + RESTORE_ROWS]
         ids = [[*requests[p.request].prompt, *requests[p.request].begun.token[:-1].tolist()] for p in part]
@@ -151,7 +134,7 @@ def restore(
 
     tokens: int32[R, L], prompt and own tokens, right-padded; length: int32[R], of both together; prompt: int32[R],
     length of the prompt; into: int32[R], rows. The keys of own tokens depend on the prompt, so both are recomputed.
-    ring_experts: `Drawn.experts` of the ring KV cache. adapter: int32[R], see `models.by_row.adapters`. thoughts:
+    ring_experts: `Drawn.experts` of the ring KV cache. adapter: int32[R], see `models.by_row`. thoughts:
     f32[R, L, 3, K], records of soft tokens, of a policy that thinks so.
     """
     params = for_rows(policy, params, adapter)

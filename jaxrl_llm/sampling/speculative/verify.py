@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxrl_kernels.decode_attention import decode_attention, merge, partial_attention
 
 from jaxrl_llm.core.trajectory import Array
-from jaxrl_llm.models.by_row.adapters import for_rows
+from jaxrl_llm.models.by_row import for_rows
 from jaxrl_llm.models.layers.attention import Weighing
 from jaxrl_llm.models.layers.parts import rotations_of
 from jaxrl_llm.models.layers.recurrent import State, committed, pending_flow

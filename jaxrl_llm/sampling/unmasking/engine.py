@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.shapes import bucket
-from jaxrl_llm.models.by_row.adapters import are_by_row
+from jaxrl_llm.models.by_row import are_by_row
 from jaxrl_llm.models.policy import Policy
 from jaxrl_llm.sampling.capacity import Size
 from jaxrl_llm.sampling.draw import DrawSettings

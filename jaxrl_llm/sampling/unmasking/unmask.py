@@ -78,7 +78,7 @@ def mean_field(
 
     tokens: int32[R, W], prompt and response. first, end: int32[R], columns of the response's first place and after that
     of its canvas. length: int32[T], of which the size alone matters. The update finds the same, see
-    `models.diffusion.canvases`.
+    `models.canvases`.
     """
     own = policy.config.unmasking
     assert own is not None

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import bytes_to_move
-from jaxrl_llm.distributed.on_hosts import to_numpy
+from jaxrl_llm.distributed.hosts import to_numpy
 from jaxrl_llm.models import lora
-from jaxrl_llm.models.by_row.adapters import SEED
+from jaxrl_llm.models.by_row import SEED
 from jaxrl_llm.models.parameters import combine, without_critic
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.quantised import cast
+from jaxrl_llm.models.quantised.layers import cast
 from jaxrl_llm.models.stacks import unstack
 from jaxrl_llm.sampling.weights.layouts import adapter_loop_params, options_for
 from jaxrl_llm.sampling.weights.take import Weights, is_here, is_ready, take_weights

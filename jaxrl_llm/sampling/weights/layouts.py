@@ -17,12 +17,11 @@ from jaxrl_llm.distributed import named_shardings, parameter_specs
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers.recurrent import State
 from jaxrl_llm.models.lora import own_adapters
-from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, AnyMesh, row_axes
+from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, AnyMesh, row_axes, split_spec
 from jaxrl_llm.models.parameters.table import TABLE
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.quantised import cast, is_rounded, kind_of, quantised_layer, quantised_specs
-from jaxrl_llm.models.quantised.blocks import QuantisedBlocks
-from jaxrl_llm.models.splits import split_spec
+from jaxrl_llm.models.quantised import QuantisedBlocks, is_rounded, kind_of
+from jaxrl_llm.models.quantised.layers import cast, quantised_layer, quantised_specs
 from jaxrl_llm.models.stacks import of_kind, place_of, unstack
 from jaxrl_llm.sampling.decode import RingCache
 from jaxrl_llm.sampling.kv_cache import LayerCache, PrefixCache

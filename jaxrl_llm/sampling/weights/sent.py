@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from jaxrl_llm.distributed.transfer import Offer
 from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.quantised import kind_of
@@ -23,6 +23,56 @@ from jaxrl_llm.sampling.weights.layouts import (
 )
 from jaxrl_llm.sampling.weights.take import Weights
 from jaxrl_llm.utils.errors import InputError
+
+
+class Offer(NamedTuple):
+    """Arrays that another program may pull, once."""
+
+    number: int
+    shapes: Any  # a pytree of ShapeDtypeStructs
+
+    @property
+    def bytes(self) -> int:
+        """Of all arrays."""
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(self.shapes))
+
+
+class Outlet:
+    """The sender's end. host: the address of this machine for the other one."""
+
+    def __init__(self, host: str) -> None:
+        self._server = _server(host)
+        self._numbers = itertools.count()
+        self.address = str(self._server.address())
+
+    def offer(self, arrays: Any) -> Offer:
+        """Offer a pytree of arrays, each of which is on one device of this process."""
+        number = next(self._numbers)
+        self._server.await_pull(number, jax.tree.leaves(arrays))
+        return Offer(number, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arrays))
+
+
+class Inlet:
+    """The receiver's end. address: of the sender's `Outlet`; host: of this machine for the other one."""
+
+    def __init__(self, address: str, host: str, device: jax.Device) -> None:
+        self._server = _server(host)
+        self._connection = self._server.connect(address)
+        self._place = SingleDeviceSharding(device)
+
+    def pull(self, offer: Offer) -> Any:
+        """The arrays of an offer, on the device."""
+        shapes, tree = jax.tree.flatten(offer.shapes)
+        wanted = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._place) for x in shapes]
+        return jax.block_until_ready(jax.tree.unflatten(tree, self._connection.pull(offer.number, wanted)))
+
+
+def _server(host: str) -> Any:
+    from jax.experimental import transfer
+
+    at = f"[{host}]:0" if ":" in host else f"{host}:0"
+    return transfer.start_transfer_server(jax.local_devices()[0].client, at, [at])
+
 
 ADAPTERS = "adapters"
 Part = int | str | None  # number of a layer; None: all but layers; ADAPTERS: adapters alone

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import bytes_to_move, named_shardings, parameter_specs
 from jaxrl_llm.distributed.aot import place
-from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host, own_copy, to_numpy
+from jaxrl_llm.distributed.hosts import by_unit, of_this_host, own_copy, to_numpy
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.parameters import without_critic
 from jaxrl_llm.models.policy import Params, Policy
@@ -82,7 +82,7 @@ def take_weights(
     mesh: the devices to decode on, with axes of `models.mesh_axes`: rows over all but "tensor", which splits heads,
     hidden units of the MLP and vocabulary; experts over "expert". It may have other axes than the parameters' mesh, but
     the same devices in the same order (`sampling_mesh_of`). Without a mesh the parameters are used where they are.
-    Parameters that are sharded over several hosts reach the devices that each host samples on (`on_hosts`): those of
+    Parameters that are sharded over several hosts reach the devices that a host samples on (`of_this_host`): those of
     `mesh`, if it has devices of all these hosts, else their own; then all hosts must call this.
     weight_dtype: int8 or float8, to which the projections of layers are rounded (`models.quantised`): adapters are
     added to products with the rounded matrices, in full precision. By default the policy's own rounding, if any.

@@ -12,7 +12,7 @@ from jaxrl_llm.core.by_value import ByValue
 from jaxrl_llm.data.generate import COLUMNS, check_task, games
 from jaxrl_llm.data.load import open_prompts
 from jaxrl_llm.data.sources.random_access import RandomAccess
-from jaxrl_llm.models.io.source import check_source
+from jaxrl_llm.models.io.folders import check_source
 from jaxrl_llm.rewards import Reward, close_rewards, get_rewards, require_columns
 from jaxrl_llm.rewards.parsing.final_answers import answer_text
 from jaxrl_llm.rewards.workers.calling import ENVIRONMENTS

@@ -17,8 +17,8 @@ import numpy as np
 
 from jaxrl_llm.core.source import Source, Step
 from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.distributed.hosts import to_numpy
 from jaxrl_llm.distributed.mesh import to_mesh
-from jaxrl_llm.distributed.on_hosts import to_numpy
 from jaxrl_llm.learner.inputs import provide
 from jaxrl_llm.learner.microbatches import plan_steps
 from jaxrl_llm.models.parameters import combine, without_critic

@@ -9,12 +9,12 @@ from jaxrl_llm.core.shapes import bucket
 from jaxrl_llm.curriculum.embedded import EMBEDDING, FromEmbeddings
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed.aot import compiled
+from jaxrl_llm.distributed.hosts import to_numpy
 from jaxrl_llm.distributed.mesh import to_device, to_mesh
-from jaxrl_llm.distributed.on_hosts import to_numpy
 from jaxrl_llm.models.mesh_axes import row_shards
 from jaxrl_llm.models.parameters import combine, without_critic
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.models.pooled import pooled_states
+from jaxrl_llm.models.scores import pooled_states
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.training.source import OfRows

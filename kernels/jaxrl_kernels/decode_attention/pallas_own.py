@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxrl_kernels.decode_attention.reference import OwnAttention, PartialAttention, write_scales
-from jaxrl_kernels.decode_attention.tiles import LANES, SUBLANES, add_tile, block_sizes, by_lanes, capped
+from jaxrl_kernels.decode_attention.reference import Numbers, OwnAttention, PartialAttention, write_scales
+from jaxrl_kernels.decode_attention.tiles import LANES, SUBLANES, Tiles, add_tile, block_sizes, by_lanes, capped
 
 Array = jax.Array
 
@@ -61,30 +61,20 @@ def _put(cache: Any, out: Any, new: Array, axis: int, place: Any, first: Any, co
             pl.when(start == at)(partial(write, slice(at, at + width), width))
 
 
-def _kernel(
-    count: Any,
-    place: Any,
-    *refs: Any,
-    columns: int,
-    window: int,
-    scaled: bool,
-    key_axis: int,
-    value_axis: int,
-    query_scale: float,
-    softcap: float,
-) -> None:
+def _kernel(count: Any, place: Any, *refs: Any, of: Tiles) -> None:
     """One tile for one block of i rows and j heads.
 
     In SMEM: count int32[B], place int32[1] and, if there are scales, the new scales f32[B * K] each. refs: q
     [i, j, R, h], new keys and values [i, j, 1, h], acc f32[i, j, R, h] and (m, l) f32[i, j, R, 2] of the prompt, keys
-    and values with columns along key_axis and value_axis (0 or 1), scales f32[i, j, 1, T]; outputs: results
+    and values with columns along the axes of `Tiles`, scales f32[i, j, 1, T]; outputs: results
     [i, j, R, h] and pieces of keys and values; scratch: the running sums.
     """
+    scaled, columns, window = of.scaled, of.columns, of.numbers.window
     absent: tuple[Any, ...] = () if scaled else (None, None)
     new_key_scale, new_value_scale, q, k, v, prompt_acc, prompt_m_l, keys, values, *rest = (*absent, *refs)
     key_scale, value_scale, y, keys_out, values_out, acc, m, l = (*absent, *rest)
     rows, heads = keys.shape[:2]
-    number, last, tile = pl.program_id(2), pl.num_programs(2) - 1, keys.shape[2 + key_axis]
+    number, last, tile = pl.program_id(2), pl.num_programs(2) - 1, keys.shape[2 + of.key_axis]
     first_row, first_head, all_heads = pl.program_id(0) * rows, pl.program_id(1) * heads, pl.num_programs(1) * heads
     first, column = number * tile, place[0]
     each = [(row, head) for row in range(rows) for head in range(heads)]
@@ -95,7 +85,7 @@ def _kernel(
             at = (first_row + here[0]) * all_heads + first_head + here[1]
             products = q[here].astype(jnp.float32) * k[here].astype(jnp.float32)
             logits = jnp.sum(products, axis=1, keepdims=True)
-            logits = capped(logits * new_key_scale[at] if scaled else logits, query_scale, softcap)
+            logits = capped(logits * new_key_scale[at] if scaled else logits, of.numbers)
             before = prompt_m_l[here][:, :1]
             now = jnp.maximum(before, logits)
             rescale, weights = jnp.exp(before - now), jnp.exp(logits - now)
@@ -110,16 +100,13 @@ def _kernel(
         age = jnp.where(age < 0, age + columns, age)
         seen = (age > 0) & (age <= count[first_row + here[0]]) & (at < columns)  # the newest is already in the sums
         seen = seen & (age < window) if window else seen
-        scales = (key_scale[here], value_scale[here]) if scaled else (None, None)
-        add_tile(
-            (acc, m, l), here, q[here], keys[here], values[here], seen, *scales, key_axis=key_axis,
-            value_axis=value_axis, query_scale=query_scale, softcap=softcap, first=first, columns=columns,
-        )  # fmt: skip
+        scales: tuple[Any, Any] = (key_scale[here], value_scale[here]) if scaled else (None, None)
+        add_tile((acc, m, l), here, q[here], keys[here], values[here], seen, *scales, first, of)
 
     @pl.when((first <= column) & (column < first + tile))
     def _() -> None:
         for here in each:
-            for cache, out, new, axis in ((keys, keys_out, k, key_axis), (values, values_out, v, value_axis)):
+            for cache, out, new, axis in ((keys, keys_out, k, of.key_axis), (values, values_out, v, of.value_axis)):
                 _put(cache.at[here], out.at[here], new[here].astype(jnp.float32), axis, column, first, columns)
 
     @pl.when(number == last)
@@ -128,32 +115,19 @@ def _kernel(
 
 
 def pallas_own(
-    q: Array,
-    k: Array,
-    v: Array,
-    keys: Array,
-    values: Array,
-    count: Array,
-    step: Array,
-    prompt: PartialAttention,
-    new_scales: tuple[Array, Array] | None,
-    scales: tuple[Array, Array] | None,
-    *,
-    query_scale: float,
-    softcap: float,
-    window: int,
-    tile: int | None = None,
-    interpret: bool = False,
-) -> OwnAttention:
+    q: Array, k: Array, v: Array, keys: Array, values: Array, count: Array, step: Array, prompt: PartialAttention,
+    new_scales: tuple[Array, Array] | None, scales: tuple[Array, Array] | None, *, numbers: Numbers,
+    tile: int | None = None, interpret: bool = False,
+) -> OwnAttention:  # fmt: skip
     """The result of `reference_own`, by the kernel."""
     B, K, R, h = q.shape
     S, itemsize = keys.shape[3], keys.dtype.itemsize
     i, j, tile = block_sizes(B, K, R, h, S, itemsize, tile)
     place = (step % S)[None]
 
-    of_block = lambda *shape: pl.BlockSpec((i, j, *shape), lambda b, k, t, *numbers: (b, k, 0, 0))  # noqa: E731
-    along = lambda rows: pl.BlockSpec((i, j, rows, tile), lambda b, k, t, *numbers: (b, k, 0, t))  # noqa: E731
-    down = pl.BlockSpec((i, j, tile, h), lambda b, k, t, *numbers: (b, k, t, 0))
+    of_block = lambda *shape: pl.BlockSpec((i, j, *shape), lambda b, k, t, *scalars: (b, k, 0, 0))  # noqa: E731
+    along = lambda rows: pl.BlockSpec((i, j, rows, tile), lambda b, k, t, *scalars: (b, k, 0, t))  # noqa: E731
+    down = pl.BlockSpec((i, j, tile, h), lambda b, k, t, *scalars: (b, k, t, 0))
 
     def piece(axis: int) -> pl.BlockSpec:
         size = piece_of(S, axis, itemsize)
@@ -166,9 +140,9 @@ def pallas_own(
     key_axis, value_axis = int(by_lanes(S, h, True)), int(by_lanes(S, h, False))
     transposed = lambda x, natural: x if natural else x.swapaxes(2, 3)  # noqa: E731
     cache = transposed(keys, key_axis), transposed(values, not value_axis)
-    numbers: list[Any] = [count, place]
+    scalars: list[Any] = [count, place]
     if scales is not None and new_scales is not None:
-        numbers += [x.reshape(-1) for x in new_scales]
+        scalars += [x.reshape(-1) for x in new_scales]
         scales = write_scales(scales, new_scales, place[0])  # outside of the kernel: they are small
     sums = jnp.stack([prompt.m, prompt.l], axis=-1)
     operands = [q, k[:, :, None], v[:, :, None], prompt.acc, sums, *cache, *(x[:, :, None] for x in scales or ())]
@@ -180,17 +154,14 @@ def pallas_own(
     if not interpret:
         # Otherwise XLA may take a cache of eight bits into VMEM before the kernel, and write it back after it.
         results[1:] = [pltpu.HBM.from_type(jax.typeof(x)) for x in cache]
-    moved = sum(math.prod(x.shape) * x.dtype.itemsize for x in (*numbers, *operands, results[0]))
+    moved = sum(math.prod(x.shape) * x.dtype.itemsize for x in (*scalars, *operands, results[0]))
     moved += B * K * h * itemsize * sum(piece_of(S, axis, itemsize) for axis in (key_axis, value_axis))
-    at = len(numbers) + 5  # index of `keys` among the operands
+    at = len(scalars) + 5  # index of `keys` among the operands
     y, *cache_out = pl.pallas_call(
-        partial(
-            _kernel, columns=S, window=window, scaled=scales is not None, key_axis=key_axis, value_axis=value_axis,
-            query_scale=query_scale, softcap=softcap,
-        ),
+        partial(_kernel, of=Tiles(S, key_axis, value_axis, scales is not None, numbers)),
         out_shape=results,
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(numbers),
+            num_scalar_prefetch=len(scalars),
             grid=(B // i, K // j, pl.cdiv(S, tile)),
             in_specs=specs,
             out_specs=[of_block(R, h), piece(key_axis), piece(value_axis)],
@@ -200,10 +171,10 @@ def pallas_own(
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
         cost_estimate=pl.CostEstimate(
             flops=4 * B * K * R * S * h,
-            transcendentals=(2 if softcap else 1) * B * K * R * S,
+            transcendentals=(2 if numbers.softcap else 1) * B * K * R * S,
             bytes_accessed=moved,
         ),
         interpret=interpret,
         name="own_attention",
-    )(*numbers, *operands)  # fmt: skip
+    )(*scalars, *operands)  # fmt: skip
     return OwnAttention(y, transposed(cache_out[0], key_axis), transposed(cache_out[1], not value_axis), scales)

@@ -21,35 +21,22 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxrl_kernels.decode_attention.reference import MASKED, PartialAttention
-from jaxrl_kernels.decode_attention.tiles import add_tile, block_sizes, by_lanes
+from jaxrl_kernels.decode_attention.reference import MASKED, Numbers, PartialAttention
+from jaxrl_kernels.decode_attention.tiles import Tiles, add_tile, block_sizes, by_lanes
 
 Array = jax.Array
 
 
-def _kernel(
-    length: Any,
-    q: Any,
-    keys: Any,
-    values: Any,
-    *rest: Any,
-    columns: int,
-    window: int,
-    scaled: bool,
-    value_axis: int,
-    key_axis: int,
-    query_scale: float,
-    softcap: float,
-) -> None:
+def _kernel(length: Any, q: Any, keys: Any, values: Any, *rest: Any, of: Tiles) -> None:
     """One tile for one block of slots and heads.
 
-    length: int32[P] in SMEM; q: [i, j, Q, h]; keys, values: of i slots and j heads, with columns along key_axis and
-    value_axis (0 or 1); rest: positions int32[i, Q, 1] if there is a window, scales f32[i, j, 1, T], results.
+    length: int32[P] in SMEM; q: [i, j, Q, h]; keys, values: of i slots and j heads, with columns along the
+    axes of `Tiles`; rest: positions int32[i, Q, 1] if there is a window, scales f32[i, j, 1, T], results.
     """
     acc, m, l = rest[-3:]
-    position = rest[0] if window else None
-    key_scale, value_scale = rest[-5:-3] if scaled else (None, None)
-    block, number, tile = pl.program_id(0), pl.program_id(2), keys.shape[2 + key_axis]
+    position, window = rest[0] if of.numbers.window else None, of.numbers.window
+    key_scale, value_scale = rest[-5:-3] if of.scaled else (None, None)
+    block, number, tile = pl.program_id(0), pl.program_id(2), keys.shape[2 + of.key_axis]
     first = number * tile
 
     @pl.when(number == 0)
@@ -61,17 +48,14 @@ def _kernel(
     def look(slot: int) -> None:
         tokens = length[block * keys.shape[0] + slot]
         column = first + jax.lax.broadcasted_iota(jnp.int32, (1, tile), 1)
-        at = jnp.maximum(tokens - columns, 0) + column
-        seen = (at < tokens) & (column < columns)
+        at = jnp.maximum(tokens - of.columns, 0) + column
+        seen = (at < tokens) & (column < of.columns)
         if position is not None:
             seen = seen & (position[slot] - at < window)
         for head in range(keys.shape[1]):
             here = slot, head
-            scales = (key_scale[here], value_scale[here]) if scaled else (None, None)
-            add_tile(
-                (acc, m, l), here, q[here], keys[here], values[here], seen, *scales, key_axis=key_axis,
-                value_axis=value_axis, query_scale=query_scale, softcap=softcap, first=first, columns=columns,
-            )  # fmt: skip
+            scales: tuple[Any, Any] = (key_scale[here], value_scale[here]) if of.scaled else (None, None)
+            add_tile((acc, m, l), here, q[here], keys[here], values[here], seen, *scales, first, of)
 
     if keys.shape[0] == 1:
         pl.when(first < length[block])(lambda: look(0))
@@ -81,20 +65,9 @@ def _kernel(
 
 
 def pallas_prompts(
-    q: Array,
-    keys: Array,
-    values: Array,
-    length: Array,
-    position: Array,
-    key_scale: Array | None,
-    value_scale: Array | None,
-    *,
-    query_scale: float,
-    softcap: float,
-    window: int,
-    tile: int | None = None,
-    interpret: bool = False,
-) -> PartialAttention:
+    q: Array, keys: Array, values: Array, length: Array, position: Array, key_scale: Array | None,
+    value_scale: Array | None, *, numbers: Numbers, tile: int | None = None, interpret: bool = False,
+) -> PartialAttention:  # fmt: skip
     """The result of `reference_prompts`, by the kernel. Without visible columns, acc and l are 0."""
     P, K, W, R, h = q.shape
     S, Q = keys.shape[3], W * R
@@ -117,7 +90,7 @@ def pallas_prompts(
         values.swapaxes(2, 3) if value_axis else values,
     ]
     specs = [of_block(Q, h), *(along(h) if axis else down for axis in (key_axis, value_axis))]
-    if window:
+    if numbers.window:
         operands.append(jnp.repeat(position, R, axis=1)[..., None])
         specs.append(pl.BlockSpec((i, Q, 1), lambda p, k, t, length: (p, 0, 0)))
     scales = [x[:, :, None] for x in (key_scale, value_scale) if x is not None]  # [P, K, 1, S]
@@ -129,10 +102,7 @@ def pallas_prompts(
     results = [jax.ShapeDtypeStruct(shape, jnp.float32, manual_axis_type=axes) for shape in shapes]
     arrays: list[Any] = [length, *operands, *results]
     sums = pl.pallas_call(
-        partial(
-            _kernel, columns=S, window=window, scaled=bool(scales), key_axis=key_axis, value_axis=value_axis,
-            query_scale=query_scale, softcap=softcap,
-        ),
+        partial(_kernel, of=Tiles(S, key_axis, value_axis, bool(scales), numbers)),
         out_shape=results,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
@@ -143,7 +113,7 @@ def pallas_prompts(
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
         cost_estimate=pl.CostEstimate(
             flops=4 * P * K * Q * S * h,
-            transcendentals=(2 if softcap else 1) * P * K * Q * S,
+            transcendentals=(2 if numbers.softcap else 1) * P * K * Q * S,
             bytes_accessed=sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays),
         ),
         interpret=interpret,

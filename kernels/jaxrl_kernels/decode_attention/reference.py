@@ -7,11 +7,19 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.narrow_slices import put_slice
+from jaxrl_kernels.half_products import put_slice
 
 Array = jax.Array
 
 MASKED = -1e30  # finite, so that rows without visible columns give finite results
+
+
+class Numbers(NamedTuple):
+    """The static numbers of `decode_attention` and `own_attention`."""
+
+    query_scale: float
+    softcap: float
+    window: int
 
 
 class PartialAttention(NamedTuple):
@@ -97,21 +105,12 @@ def merge(a: PartialAttention, b: PartialAttention) -> Array:
 
 
 def reference_prompts(
-    q: Array,
-    keys: Array,
-    values: Array,
-    length: Array,
-    position: Array,
-    key_scale: Array | None,
-    value_scale: Array | None,
-    *,
-    query_scale: float,
-    softcap: float,
-    window: int,
-) -> PartialAttention:
+    q: Array, keys: Array, values: Array, length: Array, position: Array, key_scale: Array | None,
+    value_scale: Array | None, *, numbers: Numbers,
+) -> PartialAttention:  # fmt: skip
     """`decode_attention`."""
-    visible = visible_prompt(length, position, keys.shape[3], window)
-    return partial_attention(q, keys, values, visible, key_scale, value_scale, query_scale, softcap)
+    visible = visible_prompt(length, position, keys.shape[3], numbers.window)
+    return partial_attention(q, keys, values, visible, key_scale, value_scale, numbers.query_scale, numbers.softcap)
 
 
 def write_scales(scales: tuple[Array, Array], new: tuple[Array, Array], place: Array) -> tuple[Array, Array]:
@@ -121,21 +120,9 @@ def write_scales(scales: tuple[Array, Array], new: tuple[Array, Array], place: A
 
 
 def reference_own(
-    q: Array,
-    k: Array,
-    v: Array,
-    keys: Array,
-    values: Array,
-    count: Array,
-    step: Array,
-    prompt: PartialAttention,
-    new_scales: tuple[Array, Array] | None,
-    scales: tuple[Array, Array] | None,
-    *,
-    query_scale: float,
-    softcap: float,
-    window: int,
-) -> OwnAttention:
+    q: Array, k: Array, v: Array, keys: Array, values: Array, count: Array, step: Array, prompt: PartialAttention,
+    new_scales: tuple[Array, Array] | None, scales: tuple[Array, Array] | None, *, numbers: Numbers,
+) -> OwnAttention:  # fmt: skip
     """`own_attention`; scales are those of keys and of values."""
     S = keys.shape[3]
     place = step % S
@@ -143,8 +130,10 @@ def reference_own(
     values = put_slice(values, v[:, :, None], place, 2)
     if scales is not None and new_scales is not None:
         scales = write_scales(scales, new_scales, place)
-    visible = visible_own(count, step, S, window)
+    visible = visible_own(count, step, S, numbers.window)
     key_scale, value_scale = scales or (None, None)
-    mine = partial_attention(q[:, :, None], keys, values, visible, key_scale, value_scale, query_scale, softcap)
+    mine = partial_attention(
+        q[:, :, None], keys, values, visible, key_scale, value_scale, numbers.query_scale, numbers.softcap
+    )
     y = merge(PartialAttention(*(x[:, :, None] for x in prompt)), mine)[:, :, 0]
     return OwnAttention(y.astype(q.dtype), keys, values, scales)

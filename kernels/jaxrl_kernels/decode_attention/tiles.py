@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.decode_attention.reference import MASKED
+from jaxrl_kernels.decode_attention.reference import MASKED, Numbers
 
 Array = jax.Array
 
@@ -16,6 +16,16 @@ BUFFER_BYTES = 2**20  # most bytes of a tile of keys or values, which is double-
 LOGITS = 2**18  # most logits of one head in a tile: 1 MiB
 QUERIES = 1024  # most queries of a block of heads
 UNROLLED = 16  # most heads, over all slots of a block, that are unrolled
+
+
+class Tiles(NamedTuple):
+    """What is static of the kernels beside sizes of blocks."""
+
+    columns: int  # of the cache
+    key_axis: int  # along which the columns of keys are in a tile, 0 or 1
+    value_axis: int
+    scaled: bool  # whether keys and values have scales
+    numbers: Numbers
 
 
 def default_heads(heads: int, queries: int, width: int, itemsize: int) -> int:
@@ -62,39 +72,26 @@ def by_lanes(columns: int, width: int, natural: bool) -> bool:
     return natural if innermost == outermost else innermost < outermost
 
 
-def capped(logits: Array, query_scale: float, softcap: float) -> Array:
+def capped(logits: Array, numbers: Numbers) -> Array:
     """Logits from products of queries and keys: scaled and soft-capped."""
-    logits = logits * query_scale
+    logits, softcap = logits * numbers.query_scale, numbers.softcap
     return softcap * jnp.tanh(logits / softcap) if softcap else logits
 
 
 def add_tile(
-    sums: tuple[Any, Any, Any],
-    here: tuple[int, int],
-    q: Array,
-    keys: Array,
-    values: Array,
-    seen: Array,
-    key_scale: Array | None,
-    value_scale: Array | None,
-    *,
-    key_axis: int,
-    value_axis: int,
-    query_scale: float,
-    softcap: float,
-    first: Any,
-    columns: int,
-) -> None:
+    sums: tuple[Any, Any, Any], here: tuple[int, int], q: Array, keys: Array, values: Array, seen: Array,
+    key_scale: Array | None, value_scale: Array | None, first: Any, of: Tiles,
+) -> None:  # fmt: skip
     """Add a tile of T columns, first, first + 1, ..., to the running sums of the queries q [Q, h] of a slot and head.
 
     sums: references to acc f32[i, j, Q, h], m and l f32[i, j, Q, 1]; here: indices of the slot and head. keys, values:
-    [h, T] or [T, h], with columns along key_axis and value_axis; seen: bool, broadcasts to [Q, T], false from `columns`
-    on, where the tile is undefined and can be NaN; scales: f32[1, T].
+    [h, T] or [T, h], with columns along the axes of `Tiles`; seen: bool, broadcasts to [Q, T], false from `columns` on,
+    where the tile is undefined and can be NaN; scales: f32[1, T].
     """
     acc, m, l = sums
-    contract = (((1,), (1 - key_axis,)), ((), ()))
+    contract = (((1,), (1 - of.key_axis,)), ((), ()))
     logits = jax.lax.dot_general(q, keys.astype(q.dtype), contract, preferred_element_type=jnp.float32)
-    logits = capped(logits if key_scale is None else logits * key_scale, query_scale, softcap)
+    logits = capped(logits if key_scale is None else logits * key_scale, of.numbers)
     logits = jnp.where(seen, logits, MASKED)
     before = m[here]
     now = jnp.maximum(before, jnp.max(logits, axis=1, keepdims=True))
@@ -105,9 +102,9 @@ def add_tile(
     if value_scale is not None:
         weights = jnp.where(seen, weights * value_scale, 0.0)
     v = values.astype(q.dtype)
-    if columns % v.shape[value_axis]:
-        place = first + jax.lax.broadcasted_iota(jnp.int32, v.shape, value_axis)
-        v = jnp.where(place < columns, v, jnp.zeros_like(v))
-    contract = (((1,), (value_axis,)), ((), ()))
+    if of.columns % v.shape[of.value_axis]:
+        place = first + jax.lax.broadcasted_iota(jnp.int32, v.shape, of.value_axis)
+        v = jnp.where(place < of.columns, v, jnp.zeros_like(v))
+    contract = (((1,), (of.value_axis,)), ((), ()))
     new = jax.lax.dot_general(weights.astype(q.dtype), v, contract, preferred_element_type=jnp.float32)
     acc[here] = rescale * acc[here] + new

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_kernels.delta_rule import blocked, pallas_kernel
-from jaxrl_kernels.delta_rule.blocked import DeltaInputs
-from jaxrl_kernels.delta_rule.chunk import Shares
+from jaxrl_kernels.delta_rule import chunk, pallas_kernel
+from jaxrl_kernels.delta_rule.chunk import DeltaInputs, Shares
 from jaxrl_kernels.implementations import by_platform, check_implementation
 from jaxrl_kernels.partition import AnyMesh, Axis, check_apart, dividing, first_dividing, mesh_of, vary_together
 
@@ -101,7 +100,7 @@ def _chunked(
 ) -> tuple[Array, Array]:  # fmt: skip
     kernel = partial(pallas_kernel.forward, states=False)
     given = (x, shares), places, starts
-    return _by_platform(implementation, branches, lambda *given: blocked.forward(*given)[:2], kernel, given)
+    return _by_platform(implementation, branches, lambda *given: chunk.forward(*given)[:2], kernel, given)
 
 
 def _by_platform(implementation: str | None, branches: int | None, xla: Any, pallas: Any, given: Any) -> Any:
@@ -116,7 +115,7 @@ def _forward(
     shares: Shares | None,
 ) -> tuple[tuple[Array, Array], Any]:  # fmt: skip
     given = (x, shares), places, starts
-    out, last, after = _by_platform(implementation, branches, blocked.forward, pallas_kernel.forward, given)
+    out, last, after = _by_platform(implementation, branches, chunk.forward, pallas_kernel.forward, given)
     return (out, last), (x, places, starts, shares, after)
 
 
@@ -125,7 +124,7 @@ def _backward(
 ) -> tuple[Any, ...]:
     x, places, starts, shares, after = residuals
     given = (x, shares), places, starts, after, *cotangents
-    d_x, d_starts = _by_platform(implementation, branches, blocked.backward, pallas_kernel.backward, given)
+    d_x, d_starts = _by_platform(implementation, branches, chunk.backward, pallas_kernel.backward, given)
     return d_x, np.zeros(places.shape, jax.dtypes.float0), d_starts, jax.tree.map(jnp.zeros_like, shares)
 
 

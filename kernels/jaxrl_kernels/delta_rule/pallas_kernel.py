@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxrl_kernels.delta_rule.blocked import DeltaInputs, Given
-from jaxrl_kernels.delta_rule.chunk import Chunk, Shares, step
+from jaxrl_kernels.delta_rule.chunk import Chunk, DeltaInputs, Given, Shares, step
 from jaxrl_kernels.partition import zeros
 
 Array = jax.Array
@@ -255,7 +254,7 @@ def _call(
 def forward(
     given: Given, places: Array, starts: Array, of: Sizes, *, interpret: bool, states: bool = True
 ) -> tuple[Array, ...]:
-    """Outputs, the states after the last chunk, and those after each (not without `states`); see `blocked.forward`."""
+    """Outputs, the states after the last chunk, and those after each (not without `states`); see `chunk.forward`."""
     x, shares = given
     specs, own = _specs(of, backwards=False), _laid_out(x)
     dtype = x.g.dtype
@@ -274,7 +273,7 @@ def forward(
 def backward(
     given: Given, places: Array, starts: Array, after: Array, d_out: Array, d_last: Array, of: Sizes, *, interpret: bool
 ) -> tuple[DeltaInputs, Array]:
-    """The cotangents of the inputs and of `starts`; see `blocked.backward`."""
+    """The cotangents of the inputs and of `starts`; see `chunk.backward`."""
     x, shares = given
     specs, own = _specs(of, backwards=True), _laid_out(x)
     shapes = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), (own, starts))

@@ -7,9 +7,8 @@ from functools import partial
 import jax
 
 from jaxrl_kernels.implementations import check_implementation
-from jaxrl_kernels.logprob.dispatch import LogprobOptions, check, rows_of
+from jaxrl_kernels.logprob.dispatch import HeadOptions, by_slices, by_whole, check, rows_of
 from jaxrl_kernels.logprob.reference import reference_logprob
-from jaxrl_kernels.logprob.sharded import by_slices, by_whole
 from jaxrl_kernels.partition import ROWS, AnyMesh, Axis, check_apart, dividing, mesh_of, vary_together
 
 __all__ = ["fused_logprob"]
@@ -44,7 +43,7 @@ def fused_logprob(
     backward pass recomputes the logits once for both gradients: 8 M D V operations in total, compared with 6 of the
     plain formula.
 
-    On a mesh each device works on its rows and its slice of the vocabulary: see `sharded`. If the slices are equal, no
+    On a mesh each device works on its rows and its slice of the vocabulary: see `dispatch`. If the slices are equal, no
     device gathers the unembedding, and logits are never communicated.
 
     Args:
@@ -87,7 +86,7 @@ def fused_logprob(
             hidden, unembedding, targets, temperatures, floor
         )
         return reference_logprob(hidden, unembedding, targets, temperatures, floor, float(softcap), vocab_size)
-    options = LogprobOptions(float(softcap), implementation, block_size, row_block, vocab_size)
+    options = HeadOptions(float(softcap), implementation, block_size, row_block, vocab_size)
     arrays = hidden, unembedding, targets, temperatures, floor
     mesh = mesh_of(mesh, arrays)
     if mesh is None:

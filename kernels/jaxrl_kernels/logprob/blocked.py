@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.half_products import by_rows, is_half, over_rows
+from jaxrl_kernels.half_products import by_rows, is_half, over_rows, put_slice
 from jaxrl_kernels.logprob.reference import EXCLUDED
 from jaxrl_kernels.logprob.tile import (
     Cotangents,
@@ -26,7 +26,6 @@ from jaxrl_kernels.logprob.tile import (
     merge,
     no_sums,
 )
-from jaxrl_kernels.narrow_slices import put_slice
 from jaxrl_kernels.partition import zeros
 
 Array = jax.Array

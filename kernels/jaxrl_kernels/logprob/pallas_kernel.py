@@ -17,6 +17,7 @@ pass never writes them back. Undefined rows of the last row block are never writ
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -148,9 +149,13 @@ def _sums_kernel(
         l += exponential
         acc += exponential * shifted
         target_logit = jnp.where(token[:, group] == rows.targets, z[:, group], target_logit)
-    new = LogitSums(m, l, acc, target_logit)
+    add_tile(number, outputs, LogitSums(m, l, acc, target_logit), merge)
 
-    def write(sums: LogitSums) -> None:
+
+def add_tile(number: Any, outputs: Sequence[Any], new: Any, merge: Callable[[Any, Any], Any]) -> None:
+    """Write the sums of a tile, a NamedTuple, merged with those of the tiles before it, which are in `outputs`."""
+
+    def write(sums: Any) -> None:
         for output, value in zip(outputs, sums, strict=True):
             output[...] = value
 
@@ -160,7 +165,7 @@ def _sums_kernel(
 
     @pl.when(number > 0)
     def _() -> None:
-        write(merge(LogitSums(*(output[...] for output in outputs)), new))
+        write(merge(type(new)(*(output[...] for output in outputs)), new))
 
 
 def _dz_kernel(

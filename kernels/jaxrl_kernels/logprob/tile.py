@@ -5,7 +5,7 @@ of it matches no token. The result for a slice, with z the logits after temperat
 
     s = logsumexp_v z_v,    q_v = exp(z_v - s),    H = -sum_v q_v log q_v,    t = z at the target,
 
-which gives `logp = t - s` and `entropy = H` for a single slice; see `sharded.py` for several. The derivatives are
+which gives `logp = t - s` and `entropy = H` for a single slice; see `dispatch.py` for several. The derivatives are
 `ds / dz_v = q_v`, `dH / dz_v = -q_v (log q_v + H)` and `dt / dz_v = 1[v = target]`.
 
 The largest logit m and l = sum_v exp(z_v - m) are kept separately instead of as a logsumexp, because z - m - log l is

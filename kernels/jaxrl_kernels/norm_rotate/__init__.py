@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.implementations import by_platform, check_implementation
-from jaxrl_kernels.norm_rotate import pallas_rows
-from jaxrl_kernels.norm_rotate.pallas_kernel import LANES, backward, forward
+from jaxrl_kernels.norm_rotate.pallas_kernel import LANES, ROWS, backward, forward, forward_of_rows
 from jaxrl_kernels.norm_rotate.reference import Norm, reference
 from jaxrl_kernels.partition import AnyMesh, Axis, dividing, mesh_of, vary_together
 
@@ -74,13 +73,13 @@ def norm_rotate(
     if weight is not None and weight.shape != (h,):
         raise ValueError(f"weight must be [{h}], {found(weight)}")
     single = L == 1
-    fits = N % pallas_rows.ROWS == h % LANES == 0 if single else L % LANES == h % 16 == 0
+    fits = N % ROWS == h % LANES == 0 if single else L % LANES == h % 16 == 0
     fits = fits and x.size > 0
     static = _Static(Norm(float(epsilon), float(offset)), implementation if fits else "xla")
     mesh = mesh_of(mesh, x, cos, sin)
     if mesh is None or static.implementation in ("xla", "reference"):
         return _rotated(static, x, weight, cos, sin)
-    rows, heads = dividing(mesh, row_axis, N // pallas_rows.ROWS if single else N), dividing(mesh, head_axis, H)
+    rows, heads = dividing(mesh, row_axis, N // ROWS if single else N), dividing(mesh, head_axis, H)
     tokens = None if single else dividing(mesh, token_axis, L // LANES)
 
     def run(x: jax.Array, weight: jax.Array | None, cos: jax.Array, sin: jax.Array) -> jax.Array:
@@ -103,7 +102,7 @@ def _rotated(
     static: _Static, x: jax.Array, weight: jax.Array | None, cos: jax.Array, sin: jax.Array
 ) -> jax.Array:  # fmt: skip
     implementation = "xla" if static.implementation == "reference" else static.implementation
-    kernel = pallas_rows.forward if x.shape[1] == 1 else forward
+    kernel = forward_of_rows if x.shape[1] == 1 else forward
     return by_platform(
         partial(reference, norm=static.norm), partial(kernel, norm=static.norm), implementation, x, weight, cos, sin
     )

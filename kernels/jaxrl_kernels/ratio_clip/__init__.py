@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jaxrl_kernels.implementations import by_platform, check_implementation
 from jaxrl_kernels.partition import ROWS, AnyMesh, Axis, dividing, mesh_of, vary_together
 from jaxrl_kernels.ratio_clip.pallas_kernel import LONGEST, pallas_rows
-from jaxrl_kernels.ratio_clip.reference import reference_rows
-from jaxrl_kernels.ratio_clip.rows import Bounds, Clipped, of_rows
+from jaxrl_kernels.ratio_clip.rows import Bounds, Clipped, Rows, of_rows, reference_rows
 
 __all__ = ["Clipped", "ratio_clip"]
 
@@ -76,13 +75,13 @@ def ratio_clip(
     >>> print(f"{found.value[0]:.4f} {found.cut_high[0]:.0f} {found.max_ratio[0]:.4f}")
     0.2000 1 1.5000
     """
-    _check(logp, other, advantages, weights, value_weights, low, high, dual, row_block)
+    _check(Rows(logp, other, advantages, weights, value_weights), low, high, dual, row_block)
     check_implementation(implementation)
     # The bounds are computed as in the formula, so that they round identically.
     bounds = Bounds(*(None if x is None else jnp.asarray(x, logp.dtype) for x in (1 - low, 1 + high, dual)))
     arrays, bounds = jax.lax.stop_gradient(((other, advantages, weights, value_weights), bounds))
     varying = vary_together(logp, *arrays, *bounds)
-    operands = *varying[:5], Bounds(*varying[5:])
+    operands = Rows(*varying[:5]), Bounds(*varying[5:])
     if implementation == "reference":
         found = reference_rows(*operands, whole_row=whole_row, mean=mean)
     else:
@@ -90,7 +89,7 @@ def ratio_clip(
         mesh = mesh_of(mesh, operands)
         if mesh is not None:
             rows = jax.P(dividing(mesh, row_axis, len(logp)))
-            specs = *(rows,) * 5, jax.P()
+            specs = rows, jax.P()
             on_device = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=rows, check_vma=False)
         found = on_device(*operands)
     statistics = jax.lax.stop_gradient(found)
@@ -116,36 +115,27 @@ def _forward(settings: _StaticArguments, *operands: Any) -> tuple[Clipped, Array
     whole_row, mean, implementation, row_block = settings
     xla = partial(of_rows, whole_row=whole_row, mean=mean)
     pallas = partial(pallas_rows, whole_row=whole_row, mean=mean, row_block=row_block)
-    rows, length = operands[0].shape
+    (rows, length), dtype = operands[0].logp.shape, operands[0].logp.dtype
     too_long = implementation is None and length > LONGEST
-    no_kernel = not rows or not length or too_long or operands[0].dtype != jnp.float32
+    no_kernel = not rows or not length or too_long or dtype != jnp.float32
     slope, found = by_platform(xla, pallas, "xla" if no_kernel else implementation, *operands)
     return found, slope
 
 
 def _backward(settings: _StaticArguments, slope: Array, cotangents: Clipped) -> tuple[Any, ...]:
-    return cotangents.value * slope, *(None,) * 5
+    nothing: Any = None
+    return Rows(cotangents.value * slope, nothing, nothing, nothing, nothing), nothing
 
 
 _clipped.defvjp(_forward, _backward)
 
 
-def _check(
-    logp: Array,
-    other: Array,
-    advantages: Array,
-    weights: Array,
-    value_weights: Array | None,
-    low: Number,
-    high: Number,
-    dual: Number | None,
-    row_block: int | None,
-) -> None:
+def _check(rows: Rows, low: Number, high: Number, dual: Number | None, row_block: int | None) -> None:
     """Raise a ValueError that names the argument, what was found and what is expected."""
+    logp = rows.logp
     if logp.ndim != 2 or logp.dtype not in (jnp.float32, jnp.float64):
         raise ValueError(f"logp must be a float32 matrix, found {logp.dtype}{list(logp.shape)}")
-    arrays = {"other": other, "advantages": advantages, "weights": weights, "value_weights": value_weights}
-    for name, array in arrays.items():
+    for name, array in rows._asdict().items():
         if array is not None and (array.shape != logp.shape or array.dtype != logp.dtype):
             raise ValueError(
                 f"{name} must be {logp.dtype}{list(logp.shape)} as logp is, found {array.dtype}{list(array.shape)}"

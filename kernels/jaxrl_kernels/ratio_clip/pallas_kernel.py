@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxrl_kernels.ratio_clip.rows import Bounds, Clipped, of_rows
+from jaxrl_kernels.ratio_clip.rows import Bounds, Clipped, Rows, of_rows
 
 Array = jax.Array
 
@@ -34,10 +34,9 @@ def default_rows(rows: int, length: int) -> int:
 def _kernel(limits: Any, *refs: Any, has_dual: bool, **settings: Any) -> None:
     """One block of rows. limits: f32[3] in SMEM, the bounds; 0 in place of an unused dual clip."""
     *arrays, slope, statistics = refs
-    logp, other, advantages, weights = (x[...] for x in arrays[:4])
-    value_weights = arrays[4][...] if len(arrays) == 5 else None
+    rows = Rows(*(x[...] for x in arrays))
     bounds = Bounds(limits[0], limits[1], limits[2] if has_dual else None)
-    slope[...], found = of_rows(logp, other, advantages, weights, value_weights, bounds, **settings)
+    slope[...], found = of_rows(rows, bounds, **settings)
     column = jax.lax.broadcasted_iota(jnp.int32, statistics.shape, 1)
     table = jnp.zeros(statistics.shape, jnp.float32)
     for place, statistic in enumerate(found):
@@ -46,24 +45,14 @@ def _kernel(limits: Any, *refs: Any, has_dual: bool, **settings: Any) -> None:
 
 
 def pallas_rows(
-    logp: Array,
-    other: Array,
-    advantages: Array,
-    weights: Array,
-    value_weights: Array | None,
-    bounds: Bounds,
-    *,
-    whole_row: bool,
-    mean: bool,
-    row_block: int | None,
-    interpret: bool,
+    rows: Rows, bounds: Bounds, *, whole_row: bool, mean: bool, row_block: int | None, interpret: bool
 ) -> tuple[Array, Clipped]:
     """The result of `rows.of_rows`, by the kernel."""
-    N, L = logp.shape
+    N, L = rows.logp.shape
     R = min(N, row_block or default_rows(N, L))
     limits = jnp.stack([*bounds[:2], jnp.zeros_like(bounds.low) if bounds.dual is None else bounds.dual])
-    arrays = [x for x in (logp, other, advantages, weights, value_weights) if x is not None]
-    axes = jax.typeof(logp).manual_axis_type  # inside `jax.shard_map`, results vary as the inputs do
+    arrays = [x for x in rows if x is not None]
+    axes = jax.typeof(rows.logp).manual_axis_type  # inside `jax.shard_map`, results vary as the inputs do
     widths = L, len(Clipped._fields)
     block = lambda width: pl.BlockSpec((R, width), lambda n: (n, 0))  # noqa: E731
     slope, table = pl.pallas_call(

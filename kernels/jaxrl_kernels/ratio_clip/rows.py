@@ -1,4 +1,4 @@
-"""The arithmetic of `ratio_clip` on whole rows, shared by plain JAX and the Pallas kernel."""
+"""The arithmetic of `ratio_clip` on whole rows, shared by plain JAX and the Pallas kernel, and its formula."""
 
 from __future__ import annotations
 
@@ -22,6 +22,16 @@ class Clipped(NamedTuple):
     cut_high: Array  # weight of the tokens clipped by the upper bound: ratio above, advantage > 0
     kl: Array  # sum of k3 of the token log-ratios: estimates KL(other || policy) on samples of the policy, in nats
     max_ratio: Array  # largest ratio of the tokens that count, unweighted
+
+
+class Rows(NamedTuple):
+    """What `ratio_clip` reads, f32[N, L] each."""
+
+    logp: Array
+    other: Array
+    advantages: Array
+    weights: Array
+    value_weights: Array | None = None  # None: `weights`
 
 
 class Bounds(NamedTuple):
@@ -56,21 +66,12 @@ def k3(log_ratio: Array) -> Array:
     return jnp.where(jnp.abs(log_ratio) < 0.5, series * log_ratio**2, jnp.exp(-log_ratio) - 1 + log_ratio)
 
 
-def of_rows(
-    logp: Array,
-    other: Array,
-    advantages: Array,
-    weights: Array,
-    value_weights: Array | None,
-    bounds: Bounds,
-    *,
-    whole_row: bool,
-    mean: bool,
-) -> tuple[Array, Clipped]:
-    """Slopes d value_n / d logp_nt, f32[R, L], and the results of each row, f32[R, 1] each, from arrays f32[R, L].
+def of_rows(rows: Rows, bounds: Bounds, *, whole_row: bool, mean: bool) -> tuple[Array, Clipped]:
+    """Slopes d value_n / d logp_nt, f32[R, L], and the results of each row, f32[R, 1] each.
 
     The slopes are forward-mode derivatives of the formula, so at a kink they agree with JAX.
     """
+    logp, other, advantages, weights, value_weights = rows
     counts = weights != 0
     # Entries of tokens that do not count can be NaN.
     difference, advantages = (jnp.where(counts, x, 0.0) for x in (logp - other, advantages))
@@ -101,4 +102,29 @@ def of_rows(
         cut_high=row_sum(jnp.where((ratio > bounds.high) & (advantages > 0), weights, 0.0)),
         kl=row_sum(weights * k3(d)),
         max_ratio=jnp.max(jnp.where(counts, ratio, 0.0), axis=1, keepdims=True, initial=0.0),
+    )
+
+
+def reference_rows(rows: Rows, bounds: Bounds, *, whole_row: bool, mean: bool) -> Clipped:
+    """The formula, for tests: value and statistics of each row, f32[N, 1] each; arguments as of `of_rows`."""
+    logp, other, advantages, weights, value_weights = rows
+    counts = weights != 0
+    A = jnp.where(counts, advantages, 0.0)
+    d = token = jnp.clip(jnp.where(counts, logp - other, 0.0), -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if whole_row:
+        number = jnp.sum(counts, axis=1, keepdims=True)
+        d = jnp.sum(d, axis=1, keepdims=True) / (jnp.maximum(number, 1) if mean else 1)
+        d = jnp.where(counts, jnp.clip(d, -MAX_LOG_RATIO, MAX_LOG_RATIO), 0.0)
+    rho = jnp.exp(d)
+    value = jnp.minimum(rho * A, jnp.clip(rho, bounds.low, bounds.high) * A)
+    if bounds.dual is not None:
+        value = jnp.where(A < 0, jnp.maximum(value, bounds.dual * A), value)
+    in_value = weights if value_weights is None else jnp.where(counts, value_weights, 0.0)
+    return Clipped(
+        value=jnp.sum(in_value * value, axis=1, keepdims=True),
+        ratio=jnp.sum(weights * rho, axis=1, keepdims=True),
+        cut_low=jnp.sum(weights * ((rho < bounds.low) & (A < 0)), axis=1, keepdims=True),
+        cut_high=jnp.sum(weights * ((rho > bounds.high) & (A > 0)), axis=1, keepdims=True),
+        kl=jnp.sum(weights * (jnp.expm1(-token) + token), axis=1, keepdims=True),
+        max_ratio=jnp.max(jnp.where(counts, rho, 0.0), axis=1, keepdims=True, initial=0.0),
     )

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_kernels.implementations import check_implementation
-from jaxrl_kernels.partition import ROWS, AnyMesh, Axis, check_apart, dividing, mesh_of
-from jaxrl_kernels.sample.dispatch import SampleOptions, check
-from jaxrl_kernels.sample.from_logits import sample_logits
+from jaxrl_kernels.implementations import by_platform, check_implementation
+from jaxrl_kernels.logprob.dispatch import HeadOptions, check_head
+from jaxrl_kernels.partition import ROWS, AnyMesh, Axis, check_apart, dividing, mesh_of, vary_together
 from jaxrl_kernels.sample.noise import BLOCK, row_keys
+from jaxrl_kernels.sample.pallas_kernel import pallas_sums
 from jaxrl_kernels.sample.reference import reference_sample
-from jaxrl_kernels.sample.sharded import by_slices, by_whole
+from jaxrl_kernels.sample.tile import (
+    DrawSums,
+    Inputs,
+    SliceDraw,
+    adjusted,
+    blocked_sums,
+    draw,
+    finish,
+    of_tile,
+    rescaled,
+)
 
 __all__ = ["fused_sample", "sample_logits"]
 
@@ -51,7 +62,7 @@ def fused_sample(
     thus the token if two scores are that close: a fraction of about d of the draws has scores closer than d, which is
     about 1e-6 in float32 (more for logits above 100, which are themselves rounded).
 
-    On a mesh each device works on its rows and its slice of the vocabulary: see `sharded`. Blocks of 128 tokens cannot
+    On a mesh each device works on its rows and its slice of the vocabulary (`by_slices`). Blocks of 128 tokens cannot
     be split, so pad the unembedding to a multiple of 128 tokens per device and pass vocab_size; otherwise every device
     draws from the whole vocabulary.
 
@@ -100,18 +111,154 @@ def fused_sample(
     if implementation == "reference":
         if vocab_size is not None:
             unembedding, allowed = unembedding[:vocab_size], None if allowed is None else allowed[:, :vocab_size]
-        arrays = hidden, unembedding, keys, temperatures, allowed
-        return reference_sample(*jax.lax.stop_gradient(arrays), float(softcap))
-    arrays = hidden, unembedding, keys, temperatures, allowed
-    options = SampleOptions(float(softcap), implementation, block_size, row_block, vocab_size)
-    mesh = mesh_of(mesh, arrays)
+        inputs = Inputs(hidden, unembedding, keys, temperatures, allowed)
+        return reference_sample(jax.lax.stop_gradient(inputs), float(softcap))
+    inputs = Inputs(hidden, unembedding, keys, temperatures, allowed)
+    options = HeadOptions(float(softcap), implementation, block_size, row_block, vocab_size)
+    mesh = mesh_of(mesh, inputs)
     if mesh is None:
-        return by_whole(*arrays, options)
+        return by_whole(inputs, options)
     rows, cut = dividing(mesh, row_axis, N), None if V % BLOCK else dividing(mesh, vocab_axis, V // BLOCK)
     on_device = (
         partial(by_whole, options=options) if cut is None else partial(by_slices, options=options, axis_name=cut)
     )
-    specs = jax.P(rows), jax.P(cut), jax.P(rows), jax.P(rows), jax.P(rows, cut)
+    specs = Inputs(jax.P(rows), jax.P(cut), jax.P(rows), jax.P(rows), jax.P(rows, cut))  # type: ignore[arg-type]
     # Interpret mode does not track varying axes.
     track = implementation != "pallas"
-    return jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=jax.P(rows), check_vma=track)(*arrays)
+    return jax.shard_map(on_device, mesh=mesh, in_specs=(specs,), out_specs=jax.P(rows), check_vma=track)(inputs)
+
+
+def sample_logits(
+    logits: jax.Array,
+    counters: jax.Array,
+    *,
+    temperature: float | jax.Array = 1.0,
+    allowed: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Draw a token for each row of logits, the same that `fused_sample` draws from hidden states with these logits.
+
+    With z = logits / temperature, the token is drawn from p = softmax(z) over the allowed tokens; rows of temperature 0
+    take the most probable one (the lowest of several), and z is then not divided. `logp = log p_token` and
+    `entropy = -sum_v p_v log p_v`. The noise is that of `fused_sample`.
+
+    Plain JAX without a loop over the vocabulary, so the compiler can shard logits over rows and over V. If the slices
+    of V are multiples of 128, no device gathers the logits. Gradients are zero.
+
+    Args:
+      logits: f32[N, V], after any softcap. -inf (or below -1e30) forbids a token.
+      counters: uint32[N, 4], (seed, prompt id, sample number, position) of each row, as in `fused_sample`.
+      temperature: >= 0, a scalar or f32[N]; 0 is greedy.
+      allowed: bool[N, V], or int8[N, V] with 0 for forbidden; None allows everything.
+
+    Returns:
+      token int32[N], logp f32[N] and entropy f32[N] (in nats). If no token is allowed: -1, -inf and 0. If a logit is
+      NaN or inf: -1, NaN and NaN.
+
+    Raises:
+      ValueError: shapes or dtypes do not match, or the temperature is negative.
+
+    >>> logits = jnp.log(jnp.array([[1.0, 2.0, 1.0]]))
+    >>> token, logp, entropy = sample_logits(logits, jnp.zeros((1, 4), jnp.uint32), temperature=0.0)
+    >>> print(token[0], f"{logp[0]:.4f} {entropy[0]:.4f}")
+    1 -0.6931 1.0397
+    """
+    if logits.ndim != 2 or logits.dtype != jnp.float32:
+        raise ValueError(f"logits must be a float32 matrix, found {logits.dtype}{list(logits.shape)}: use astype")
+    if logits.shape[1] == 0:
+        raise ValueError("logits have no columns: the vocabulary is empty")
+    check_rows(logits.shape[0], logits.shape[1], counters, temperature, allowed)
+    logits, temperature = jax.lax.stop_gradient((logits, jnp.asarray(temperature, jnp.float32)))
+    temperatures = jnp.broadcast_to(temperature, logits.shape[:1])
+    keys = row_keys(counters.astype(jnp.uint32))
+    z = adjusted(logits, temperatures[:, None], None if allowed is None else allowed != 0, 0.0)
+    return finish(draw(of_tile(z, keys, temperatures[:, None], 0), keys, temperatures))
+
+
+BLOCK_SIZE = 4096  # of "xla"; see the docstring of `fused_sample`
+AT_ONCE = 4 * 2**20  # logits, 16 MiB: "xla" computes up to this many in one product, unless block_size is given
+
+
+def local_sums(inputs: Inputs, options: HeadOptions, offset: Any = 0, limit: Any = None) -> DrawSums:
+    """Sums over the first `limit` tokens of a slice of the vocabulary, which starts at token `offset`."""
+    # Sampling is not differentiated, and a Pallas kernel has no differentiation rule.
+    hidden, unembedding, temperature = jax.lax.stop_gradient((inputs.hidden, inputs.unembedding, inputs.temperature))
+    inputs = inputs._replace(hidden=hidden, unembedding=unembedding, temperature=temperature)
+    operands = vary_together(inputs, jnp.int32(offset), None if limit is None else jnp.int32(limit))
+
+    def blocked(inputs: Inputs, offset: Any, limit: Any) -> DrawSums:
+        at_once = options.block_size is None and inputs.hidden.shape[0] * inputs.unembedding.shape[0] <= AT_ONCE
+        return blocked_sums(inputs, options.softcap, options.block_size or BLOCK_SIZE, at_once, offset, limit)
+
+    def pallas(inputs: Inputs, offset: Any, limit: Any, *, interpret: bool) -> DrawSums:
+        return pallas_sums(inputs, options.softcap, options.block_size, options.row_block, offset, limit, interpret)
+
+    return by_platform(blocked, pallas, options.implementation if hidden.shape[0] else "xla", *operands)
+
+
+def check(
+    hidden: jax.Array,
+    unembedding: jax.Array,
+    counters: jax.Array,
+    temperature: float | jax.Array,
+    softcap: float,
+    allowed: jax.Array | None,
+    sizes: dict[str, int | None],
+) -> None:
+    """Raise a ValueError that names the argument, what was found and what is expected."""
+    check_head(hidden, unembedding, (jnp.float32, jnp.bfloat16), "N", softcap, sizes)
+    check_rows(hidden.shape[0], unembedding.shape[0], counters, temperature, allowed)
+    if (block_size := sizes["block_size"]) is not None and block_size % BLOCK:
+        raise ValueError(f"block_size must be a multiple of {BLOCK}, found {block_size}")
+
+
+def check_rows(
+    rows: int, vocabulary: int, counters: jax.Array, temperature: float | jax.Array, allowed: jax.Array | None
+) -> None:
+    """Raise a ValueError if an argument does not match N rows and V tokens."""
+    if counters.shape != (rows, 4) or not jnp.issubdtype(counters.dtype, jnp.integer):
+        raise ValueError(
+            f"counters must be uint32[{rows}, 4] (seed, prompt id, sample number, position), "
+            f"found {counters.dtype}{list(counters.shape)}"
+        )
+    if jnp.shape(temperature) not in ((), (rows,)):
+        raise ValueError(f"temperature must be a scalar or f32[{rows}], found shape {list(jnp.shape(temperature))}")
+    if isinstance(temperature, float | int) and not temperature >= 0:
+        raise ValueError(f"temperature must be 0 (greedy) or above, found {temperature}")
+    if allowed is not None and (allowed.shape != (rows, vocabulary) or allowed.dtype not in (jnp.bool_, jnp.int8)):
+        raise ValueError(
+            f"allowed must be bool or int8[{rows}, {vocabulary}], found {allowed.dtype}{list(allowed.shape)}"
+        )
+
+
+NOWHERE = 2**30  # more than any token
+
+
+def by_whole(inputs: Inputs, options: HeadOptions) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """token, logp and entropy, [N], of an unsharded vocabulary."""
+    sums = local_sums(inputs, options, limit=options.vocab_size)
+    return finish(draw(sums, inputs.keys, inputs.temperature))
+
+
+def by_slices(
+    inputs: Inputs, options: HeadOptions, axis_name: str | tuple[str, ...]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """As `by_whole`, inside `jax.shard_map`, from this device's slice [V / S, D]; the same on all devices of the axis.
+
+    V / S is a multiple of 128. allowed: this device's slice of the mask. All other arrays are replicated over the axis.
+    """
+    mine = inputs.unembedding.shape[0]
+    offset = jax.lax.axis_index(axis_name) * mine
+    limit = None if options.vocab_size is None else jnp.clip(options.vocab_size - offset, 0, mine)
+    sums = local_sums(inputs, options, offset, limit)
+    return finish(_combine(draw(sums, inputs.keys, inputs.temperature), axis_name))
+
+
+def _combine(drawn: SliceDraw, axis_name: str | tuple[str, ...]) -> SliceDraw:
+    """Combine the slices' draws into that of the whole vocabulary. The lowest block wins a tie, as within a tile."""
+    score, m = jax.lax.pmax((drawn.score, drawn.m), axis_name)
+    # Slices consist of whole blocks, so in a tie the lowest token is in the lowest block.
+    token = jax.lax.pmin(jnp.where(drawn.score == score, drawn.token, NOWHERE), axis_name)
+    # In a tie, or if no token is allowed, several devices have the highest score, but only one has the token.
+    logit = jnp.where(drawn.token == token, drawn.logit, 0.0)
+    logit, l, acc = jax.lax.psum((logit, *rescaled(drawn, m)), axis_name)
+    return SliceDraw(score, token, logit, m, l, acc)

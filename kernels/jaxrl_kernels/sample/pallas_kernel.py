@@ -18,8 +18,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxrl_kernels.logprob.pallas_kernel import add_tile
+from jaxrl_kernels.logprob.tile import products
 from jaxrl_kernels.sample.noise import BLOCK
-from jaxrl_kernels.sample.tile import DrawSums, adjusted, block_scores, merge, of_blocks, products
+from jaxrl_kernels.sample.tile import DrawSums, Inputs, adjusted, block_scores, merge, of_blocks
 
 Array = jax.Array
 
@@ -65,14 +67,7 @@ def of_tile(z: Array, keys: Array, temperature: Array, first: Any, interpret: bo
 
 
 def _kernel(
-    place: Any,
-    hidden: Any,
-    tile: Any,
-    keys: Any,
-    temperature: Any,
-    *rest: Any,
-    softcap: float,
-    interpret: bool,
+    place: Any, hidden: Any, tile: Any, keys: Any, temperature: Any, *rest: Any, softcap: float, interpret: bool
 ) -> None:
     """One tile for one row block. place: int32[2] in SMEM, the first token and the number of tokens that count."""
     allowed, outputs = (rest[0], rest[1:]) if len(rest) == 7 else (None, rest)
@@ -82,35 +77,15 @@ def _kernel(
     if allowed is not None:
         permitted &= allowed[...].astype(jnp.int32) != 0
     z = adjusted(products(hidden[...], tile[...]), temperature[...], permitted, softcap)
-    new = of_tile(z, keys[...], temperature[...], place[0] + start, interpret)
-
-    def write(sums: DrawSums) -> None:
-        for output, value in zip(outputs, sums, strict=True):
-            output[...] = value
-
-    @pl.when(number == 0)
-    def _() -> None:
-        write(new)
-
-    @pl.when(number > 0)
-    def _() -> None:
-        write(merge(DrawSums(*(output[...] for output in outputs)), new))
+    add_tile(number, outputs, of_tile(z, keys[...], temperature[...], place[0] + start, interpret), merge)
 
 
 def pallas_sums(
-    hidden: Array,
-    unembedding: Array,
-    keys: Array,
-    temperature: Array,
-    allowed: Array | None,
-    softcap: float,
-    block_size: int | None = None,
-    row_block: int | None = None,
-    offset: Any = 0,
-    limit: Any = None,
-    interpret: bool = False,
-) -> DrawSums:
+    inputs: Inputs, softcap: float, block_size: int | None, row_block: int | None, offset: Any, limit: Any,
+    interpret: bool,
+) -> DrawSums:  # fmt: skip
     """The result of `blocked_sums`, by the kernel. A bool mask is converted to int8 first."""
+    hidden, unembedding, keys, temperature, allowed = inputs
     (rows, width), vocabulary = hidden.shape, unembedding.shape[0]
     itemsize = max(hidden.dtype.itemsize, unembedding.dtype.itemsize)
     row_block = min(rows, row_block or default_rows(rows, width, itemsize))

@@ -7,17 +7,12 @@ import jax.numpy as jnp
 
 from jaxrl_kernels.logprob.reference import EXCLUDED
 from jaxrl_kernels.sample.noise import BLOCK, OF_BLOCKS, OF_TOKENS, bits_at, gumbel
+from jaxrl_kernels.sample.tile import Inputs
 
 
-def reference_sample(
-    hidden: jax.Array,
-    unembedding: jax.Array,
-    keys: jax.Array,
-    temperature: jax.Array,
-    allowed: jax.Array | None,
-    softcap: float,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(token int32[N], logp f32[N], entropy f32[N]); keys uint32[N, 2], temperature f32[N], allowed bool[N, V]."""
+def reference_sample(inputs: Inputs, softcap: float) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(token int32[N], logp f32[N], entropy f32[N])."""
+    hidden, unembedding, keys, temperature, allowed = inputs
     vocabulary = unembedding.shape[0]
     z = jnp.einsum("nd,vd->nv", hidden, unembedding, preferred_element_type=jnp.float32)
     z = softcap * jnp.tanh(z / softcap) if softcap else z

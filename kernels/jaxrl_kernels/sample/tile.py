@@ -1,4 +1,4 @@
-"""Sums over one tile of the vocabulary, their merge over tiles, and the final draw of the token.
+"""Sums over one tile of the vocabulary, over all tiles in plain JAX, and the final draw of the token.
 
 The draw has two levels. Blocks b are BLOCK consecutive tokens, s_b = logsumexp_{v in b} z_v their total logit:
 
@@ -21,11 +21,21 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_kernels.logprob.reference import EXCLUDED
-from jaxrl_kernels.logprob.tile import rescaled
+from jaxrl_kernels.logprob.tile import products, rescaled
 from jaxrl_kernels.partition import zeros
 from jaxrl_kernels.sample.noise import BLOCK, OF_BLOCKS, OF_TOKENS, bits_at, gumbel
 
 Array = jax.Array
+
+
+class Inputs(NamedTuple):
+    """What tokens are drawn from: N rows, and a slice of V tokens of the vocabulary."""
+
+    hidden: Array  # f32 or bf16 [N, D]
+    unembedding: Array  # f32 or bf16 [V, D]
+    keys: Array  # uint32[N, 2]
+    temperature: Array  # f32[N]
+    allowed: Array | None  # bool or int8 [N, V]
 
 
 class DrawSums(NamedTuple):
@@ -48,15 +58,6 @@ class SliceDraw(NamedTuple):
     m: Array
     l: Array
     acc: Array
-
-
-def products(left: Array, right: Array) -> Array:
-    """f32[A, B]: left [A, D] @ right.T, right [B, D], accumulated in float32."""
-    dtype = jnp.result_type(left, right)
-    contract_last = (((1,), (1,)), ((), ()))
-    return jax.lax.dot_general(
-        left.astype(dtype), right.astype(dtype), contract_last, preferred_element_type=jnp.float32
-    )
 
 
 def adjusted(logits: Array, temperature: Array, permitted: Array | None, softcap: float) -> Array:
@@ -164,3 +165,40 @@ def finish(drawn: SliceDraw) -> tuple[Array, Array, Array]:
     logp = jnp.where(nothing, -jnp.inf, logit - m - log_l)
     entropy = jnp.where(nothing, 0.0, log_l - acc / l)
     return jnp.where(nothing | jnp.isnan(logp), -1, token), logp, entropy
+
+
+def blocked_sums(
+    inputs: Inputs, softcap: float, block_size: int, at_once: bool = False, offset: Any = 0, limit: Any = None
+) -> DrawSums:
+    """Sums over the first `limit` rows of `unembedding` [V, D], which are the tokens offset, offset + 1, ...
+
+    block_size: tokens per tile, a multiple of BLOCK; offset: int32[], a multiple of BLOCK; limit: int32[], or None for
+    all. at_once (static): compute all logits f32[V, N] in one product and slice tiles from them, instead of one product
+    per tile.
+    """
+    hidden, unembedding, keys, temperature, allowed = inputs
+    vocabulary = unembedding.shape[0]
+    block_size = min(block_size, vocabulary)
+    full, short = divmod(vocabulary, block_size)
+    # Tokens first: on CPU this makes the product 25 % faster, and sums over a block's tokens are vectorised. A single
+    # product saves the copy of each tile of the unembedding that XLA makes for the product of a slice.
+    logits = products(unembedding, hidden) if at_once else None
+
+    def sums(start: Any, width: int) -> DrawSums:
+        if logits is not None:
+            tile = jax.lax.dynamic_slice_in_dim(logits, start, width)
+        else:
+            tile = products(jax.lax.dynamic_slice_in_dim(unembedding, start, width), hidden)
+        permitted = None if limit is None else (start + jnp.arange(width, dtype=jnp.int32) < limit)[:, None]
+        if allowed is not None:
+            of_mask = jax.lax.dynamic_slice_in_dim(allowed, start, width, axis=1).T != 0
+            permitted = of_mask if permitted is None else of_mask & permitted
+        z = adjusted(tile, temperature[None], permitted, softcap)
+        return of_tile(z, keys, temperature[:, None], offset + start, axis=0)
+
+    # A partial tile goes first. Without one the scan begins with nothing, so that a tile is compiled once.
+    if full == 1 and not short:
+        return sums(0, block_size)
+    carry = sums(full * block_size, short) if short else nothing(hidden)
+    starts = jnp.arange(full, dtype=jnp.int32) * block_size
+    return jax.lax.scan(lambda before, start: (merge(before, sums(start, block_size)), None), carry, starts)[0]

@@ -1,14 +1,28 @@
-"""The model of a plan, and the same model with fewer layers."""
+"""The models of a plan: the policy, the same with fewer layers, reward models and teachers."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh
+
+from jaxrl_llm.distributed import fully_sharded
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.config.checks import with_slots
 from jaxrl_llm.models.families import from_hf
 from jaxrl_llm.models.io.load import DEMO_MODEL
+from jaxrl_llm.models.io.reward_model import read_scoring
 from jaxrl_llm.models.kinds import read_json
+from jaxrl_llm.models.policy import init_params
+from jaxrl_llm.rewards.registry import model_path
+from jaxrl_llm.training.config import TrainConfig
+from jaxrl_llm.training.other_policies.teacher import teachers_of
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -38,11 +52,6 @@ def _published(model: str) -> ModelConfig:
     return from_hf(read_json(file), where=str(file))
 
 
-def with_layers(model: ModelConfig, layers: int) -> ModelConfig:
-    """The model with its first layers only."""
-    return model.first(layers)
-
-
 def depths(model: ModelConfig) -> tuple[int, int]:
     """Two small numbers of layers that hold each kind of layer as often as all layers do, as far as they go."""
     of_layer = model.kind_of_layer or (0,) * model.num_layers
@@ -51,3 +60,38 @@ def depths(model: ModelConfig) -> tuple[int, int]:
         n for n in range(1, len(kinds) + 1) if all(kind == kinds[i % n] for i, kind in enumerate(kinds))
     )  # fmt: skip
     return max(2, period), 2 * max(2, period)
+
+
+Weights = Sequence[tuple[ModelConfig, Any]]  # of each model, as shapes
+
+
+def model_weights(config: TrainConfig) -> Weights:
+    """The weights of a run's reward models. InputError for what is none."""
+    return _as_shapes([read_scoring(path)[2] for path in map(model_path, config.rewards) if path is not None], config)
+
+
+def teacher_weights(config: TrainConfig) -> Weights:
+    """The weights of a run's teachers. InputError for what is no model."""
+    return _as_shapes(list(teacher_models(config.teacher)), config)
+
+
+@cache
+def teacher_models(teacher: str | None) -> tuple[ModelConfig, ...]:
+    """The models that a run's setting `teacher` names."""
+    if teacher is None:
+        return ()
+    return tuple(config_of(path) for path in teachers_of(teacher).values() or [teacher])
+
+
+def _as_shapes(models: Sequence[ModelConfig], config: TrainConfig) -> Weights:
+    make = partial(init_params, dtype=jnp.dtype(config.dtype))
+    return [(model, jax.eval_shape(partial(make, config=model), jax.random.key(0))) for model in models]
+
+
+def model_bytes(weights: Weights, mesh: Mesh | AbstractMesh) -> int:
+    """Bytes of models on each device of a mesh of one host, over which they are sharded as the policy is."""
+    total = 0
+    for model, tree in weights:
+        for x, place in zip(jax.tree.leaves(tree), jax.tree.leaves(fully_sharded(tree, model, mesh)), strict=True):
+            total += x.dtype.itemsize * math.prod(place.shard_shape(x.shape))
+    return total

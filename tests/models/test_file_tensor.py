@@ -18,9 +18,9 @@ import pytest
 
 from jaxrl_llm import load_policy, save_policy
 from jaxrl_llm.models import from_hf, init_params
-from jaxrl_llm.models.families.quantisation import Quantisation, quantisation_of
+from jaxrl_llm.models.families.family import Quantisation, quantisation_of
+from jaxrl_llm.models.io.file_tensor import dequantised
 from jaxrl_llm.models.io.huggingface import to_tensors
-from jaxrl_llm.models.io.quantised_files import dequantised
 from jaxrl_llm.utils.errors import InputError
 
 Tensors = dict[str, np.ndarray]
@@ -156,9 +156,9 @@ def test_the_numbers_of_the_format() -> None:
     tensors = {"x_blocks": lambda: blocks, "x_scales": lambda: scales}
     with pytest.raises(InputError, match="'x_blocks' holds numbers of type F32, but must be of U8"):
         dequantised(tensors, Quantisation("mxfp4"), "here")
-    from jaxrl_llm.models.io import quantised_files
+    from jaxrl_llm.models.io import file_tensor
 
-    found = quantised_files._mxfp4("x", lambda: blocks, lambda: scales, "here")[0].astype(np.float64)
+    found = file_tensor._mxfp4("x", lambda: blocks, lambda: scales, "here")[0].astype(np.float64)
     nibbles = np.stack([np.arange(256) & 15, np.arange(256) >> 4], -1).reshape(-1)
     values = np.asarray([e2m1(int(bits)) for bits in nibbles])
     for exponent in (0, 1, 100, 127, 200, 252):  # below and at the smallest normal number too
@@ -166,8 +166,8 @@ def test_the_numbers_of_the_format() -> None:
     assert np.isinf(found[:, 254]).any()  # bfloat16 has no 6 x 2^127
     assert np.isnan(found[:, 255]).all()
     for bits in range(256):
-        assert quantised_files.E4M3[bits] == e4m3(bits) or bits & 127 == 127
-    assert np.isnan(quantised_files.E4M3[[127, 255]]).all()
+        assert file_tensor.E4M3[bits] == e4m3(bits) or bits & 127 == 127
+    assert np.isnan(file_tensor.E4M3[[127, 255]]).all()
 
 
 def fp8_change(
@@ -236,9 +236,9 @@ def test_experts_in_one_tensor(vectors: Any) -> None:
     """Scales have the axis of experts too."""
     rng = np.random.default_rng(2)
     bits, scales = rng.integers(0, 127, (3, 20, 10)).astype(np.uint8), rng.uniform(size=(3, 3, 2)).astype(np.float32)
-    from jaxrl_llm.models.io import quantised_files
+    from jaxrl_llm.models.io import file_tensor
 
-    found = quantised_files._fp8("x", lambda: bits, lambda: scales, (8, 8), "here")
+    found = file_tensor._fp8("x", lambda: bits, lambda: scales, (8, 8), "here")
     for expert in range(3):
         np.testing.assert_array_equal(found[expert], slow_fp8(bits[expert], scales[expert], (8, 8)))
 

@@ -1,9 +1,11 @@
-"""More tokens in the vocabulary of a model, such as tags that choose how it answers."""
+"""A model's tokenizer: more tokens, such as tags that choose how the model answers, and a digest of it."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,3 +57,31 @@ def with_added_tokens(
             out[name] = jnp.concatenate([rows, fresh, old, padding])
     config = dataclasses.replace(policy.config, vocab_size=size, num_tokens=0)
     return with_tokenizer(dataclasses.replace(policy, config=config), tokenizer), out, tokenizer
+
+
+# Texts that tokenizers split and normalise in different ways: their tokens tell merges and rules apart.
+_PROBE = (
+    "The quick brown fox's 12345.678 + 9 = x**2;\n\n\tdef f(a_b):  return [a, B]\r\n",
+    "na\u00efve e\u0301 \u65e5\u672c\u8a9e \U0001f642 don't HE'LL <b>&amp;</b> \\frac{1}{2}  ",
+)
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """A SHA-256 of a tokenizer, 64 hexadecimal digits: vocabulary, added and special tokens, chat template, and how it
+    splits a few texts. It is equal in every process; what a call sets, such as padding, does not count, nor does the
+    library's version.
+    """
+    kept: dict[str, Any] = {}
+    if callable(getattr(tokenizer, "get_vocab", None)):
+        kept["vocabulary"] = sorted(tokenizer.get_vocab().items())
+    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    kept["added"] = [
+        (index, str(token), *(bool(getattr(token, name, False)) for name in ("special", "lstrip", "rstrip")))
+        for index, token in sorted(added.items())
+    ]
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "chat_template")
+    kept |= {name: getattr(tokenizer, name, None) for name in names}
+    if callable(getattr(tokenizer, "encode", None)):
+        kept["probe"] = [list(map(int, tokenizer.encode(text))) for text in _PROBE]
+    text = json.dumps(kept, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

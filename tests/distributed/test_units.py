@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from jaxrl_llm.distributed import bytes_per_device, parameter_specs
-from jaxrl_llm.distributed.on_hosts import by_unit, of_this_host
+from jaxrl_llm.distributed.hosts import by_unit, of_this_host
 from jaxrl_llm.models.parameters import parameter_shapes
-from jaxrl_llm.plan.layers import config_of
+from jaxrl_llm.plan.models import config_of
 from jaxrl_llm.plan.shapes import state_shapes as shapes_of_state
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import make_algorithm

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from jaxrl_llm.data import digest, rows_digest
+from jaxrl_llm.data import prompt_rows, rows_digest
 
 ROWS = """[
     {"prompt": "a", "answer": 1, "tags": {"x", "y", "z", "w"}, "raw": b"ab", "at": datetime.date(2024, 2, 29)},
@@ -20,7 +20,7 @@ ROWS = """[
 
 
 def test_examples_in_docstrings() -> None:
-    assert doctest.testmod(digest) == (0, 1)
+    assert doctest.testmod(prompt_rows) == (0, 1)
 
 
 def test_every_process_gives_the_same() -> None:

@@ -1,8 +1,11 @@
-"""Tokens that a model lacks: their ids and rows, in a vocabulary with padding or without, and on disk."""
+"""Digests of tokenizers, which tell any difference and nothing else, and tokens that a model lacks."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,52 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import load_policy, save_policy
-from jaxrl_llm.models.io.added_tokens import with_added_tokens
+from jaxrl_llm.models.io.tokenizer import tokenizer_digest, with_added_tokens
 from jaxrl_llm.utils.errors import InputError
+
+
+@pytest.mark.heavy
+def test_another_process_finds_the_same_digest(vectors: Any) -> None:
+    model = vectors("llama")
+    program = (
+        "import jax, sys; jax.config.update('jax_platforms', 'cpu')\n"
+        "from jaxrl_llm import load_policy; from jaxrl_llm.models.io.tokenizer import *\n"
+        "print(tokenizer_digest(load_policy(sys.argv[1])[2]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(model.folder)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.split() == [tokenizer_digest(model.tokenizer)]
+
+
+def test_what_is_done_with_a_tokenizer_does_not_count_in_its_digest(vectors: Any) -> None:
+    tokenizer = load_policy(vectors("llama").folder)[2]
+    before = tokenizer_digest(tokenizer)
+    tokenizer(["a", "bcd"], padding=True, truncation=True, max_length=2)
+    tokenizer.padding_side = "left"
+    assert tokenizer_digest(tokenizer) == before
+
+
+@pytest.mark.heavy
+def test_any_difference_of_tokenizers_counts_in_their_digests(vectors: Any, smollm2: Any) -> None:
+    original = vectors("llama").tokenizer
+    digests = [tokenizer_digest(original), tokenizer_digest(smollm2[2])]
+    changed = copy.deepcopy(original)
+    changed.chat_template = "{{ messages }}"
+    digests.append(tokenizer_digest(changed))
+    changed = copy.deepcopy(original)
+    changed.add_tokens(["<new>"])
+    digests.append(tokenizer_digest(changed))
+    changed = copy.deepcopy(original)
+    changed.eos_token = "a"
+    digests.append(tokenizer_digest(changed))
+    changed = copy.deepcopy(original)
+    from tokenizers import normalizers
+
+    changed.backend_tokenizer.normalizer = normalizers.Lowercase()
+    digests.append(tokenizer_digest(changed))
+    assert len(set(digests)) == len(digests)
+
 
 TAGS = ("<short>", "<think>")
 
@@ -66,7 +113,7 @@ def test_padding_of_the_vocabulary_is_used_first(vectors: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["", " <short>", 3])
-def test_what_is_no_token_is_refused(text: Any, vectors: Any) -> None:
+def test_an_added_text_that_is_no_token_is_refused(text: Any, vectors: Any) -> None:
     model = vectors("llama_tied")
     with pytest.raises(InputError, match="a token to add is"):
         with_added_tokens(model.policy, model.params, model.tokenizer, [text])

@@ -1,1 +1,0 @@
-"""Masked-diffusion models: what they see of a batch, and bounds on likelihoods."""
