@@ -31,8 +31,7 @@ from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.engines import engines_of
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
 from jaxrl_llm.rollouts.runtime.source import LOOK
-from jaxrl_llm.rollouts.runtime.source_setup import Experience
-from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
+from jaxrl_llm.rollouts.runtime.source_setup import Experience, ExperienceState
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.sampling.speculative.drafts import Drafts

@@ -104,12 +104,12 @@ class Rollout:
 
     @property
     def population(self) -> Population | None:
-        """Whose members draw its samples, see `rollouts.evolved`."""
+        """Whose members draw its samples, see `rollouts.hooked.evolved`."""
         return self.drawing if isinstance(self.drawing, Population) else None
 
     @property
     def thinking(self) -> SoftThinking | None:
-        """How its samples think before they answer, see `rollouts.soft`."""
+        """How its samples think before they answer, see `rollouts.hooked.softly`."""
         return self.drawing if isinstance(self.drawing, SoftThinking) else None
 
     @property

@@ -141,7 +141,6 @@ class OfMethods:
 
     @property
     def wrapped(self) -> Any:
-        """The adapted object."""
         return self._world
 
     @property
@@ -166,7 +165,6 @@ class OfMethods:
         return Observation(_user(said) if said else ())
 
     async def step(self, reply: Reply) -> Observation:
-        """The results of the calls."""
         return await self._box.answer(reply)
 
     def copy(self) -> OfMethods:
@@ -199,7 +197,6 @@ class OfSteps:
 
     @property
     def wrapped(self) -> Any:
-        """The adapted object."""
         return self._world
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
@@ -212,7 +209,6 @@ class OfSteps:
         return Observation(_user(_told(found[0] if isinstance(found, tuple) else found, "reset")))
 
     async def step(self, reply: Reply) -> Observation:
-        """Act with the reply's text."""
         found = await called(self._world.step, str(reply.message["content"]))
         if not isinstance(found, tuple) or not 3 <= len(found) <= 5:
             raise InputError(f"an environment's step returns 3, 4 or 5 values, but this one's {shown(found)}")
@@ -230,7 +226,6 @@ class OfSteps:
         return other
 
     async def close(self) -> None:
-        """Close the environment."""
         if callable(getattr(self._world, "close", None)):
             await called(self._world.close)
 
@@ -259,11 +254,9 @@ class OfTextArena:
 
     @property
     def wrapped(self) -> Any:
-        """The adapted object."""
         return self._world
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        """Begin a game with the seed."""
         self._world.reset(num_players=self.players, seed=seed)
         return self._seen()
 

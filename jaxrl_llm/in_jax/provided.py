@@ -6,7 +6,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.needs import asks_for
 from jaxrl_llm.core.population import Population
 from jaxrl_llm.in_jax.tasks import Task
-from jaxrl_llm.rollouts.evolved import MEMBERS
+from jaxrl_llm.rollouts.hooked import MEMBERS
 
 EXPERIENCE = frozenset({"rollout", "curriculum", "replay"})  # what comes before the batch
 PAIRS = frozenset({"chosen", "rejected"})  # columns of a data set that `Task.pairs` stands for

@@ -17,8 +17,16 @@ from jaxrl_llm.rewards.parsing.final_answers import (
     last_number,
     number_of,
 )
-from jaxrl_llm.rewards.parsing.notation import as_latex, choice_of, same_text
-from jaxrl_llm.rewards.parsing.readings import LATEX_DELIMITERS, THOUGHTS, after_thoughts, parsed, readings
+from jaxrl_llm.rewards.parsing.readings import (
+    LATEX_DELIMITERS,
+    THOUGHTS,
+    after_thoughts,
+    as_latex,
+    choice_of,
+    parsed,
+    readings,
+    same_text,
+)
 from jaxrl_llm.rewards.workers.calling import per_sample
 from jaxrl_llm.utils.errors import InputError, missing_package
 

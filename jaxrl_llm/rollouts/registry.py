@@ -9,13 +9,12 @@ from typing import Any
 
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rewards.workers.loading import load_function
-from jaxrl_llm.rollouts.agents.semi_online import semi_online
-from jaxrl_llm.rollouts.agents.state_clusters import similar_states
+from jaxrl_llm.rollouts.agents.program import semi_online, similar_states
 from jaxrl_llm.rollouts.auxiliary_prompts import with_predictions
 from jaxrl_llm.rollouts.guidance.candidates import with_candidates
-from jaxrl_llm.rollouts.guidance.demonstrated import demonstrated, demonstrated_before
 from jaxrl_llm.rollouts.guidance.prefixes import hinted_by_failures, prefixed_groups, reset_to_data, two_policies
 from jaxrl_llm.rollouts.guidance.repair import hinted
+from jaxrl_llm.rollouts.guidance.responses import demonstrated, demonstrated_before
 from jaxrl_llm.rollouts.hooked import top_nsigma
 from jaxrl_llm.rollouts.judges.judged import judged_anchor, judged_grades, judged_pairs, judged_rubric
 from jaxrl_llm.rollouts.lookahead import near_ties
@@ -38,7 +37,6 @@ NAMED: dict[str, Callable[..., Rollout]] = {
 
 
 def _argument(text: str) -> int | float | str:
-    """An argument as a number, if it is one."""
     if text.isdigit():
         return int(text)
     return float(text) if re.fullmatch(r"-?[0-9]*\.?[0-9]+", text) else text

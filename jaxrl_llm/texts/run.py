@@ -188,7 +188,6 @@ def _checked(config: TrainConfig, text: str, reply_tokens: int, resume: bool) ->
 
 
 def _rows(inputs: Inputs) -> tuple[list[Row], list[Row]]:
-    """Training and held-out rows."""
     training, held_out = inputs.prompts.training, inputs.prompts.held_out
     if not isinstance(training, list):
         raise InputError(f"there are {len(training)} prompts, more than texts are optimised on: lower num_prompts")
@@ -198,7 +197,6 @@ def _rows(inputs: Inputs) -> tuple[list[Row], list[Row]]:
 
 
 def _totals(folder: RunFolder) -> dict[str, int]:
-    """The sums of the counts of all steps."""
     totals = dict[str, int]()
     for line in folder.metrics.read_text().splitlines():
         for name, value in json.loads(line).items():
@@ -208,7 +206,6 @@ def _totals(folder: RunFolder) -> dict[str, int]:
 
 
 def _warnings(totals: Mapping[str, int]) -> list[str]:
-    """What the counts of a run say is wrong."""
     found, proposed = list[str](), totals.get("texts/proposed", 0)
     if (asked := totals.get("judge/verdicts", 0)) and totals["judge/unreadable"] == asked:
         found.append(f"the judge gave no readable verdict of {several(asked, 'question')}: no text could win")

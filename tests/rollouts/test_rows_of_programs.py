@@ -16,10 +16,10 @@ from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.auxiliary_prompts import with_predictions
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.candidates import with_candidates
-from jaxrl_llm.rollouts.guidance.demonstrated import demonstrated
 from jaxrl_llm.rollouts.guidance.prefixes import prefixed_groups
 from jaxrl_llm.rollouts.guidance.prompted import taught
 from jaxrl_llm.rollouts.guidance.repair import succeeds
+from jaxrl_llm.rollouts.guidance.responses import demonstrated
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.recycled import recycled

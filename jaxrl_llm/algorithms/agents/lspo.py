@@ -18,7 +18,7 @@ from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.transform import chain
-from jaxrl_llm.curriculum.neighbours import text_features
+from jaxrl_llm.curriculum.embedded import text_features
 from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.games import SAYING, TalkGame, action_in, conversations, sayings, text_of, told

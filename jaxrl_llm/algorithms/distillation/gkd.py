@@ -17,7 +17,7 @@ from jaxrl_llm.objectives.distillation.divergences import SupportOf
 from jaxrl_llm.objectives.distillation.teachers import distillation
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.guidance.demonstrated import NEED, demonstration
+from jaxrl_llm.rollouts.guidance.responses import NEED, demonstration
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 

@@ -31,7 +31,7 @@ from jaxrl_llm.objectives.penalties import imitation
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.guidance.demonstrated import NEED, demonstration
+from jaxrl_llm.rollouts.guidance.responses import NEED, demonstration
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import is_off, require_choice

@@ -33,9 +33,8 @@ from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.embedded import earlier_rounds, embeddings_of, from_embeddings, padded_to
 from jaxrl_llm.curriculum.excluded import Why, where
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State
-from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
+from jaxrl_llm.curriculum.rules import Machine, ModelOf, Outcome, RuleOf, SuccessModel
 from jaxrl_llm.curriculum.scores import near_target
-from jaxrl_llm.curriculum.success_models import ModelOf, SuccessModel
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.off_policy import importance_correction
 from jaxrl_llm.replay.base import times_as_many, whole_groups

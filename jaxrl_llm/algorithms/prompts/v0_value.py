@@ -31,9 +31,8 @@ from jaxrl_llm.curriculum.budgets import by_mixed, by_variance, divide
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.embedded import earlier_rounds, embeddings_of, from_embeddings, padded_to
 from jaxrl_llm.curriculum.records import Array, PromptFacts, State
-from jaxrl_llm.curriculum.rules import Outcome
+from jaxrl_llm.curriculum.rules import ModelOf, Outcome, SuccessModel
 from jaxrl_llm.curriculum.scores import least_tried
-from jaxrl_llm.curriculum.success_models import ModelOf, SuccessModel
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 

@@ -21,7 +21,7 @@ from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards import transforms as rewards
 from jaxrl_llm.rewards.judges.first_errors import NONE, first_error_in, question, steps_in
-from jaxrl_llm.rewards.shaping import overlong_penalty
+from jaxrl_llm.rewards.transforms import overlong_penalty
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode

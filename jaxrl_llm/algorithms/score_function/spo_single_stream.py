@@ -19,8 +19,8 @@ from jaxrl_llm.core.source import Replay
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State, changed
+from jaxrl_llm.curriculum.rules import ModelOf, SuccessModel
 from jaxrl_llm.curriculum.scores import uncertain
-from jaxrl_llm.curriculum.success_models import ModelOf, SuccessModel
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import mixed

@@ -139,7 +139,7 @@ PROVIDED = (
     ),
     in_info(
         "league_member", "[N]", "place in the league of the policy that the row plays against",
-        StandIn("the first policy", whole(3), none_of_rows), provider="rollouts.agents.league_play.league_play(GAMES)",
+        StandIn("the first policy", whole(3), none_of_rows), provider="rollouts.agents.self_play.league_play(GAMES)",
     ),
     in_info(
         "copy_weight", "[N]", "factor of the rows of a group that is there several times",

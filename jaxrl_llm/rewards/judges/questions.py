@@ -118,7 +118,6 @@ class Comparison:
     __repr__ = layout
 
     def text(self, problem: str, first: str, second: str) -> str:
-        """The question."""
         return self.template.format(problem=problem, first=first, second=second)
 
 
@@ -138,7 +137,6 @@ class Grading:
     __repr__ = layout
 
     def text(self, problem: str, response: str, criterion: str = "") -> str:
-        """The question."""
         return self.template.format(problem=problem, response=response, criterion=criterion)
 
 

@@ -206,12 +206,10 @@ class _ProcessCalls:
         self._given = given
 
     def whole(self, seconds: float) -> Outcome | Lost:
-        """See `Calls`."""
         asked = self._asked(range(self._count), seconds, False, False)
         return asked if isinstance(asked, Lost) else next(self._function.ask(asked, self._memory))
 
     def each(self, places: Sequence[int], seconds: float, at_once: bool) -> Iterator[Outcome | Lost]:
-        """See `Calls`."""
         asked = self._asked(places, seconds, True, at_once)
         if isinstance(asked, Lost):
             yield from [asked] * len(places)
@@ -233,5 +231,4 @@ def _nothing() -> None:
 
 
 def _source(name: str) -> str:
-    """The file or module in a reward's name."""
     return name.rpartition(":")[0] or name if "(" not in name else name

@@ -15,6 +15,7 @@ from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.copies import Replayable
 from jaxrl_llm.environments.protocol import MakeEnvironment, Observation
 from jaxrl_llm.rollouts.agents.branches import Node, go_on
+from jaxrl_llm.rollouts.agents.compaction import Limits
 from jaxrl_llm.rollouts.agents.conversation import Conversation, states_of
 from jaxrl_llm.rollouts.agents.environment_calls import (
     EnvironmentFailed,
@@ -25,7 +26,6 @@ from jaxrl_llm.rollouts.agents.environment_calls import (
     observed,
     world_of,
 )
-from jaxrl_llm.rollouts.agents.limits import Limits
 from jaxrl_llm.rollouts.agents.messages import messages_of
 from jaxrl_llm.rollouts.agents.metrics import FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.context import Tools
@@ -97,7 +97,6 @@ class Path:
             one.world = self.world
 
     async def take_turn(self) -> None:
-        """The next reply, and the environment's answer."""
         await self.draw()
         await self.hear()
 
@@ -232,7 +231,6 @@ async def begun(tools: Tools, task: Task, number: int, settings: AgentSettings) 
 
 
 async def played(path: Path) -> Path:
-    """The episode, played to its end and closed."""
     while not path.over:
         await path.take_turn()
     await path.close()
@@ -240,7 +238,6 @@ async def played(path: Path) -> Path:
 
 
 async def converse(tools: Tools, task: Task, number: int, settings: AgentSettings) -> Path:
-    """A whole episode of the task's group."""
     return await played(await begun(tools, task, number, settings))
 
 

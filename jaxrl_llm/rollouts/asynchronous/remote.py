@@ -47,7 +47,6 @@ class _Remote:
 
     @property
     def flight(self) -> Flight:
-        """The groups that it is to complete."""
         return [both for key, both in self.groups.items() if key not in self.complete]
 
 
@@ -85,7 +84,6 @@ class RemoteSamplers:
         self._all(self._there(), "enter", lambda one: (told, own[one.number], until[one.number]))
 
     def take(self, keys: Sequence[GroupKey]) -> Taken:
-        """See `Samplers`."""
         own = [[key for key in keys if key in one.groups] for one in self._remotes]
         known = [[key for key in own[one.number] if key not in one.before] for one in self._remotes]
         answers = self._all(self._there(), "take", lambda one: (known[one.number],))
@@ -121,12 +119,10 @@ class RemoteSamplers:
                 self._go_on(one)
 
     def end_step(self) -> bool:
-        """See `Samplers`."""
         found, self._replaced, self._given = self._replaced, False, None
         return found
 
     def close(self) -> None:
-        """See `Samplers`."""
         self._open = False
         for one in self._there():
             assert one.peer is not None

@@ -1,4 +1,4 @@
-"""The bound on staleness: how many groups are admitted, and which of them a step takes.
+"""The bound on staleness: how many groups are admitted, which of them a step takes, and metrics of both.
 
 The staleness of a group is the learner's step less the step of the weights with which it was admitted; no token of it
 is older. With S groups a step, at most (bound + 1) S are in flight with the weights of a step, which is AReaL's rule
@@ -18,10 +18,16 @@ last step is the last of all, until which there is room for all that is in fligh
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey
+from jaxrl_llm.sampling.stats import Stats
+
+if TYPE_CHECKING:
+    from jaxrl_llm.rollouts.asynchronous.sampler import Taken
 
 WAIT = 0.02  # share of a step's seconds for which the learner may wait
 SPARE = 2  # steps with groups of another to spare, after which the sampler is less far ahead
@@ -89,3 +95,38 @@ def taken(waiting: Sequence[Waiting], step: int, bound: int, wanted: int, later:
     if len(chosen) < wanted or any(one.ended is None for one in chosen):
         return None
     return [one.key for one in sorted(chosen, key=lambda one: one.place)]
+
+
+def ages(parts: Sequence[Taken], step: int) -> np.ndarray:
+    """The staleness int[tokens], in steps, of each sampled token of the groups that a step has taken.
+
+    Tokens that are trained on but were not drawn, such as those of hints, are no older than their group.
+    """
+    found = [np.zeros(0, int)]
+    for one in parts:
+        for log, group in zip(one.logs, one.groups, strict=True):
+            for episode in group.episodes:
+                drawn = np.maximum(episode.own.policy_step, log.key.first_step)
+                found.append(step - drawn[episode.actions])
+    return np.concatenate(found)
+
+
+def staleness_metrics(age: np.ndarray, bound: int) -> dict[str, float]:
+    """The share of tokens of each staleness, its mean, and the largest. age: as of `ages`."""
+    size = max(age.size, 1)
+    return {
+        "rollout/staleness": float(age.sum()) / size,
+        "rollout/stale_tokens": float(np.sum(age > 0)) / size,
+        "rollout/oldest": float(age.max(initial=0)),
+        **{f"staleness/{steps}": float(np.sum(age == steps)) / size for steps in range(bound + 1)},
+    }
+
+
+def sampler_metrics(seconds: Sequence[Mapping[str, float]], stats: Sequence[Stats], hosts: int) -> dict[str, float]:
+    """Seconds of decoding, and idle at the bound, since the last step: the mean of the hosts; and tokens a second.
+
+    seconds, stats: of all hosts.
+    """
+    found = {name: sum(one[name] for one in seconds) / hosts for name in ("decoding", "idle")}
+    speed = sum(one.tokens for one in stats) / found["decoding"] if found["decoding"] else 0.0
+    return {"rollout/tokens_per_second": speed} | {f"sampler/{name}_seconds": x for name, x in found.items()}

@@ -66,12 +66,10 @@ def marked(episodes: Sequence[Episode], unhinted: bool = False, **info: float | 
 
 
 def none_succeed(succeeds: Succeeds) -> When:
-    """A condition: no sample of the group succeeds."""
     return lambda found: not any(map(succeeds, found))
 
 
 def all_succeed(succeeds: Succeeds) -> When:
-    """A condition: all samples of the group succeed."""
     return lambda found: all(map(succeeds, found))
 
 

@@ -1,4 +1,4 @@
-"""Rollouts that take responses from the data set: pairs of a chosen and a rejected one, single verdicts, or texts.
+"""Rollouts that take responses from the data set: pairs, single verdicts, texts, and demonstrations.
 
 Nothing is sampled, so that no engine is built. Responses are texts or messages of the assistant, one or several turns;
 their tokens and the token that ends a turn are actions, and what others say between them is not. As they were not
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.data.chat.encode import encode_plain, has_chat_template, is_conversation, whole_text
@@ -17,6 +18,7 @@ from jaxrl_llm.rewards.environment import GIVEN
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError, require_choice, shown
 
 ReadResponse = Callable[[Tools, Task, str], Episode]  # of a column
@@ -205,3 +207,52 @@ def _after(now: Sequence[int], longer: Sequence[int], task: Task, column: str) -
             "end the response with its first turn, or choose another --prompt-format"
         )
     return list(longer[len(now) :])
+
+
+NEED = "demonstrated"
+
+
+def demonstration(tools: Tools, task: Task, column: str) -> Episode:
+    """The row's `response` in a column as an episode with info["demonstrated"] 1."""
+    return response(tools, task, column).with_info(demonstrated=1.0)
+
+
+@part
+def demonstrated(column: str = "answer") -> Rollout:
+    """The demonstration of each prompt alone: nothing is sampled. A step has `prompts_per_step` of them.
+
+    column: of the data set, with the texts. Set group_size to 1. Provides info["demonstrated"], 1 for these episodes.
+    """
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        return [demonstration(tools, task, column)]
+
+    return Rollout(
+        program,
+        f"demonstrated({column})",
+        frozenset({NEED}),
+        (column,),
+        demands=Demands(variable_size=True, max_episodes=lambda G: 1),
+    )
+
+
+@part
+def demonstrated_before(step: int, column: str = "answer") -> Rollout:
+    """Demonstrations in the steps before `step`, and groups of samples from there on.
+
+    Provides info["demonstrated"]. Raises InputError unless step is a whole number, at least 0.
+    """
+    check_number("demonstrated_before: step", step, least=0, whole=True)
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        if tools.first_step < step:
+            return [demonstration(tools, task, column)]
+        return [one.with_info(demonstrated=0.0) for one in await group().program(tools, task)]
+
+    return Rollout(
+        program,
+        f"demonstrated_before({step}, {column})",
+        frozenset({NEED}),
+        (column,),
+        demands=Demands(variable_size=True),
+    )

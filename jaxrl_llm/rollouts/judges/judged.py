@@ -16,12 +16,20 @@ from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.data.chat.messages import text_of
 from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rewards.judges.questions import Grading, grading
-from jaxrl_llm.rewards.judges.verdicts import mean_verdict, win_rates
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
-from jaxrl_llm.rollouts.judges.comparisons import PairJudge, counted, counts, matrix_of, pair_judge, texts_of
+from jaxrl_llm.rollouts.judges.comparisons import (
+    PairJudge,
+    counted,
+    counts,
+    matrix_of,
+    mean_verdict,
+    pair_judge,
+    texts_of,
+    win_rates,
+)
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group, scored_where
 from jaxrl_llm.utils.errors import InputError, shown

@@ -91,7 +91,6 @@ class Ticket:
         return in_order(prompt, completion.prompt_experts, completion.tokens.first(self.call.place))
 
     def is_answered_by(self, answer: Answer) -> bool:
-        """Whether these tokens complete the call."""
         size = self.call.place + answer.tokens.size
         return answer.ended or size >= self.until or (self.stop is not None and size >= self.stop)
 
@@ -118,12 +117,10 @@ class GroupRun:
 
     @property
     def over(self) -> bool:
-        """Whether the program ended, or failed."""
         return self.episodes is not None or self.error is not None
 
     @property
     def sampling(self) -> bool:
-        """Whether it waits for tokens."""
         return any(not ticket.answered.done() for ticket in self.asked.values())
 
     @property
@@ -161,14 +158,12 @@ class GroupRun:
         return Tools(self, driver.tokenizer, driver.context, driver.controls, driver.encode)
 
     def fail(self, why: str) -> None:
-        """End the program with a TimeoutError."""
         self.error = TimeoutError(f"it {why}")
         if self.running is not None:
             self.running.cancel()
         self._tell()
 
     def log(self) -> GroupLog:
-        """The answers so far."""
         # Sorted, because the log must not depend on the order in which external calls answer.
         drawn, recorded = dict(sorted(self.drawn.items())), dict(sorted(self.recorded.items()))
         return self.before._replace(drawn=drawn, recorded=recorded)
@@ -178,7 +173,6 @@ class GroupRun:
         return Held(self.log().recorded, dict(self.held))
 
     def is_resumed(self, value: Any) -> bool:
-        """See `ProgramHost`."""
         return any(value is one for one in self.resumed.values())
 
     def member(self, sample: int) -> int:
@@ -224,7 +218,6 @@ class GroupRun:
         self, call: Call, context: Episode, until: int, stop: int | None, draws: Draws, fixed: tuple[int, ...] = (),
         begun: Tokens = NO_TOKENS,
     ) -> Answer:  # fmt: skip
-        """See `ProgramHost`."""
         if draws.reference and not self.run.driver.rollout.demands.reference:
             raise InputError(
                 "the program draws from the reference policy: declare it, Rollout(..., demands=Demands(reference=True))"
@@ -249,21 +242,17 @@ class GroupRun:
         return await ticket.answered
 
     async def scores(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """See `ProgramHost`."""
         return await scored(self, episodes)
 
     async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool, failing: bool) -> Any:
-        """See `ProgramHost`."""
         return await remembered(self, name, call, again, self.run.driver.time_limit, failing)
 
     async def meet(self, name: str, value: Any, decide: Decide | None) -> Meeting:
-        """See `ProgramHost`."""
         return await meet_others(self, name, value, decide)
 
     def not_deterministic(
         self, what: str, kind: type[NotDeterministicError] = NotDeterministicError
     ) -> NotDeterministicError:
-        """The error of a program that deviates from its log."""
         return kind(
             f"the rollout {self.run.driver.rollout.name} is not deterministic: when rerun from its log on prompt "
             f"{self.task.prompt_id}, {what}"

@@ -73,21 +73,17 @@ class InFlight:
         return groups
 
     def moved(self) -> None:
-        """Note that a program made progress."""
         self.moves += 1
         self.wake()
 
     def wake(self) -> None:
-        """End a wait for programs."""
         self.progressed.set()
 
     def take(self, ticket: Ticket) -> None:
-        """Queue a program's request for tokens."""
         self.waiting.append(ticket)
         self.moved()
 
     async def main(self) -> Collected:
-        """Run all programs."""
         count_compiles()
         before, began = compiles()[0], time.perf_counter()
         with interruptible() as interrupted:
@@ -118,7 +114,6 @@ class InFlight:
             self.begin(group)
 
     def begin(self, group: GroupRun) -> None:
-        """Begin the program of a group."""
         group.begin(partial(self._ended, group))
 
     def withdraw(self) -> list[Ticket]:
@@ -185,7 +180,6 @@ class InFlight:
 
     @property
     def _idle(self) -> bool:
-        """Whether nothing can be decoded now."""
         if self.outside.ahead is None and not self.engines and self.outside.waits:
             return True  # the first requests size an engine: all programs get as far as they can
         asked = any(not ticket.group.over for ticket in self.waiting)
@@ -264,7 +258,6 @@ class InFlight:
         return found
 
     def _ended(self, group: GroupRun) -> None:
-        """Handle a program that ended or failed."""
         self.moved()
         if ends_the_run(group.error, self.driver.strict):
             return
@@ -281,7 +274,6 @@ class InFlight:
                 self.driver.on_group(place, group.group())
 
     async def cancel(self) -> None:
-        """End the programs."""
         tasks = [group.running for group in self.groups if group.running is not None]
         for task in tasks:
             task.cancel()

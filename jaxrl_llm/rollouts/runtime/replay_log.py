@@ -29,7 +29,6 @@ class Answer(NamedTuple):
 
     @property
     def segment(self) -> Segment:
-        """These tokens as a segment of an episode."""
         return Segment(self.tokens, True, self.before)
 
 
@@ -54,8 +53,6 @@ Pool = tuple[GroupLog, ...]
 
 
 class GroupKey(NamedTuple):
-    """See `GroupLog.key`."""
-
     prompt_id: int
     first_step: int
     repeat: int

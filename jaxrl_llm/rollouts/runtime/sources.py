@@ -71,12 +71,10 @@ def draw(curriculum: Curriculum, prompts: PromptSet, state: State, count: int) -
 def unchanged(
     state: dict[str, np.ndarray], scored: Scored, step: int, seed: int
 ) -> tuple[Scored, dict[str, np.ndarray]]:
-    """The batch as it is."""
     return scored, state
 
 
 def no_replay() -> Replay:
-    """No replay: batches stay as they are."""
     return Replay(dict, unchanged)
 
 
