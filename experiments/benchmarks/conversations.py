@@ -21,11 +21,10 @@ import jax
 import numpy as np
 from rollout_ours import load
 
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.engines import engines_of

@@ -8,11 +8,10 @@ from dataclasses import replace
 from jaxrl_llm.core.hooks import Hook, first_state
 from jaxrl_llm.core.population import Population
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout, drawn
+from jaxrl_llm.core.rollout import Rollout, Task, drawn
 from jaxrl_llm.core.soft_thinking import SoftThinking
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.sampling import filters
 from jaxrl_llm.utils.errors import InputError, shown

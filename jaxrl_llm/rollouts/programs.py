@@ -13,10 +13,9 @@ import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, Segment
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.selection.rows import max_variance_subset
 from jaxrl_llm.utils.errors import InputError, shown
 

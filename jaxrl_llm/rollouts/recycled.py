@@ -9,12 +9,11 @@ from typing import Any
 
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.rollouts.auxiliary_prompts import Question, also_ask, problem_text
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
 from jaxrl_llm.rollouts.guidance.repair import succeeds
-from jaxrl_llm.rollouts.program_host import Task
 
 
 def final_answer(text: str) -> str | None:

@@ -21,7 +21,7 @@ from jaxrl_llm.core.arguments.hyperparameters import OURS, RUN
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative
 from jaxrl_llm.core.buckets import bucket_sums, joint_key
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.curriculum.epochs import hard_buffer
@@ -40,7 +40,6 @@ from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
 from jaxrl_llm.rollouts.judges.comparisons import mean_verdict
 from jaxrl_llm.rollouts.judges.judged import counts, criteria_of, graded, rubric_scores
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError, require_choice
 

@@ -16,7 +16,7 @@ from jaxrl_llm.core.arguments.hyperparameters import OURS
 from jaxrl_llm.core.arguments.ranges import Count, NonNegative, NonNegativeInt, Positive, Range
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.curriculum.embedded import text_features
 from jaxrl_llm.data.chat.calls import Message
@@ -30,7 +30,6 @@ from jaxrl_llm.rollouts.agents.path import AgentSettings
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.pairs import ends_of
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group, samples
 from jaxrl_llm.utils.errors import InputError
 

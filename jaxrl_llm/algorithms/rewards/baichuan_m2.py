@@ -20,7 +20,7 @@ from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative
 from jaxrl_llm.core.buckets import bucket_quantile
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.data.chat.calls import Message
@@ -42,7 +42,6 @@ from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
 from jaxrl_llm.rollouts.judges.comparisons import counts, texts_of
 from jaxrl_llm.rollouts.judges.judged import Criterion, Judged, Judging, judged, met_by
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError
 

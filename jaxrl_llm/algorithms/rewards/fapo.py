@@ -15,7 +15,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
 from jaxrl_llm.core.arguments.ranges import AboveOne, AtLeastOne, NonNegative, Range, check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
@@ -28,7 +28,6 @@ from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
 from jaxrl_llm.rollouts.judges.comparisons import counts, texts_of
 from jaxrl_llm.rollouts.pairs import scored
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import is_off
 

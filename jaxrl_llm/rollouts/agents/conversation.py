@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.data.chat.calls import Message, Reply
 from jaxrl_llm.data.chat.message_forms import lost_thoughts
 from jaxrl_llm.data.chat.messages import has_thought
@@ -22,7 +23,6 @@ from jaxrl_llm.rollouts.agents.messages import conversation_of, guided, merged
 from jaxrl_llm.rollouts.agents.metrics import COUNTS
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, checksum, given
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError
 
 

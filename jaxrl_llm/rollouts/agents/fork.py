@@ -13,14 +13,13 @@ import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Range
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
 from jaxrl_llm.rollouts.agents.metrics import FORKED
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun
 from jaxrl_llm.rollouts.agents.program import graded, with_episodes
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.trees import by_prefix
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from jaxrl_llm.core.arguments.ranges import Count, Range, check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import AHEAD, OBSERVATION, Demands, Program, Rollout
+from jaxrl_llm.core.rollout import AHEAD, OBSERVATION, Demands, Program, Rollout, Task
 from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.environments.protocol import MakeEnvironment
 from jaxrl_llm.environments.recorded import RecordedSteps
@@ -28,7 +28,6 @@ from jaxrl_llm.rollouts.agents.metrics import CALLS
 from jaxrl_llm.rollouts.agents.path import AgentSettings, converse
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group, scored_where
 from jaxrl_llm.utils.errors import InputError
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.rollouts.agents.conversation import finished
-from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
 from jaxrl_llm.rollouts.agents.messages import lines_of
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun, played
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
 
-logger = logging.getLogger("jaxrl_llm.rollouts")
 PIVOT = "pivot"
 
 OUTCOMES = ("perfect", "improvable", "failed")
@@ -102,16 +99,12 @@ async def retried_from(first: Attempt, step: int, number: int, text: str) -> Att
     None if the environment cannot be copied, or there is no room for the guidance.
     """
     path = first.path.before(step, number)
-    one, prompt_id = path.one, path.task.prompt_id
-    last = one.rows[-1]
+    one, last = path.one, path.one.rows[-1]
     assert path.chat is not None
     if not one.guide(path.tools, path.chat, path.seen.messages, text, path.task, path.settings.limits):
         return None
     place, plain = (len(last.segments) - 1, tuple(last.segments[-1].tokens.token.tolist())) if last.size else (None, ())
-    try:
-        await path.copy_world()
-    except EnvironmentFailed as error:
-        logger.warning("prompt %d: %s; sample %d is an episode of its own", prompt_id, error, number)
+    if not await path.has_copy():
         return None
     attempt = Attempt(path, pivot=len(one.states), guided=Guided(len(one.rows) - 1, place, plain))
     await played(path)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from asyncio import gather
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse, played
 from jaxrl_llm.rollouts.agents.program import ends_of
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
-
-logger = logging.getLogger("jaxrl_llm.rollouts")
 
 
 @dataclass
@@ -118,13 +114,8 @@ async def searched(
         add(root, one)
     for number in range(min(width, episodes), episodes):
         node = chosen(root, width, exploration)
-        if node is None or node.path is None or not node.turn:
-            add(root, await fresh(number))
-            continue
-        try:
-            path = await node.path.at_turn(node.turn, number)
-        except EnvironmentFailed as error:
-            logger.warning("prompt %d: %s; sample %d is an episode of its own", task.prompt_id, error, number)
+        path = None if node is None or node.path is None or not node.turn else node.path.before(node.turn, number)
+        if node is None or path is None or not await path.has_copy():
             add(root, await fresh(number))
             continue
         path.one.info = {}  # which counts what happens in its own turns

@@ -12,7 +12,7 @@ import numpy as np
 from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.core.league import League
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import AHEAD, Rollout
+from jaxrl_llm.core.rollout import AHEAD, Rollout, Task
 from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.environments.protocol import MakeEnvironment
 from jaxrl_llm.rollouts.agents.compaction import Compact, Limits
@@ -22,7 +22,6 @@ from jaxrl_llm.rollouts.agents.path import AgentSettings, begun, played
 from jaxrl_llm.rollouts.agents.program import graded, of_agents, plays
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError, shown
 

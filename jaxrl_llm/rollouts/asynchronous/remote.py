@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.distributed.peers import LOST, Peer, PeerListener
 from jaxrl_llm.distributed.transfer import Outlet
 from jaxrl_llm.rollouts.asynchronous.sampler import Taken
 from jaxrl_llm.rollouts.asynchronous.samplers import Flight, Given, Scene
 from jaxrl_llm.rollouts.asynchronous.session import Ended, packed
 from jaxrl_llm.rollouts.asynchronous.waitlist import LOOK, Waitlist
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.multihost_gather import side_by_side
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
 from jaxrl_llm.sampling.weights.layouts import LoopOptions

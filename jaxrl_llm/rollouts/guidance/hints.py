@@ -10,9 +10,9 @@ from typing import Any
 
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.repr import layout, part
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.data.chat.messages import text_of
 from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError, shown
 
 Write = Callable[[Tools, Task, int], Awaitable[Sequence[str]]]

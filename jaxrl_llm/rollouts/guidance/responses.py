@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.data.chat.encode import encode_plain, has_chat_template, is_conversation, whole_text
 from jaxrl_llm.rewards.environment import GIVEN
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError, require_choice, shown
 
@@ -34,7 +33,7 @@ def chosen_and_rejected(read: ReadResponse | None = None) -> Rollout:
     trains on, and info["equal"] 1, where both are the same after they were cut.
     """
 
-    async def program(tools: Tools, task: Task) -> list[Episode]:
+    def pair(tools: Tools, task: Task) -> list[Episode]:
         chosen, rejected = ((read or response)(tools, task, column) for column in ("chosen", "rejected"))
         if (margin := task.row.get("margin")) is not None:
             if not isinstance(margin, int | float):
@@ -47,10 +46,7 @@ def chosen_and_rejected(read: ReadResponse | None = None) -> Rollout:
             for one, reward in zip((chosen, rejected), rewards, strict=True)
         ]
 
-    return Rollout(
-        program, "chosen_and_rejected", columns=("chosen", "rejected"),
-        demands=Demands(variable_size=True, max_episodes=lambda G: 2, given=True),
-    )  # fmt: skip
+    return _given(pair, "chosen_and_rejected", "chosen", "rejected", most=2)
 
 
 @part
@@ -97,14 +93,11 @@ def written_completions(column: str | None = None, turns: str = "last") -> Rollo
     """
     require_choice("turns", turns, ("last", "all"))
 
-    async def program(tools: Tools, task: Task) -> list[Episode]:
+    def written(tools: Tools, task: Task) -> list[Episode]:
         own = ("answer" if task.row.get("completion") is None else "completion") if column is None else column
         return [response(tools, task, own, earlier=turns == "all").scored(1.0, {GIVEN: 1.0})]
 
-    return Rollout(
-        program, "written_completions", columns=() if column is None else (column,),
-        demands=Demands(variable_size=True, max_episodes=lambda G: 1, given=True),
-    )  # fmt: skip
+    return _given(written, "written_completions", *([] if column is None else [column]))
 
 
 @part
@@ -114,7 +107,7 @@ def listed_completions() -> Rollout:
     A row has as many as the run's group_size at most. A label that is null makes a completion unscored.
     """
 
-    async def program(tools: Tools, task: Task) -> list[Episode]:
+    def listed(tools: Tools, task: Task) -> list[Episode]:
         said, labels = task.row.get("completions"), task.row.get("labels")
         if not isinstance(said, list | tuple) or not isinstance(labels, list | tuple) or len(said) != len(labels):
             raise InputError(
@@ -135,10 +128,17 @@ def listed_completions() -> Rollout:
             for at, (one, number) in enumerate(zip(tasks, numbers, strict=True))
         ]
 
-    return Rollout(
-        program, "listed_completions", columns=("completions", "labels"),
-        demands=Demands(variable_size=True, max_episodes=lambda G: G, given=True),
-    )  # fmt: skip
+    return _given(listed, "listed_completions", "completions", "labels", most=None)
+
+
+def _given(episodes: Callable[[Tools, Task], list[Episode]], name: str, *columns: str, most: int | None = 1) -> Rollout:
+    """A rollout of a row's given episodes, at most so many; None: as many as a group has."""
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        return episodes(tools, task)
+
+    demands = Demands(variable_size=True, max_episodes=lambda G: G if most is None else most, given=True)
+    return Rollout(program, name, columns=columns, demands=demands)
 
 
 def response(tools: Tools, task: Task, column: str, earlier: bool = False) -> Episode:
@@ -227,13 +227,8 @@ def demonstrated(column: str = "answer") -> Rollout:
     async def program(tools: Tools, task: Task) -> list[Episode]:
         return [demonstration(tools, task, column)]
 
-    return Rollout(
-        program,
-        f"demonstrated({column})",
-        frozenset({NEED}),
-        (column,),
-        demands=Demands(variable_size=True, max_episodes=lambda G: 1),
-    )
+    demands = Demands(variable_size=True, max_episodes=lambda G: 1)
+    return Rollout(program, f"demonstrated({column})", frozenset({NEED}), (column,), demands)
 
 
 @part
@@ -249,10 +244,5 @@ def demonstrated_before(step: int, column: str = "answer") -> Rollout:
             return [demonstration(tools, task, column)]
         return [one.with_info(demonstrated=0.0) for one in await group().program(tools, task)]
 
-    return Rollout(
-        program,
-        f"demonstrated_before({step}, {column})",
-        frozenset({NEED}),
-        (column,),
-        demands=Demands(variable_size=True),
-    )
+    name = f"demonstrated_before({step}, {column})"
+    return Rollout(program, name, frozenset({NEED}), (column,), Demands(variable_size=True))

@@ -12,12 +12,12 @@ import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.core.repr import layout, part
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.rewards.judges.questions import Comparison
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
-from jaxrl_llm.rollouts.program_host import Task
 
 Array = np.ndarray[Any, Any]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.core.repr import layout, part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.data.chat.messages import text_of
 from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rewards.judges.questions import Grading, grading
@@ -30,7 +30,6 @@ from jaxrl_llm.rollouts.judges.comparisons import (
     texts_of,
     win_rates,
 )
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group, scored_where
 from jaxrl_llm.utils.errors import InputError, shown
 

@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxrl_llm.rollouts.program_host import Completes, Draws, Task, ends_the_run
+from jaxrl_llm.core.rollout import Task
+from jaxrl_llm.rollouts.program_host import Completes, Draws, ends_the_run
 from jaxrl_llm.rollouts.runtime.admission import Admitted, Collected, Rule
 from jaxrl_llm.rollouts.runtime.barrier import hold
 from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls
@@ -42,7 +43,7 @@ class _Running(NamedTuple):
 
 
 class InFlight:
-    """The groups in flight of one call of `Driver.run`, or of a whole run. It is the `DriverRun` of its groups."""
+    """The groups in flight of one call of `Driver.run`, or of a whole run."""
 
     def __init__(
         self, driver: Driver, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, numbers: Sequence[SampleNumbers],

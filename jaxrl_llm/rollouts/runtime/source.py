@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.core.source import Source, Step
 from jaxrl_llm.core.trajectory import Trajectories
@@ -19,7 +20,7 @@ from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rewards.scoring import Scored, score_batch, with_defaults
 from jaxrl_llm.rewards.streamed import StreamedScores
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
-from jaxrl_llm.rollouts.program_host import MakeEngine, Task
+from jaxrl_llm.rollouts.program_host import MakeEngine
 from jaxrl_llm.rollouts.runtime.admission import Admit, Collected, Rule, admit_first
 from jaxrl_llm.rollouts.runtime.collate import mean_metrics, program_metrics, rows_of, to_batch
 from jaxrl_llm.rollouts.runtime.driver import Driver

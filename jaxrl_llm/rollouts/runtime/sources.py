@@ -71,10 +71,12 @@ def draw(curriculum: Curriculum, prompts: PromptSet, state: State, count: int) -
 def unchanged(
     state: dict[str, np.ndarray], scored: Scored, step: int, seed: int
 ) -> tuple[Scored, dict[str, np.ndarray]]:
+    """The batch as it is."""
     return scored, state
 
 
 def no_replay() -> Replay:
+    """No replay: batches stay as they are."""
     return Replay(dict, unchanged)
 
 
@@ -158,17 +160,9 @@ def rollout_metrics(runs: Sequence[Stats], dropped: int = 0) -> dict[str, float]
     if len(runs) == 1:
         return runs[0].metrics()
     summed = (
-        "steps",
-        "tokens",
-        "prompt_tokens",
-        "padded_tokens",
-        "drafted",
-        "accepted",
-        "seconds",
-        "compiles",
-        "moved_bytes",
-        "moved_seconds",
-    )
+        "steps", "tokens", "prompt_tokens", "padded_tokens", "drafted", "accepted", "seconds", "compiles",
+        "moved_bytes", "moved_seconds",
+    )  # fmt: skip
     total = dataclasses.replace(Stats(), **{name: sum(getattr(run, name) for run in runs) for name in summed})
     row_steps = sum(run.rows * run.steps for run in runs)
     return {
