@@ -140,7 +140,7 @@ _MOVES = (
     ("data.sources", "data", "files hub random_access shards"),
     ("data.chat", "data", "calls families inert lenient message_changes message_forms messages rendering turns"),
     ("environments.tools", "environments", "calculator files mcp_servers=mcp python_tools=python search"),
-    ("rewards", "rewards", "of_environment=environment given=registry shaping=transforms"),
+    ("rewards", "rewards", "of_environment=specs given=registry shaping=transforms"),
     ("rewards.parsing", "rewards", "answers final_answers notation=readings code_blocks code_values"),
     ("rewards.workers", "rewards", "calling child limits loading memory=child process runner worker"),
     (

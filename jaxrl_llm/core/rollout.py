@@ -26,16 +26,11 @@ OBSERVATION = 32  # tokens per observation that the engine initially has room fo
 class Task:
     """The input of a program: a prompt of the data set, and limits."""
 
-    row: Mapping[str, Any]
-    """Row of the data set, whose columns may contain hints, answers or tools."""
-    prompt: tuple[int, ...]
-    """Token ids of the prompt."""
-    prompt_id: int
-    """Index of the row."""
-    samples: int
-    """Number of episodes that the program must return."""
-    limit: int
-    """Most tokens of a completion."""
+    row: Mapping[str, Any]  # row of the data set, whose columns may contain hints, answers or tools
+    prompt: tuple[int, ...]  # token ids of the prompt
+    prompt_id: int  # index of the row
+    samples: int  # number of episodes that the program must return
+    limit: int  # most tokens of a completion
 
 
 Program = Callable[["Tools", Task], Awaitable[Sequence["Episode"]]]

@@ -23,14 +23,10 @@ Array = np.ndarray[Any, Any]
 class Results(NamedTuple):
     """The results of a step: n distinct prompts, ascending, each with the rewards of its samples."""
 
-    ids: Array
-    """int64[n]"""
-    samples: Array
-    """int64[n]: scored samples, at least 1."""
-    mean: Array
-    """f64[n]: their mean reward, each reward clipped to [0, 1]."""
-    best: Array
-    """f64[n]: their largest reward, clipped likewise."""
+    ids: Array  # int64[n]
+    samples: Array  # int64[n]: scored samples, at least 1
+    mean: Array  # f64[n]: their mean reward, each reward clipped to [0, 1]
+    best: Array  # f64[n]: their largest reward, clipped likewise
 
 
 def mean_by_prompt(prompt_id: Array, values: Array) -> tuple[Array, Array, Array]:
@@ -114,20 +110,13 @@ class Memory(NamedTuple):
 class Prompts(NamedTuple):
     """Some prompts, n of them, and what is known of each now."""
 
-    ids: Array
-    """int64[n]"""
-    alpha: Array
-    """f64[n], of the Beta posterior of the success rate."""
-    beta: Array
-    """f64[n]"""
-    rate: Array
-    """f64[n]: mean reward of its last group, within 0 and 1; NaN before."""
-    tries: Array
-    """int64[n]: steps in which it was tried."""
-    seen: Array
-    """int64[n]: the last step in which it was tried; -1 before."""
-    step: int
-    """Steps observed so far."""
+    ids: Array  # int64[n]
+    alpha: Array  # f64[n], of the Beta posterior of the success rate
+    beta: Array  # f64[n]
+    rate: Array  # f64[n]: mean reward of its last group, within 0 and 1; NaN before
+    tries: Array  # int64[n]: steps in which it was tried
+    seen: Array  # int64[n]: the last step in which it was tried; -1 before
+    step: int  # steps observed so far
 
     @property
     def value(self) -> Array:

@@ -33,10 +33,8 @@ class Outcome(NamedTuple):
 
     step: Step
     results: Results
-    before: Prompts
-    """The prompts of the results, with the records of before."""
-    everything: Callable[[], Prompts]
-    """All prompts, in the order of `PromptFacts.order`, with the records of after."""
+    before: Prompts  # the prompts of the results, with the records of before
+    everything: Callable[[], Prompts]  # all prompts, in the order of `PromptFacts.order`, with the records of after
 
 
 class Machine(NamedTuple):

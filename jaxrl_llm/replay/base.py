@@ -15,14 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.arguments.ranges import (
-    Count,
-    Fraction,
-    NonNegative,
-    NonNegativeInt,
-    Positive,
-    ZeroOrOne,
-)
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt, Positive, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.replay import buffers
@@ -172,12 +165,9 @@ def mixed(
     return to_scored(take(rows, order), consecutive, scored.batch.tokens.shape[1], scored.failures)
 
 
-def group_moments(scored: Scored, ddof: int = 0, values: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of the scores of each row's group, f64[N]; NaN and 0 where no row is scored.
-
-    values: f32[N] instead of the rewards.
-    """
-    score = np.asarray(scored.batch.need("reward") if values is None else values, np.float64)
+def group_moments(scored: Scored, ddof: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of the scores of each row's group, f64[N]; NaN and 0 where no row is scored."""
+    score = np.asarray(scored.batch.need("reward"), np.float64)
     _, index = np.unique(np.asarray(scored.batch.group), return_inverse=True)
     known = ~np.isnan(score)
     number = np.bincount(index, known)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from jaxrl_llm.core.arguments.signatures import PYTHON
 from jaxrl_llm.core.by_value import ByValue, value_of
-from jaxrl_llm.rewards.environment import OWN
-from jaxrl_llm.rewards.specs import model_name, unweighted
+from jaxrl_llm.rewards.specs import OWN, model_name, unweighted
 from jaxrl_llm.rewards.workers.calling import reads_environments
 from jaxrl_llm.rewards.workers.loading import ARGUMENTS, FACTORIES, FUNCTIONS, load_function
 from jaxrl_llm.rewards.workers.process import ProcessFunction

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.rewards.entries import joined
-from jaxrl_llm.rewards.environment import environment, judge
 from jaxrl_llm.rewards.scoring import State, score_texts
 from jaxrl_llm.rewards.seen import reply_starts
+from jaxrl_llm.rewards.specs import environment, judge
 from jaxrl_llm.rewards.workers.calling import Logged, all_logged
 from jaxrl_llm.rewards.workers.runner import Reward, Scores, combine
 

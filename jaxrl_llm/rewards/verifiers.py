@@ -10,13 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxrl_llm.rewards.parsing.final_answers import (
-    answer_text,
-    final_answer,
-    is_huge,
-    last_number,
-    number_of,
-)
+from jaxrl_llm.rewards.parsing.final_answers import answer_text, final_answer, is_huge, last_number, number_of
 from jaxrl_llm.rewards.parsing.readings import (
     LATEX_DELIMITERS,
     THOUGHTS,

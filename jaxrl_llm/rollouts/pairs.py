@@ -13,7 +13,7 @@ import numpy as np
 from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout, Task
-from jaxrl_llm.rewards.environment import JUDGE
+from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids

@@ -13,12 +13,9 @@ from jaxrl_llm.utils.errors import InputError
 class Meeting(NamedTuple):
     """What the programs of a step brought to a meeting."""
 
-    place: int
-    """Of the program's own value."""
-    values: list[Any]
-    """JSON values, in the order in which the step draws its prompts."""
-    decision: Any = None
-    """What follows from the values, see `Tools.meet`."""
+    place: int  # of the program's own value
+    values: list[Any]  # JSON values, in the order in which the step draws its prompts
+    decision: Any = None  # what follows from the values, see `Tools.meet`
 
 
 Decide = Callable[[list[Any]], Any]

@@ -11,9 +11,8 @@ from jaxrl_llm.utils.lazy import imported_at_first_use
 if TYPE_CHECKING:
     from jaxrl_llm.texts.candidates import Candidate, Experience, State, apart, distance, observed, softmax, top
     from jaxrl_llm.texts.engine import Answer, Engine, StepEngine
-    from jaxrl_llm.texts.judge import Verdicts, compare
     from jaxrl_llm.texts.method import TextMethod, get, names
-    from jaxrl_llm.texts.proposer import worked_example
+    from jaxrl_llm.texts.proposer import Verdicts, compare, worked_example
     from jaxrl_llm.texts.run import optimise
 
 __all__ = [

@@ -11,7 +11,7 @@ from jaxrl_llm.algorithms import Given
 from jaxrl_llm.core.arguments.checks import expect
 from jaxrl_llm.core.source import Source
 from jaxrl_llm.plan.choose_mesh import with_mesh
-from jaxrl_llm.rewards.environment import ENVIRONMENT
+from jaxrl_llm.rewards.specs import ENVIRONMENT
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.auto_dtype import with_dtype
 from jaxrl_llm.training.config.hyperparameters import check_named

@@ -27,7 +27,7 @@ from jaxrl_llm.algorithms.judged.spo_structured import GROUNDING, HISTORY, TASK,
 from jaxrl_llm.algorithms.judged.urpo import player_and_referee, rank_agreement, urpo
 from jaxrl_llm.algorithms.rewards.fapo import fapo, with_first_errors
 from jaxrl_llm.core.rollout import Task
-from jaxrl_llm.rewards.environment import JUDGE
+from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges import judged as judges

@@ -13,8 +13,8 @@ import pytest
 from fake_engine import Ran, Words, begin, resumed
 
 from jaxrl_llm.core.rollout import Rollout, Task
-from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rewards.judges.questions import Comparison, Grading
+from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import FIRST, Answerer, answerer, policy

@@ -27,8 +27,8 @@ from jaxrl_llm.core.transform import chain
 from jaxrl_llm.curriculum.epochs import hard_buffer
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rewards.judges.questions import Grading
+from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.agents.environment_calls import tell_of_beginnings
 from jaxrl_llm.rollouts.agents.messages import lines_of

@@ -24,7 +24,7 @@ from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.games import SAYING, TalkGame, action_in, conversations, sayings, text_of, told
 from jaxrl_llm.games import Node, cfr, information_sets, regret_matching
 from jaxrl_llm.objectives.preference.pairwise import pairwise
-from jaxrl_llm.rewards.environment import ENVIRONMENT
+from jaxrl_llm.rewards.specs import ENVIRONMENT
 from jaxrl_llm.rollouts.agents.messages import merged, messages_of
 from jaxrl_llm.rollouts.agents.path import AgentSettings
 from jaxrl_llm.rollouts.context import Tools

@@ -24,8 +24,8 @@ from jaxrl_llm.objectives import policy_gradient, token_ratio
 from jaxrl_llm.objectives.averaging.averages import sequence_sum
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.objectives.surrogates import log_probability
-from jaxrl_llm.rewards.environment import ENVIRONMENT
 from jaxrl_llm.rewards.judges.questions import stated
+from jaxrl_llm.rewards.specs import ENVIRONMENT
 from jaxrl_llm.rollouts.auxiliary_prompts import second_prompt
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode

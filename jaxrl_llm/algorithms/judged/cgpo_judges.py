@@ -25,8 +25,7 @@ from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.trajectory import Trajectories, weighted
 from jaxrl_llm.core.transform import Metrics, Objective, chain
 from jaxrl_llm.objectives.preference.pairs import coupled, total_logp
-from jaxrl_llm.rewards.environment import JUDGE
-from jaxrl_llm.rewards.specs import component
+from jaxrl_llm.rewards.specs import JUDGE, component
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.responses import response

@@ -23,7 +23,7 @@ from jaxrl_llm.core.transform import Metrics, Objective, Transform, stateless
 from jaxrl_llm.objectives.preference.by_name import loss_named
 from jaxrl_llm.objectives.preference.losses import PairLoss
 from jaxrl_llm.objectives.preference.pairwise import best_and_worst, pairwise
-from jaxrl_llm.rewards.environment import GIVEN
+from jaxrl_llm.rewards.specs import GIVEN
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.responses import response

@@ -20,7 +20,7 @@ from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Objective, Transform
 from jaxrl_llm.data.chat.encode import with_text
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled, mean_logp
-from jaxrl_llm.rewards.environment import GIVEN
+from jaxrl_llm.rewards.specs import GIVEN
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.responses import response

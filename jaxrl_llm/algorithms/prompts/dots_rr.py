@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
@@ -148,7 +149,7 @@ def round_loss(params: dict[str, Any], embedded: jax.Array, rates: jax.Array, as
     from the others of the round; 0 where none is."""
     there, labels = ~jnp.isnan(rates), jnp.nan_to_num(rates)
     known = there[None, :] & ~jnp.eye(len(rates), dtype=bool)
-    each = nn.cross_entropy(predicted_logits(params, embedded, embedded, labels, known), labels)
+    each = optax.sigmoid_binary_cross_entropy(predicted_logits(params, embedded, embedded, labels, known), labels)
     asked = asked & there
     return jnp.sum(jnp.where(asked, each, 0.0)) / jnp.maximum(jnp.sum(asked), 1)
 

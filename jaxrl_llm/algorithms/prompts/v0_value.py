@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
@@ -207,7 +208,9 @@ def value_model(size: int, seed: int, sizes: Sizes = Sizes(), rate: float = 1e-3
 
     def asked_loss(vector: jax.Array, x: jax.Array, z: jax.Array, context: jax.Array, asked: jax.Array) -> jax.Array:
         logits = value_logits(whole(vector), x, x, z.astype(jnp.int32), context, sizes.heads)
-        return jnp.sum(jnp.where(asked, nn.cross_entropy(logits, z), 0.0)) / jnp.maximum(jnp.sum(asked), 1)
+        return jnp.sum(jnp.where(asked, optax.sigmoid_binary_cross_entropy(logits, z), 0.0)) / jnp.maximum(
+            jnp.sum(asked), 1
+        )
 
     def loss(
         vector: jax.Array, number: jax.Array, x: jax.Array, labels: jax.Array, held: jax.Array, seed: jax.Array

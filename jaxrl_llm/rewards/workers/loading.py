@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.rewards import boxes, code, graded, screens, tagged_lists, tool_calls, verifiers
 from jaxrl_llm.rewards.entries import SPANS, provided
-from jaxrl_llm.rewards.environment import OWN
-from jaxrl_llm.rewards.judges import first_errors
+from jaxrl_llm.rewards.judges import questions
 from jaxrl_llm.rewards.parsing import answers
-from jaxrl_llm.rewards.specs import DENSE, model_name
+from jaxrl_llm.rewards.specs import DENSE, OWN, model_name
 from jaxrl_llm.utils.errors import InputError, error_line, missing_package, unknown
 from jaxrl_llm.utils.starting import phase
 
@@ -33,7 +32,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "class_match": boxes.class_match,
     **OWN,
     "exact_match": answers.keyed(verifiers.exact_match, answers.whole_text),
-    "first_error": first_errors.first_error,
+    "first_error": questions.first_error,
     "gui_action": screens.gui_action,
     "gui_click": screens.gui_click,
     "gui_format": screens.gui_format,

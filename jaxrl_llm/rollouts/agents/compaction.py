@@ -109,18 +109,12 @@ def compact_by_name(spec: str) -> Compact:
 class Limits:
     """How long an episode may be."""
 
-    turns: Count = 8
-    """Replies of an episode."""
-    turn_tokens: Count | None = None
-    """Sampled tokens of a reply; None: the run's limit of a completion."""
-    episode_tokens: Count | None = None
-    """Tokens of an episode after its prompt, observations included; None: as the model's context allows."""
-    context_tokens: Count | None = None
-    """Tokens of a row, its prompt included; None: as the model's context allows."""
-    compact: Compact | None = None
-    """What a conversation goes on with when `context_tokens` is near; None: it ends there."""
-    fresh: bool = False
-    """Whether an observation is the whole prompt of the next turn."""
+    turns: Count = 8  # replies of an episode
+    turn_tokens: Count | None = None  # sampled tokens of a reply; None: the run's limit of a completion
+    episode_tokens: Count | None = None  # of an episode after its prompt, observations too; None: as the context allows
+    context_tokens: Count | None = None  # tokens of a row, its prompt included; None: as the model's context allows
+    compact: Compact | None = None  # what it goes on with when `context_tokens` is near; None: it ends there
+    fresh: bool = False  # whether an observation is the whole prompt of the next turn
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -15,8 +15,8 @@ from jaxrl_llm.data.chat.messages import has_thought
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.copies import Replayable
 from jaxrl_llm.environments.protocol import Observation
-from jaxrl_llm.rewards.environment import ENVIRONMENT
 from jaxrl_llm.rewards.seen import Talk
+from jaxrl_llm.rewards.specs import ENVIRONMENT
 from jaxrl_llm.rollouts.agents.branches import Node, number_of
 from jaxrl_llm.rollouts.agents.compaction import Limits, Summary
 from jaxrl_llm.rollouts.agents.messages import conversation_of, guided, merged

@@ -20,7 +20,7 @@ from jaxrl_llm.core.rollout import AHEAD, OBSERVATION, Demands, Program, Rollout
 from jaxrl_llm.data.chat.rendering import PromptFormat
 from jaxrl_llm.environments.protocol import MakeEnvironment
 from jaxrl_llm.environments.recorded import RecordedSteps
-from jaxrl_llm.rewards.environment import ENVIRONMENT
+from jaxrl_llm.rewards.specs import ENVIRONMENT
 from jaxrl_llm.rollouts.agents.compaction import Compact, Limits
 from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
 from jaxrl_llm.rollouts.agents.environment_calls import tell_of_beginnings

@@ -27,13 +27,10 @@ NOT_LEARNT = -1.0  # in info["imitated"]
 class Model(NamedTuple):
     """A success from which episodes of later steps begin, as JSON values."""
 
-    replies: Sequence[Sequence[int] | str]
-    """Token ids of each, or a text of a teacher."""
+    replies: Sequence[Sequence[int] | str]  # token ids of each, or a text of a teacher
     score: float
-    place: int | None = None
-    """Replies that all restarts take over; None: each as `anchors` says."""
-    learnt: int | None = None
-    """Of these, the first so many are imitated; None: all."""
+    place: int | None = None  # replies that all restarts take over; None: each as `anchors` says
+    learnt: int | None = None  # of these, the first so many are imitated; None: all
 
 
 @part

@@ -22,20 +22,16 @@ class Reflection(NamedTuple):
     """What the policy says of an episode."""
 
     perfect: bool
-    step: int = 0
-    """Of the environment, from which to try again."""
+    step: int = 0  # of the environment, from which to try again
     suggestion: str = ""
 
 
 class Guided(NamedTuple):
     """Where an episode has the guidance of its retry."""
 
-    row: int
-    """The row that has it first; those before have nothing that is trained on."""
-    place: int | None
-    """Of its segments, that with the guidance; None: its prompt."""
-    plain: tuple[int, ...]
-    """That segment without it."""
+    row: int  # the row that has it first; those before have nothing that is trained on
+    place: int | None  # of its segments, that with the guidance; None: its prompt
+    plain: tuple[int, ...]  # that segment without it
 
 
 @dataclass
@@ -44,12 +40,9 @@ class Attempt:
 
     path: Path
     replies: list[str] = field(default_factory=list)
-    pivot: int = 0
-    """Turns that are not trained on."""
-    guided: Guided | None = None
-    """Of a retry."""
-    reflected: bool | None = None
-    """Whether a reflection on it could be read; None: there should be none."""
+    pivot: int = 0  # turns that are not trained on
+    guided: Guided | None = None  # of a retry
+    reflected: bool | None = None  # whether a reflection on it could be read; None: there should be none
 
 
 def reflection_in(text: str, steps: int) -> Reflection | None:

@@ -18,16 +18,12 @@ from jaxrl_llm.rollouts.episode import Episode
 class Node:
     """A state of the environment: that of an episode before one of its replies, or after its last."""
 
-    path: Path | None = None
-    """An episode through it; None for the root before the first one."""
-    turn: int = 0
-    """Replies before it."""
+    path: Path | None = None  # an episode through it; None for the root before the first one
+    turn: int = 0  # replies before it
     parent: Node | None = None
-    children: list[Node] = field(default_factory=list)
-    """States after replies that were tried here, in order."""
+    children: list[Node] = field(default_factory=list)  # states after replies that were tried here, in order
     visits: int = 0
-    total: float = 0.0
-    """The values of the episodes through it, added up."""
+    total: float = 0.0  # the values of the episodes through it, added up
     ended: bool = False
 
     def open(self, width: int) -> bool:
@@ -39,10 +35,8 @@ class Searched(NamedTuple):
     """A finished episode of the tree."""
 
     path: Path
-    end: Episode
-    """Its last row, scored by the run's reward functions."""
-    value: float
-    """Its score and the rewards of its turns; NaN: not scored."""
+    end: Episode  # its last row, scored by the run's reward functions
+    value: float  # its score and the rewards of its turns; NaN: not scored
 
 
 def upper_bound(node: Node, exploration: float) -> float:

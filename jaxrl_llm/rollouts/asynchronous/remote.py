@@ -22,7 +22,7 @@ from jaxrl_llm.distributed.transfer import Outlet
 from jaxrl_llm.rollouts.asynchronous.sampler import Taken
 from jaxrl_llm.rollouts.asynchronous.samplers import Flight, Given, Scene
 from jaxrl_llm.rollouts.asynchronous.session import Ended, packed
-from jaxrl_llm.rollouts.asynchronous.waitlist import LOOK, Waitlist
+from jaxrl_llm.rollouts.asynchronous.staleness import LOOK, Waitlist
 from jaxrl_llm.rollouts.runtime.multihost_gather import side_by_side
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
 from jaxrl_llm.sampling.weights.layouts import LoopOptions

@@ -99,16 +99,11 @@ class Asynchrony:
 
     bound: int
     """Most staleness, at least 1: the learner's step less that of the weights with which a group was admitted."""
-    steps: int
-    """Of the run."""
-    record: Path | None = None
-    """The file of the order in which weights came in and groups were taken."""
-    repeat: Sequence[StepOrder] = ()
-    """Such an order, which is repeated."""
-    keep: bool = False
-    """Whether caches outlive the weights that filled them; else they are computed again."""
-    turns: bool = False
-    """Whether sampler and learner take turns, since both run programs on the same several devices."""
+    steps: int  # of the run
+    record: Path | None = None  # the file of the order in which weights came in and groups were taken
+    repeat: Sequence[StepOrder] = ()  # such an order, which is repeated
+    keep: bool = False  # whether caches outlive the weights that filled them; else they are computed again
+    turns: bool = False  # whether sampler and learner take turns, since both run programs on the same several devices
 
 
 def check_setup(setup: Experience, keep: bool) -> None:

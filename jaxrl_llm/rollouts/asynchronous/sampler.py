@@ -19,7 +19,7 @@ import jax
 
 from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.rollouts.asynchronous.rule import NEVER
-from jaxrl_llm.rollouts.asynchronous.waitlist import LOOK
+from jaxrl_llm.rollouts.asynchronous.staleness import LOOK
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.group_run import Group, GroupRun

@@ -13,7 +13,7 @@ from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rewards.streamed import StreamedScores
 from jaxrl_llm.rollouts.asynchronous.rule import Asynchrony
 from jaxrl_llm.rollouts.asynchronous.sampler import Entry, Sampler, Taken
-from jaxrl_llm.rollouts.asynchronous.waitlist import Waitlist
+from jaxrl_llm.rollouts.asynchronous.staleness import Waitlist
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.engines import engines_of, weights_of
 from jaxrl_llm.rollouts.runtime.group_run import GroupRun

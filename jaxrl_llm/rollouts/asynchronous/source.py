@@ -38,6 +38,7 @@ from jaxrl_llm.rollouts.asynchronous.samplers import Flight, Given, InThread, Op
 from jaxrl_llm.rollouts.asynchronous.staleness import (
     Ahead,
     Waiting,
+    Waitlist,
     adjusted,
     ages,
     in_flight,
@@ -45,7 +46,6 @@ from jaxrl_llm.rollouts.asynchronous.staleness import (
     staleness_metrics,
     taken,
 )
-from jaxrl_llm.rollouts.asynchronous.waitlist import Waitlist
 from jaxrl_llm.rollouts.runtime.admission import Collected
 from jaxrl_llm.rollouts.runtime.collate import mean_metrics, program_metrics, rows_of, to_batch
 from jaxrl_llm.rollouts.runtime.multihost_gather import of_all_hosts

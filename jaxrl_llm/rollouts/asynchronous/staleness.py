@@ -1,4 +1,4 @@
-"""The bound on staleness: how many groups are admitted, which of them a step takes, and metrics of both.
+"""The bound on staleness: how many groups are admitted, which of them a step takes, the list of those, and metrics.
 
 The staleness of a group is the learner's step less the step of the weights with which it was admitted; no token of it
 is older. With S groups a step, at most (bound + 1) S are in flight with the weights of a step, which is AReaL's rule
@@ -18,13 +18,16 @@ last step is the last of all, until which there is room for all that is in fligh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.rollouts.runtime.group_run import GroupRun
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey
 from jaxrl_llm.sampling.stats import Stats
+from jaxrl_llm.utils.process import stop_if
 
 if TYPE_CHECKING:
     from jaxrl_llm.rollouts.asynchronous.sampler import Taken
@@ -130,3 +133,64 @@ def sampler_metrics(seconds: Sequence[Mapping[str, float]], stats: Sequence[Stat
     found = {name: sum(one[name] for one in seconds) / hosts for name in ("decoding", "idle")}
     speed = sum(one.tokens for one in stats) / found["decoding"] if found["decoding"] else 0.0
     return {"rollout/tokens_per_second": speed} | {f"sampler/{name}_seconds": x for name, x in found.items()}
+
+
+LOOK = 0.2  # seconds between two looks for Ctrl-C, and for threads that have ended, while something waits
+Choose = Callable[[Sequence[Waiting]], list[GroupKey] | None]
+
+
+class Waitlist:
+    """The groups in flight of a host's samplers, in the order in which they were admitted. For several threads."""
+
+    def __init__(self) -> None:
+        self._news = threading.Condition()
+        self._groups: dict[GroupKey, Waiting] = {}
+        self._admitted = 0
+        self._error: BaseException | None = None
+
+    def admit(self, keys: Iterable[GroupKey]) -> None:
+        """Groups come after those there are; of one that is there already, that it is not complete any more."""
+        with self._news:
+            for key in keys:
+                place = self._groups[key].place if key in self._groups else self._admitted
+                self._admitted += key not in self._groups
+                self._groups[key] = Waiting(key, place)
+
+    def ended(self, ended: Iterable[tuple[GroupRun, int]]) -> None:
+        """Groups are complete, each since a chunk of its sampler."""
+        self.complete((group.before.key, chunk) for group, chunk in ended)
+
+    def complete(self, ended: Iterable[tuple[GroupKey, int]]) -> None:
+        """`ended`, by the keys of groups."""
+        with self._news:
+            for key, chunk in ended:
+                self._groups[key] = self._groups[key]._replace(ended=chunk)
+            self._news.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """No group will be complete any more: whoever waits has this error."""
+        with self._news:
+            self._error = error
+            self._news.notify_all()
+
+    def wait(
+        self, choose: Choose, interrupted: Callable[[], bool], meanwhile: Callable[[], object]
+    ) -> tuple[list[GroupKey], int]:
+        """Wait until `choose` names groups, which are complete: (their keys, how many were complete at first).
+
+        choose: (groups that no step has taken) -> keys, or None to wait. meanwhile: called again and again. Raises
+        KeyboardInterrupt after Ctrl-C.
+        """
+        with self._news:
+            complete = sum(one.ended is not None for one in self._groups.values())
+        while True:
+            with self._news:
+                if (keys := choose(list(self._groups.values()))) is not None:
+                    for key in keys:
+                        del self._groups[key]
+                    return keys, complete
+                if self._error is not None:
+                    raise self._error
+                self._news.wait(LOOK)
+            stop_if(interrupted())
+            meanwhile()

@@ -54,10 +54,8 @@ class Hints:
 
     write: Write
     name: str = "hints"
-    columns: tuple[str, ...] = ()
-    """Columns of the data set that it reads."""
-    samples: int = 0
-    """Most samples that it draws from the policy for one prompt."""
+    columns: tuple[str, ...] = ()  # columns of the data set that it reads
+    samples: int = 0  # most samples that it draws from the policy for one prompt
 
     def __post_init__(self) -> None:
         if not callable(self.write):

@@ -14,8 +14,8 @@ from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.data.chat.messages import text_of
-from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rewards.judges.questions import Grading, grading
+from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
@@ -40,14 +40,10 @@ OPPONENTS = "opponents"  # entry of info: of how many others in its group a verd
 class Judged(NamedTuple):
     """What a judge says of a group of n responses."""
 
-    scores: Sequence[float]
-    """[n]; NaN where no verdict was stated: such a response is not trained on."""
-    metrics: Mapping[str, float]
-    """By name; NaN where there is nothing to measure."""
-    info: Mapping[str, Sequence[float]] = {}
-    """Further numbers of each response."""
-    example: str = ""
-    """An answer, to show where none states a verdict."""
+    scores: Sequence[float]  # [n]; NaN where no verdict was stated: such a response is not trained on
+    metrics: Mapping[str, float]  # by name; NaN where there is nothing to measure
+    info: Mapping[str, Sequence[float]] = {}  # further numbers of each response
+    example: str = ""  # an answer, to show where none states a verdict
 
 
 Judge = Callable[[Tools, Task, Sequence[Episode]], Awaitable[Judged]]
@@ -58,12 +54,9 @@ class Judging:
     """A judge: an async function (tools, task, episodes of a group) -> `Judged`, and what a run must know of it."""
 
     judge: Judge
-    reference: bool = False
-    """Whether the reference policy answers."""
-    columns: tuple[str, ...] = ()
-    """Columns of the data set that it reads."""
-    provides: frozenset[str] = frozenset()
-    """Names of needs among the `info` of what it says."""
+    reference: bool = False  # whether the reference policy answers
+    columns: tuple[str, ...] = ()  # columns of the data set that it reads
+    provides: frozenset[str] = frozenset()  # names of needs among the `info` of what it says
 
     __repr__ = layout
 
