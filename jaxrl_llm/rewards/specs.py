@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,30 +96,24 @@ GIVEN = "given"
 JUDGE = "judge"
 
 
-def environment(completions: list[Any]) -> list[float]:
-    """Episodes have this reward from their environment, so that it is never computed from completions.
+def _had(name: str, why: str) -> Callable[[list[Any]], list[float]]:
+    """A reward that episodes have already, so that it is never computed from completions: they are of no such episode.
 
-    Raises ValueError: the completions are of no environment.
+    Raises ValueError, with `why`.
     """
-    raise ValueError("these completions were sampled without an environment: give one, --environment MODULE:NAME")
+
+    def reward(completions: list[Any]) -> list[float]:
+        raise ValueError(why)
+
+    reward.__name__ = reward.__qualname__ = name
+    return reward
 
 
-def given(completions: list[Any]) -> list[float]:
-    """Responses of a data set have this reward, so that it is never computed from completions.
-
-    Raises ValueError: the completions were sampled.
-    """
-    raise ValueError("these completions were sampled, so that no reward was given with them: name a reward function")
-
-
-def judge(completions: list[Any]) -> list[float]:
-    """Episodes have this reward from the judge of their rollout, so that it is never computed from completions.
-
-    Raises ValueError: the completions were not judged.
-    """
-    raise ValueError("no judge read these completions: take a rollout that asks one, such as --rollout judged_pairs")
-
-
+environment = _had(
+    ENVIRONMENT, "these completions were sampled without an environment: give one, --environment MODULE:NAME"
+)
+given = _had(GIVEN, "these completions were sampled, so that no reward was given with them: name a reward function")
+judge = _had(JUDGE, "no judge read these completions: take a rollout that asks one, such as --rollout judged_pairs")
 OWN = {ENVIRONMENT: environment, GIVEN: given, JUDGE: judge}
 
 

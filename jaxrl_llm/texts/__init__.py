@@ -21,8 +21,8 @@ __all__ = [
 ]  # fmt: skip
 _MODULES = {
     "Answer": "engine", "Candidate": "candidates", "Engine": "engine", "Experience": "candidates",
-    "State": "candidates", "StepEngine": "engine", "TextMethod": "method", "Verdicts": "judge", "apart": "candidates",
-    "compare": "judge", "distance": "candidates", "get": "method", "names": "method", "observed": "candidates",
+    "State": "candidates", "StepEngine": "engine", "TextMethod": "method", "Verdicts": "proposer", "apart": "candidates",
+    "compare": "proposer", "distance": "candidates", "get": "method", "names": "method", "observed": "candidates",
     "optimise": "run", "softmax": "candidates", "top": "candidates", "worked_example": "proposer",
 }  # fmt: skip
 
