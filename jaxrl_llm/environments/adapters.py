@@ -44,8 +44,7 @@ def environments(
 
     factory: a class or function without arguments, or one that takes the row, as its first argument or as one that is
     called row; or several by name, of which the row's column `environment` names one. tools: that the policy may call
-    beside the environment's own, for classes of TRL's kind. seconds: that a call of a tool may take. players: of games
-    of TextArena's kind.
+    beside the environment's own, for classes of TRL's kind. seconds: of a call. players: of TextArena's games.
     """
 
     def make(row: Mapping[str, Any]) -> Environment:

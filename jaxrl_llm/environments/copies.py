@@ -69,8 +69,7 @@ def _looking_up(name: str, function: Callable[..., Any], which: str) -> Callable
 def _install() -> None:
     """Let the functions of `random` and `numpy.random` look up the episode that calls them.
 
-    Once, when this module is imported, so that environments which are loaded later get these functions also where they
-    import them by name.
+    Once, when this module is imported, so that environments which are loaded later get these functions by name, too.
     """
     for module, which, own in ((random, "python", random._inst), (np.random, "numpy", np.random.mtrand._rand)):
         for name, function in list(vars(module).items()):

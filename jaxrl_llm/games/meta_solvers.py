@@ -86,8 +86,7 @@ def shor(
         x <- (1 - share) matched(R + g) + share softmax(u / temperature)
 
     and the mean of all x is the mixture. share, temperature and diversity go linearly from their first to their last
-    value over `iterations` members of the population. How many rounds, and whether the mean is taken, are choices made
-    here.
+    value over `iterations` members of the population. How many rounds, and the mean, are choices made here.
     """
 
     def solve(payoffs: Array, iteration: Array | int) -> Array:

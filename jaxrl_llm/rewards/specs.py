@@ -34,8 +34,7 @@ def unweighted(spec: str) -> str:
 
 
 def component(spec: str) -> str:
-    """The name of a reward's component, in a text that may add a file, arguments and a weight; of a model that of its
-    folder.
+    """The name of a reward's component, in a text that may add a file, arguments and a weight; of a model its folder's.
 
     >>> [component(one) for one in ("my.py:sound*0", "format_match(a:b*)*0.2", "steps:runs/judge*0.5")]
     ['sound', 'format_match', 'judge']

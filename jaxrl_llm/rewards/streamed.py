@@ -72,8 +72,7 @@ class StreamedScores:
 
         Reward functions see the sampled tokens as text, or `Episode.talk` where all episodes have one.
 
-        The components `environment` and `judge` are what episodes have already, `Episode.rewards`: no function is
-        called for them.
+        The components `environment` and `judge` are what episodes have already, `Episode.rewards`, without a call.
         """
         ids = [episode.own.token[episode.actions].tolist() for episode in episodes]
         texts = [self._tokenizer.decode(tokens, skip_special_tokens=True) for tokens in ids]

@@ -68,8 +68,7 @@ def soft_overlong_penalty(
 ) -> Transform:
     """Add `overlong_penalty` to the combined reward. InputError unless 0 < buffer <= max_tokens.
 
-    lengths: batch -> f32[N], of each row by default; `algorithms.agents.grpo_tcr.episode_lengths` for episodes of
-    several.
+    lengths: batch -> f32[N], of each row by default; `algorithms.agents.grpo_tcr.episode_lengths` for several.
     """
     for name, value in (("max_tokens", max_tokens), ("buffer", buffer)):
         check_number(f"soft_overlong_penalty: {name}", value, least=1)

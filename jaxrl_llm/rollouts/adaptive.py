@@ -111,8 +111,7 @@ def in_rounds(
 
     solved: None, or a function of a scored episode, see `repair.succeeds`. A prompt without a success so far gets the
     samples of the next round with the texts of the column in front, joined, each written as `text`, where its row has
-    any: a curriculum may give it, such as xrpo's `solved_examples`. They are trained on under the plain
-    prompt.
+    any: a curriculum may give it, such as xrpo's `solved_examples`. They train under the plain prompt.
 
     Provides info["guided"], 1 for samples with examples, info["off_prompt"] (`Episode.trained_under`), and
     info["unhinted"], 1 in a group that would have had examples, but whose row has none.

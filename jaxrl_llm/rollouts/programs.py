@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.core.arguments.ranges import Count
+from jaxrl_llm.core.arguments.ranges import Count, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.rollouts.context import Tools
@@ -97,8 +97,7 @@ def down_sampled(times: int = 2) -> Rollout:
     max-variance down-sampling, Not All Rollouts are Useful, arXiv 2504.13818). Raises InputError unless times is a
     whole number, at least 2.
     """
-    if isinstance(times, bool) or not isinstance(times, int) or times < 2:
-        raise InputError(f"down_sampled's times is {shown(times)}, but must be a whole number, at least 2")
+    check_number("down_sampled's times", times, least=2, whole=True)
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         episodes = await scored_samples(tools, task.prompt, range(times * task.samples))
@@ -110,8 +109,7 @@ def down_sampled(times: int = 2) -> Rollout:
 def most_varied(rewards: Sequence[float | None], keep: int) -> list[int]:
     """Ascending indices of the `keep` rewards with the largest variance, which are the smallest and the largest ones.
 
-    See `selection.rows.max_variance_subset`, also for ties. Rewards that are None or NaN are taken only if there are
-    too few others.
+    See `selection.rows.max_variance_subset`, also for ties. None and NaN are taken only if there are too few others.
 
     >>> most_varied([0.1, 0.2, 0.9, 0.4, 0.5, 1.0], 4)
     [0, 1, 2, 5]

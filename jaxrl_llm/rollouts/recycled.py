@@ -74,8 +74,7 @@ def recycled(share: float = 0.5, pointwise: float = 0.3, whole: float = 0.5, suc
     """A scored group, and groups of questions about it that are made by `recycled_items`.
 
     share: the probability with which a judging question is asked, and likewise a correcting one; 0: this is `group`.
-    Judgements are group 1 and corrections group 2, see `also_ask`. A response is right if its reward is above
-    `success`.
+    Judgements are group 1 and corrections group 2, see `also_ask`. A response is right with a reward above `success`.
     """
     for name, value in {"share": share, "pointwise": pointwise, "whole": whole}.items():
         check_number(name, value, least=0, most=1)

@@ -21,9 +21,10 @@ __all__ = [
 ]  # fmt: skip
 _MODULES = {
     "Answer": "engine", "Candidate": "candidates", "Engine": "engine", "Experience": "candidates",
-    "State": "candidates", "StepEngine": "engine", "TextMethod": "method", "Verdicts": "proposer", "apart": "candidates",
-    "compare": "proposer", "distance": "candidates", "get": "method", "names": "method", "observed": "candidates",
-    "optimise": "run", "softmax": "candidates", "top": "candidates", "worked_example": "proposer",
+    "State": "candidates", "StepEngine": "engine", "TextMethod": "method", "Verdicts": "proposer",
+    "apart": "candidates", "compare": "proposer", "distance": "candidates", "get": "method", "names": "method",
+    "observed": "candidates", "optimise": "run", "softmax": "candidates", "top": "candidates",
+    "worked_example": "proposer",
 }  # fmt: skip
 
 __getattr__ = imported_at_first_use(__name__, _MODULES)

@@ -216,8 +216,7 @@ def first_error(
 ) -> list[float | None]:
     """The reward of a verifier's answers, -1 to 1: `nearness` of the step that each names to the column `first_error`.
 
-    The column `steps` has the steps, or how many there are; `first_error` is -1 where none is wrong. InputError for
-    other columns.
+    The column `steps` has the steps, or how many there are; `first_error` is -1 if none is wrong. InputError otherwise.
     """
     scores: list[float | None] = []
     for completion, expected, listed in zip(completions, first_error, steps, strict=True):

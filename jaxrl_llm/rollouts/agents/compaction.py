@@ -60,8 +60,7 @@ def last_turns(messages: Sequence[Message], turns: int) -> list[Message]:
 def keep_last(turns: Count = 1) -> Compact:
     """A function that keeps what came before the first reply, and the last turns.
 
-    A turn is a reply with what answered it, so that calls of tools stay beside their results. InputError unless turns
-    is at least 1.
+    A turn is a reply with what answered it, so that calls of tools stay beside their results. turns: at least 1.
 
     >>> said = [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 3, "abcdef")]
     >>> "".join(message["content"] for message in keep_last(1)([*said, {"role": "user", "content": "g"}]))

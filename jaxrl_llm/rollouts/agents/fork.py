@@ -43,8 +43,7 @@ def by_chance(probability: Fraction = 0.5, weight: float = 0.2, damping: NonNega
 
 
 def whole_paths(budget: int, at_question: float, of_turns: float, beta: float) -> int:
-    """How many of `budget` paths begin at the question: floor(budget sigmoid(beta (H_question - H_turns))) + 1, at most
-    all of them.
+    """How many of `budget` paths begin at the question: floor(budget sigmoid(beta (H_question - H_turns))) + 1, or all.
 
     >>> whole_paths(16, 1.0, 2.0, 0.5), whole_paths(16, 2.0, 1.0, 0.5), whole_paths(4, 9.0, 0.0, 1.0)
     (7, 10, 4)

@@ -129,8 +129,7 @@ def own_levels(
     """Hints of several levels that the current policy writes, all in one answer, from the solution in a column.
 
     template: the prompt, with {problem}, {solution} and {levels}. The answer must contain a JSON list of `levels`
-    texts; else the policy is asked again, up to `tries` times in all, after which there is no hint. The answers are not
-    trained on.
+    texts; else the policy is asked again, `tries` times in all, then there is no hint. Answers are not trained on.
     """
     check_number("levels", levels, least=1, most=64, whole=True)
     check_number("tries", tries, least=1, most=64, whole=True)

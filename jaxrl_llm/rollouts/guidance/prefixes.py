@@ -80,8 +80,7 @@ def reset_to_data(column: str = "response", share: float = 1.0) -> Rollout:
 
     column: a text, or a list of texts of which each sample draws one. Of a response, at most the task's limit of tokens
     counts. Rows without a response are sampled from the prompt. With `share` 0 this is `group`, scored group by group.
-    The metrics rollout/prefix and rollout/prefixed are the mean number of given tokens, and the share of episodes that
-    have some.
+    The metrics rollout/prefix and rollout/prefixed are the mean number of given tokens and the share of rows with some.
     """
     check_number("share", share, least=0, most=1)
 

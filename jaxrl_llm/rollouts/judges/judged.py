@@ -177,8 +177,7 @@ def by_criteria(
 
     sum of weights of those met / sum of weights above 0, within 0 to 1. criteria: texts and `Criterion`s, or the name
     of a column with a list of texts, or of {"criterion": text, "weight": number}. every: the score is 1 where all
-    are met by more than half of the verdicts, else 0: constraints. A response of which a criterion has no verdict has
-    no score.
+    are met by more than half of the verdicts, else 0: constraints. One with a criterion without a verdict has no score.
     """
     who, asked = answerer(by), question or Grading()
     column = criteria if isinstance(criteria, str) else None
