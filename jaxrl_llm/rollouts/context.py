@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.data.chat.encode import encode_prompt, with_text
 from jaxrl_llm.data.chat.inert import encode_inert
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
@@ -86,8 +85,10 @@ class Tools:
         """
         episode = self._episode(context, number)
         limit = self._host.task.limit if limit is None else limit
-        check_number("limit", limit, least=1, whole=True)
-        check_number("pause_at", pause_at, least=1, whole=True, or_none=True)
+        if not isinstance(limit, int) or limit < 1:
+            raise InputError(f"limit is {shown(limit)}, but must be a whole number of tokens, at least 1")
+        if pause_at is not None and (not isinstance(pause_at, int) or pause_at < 1):
+            raise InputError(f"pause_at is {shown(pause_at)}, but must be a whole number of tokens, at least 1")
         if temperature is not None and (greedy or not temperature > 0):
             raise InputError(f"temperature is {shown(temperature)}, but must be above 0, and not given with greedy")
         place = episode.size
@@ -106,7 +107,9 @@ class Tools:
         return replace(longer, ended=answer.ended, truncated=cut_short)
 
     def _episode(self, context: Episode | Sequence[int], number: int | None) -> Episode:
-        check_number("number", number, least=0, below=MOST_NUMBERS, whole=True, or_none=True)
+        whole = isinstance(number, int) and not isinstance(number, bool)
+        if number is not None and not (whole and 0 <= number < MOST_NUMBERS):
+            raise InputError(f"number is {shown(number)}, but must be a whole number from 0 to 2^20 - 1")
         if isinstance(context, Episode):
             return context if number is None else replace(context, sample=number)
         if isinstance(context, str) or not isinstance(context, Sequence) or not len(context):

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.core.arguments.ranges import Count, check_number
+from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.rollouts.context import Tools
@@ -97,7 +97,8 @@ def down_sampled(times: int = 2) -> Rollout:
     max-variance down-sampling, Not All Rollouts are Useful, arXiv 2504.13818). Raises InputError unless times is a
     whole number, at least 2.
     """
-    check_number("down_sampled's times", times, least=2, whole=True)
+    if isinstance(times, bool) or not isinstance(times, int) or times < 2:
+        raise InputError(f"down_sampled's times is {shown(times)}, but must be a whole number, at least 2")
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         episodes = await scored_samples(tools, task.prompt, range(times * task.samples))
