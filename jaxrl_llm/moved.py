@@ -40,31 +40,31 @@ _MOVES = (
     ),
     (
         "rollouts.guidance", "rollouts",
-        "hints hint_lengths=prefixes repair prompted candidates prefixes demonstrated two_policies=prefixes"
+        "hints hint_lengths=prefixes repair prompted candidates prefixes demonstrated=responses two_policies=prefixes"
     ),
     (
         "rollouts.agents", "rollouts",
         "conversations=conversation compaction environment_calls agent_trees=fork "
-        "self_play restarts similar_states=state_clusters semi_online "
-        "plans agent_metrics=metrics"
+        "self_play restarts similar_states=program semi_online=program plans agent_metrics=metrics"
     ),
     (
         "rollouts.runtime", "rollouts",
         "driver group_run log=replay_log outside=external_calls meetings=barrier admission batch=collate "
         "exchange=multihost_gather lockstep=mirrored_engine experience=source experience_engines=engines "
-        "experience_setup=source_setup experience_state=source_state ready_made=offline sample_numbers "
-        "group_results probes=answer_likelihood swarm"
+        "experience_setup=source_setup experience_state=source_setup ready_made=offline sample_numbers "
+        "probes=answer_likelihood reference_groups=resampling"
     ),
     ("core", "rollouts", "rules"),
     ("rollouts.runtime", "rollouts", "sources"),
     (
         "curriculum", "rollouts",
         "curricula=compose prompt_records=records curricula_counts=budgets "
-        "curricula_neighbours=neighbours curricula_scores=scores curricula_stages=stages "
-        "hard_buffer=failed_prompts left_out=excluded "
-        "reference_groups "
+        "curricula_neighbours=embedded curricula_scores=scores curricula_stages=stages "
+        "hard_buffer=epochs left_out=excluded group_results=records"
     ),
-    ("replay", "rollouts", "replays=base disk stores=buffers swaps=into_groups"),
+    ("replay", "rollouts", "replays=base disk stores=buffers swaps=into_groups swarm=base"),
+    ("rollouts", "rollouts", "soft=hooked"),
+    ("rollouts.agents", "rollouts.agents", "league_play=self_play"),
     (
         "training", "runs",
         "loop learning=step setup config inputs method "
@@ -150,9 +150,9 @@ _MOVES = (
         "calls families=call_formats inert lenient message_changes message_forms messages rendering turns"
     ),
     ("environments.tools", "environments", "calculator files mcp_servers=mcp python_tools=python search"),
-    ("rewards", "rewards", "of_environment=environment given=values"),
-    ("rewards.parsing", "rewards", "answers final_answers notation code_blocks code_values"),
-    ("rewards.workers", "rewards", "calling child limits loading memory process runner worker"),
+    ("rewards", "rewards", "of_environment=specs given=registry shaping=transforms"),
+    ("rewards.parsing", "rewards", "answers final_answers notation=readings code_blocks code_values"),
+    ("rewards.workers", "rewards", "calling child limits loading memory=child process runner worker"),
     (
         "learner", "learner",
         "learn=step provide=inputs steps=microbatches diagnose=nonfinite pack=packing"

@@ -59,7 +59,7 @@ API = {
     "jaxrl_llm.training.config": "Configuration of a run",
     "jaxrl_llm.learner.optimizer_config": "Configuration of the optimiser",
     "jaxrl_llm.training.loop": "The training loop",
-    "jaxrl_llm.rewards.shaping": "Shaping of rewards",
+    "jaxrl_llm.rewards.transforms": "Shaping of rewards",
     "jaxrl_llm.rewards.verifiers": "Verifiers",
     "jaxrl_llm.in_jax.tasks": "Tasks in JAX",
     "jaxrl_llm.in_jax.train": "Training in JAX",

@@ -76,7 +76,7 @@ class Tools:
         from jaxrl_llm.models import lora
         from jaxrl_llm.reporting import statistics
         from jaxrl_llm.reporting.html import shading
-        from jaxrl_llm.rewards.shaping import soft_overlong_penalty
+        from jaxrl_llm.rewards.transforms import soft_overlong_penalty
         from jaxrl_llm.rollouts.agents import compaction, conversation
         from jaxrl_llm.training import config
         from jaxrl_llm.training.config import json_text as config_json

@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from rollout_tail import tail_limits
 
-from jaxrl_llm.rollouts.asynchronous.renewal import remove, renew
+from jaxrl_llm.core.rollout import Task
+from jaxrl_llm.rollouts.asynchronous.sampler import remove, renew
 from jaxrl_llm.rollouts.asynchronous.staleness import Ahead, Waiting, adjusted, in_flight, taken
-from jaxrl_llm.rollouts.program_host import Draws, Task
+from jaxrl_llm.rollouts.program_host import Draws
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.driver import Driver

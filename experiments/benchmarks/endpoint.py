@@ -135,7 +135,7 @@ def played(policy: Any, params: Any, make: Any, given: argparse.Namespace) -> Pl
     from jaxrl_llm.data.prompt_set import PromptSet
     from jaxrl_llm.environments.adapters import environments
     from jaxrl_llm.rewards import Reward
-    from jaxrl_llm.rewards.environment import environment
+    from jaxrl_llm.rewards.specs import environment
     from jaxrl_llm.rollouts.agents.program import agent
     from jaxrl_llm.rollouts.runtime.source import experience
     from jaxrl_llm.rollouts.runtime.source_setup import Experience

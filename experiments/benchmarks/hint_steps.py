@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from rollout_tail import tail_limits
 
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.models.policy import Params, Policy
@@ -26,7 +26,6 @@ from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import from_column
 from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs

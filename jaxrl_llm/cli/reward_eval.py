@@ -39,7 +39,7 @@ def reward_eval_command(arguments: list[str]) -> int:
     from jaxrl_llm.data.load import load_prompts
     from jaxrl_llm.distributed import mesh_of
     from jaxrl_llm.reporting.reward_accuracy import accuracies
-    from jaxrl_llm.rewards.models.named import model_reward, on_devices
+    from jaxrl_llm.rewards.models.steps import model_reward, on_devices
     from jaxrl_llm.rewards.specs import MODEL, ModelName
 
     rows = load_prompts(args.prompts, limit=args.size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,23 @@ from jaxrl_llm.utils.errors import InputError, shown
 if TYPE_CHECKING:
     from jaxrl_llm.rollouts.context import Tools
     from jaxrl_llm.rollouts.episode import Episode
-    from jaxrl_llm.rollouts.program_host import Task
 
 AHEAD = 4  # decode steps after which the answer to an external call counts
 OBSERVATION = 32  # tokens per observation that the engine initially has room for
-Program = Callable[["Tools", "Task"], Awaitable[Sequence["Episode"]]]
 
 
+@dataclass(frozen=True)
+class Task:
+    """The input of a program: a prompt of the data set, and limits."""
+
+    row: Mapping[str, Any]  # row of the data set, whose columns may contain hints, answers or tools
+    prompt: tuple[int, ...]  # token ids of the prompt
+    prompt_id: int  # index of the row
+    samples: int  # number of episodes that the program must return
+    limit: int  # most tokens of a completion
+
+
+Program = Callable[["Tools", Task], Awaitable[Sequence["Episode"]]]
 Drawing = Hook | Population | SoftThinking
 """How tokens are drawn otherwise: through a hook, by the members of a population, or as mixtures of tokens."""
 
@@ -104,12 +114,12 @@ class Rollout:
 
     @property
     def population(self) -> Population | None:
-        """Whose members draw its samples, see `rollouts.evolved`."""
+        """Whose members draw its samples, see `rollouts.hooked.evolved`."""
         return self.drawing if isinstance(self.drawing, Population) else None
 
     @property
     def thinking(self) -> SoftThinking | None:
-        """How its samples think before they answer, see `rollouts.soft`."""
+        """How its samples think before they answer, see `rollouts.hooked.softly`."""
         return self.drawing if isinstance(self.drawing, SoftThinking) else None
 
     @property

@@ -9,8 +9,7 @@ import numpy as np
 from jaxrl_llm.core.arguments.ranges import Count, NonNegative, OpenFraction, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State
-from jaxrl_llm.curriculum.rules import Machine, RuleOf
-from jaxrl_llm.curriculum.success_models import ModelOf, posterior_mean
+from jaxrl_llm.curriculum.rules import Machine, ModelOf, RuleOf, posterior_mean
 from jaxrl_llm.utils.errors import InputError
 
 

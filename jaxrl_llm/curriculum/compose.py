@@ -42,8 +42,7 @@ def choose_prompts(
 
     A prompt is drawn again in the same step only if all others are left out. If all prompts are left out, prompts are
     drawn from all; the metric curriculum/forced counts them, and the metrics curriculum/left_out/REASON are the shares
-    of prompts that are left out, by the reason of the first rule that does. At most one rule may give counts, and one
-    a size.
+    of prompts that are left out, by the reason of the first rule that does. At most one gives counts, one sizes.
     """
     for rule in rules:
         require_function("a rule of a curriculum", rule)

@@ -1,9 +1,11 @@
-"""Embeddings of prompts by the policy before training, for curricula that predict from them."""
+"""Embeddings of prompts, by the policy before training or of their words, for curricula that predict from them."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from jaxrl_llm.core.repr import layout, part
 from jaxrl_llm.core.source import Curriculum, MakeCurriculum
 from jaxrl_llm.curriculum.records import Array, PromptFacts
 from jaxrl_llm.utils.errors import InputError, shown
+from jaxrl_llm.utils.words import words
 
 EMBEDDING = "policy_embedding"  # the column that such a curriculum finds in its rows
 
@@ -105,3 +108,16 @@ def padded_to(x: Array, size: int, fill: float, dtype: Any) -> Array:
     out = np.full(size, fill, dtype)
     out[: len(x)] = x
     return out
+
+
+WIDTH = 256  # numbers that describe a prompt
+
+
+def text_features(text: str) -> Array:
+    """f32[256] of norm 1: counts of a text's words and pairs of words, hashed with signs; zeros for an empty text."""
+    said = words(text)
+    out = np.zeros(WIDTH, np.float32)
+    for one in [*said, *map(" ".join, pairwise(said))]:
+        code = zlib.crc32(one.encode())
+        out[code % WIDTH] += 1 if code & 0x10000 else -1
+    return out / max(float(np.linalg.norm(out)), 1e-9)

@@ -14,20 +14,13 @@ Array = np.ndarray[Any, Any]  # here too: `records` imports JAX
 class Why(IntEnum):
     """Why a prompt is not drawn now."""
 
-    DRAWN = 0
-    """It may be drawn."""
-    SOLVED = 1
-    """The policy solves it."""
-    UNSOLVED = 2
-    """The policy failed on it."""
-    LATER = 3
-    """Its stage has not begun."""
-    EARLIER = 4
-    """Its stage is over."""
-    EASIER = 5
-    """Other prompts, which are harder, are drawn now."""
-    RECENT = 6
-    """It was drawn a short time ago."""
+    DRAWN = 0  # it may be drawn
+    SOLVED = 1  # the policy solves it
+    UNSOLVED = 2  # the policy failed on it
+    LATER = 3  # its stage has not begun
+    EARLIER = 4  # its stage is over
+    EASIER = 5  # other prompts, which are harder, are drawn now
+    RECENT = 6  # it was drawn a short time ago
 
 
 WORDS = {

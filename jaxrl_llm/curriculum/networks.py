@@ -69,11 +69,6 @@ def attended(queries: jax.Array, keys: jax.Array, values: jax.Array, known: jax.
     return weight @ values / jnp.maximum(jnp.sum(weight, axis=-1, keepdims=True), 1e-30)
 
 
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """-(d log p + (1 - d) log(1 - p)) with p = sigmoid(logits), elementwise; labels d from 0 to 1."""
-    return optax.sigmoid_binary_cross_entropy(logits, labels)
-
-
 Loss = Callable[..., jax.Array]
 
 

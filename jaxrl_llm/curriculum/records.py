@@ -13,11 +13,38 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.rollouts.runtime.group_results import Results
+from jaxrl_llm.core.source import Step
 from jaxrl_llm.utils.errors import InputError
 
 State = dict[str, Any]
 Array = np.ndarray[Any, Any]
+
+
+class Results(NamedTuple):
+    """The results of a step: n distinct prompts, ascending, each with the rewards of its samples."""
+
+    ids: Array  # int64[n]
+    samples: Array  # int64[n]: scored samples, at least 1
+    mean: Array  # f64[n]: their mean reward, each reward clipped to [0, 1]
+    best: Array  # f64[n]: their largest reward, clipped likewise
+
+
+def mean_by_prompt(prompt_id: Array, values: Array) -> tuple[Array, Array, Array]:
+    """(prompts int64[n], ascending; values of each that are not NaN, at least 1; their mean f64[n]) of rows."""
+    known = ~np.isnan(values)
+    ids, place = np.unique(np.asarray(prompt_id, np.int64)[known], return_inverse=True)
+    count = np.bincount(place, minlength=len(ids))
+    return ids, count, np.bincount(place, values[known], len(ids)) / np.maximum(count, 1)
+
+
+def results_of(step: Step) -> Results:
+    """The results of a step; rows without a score are ignored."""
+    batch = step.scored.batch
+    reward = np.clip(np.asarray(batch.need("reward"), np.float64), 0.0, 1.0)
+    ids, samples, mean = mean_by_prompt(np.asarray(batch.prompt_id), reward)
+    known, best = ~np.isnan(reward), np.zeros(len(ids))
+    np.maximum.at(best, np.searchsorted(ids, np.asarray(batch.prompt_id)[known]), reward[known])
+    return Results(ids, samples, mean, best)
 
 
 class PromptFacts(NamedTuple):
@@ -83,20 +110,13 @@ class Memory(NamedTuple):
 class Prompts(NamedTuple):
     """Some prompts, n of them, and what is known of each now."""
 
-    ids: Array
-    """int64[n]"""
-    alpha: Array
-    """f64[n], of the Beta posterior of the success rate."""
-    beta: Array
-    """f64[n]"""
-    rate: Array
-    """f64[n]: mean reward of its last group, within 0 and 1; NaN before."""
-    tries: Array
-    """int64[n]: steps in which it was tried."""
-    seen: Array
-    """int64[n]: the last step in which it was tried; -1 before."""
-    step: int
-    """Steps observed so far."""
+    ids: Array  # int64[n]
+    alpha: Array  # f64[n], of the Beta posterior of the success rate
+    beta: Array  # f64[n]
+    rate: Array  # f64[n]: mean reward of its last group, within 0 and 1; NaN before
+    tries: Array  # int64[n]: steps in which it was tried
+    seen: Array  # int64[n]: the last step in which it was tried; -1 before
+    step: int  # steps observed so far
 
     @property
     def value(self) -> Array:
@@ -105,7 +125,6 @@ class Prompts(NamedTuple):
 
 
 def start_record(count: int, memory: Memory) -> State:
-    """The record of `count` untried prompts."""
     return {
         "step": 0,
         "alpha": np.full(count, memory.prior[0], np.float32),
@@ -137,7 +156,6 @@ def grown(state: State, start: State, count: int) -> State:
 
 
 def look_up(state: State, memory: Memory, ids: Array) -> Prompts:
-    """What a record says of some prompts."""
     seen, step = state["seen"][ids].astype(np.int64), int(state["step"])
     alpha, beta = (state[name][ids].astype(np.float64) for name in ("alpha", "beta"))
     if memory.faded < 1:

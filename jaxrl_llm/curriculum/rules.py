@@ -1,4 +1,4 @@
-"""Rules of a curriculum, the record of prompts that they read, and the curriculum composed of them."""
+"""Rules of a curriculum, models of the success rate that they use, and the curriculum composed of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,19 @@ import numpy as np
 from jaxrl_llm.core.source import Curriculum, Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.curriculum.excluded import Why, first_reason, left_out_metrics
-from jaxrl_llm.curriculum.records import Array, Memory, PromptFacts, Prompts, State, grown, look_up, note, start_record
-from jaxrl_llm.rollouts.runtime.group_results import Results, results_of
+from jaxrl_llm.curriculum.records import (
+    Array,
+    Memory,
+    PromptFacts,
+    Prompts,
+    Results,
+    State,
+    grown,
+    look_up,
+    note,
+    results_of,
+    start_record,
+)
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -22,10 +33,8 @@ class Outcome(NamedTuple):
 
     step: Step
     results: Results
-    before: Prompts
-    """The prompts of the results, with the records of before."""
-    everything: Callable[[], Prompts]
-    """All prompts, in the order of `PromptFacts.order`, with the records of after."""
+    before: Prompts  # the prompts of the results, with the records of before
+    everything: Callable[[], Prompts]  # all prompts, in the order of `PromptFacts.order`, with the records of after
 
 
 class Machine(NamedTuple):
@@ -82,7 +91,6 @@ class Rules(NamedTuple):
             yield number, partial(getattr(machine, name), own)
 
     def prompts(self, state: State, ids: Array) -> Prompts:
-        """What the record says of some prompts."""
         return look_up(state, self.memory, ids)
 
     def why(self, state: State, found: Prompts | None = None) -> Array:
@@ -149,3 +157,41 @@ def curriculum_of(
 def _named(entries: Iterable[tuple[int, Mapping[str, Any]]]) -> State:
     """The entries of rules by their numbers, as one dict."""
     return {f"rule{number}_{name}": value for number, own in entries for name, value in own.items()}
+
+
+class SuccessModel(NamedTuple):
+    """A model over one prompt set. predict: (state, prompts, generator) -> f64[n], success rates within 0 and 1; state
+    and the other functions are as those of a `Machine`."""
+
+    predict: Callable[[State, Prompts, np.random.Generator], Array]
+    start: Mapping[str, Any] = MappingProxyType({})
+    observe: Callable[[State, Outcome], State] | None = None
+    metrics: Callable[[State], Mapping[str, float]] | None = None
+    on_update: Callable[[State, Trajectories], State] | None = None
+
+    def rule(self, **uses: Any) -> Machine:
+        """The rule that learns this model; uses: `score`, `counts` or others, which read the model's state."""
+        return Machine(self.start, observe=self.observe, metrics=self.metrics, on_update=self.on_update, **uses)
+
+
+ModelOf = Callable[[PromptFacts], SuccessModel]
+
+
+def posterior_mean(facts: PromptFacts) -> SuccessModel:
+    """The mean of the prompt's Beta posterior, which is in the record of `choose_prompts`."""
+    return SuccessModel(lambda state, prompts, random: prompts.value)
+
+
+def posterior_sample(facts: PromptFacts) -> SuccessModel:
+    """A draw from the prompt's Beta posterior, another each time."""
+    return SuccessModel(lambda state, prompts, random: random.beta(prompts.alpha, prompts.beta))
+
+
+def prefer(score: Callable[[Array], Array], model: ModelOf) -> RuleOf:
+    """Draw prompts by scores of predicted success rates; score: f64[n] -> log-weights f64[n]."""
+
+    def make(facts: PromptFacts) -> Machine:
+        own = model(facts)
+        return own.rule(score=lambda state, prompts, random: score(own.predict(state, prompts, random)))
+
+    return make

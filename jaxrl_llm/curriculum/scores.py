@@ -13,8 +13,7 @@ import numpy as np
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Positive, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.curriculum.records import Array, PromptFacts, State
-from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
-from jaxrl_llm.curriculum.success_models import ModelOf, posterior_mean, posterior_sample, prefer
+from jaxrl_llm.curriculum.rules import Machine, ModelOf, Outcome, RuleOf, posterior_mean, posterior_sample, prefer
 from jaxrl_llm.utils.errors import InputError, shown
 
 _TINY = 1e-30

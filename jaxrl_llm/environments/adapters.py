@@ -19,7 +19,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
-from typing import Any
+from typing import Any, Self
 
 from jaxrl_llm.core.arguments.checks import checked
 from jaxrl_llm.core.arguments.ranges import Count, Seconds
@@ -44,8 +44,7 @@ def environments(
 
     factory: a class or function without arguments, or one that takes the row, as its first argument or as one that is
     called row; or several by name, of which the row's column `environment` names one. tools: that the policy may call
-    beside the environment's own, for classes of TRL's kind. seconds: that a call of a tool may take. players: of games
-    of TextArena's kind.
+    beside the environment's own, for classes of TRL's kind. seconds: of a call. players: of TextArena's games.
     """
 
     def make(row: Mapping[str, Any]) -> Environment:
@@ -132,17 +131,33 @@ def _user(text: Any) -> list[dict[str, str]]:
     return [{"role": "user", "content": result_text(text, sys.maxsize)}]  # what is too long is cut for all environments
 
 
-class OfMethods:
-    """A class of TRL's kind. The episode is over when the policy replies without a call."""
+class _Adapter:
+    """An object of another library as an environment."""
 
-    def __init__(self, world: Any, tools: tuple[Tool, ...] = (), seconds: float = SECONDS) -> None:
-        self._world, self._box = world, Toolbox([*tools, *_public(world)], seconds)
-        self.tools: Sequence[Mapping[str, Any]] = self._box.schemas
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    def __init__(self, world: Any) -> None:
+        self._world = world
 
     @property
     def wrapped(self) -> Any:
         """The adapted object."""
         return self._world
+
+    def copy(self) -> Self:
+        """By the object's own `copy`, else a deep one; see `copies.deep_copy`."""
+        other = copy.copy(self)
+        other._world = own_or_deep_copy(self._world)
+        return other
+
+
+class OfMethods(_Adapter):
+    """A class of TRL's kind. The episode is over when the policy replies without a call."""
+
+    def __init__(self, world: Any, tools: tuple[Tool, ...] = (), seconds: float = SECONDS) -> None:
+        super().__init__(world)
+        self._box = Toolbox([*tools, *_public(world)], seconds)
+        self.tools = self._box.schemas
 
     @property
     def gives_reward(self) -> bool:
@@ -166,10 +181,9 @@ class OfMethods:
         return Observation(_user(said) if said else ())
 
     async def step(self, reply: Reply) -> Observation:
-        """The results of the calls."""
         return await self._box.answer(reply)
 
-    def copy(self) -> OfMethods:
+    def copy(self) -> Self:
         """A deep copy of the object, and copies of what other tools keep; see `copies.deep_copy`, `Toolbox.copy`."""
         other = copy.copy(self)
         other._world = deep_copy(self._world)  # a method `copy` would be a tool
@@ -189,18 +203,10 @@ def _public(world: Any) -> list[Callable[..., Any]]:
     return [getattr(world, name) for name in names if name not in ("reset", "get_reward") and name[0] != "_"]
 
 
-class OfSteps:
+class OfSteps(_Adapter):
     """An environment with `step`, of Gymnasium's kind or TextWorld's. A reply's text is its action."""
 
-    tools: Sequence[Mapping[str, Any]] = ()
-
-    def __init__(self, world: Any) -> None:
-        self._world, self._score = world, 0.0
-
-    @property
-    def wrapped(self) -> Any:
-        """The adapted object."""
-        return self._world
+    _score = 0.0
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
         """Begin an episode, with the seed if the environment takes one."""
@@ -212,7 +218,6 @@ class OfSteps:
         return Observation(_user(_told(found[0] if isinstance(found, tuple) else found, "reset")))
 
     async def step(self, reply: Reply) -> Observation:
-        """Act with the reply's text."""
         found = await called(self._world.step, str(reply.message["content"]))
         if not isinstance(found, tuple) or not 3 <= len(found) <= 5:
             raise InputError(f"an environment's step returns 3, 4 or 5 values, but this one's {shown(found)}")
@@ -223,14 +228,7 @@ class OfSteps:
         done, cut = flag(found[2], "done of its step"), len(found) == 5 and flag(found[3], "truncated of its step")
         return Observation(_user("" if done else _told(found[0], "step")), reward, done, cut)
 
-    def copy(self) -> OfSteps:
-        """By the environment's own `copy`, else a deep one; see `copies.deep_copy`."""
-        other = copy.copy(self)
-        other._world = own_or_deep_copy(self._world)
-        return other
-
     async def close(self) -> None:
-        """Close the environment."""
         if callable(getattr(self._world, "close", None)):
             await called(self._world.close)
 
@@ -244,26 +242,18 @@ def _told(observation: Any, method: str) -> str:
     return result_text(said, sys.maxsize).strip()
 
 
-class OfTextArena:
+class OfTextArena(_Adapter):
     """A game of TextArena. Its rewards come when it is closed.
 
     Where a game gives a player all that was said so far, as its wrapper for language models does, the player gets what
     is new; where it gives messages, a player's own ones are left out, since they are its replies.
     """
 
-    tools: Sequence[Mapping[str, Any]] = ()
-
     def __init__(self, world: Any, players: int = 1) -> None:
-        self._world, self.players = world, players
-        self._done, self._told = False, dict[int, str]()
-
-    @property
-    def wrapped(self) -> Any:
-        """The adapted object."""
-        return self._world
+        super().__init__(world)
+        self.players, self._done, self._told = players, False, dict[int, str]()
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        """Begin a game with the seed."""
         self._world.reset(num_players=self.players, seed=seed)
         return self._seen()
 
@@ -284,8 +274,7 @@ class OfTextArena:
 
     def copy(self) -> OfTextArena:
         """The game in its state; see `copies.deep_copy`."""
-        other = copy.copy(self)
-        other._world = own_or_deep_copy(self._world)
+        other = super().copy()
         other._told = dict(self._told)
         return other
 

@@ -2,25 +2,83 @@
 
 An environment is copied by its own method `copy`, or deeply where it holds plain Python data alone. Where neither
 works, as with a session or a server, a fresh one gets the same replies, and must answer as the first one did.
+
+Many environments draw from Python's and NumPy's global generators. Episodes run side by side in one process, whose
+state they would share, so that what one draws would depend on the order of threads. The functions of both modules
+therefore look up the episode that calls them: within `Generators.within` they draw from its own generators, in its
+threads and coroutines too, and elsewhere from the process's, as ever.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import io
 import json
 import os
 import pickle
+import random
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FunctionType
 from typing import Any
 
-from jaxrl_llm.environments.generators import Generators
+import numpy as np
+
 from jaxrl_llm.environments.protocol import Environment, MakeEnvironment, Observation
 from jaxrl_llm.utils.errors import InputError, error_line, shown
 from jaxrl_llm.utils.threads import called
+
+_EPISODE: ContextVar[Generators | None] = ContextVar("_EPISODE", default=None)
+
+
+class Generators:
+    """The global generators as the methods of one episode's environment find them, from a seed on."""
+
+    def __init__(self, seed: int) -> None:
+        """seed: 0 to 2^32 - 1."""
+        self.python, self.numpy = random.Random(seed), np.random.RandomState(seed)
+
+    def copy(self) -> Generators:
+        return copy.deepcopy(self)
+
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """Within this context, `random` and `numpy.random` draw from these."""
+        token = _EPISODE.set(self)
+        try:
+            yield
+        finally:
+            _EPISODE.reset(token)
+
+
+def _looking_up(name: str, function: Callable[..., Any], which: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        episode = _EPISODE.get()
+        if episode is None:
+            return function(*arguments, **options)
+        return getattr(getattr(episode, which), name)(*arguments, **options)
+
+    return call
+
+
+def _install() -> None:
+    """Let the functions of `random` and `numpy.random` look up the episode that calls them.
+
+    Once, when this module is imported, so that environments which are loaded later get these functions by name, too.
+    """
+    for module, which, own in ((random, "python", random._inst), (np.random, "numpy", np.random.mtrand._rand)):
+        for name, function in list(vars(module).items()):
+            # numpy's `seed` is a function that calls its generator's method.
+            if getattr(function, "__self__", None) is own or (module is np.random and name == "seed"):
+                setattr(module, name, _looking_up(name, function, which))
+
+
+_install()
 
 
 class NotCopiedError(InputError):
@@ -46,16 +104,13 @@ class Replayable:
 
     @property
     def kind(self) -> str:
-        """The name of the environment's class."""
         return type(getattr(self._world, "_world", self._world)).__name__
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """See `protocol.Environment`."""
         return self._world.tools
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        """See `protocol.Environment`."""
         self._row, self._seed = row, seed
         self._replies, self._answers, self.seen = [], [], []
         with self._generators.within():
@@ -67,7 +122,6 @@ class Replayable:
             told(seen)
 
     async def step(self, reply: Any) -> Observation:
-        """See `protocol.Environment`."""
         with self._generators.within():
             seen = self._note(await called(self._world.step, reply))
         self._replies.append(reply)
@@ -79,7 +133,6 @@ class Replayable:
         return getattr(self._world, "wrapped", self._world)
 
     async def close(self) -> float | None:
-        """See `protocol.Environment`."""
         close = getattr(self._world, "close", None)
         with self._generators.within():
             return None if close is None else await called(close)

@@ -12,8 +12,7 @@ from jaxrl_llm.core.arguments.checks import expect
 from jaxrl_llm.data.chat.calls import Message, Reply
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.games import Node, advice_game, kuhn_poker, matrix_game, with_forfeits
-from jaxrl_llm.games.advice import ADVISER
-from jaxrl_llm.games.extensive import CHANCE, END, nodes
+from jaxrl_llm.games.extensive import ADVISER, CHANCE, END, nodes
 from jaxrl_llm.utils.errors import InputError, shown
 
 
@@ -34,12 +33,10 @@ class TextGame:
         self.players = _players(game)
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Observation:
-        """What the first player knows."""
         self.random = np.random.default_rng(seed)
         return self._at(self.node)
 
     def step(self, reply: Reply) -> Observation:
-        """What the next player knows, after a reply."""
         return self._at(self.node.children[action_in(text_of(reply), self.node.actions[:-1])])
 
     def close(self) -> list[float]:
@@ -97,7 +94,6 @@ class TalkGame(TextGame):
         super().__init__(build(lambda player: sayings(player, 1)))
 
     def step(self, reply: Reply) -> Observation:
-        """What the next player knows, after a reply."""
         if SAYING.fullmatch(name := self.node.actions[0]) is None:
             return super().step(reply)
         self.said[name] = text_of(reply)

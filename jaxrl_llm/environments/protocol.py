@@ -80,7 +80,13 @@ Final = float | None | Sequence[float | None]
 
 
 class Environment(Protocol):
-    """One episode at a time. Methods may be async; plain ones run in threads."""
+    """One episode at a time. Methods may be async; plain ones run in threads.
+
+    It may have `copy() -> Environment`: another in the same state, random generators included, that shares nothing with
+    it, or `copies.NotCopiedError` where that cannot be. Others are copied as `copies.Replayable` describes. And
+    `expect(seen: Observation)`, told before `reset` or `step` what it returned when the same was played before, to wait
+    for the same: for answers that also depend on when something happens, such as calls that come at once.
+    """
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
@@ -99,23 +105,6 @@ class Environment(Protocol):
         """End the episode. Returns (or awaits) its final reward, beside those of its turns, or None for none.
 
         Of a game of several players it is a list with the reward of each.
-        """
-
-
-class ReplayedEnvironment(Environment, Protocol):
-    """An environment whose answers also depend on when something happens, such as calls that come at once."""
-
-    def expect(self, seen: Observation) -> None:
-        """Told before `reset` or `step` what it returned when the same was played before, to wait for the same."""
-
-
-class CopyableEnvironment(Environment, Protocol):
-    """An environment that can be copied within an episode. Others are copied as `copies.Replayable` describes."""
-
-    def copy(self) -> Environment | Awaitable[Environment]:
-        """Another environment in the same state, random generators included, that shares nothing with this one.
-
-        Raises `copies.NotCopiedError` where that cannot be; then a fresh environment is told the same replies.
         """
 
 

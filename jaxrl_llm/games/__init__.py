@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from jaxrl_llm.games.advice import advice_game
 from jaxrl_llm.games.extensive import (
     FORFEIT,
     Node,
     Strategy,
+    advice_game,
     average_strategy,
     best_response,
     expected_payoffs,
     exploitability,
     information_sets,
+    kuhn_poker,
     matrix_game,
     nash_conv,
     payoff_range,
     uniform_strategy,
     with_forfeits,
 )
-from jaxrl_llm.games.kuhn import kuhn_poker
-from jaxrl_llm.games.meta_solvers import MetaSolver, fictitious_play, regret_matching_mixture, shor, uniform
-from jaxrl_llm.games.population import Population, psro
+from jaxrl_llm.games.meta_solvers import (
+    MetaSolver,
+    Population,
+    fictitious_play,
+    psro,
+    regret_matching_mixture,
+    shor,
+    uniform,
+)
 from jaxrl_llm.games.regret import (
     RegretRule,
     cfr,

@@ -1,4 +1,4 @@
-"""Games in extensive form: trees of moves and chance, expected payoffs, best responses and exploitability.
+"""Games in extensive form: trees of moves and chance, expected payoffs, best responses, exploitability; known games.
 
 A strategy gives every information set the probabilities of its actions. It has those of all players: an information set
 belongs to one of them. All numbers are exact sums over the tree in float64.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -207,3 +208,66 @@ def own_reach(game: Node, strategy: Strategy) -> dict[str, float]:
 
     visit(game, {})
     return found
+
+
+WALKER, ADVISER = 0, 1
+SIDES = ("left", "right")
+
+
+def advice_game(enemies: float = 0.5, sayings: Sequence[str] = SIDES) -> Node:
+    """A game of hidden roles: the adviser sees which way is free, and says one; the walker hears it, and goes one.
+
+    enemies: how often the adviser is an enemy, from 0 to 1; the walker does not know. sayings: what it can say; these
+    are words alone, of which the walker's information sets have the one that was said. The walker gets 1 for the free
+    way and else -1; a friend gets the same, an enemy the opposite. Information sets are named "adviser, a friend: the
+    left way is free", "walker: the adviser says left" and the like. At 1/2 nobody gains anything from words: the value
+    is 0 for the walker.
+    """
+    free_and_role = [(free, role) for free in SIDES for role in ("a friend", "an enemy")]
+    chance = tuple((enemies if role == "an enemy" else 1 - enemies) / 2 for _, role in free_and_role)
+    names = tuple(f"{free}, {role}" for free, role in free_and_role)
+    return Node(CHANCE, "", names, tuple(_advised(free, role, tuple(sayings)) for free, role in free_and_role), chance)
+
+
+def _advised(free: str, role: str, sayings: tuple[str, ...]) -> Node:
+    return Node(
+        ADVISER, f"adviser, {role}: the {free} way is free", sayings,
+        tuple(_walked(free, role, said) for said in sayings),
+    )  # fmt: skip
+
+
+def _walked(free: str, role: str, said: str) -> Node:
+    gains = [1.0 if way == free else -1.0 for way in SIDES]
+    ends = tuple(Node(payoffs=(gain, gain if role == "a friend" else -gain)) for gain in gains)
+    return Node(WALKER, f"walker: the adviser says {said}", SIDES, ends)
+
+
+CARDS = ("jack", "queen", "king")  # the higher one wins
+
+
+def kuhn_poker() -> Node:
+    """The game of Kuhn (1950), whose value is -1/18 for the first player.
+
+    Each player antes 1. The first checks or bets 1; after a bet the other folds or calls; after a check it checks or
+    bets 1, to which the first folds or calls. The higher card wins the pot. Information sets are named "jack:", "king:
+    check bet" and the like: the player's card and the moves so far.
+    """
+    deals = list(permutations(range(3), 2))
+    children = tuple(_after((), deal) for deal in deals)
+    names = tuple(f"{CARDS[a]} {CARDS[b]}" for a, b in deals)
+    return Node(CHANCE, "", names, children, (1 / len(deals),) * len(deals))
+
+
+def _after(moves: tuple[str, ...], deal: tuple[int, int]) -> Node:
+    if moves[-1:] == ("fold",):
+        winner, stake = len(moves) % 2, 1
+    elif moves in (("check", "check"), ("bet", "call"), ("check", "bet", "call")):
+        winner, stake = int(deal[1] > deal[0]), 1 + (moves[-1] == "call")
+    else:
+        player = len(moves) % 2
+        actions = ("fold", "call") if moves[-1:] == ("bet",) else ("check", "bet")
+        return Node(
+            player, f"{CARDS[deal[player]]}:{''.join(f' {move}' for move in moves)}", actions,
+            tuple(_after((*moves, action), deal) for action in actions),
+        )  # fmt: skip
+    return Node(payoffs=(float(stake), -float(stake)) if winner == 0 else (-float(stake), float(stake)))

@@ -1,15 +1,26 @@
-"""Meta-solvers: mixtures over the members of a population, from the payoffs that they have against each other."""
+"""Populations of strategies, and meta-solvers: mixtures over members, from what they have against each other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Positive
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Positive, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array
+from jaxrl_llm.games.extensive import (
+    Node,
+    Strategy,
+    average_strategy,
+    best_response,
+    expected_payoffs,
+    information_sets,
+    uniform_strategy,
+)
 
 MetaSolver = Callable[[Array, Array | int], Array]
 """(payoffs f32[K, K], what row i gets against column j, iteration of the population from 0) -> f32[K], probabilities.
@@ -75,8 +86,7 @@ def shor(
         x <- (1 - share) matched(R + g) + share softmax(u / temperature)
 
     and the mean of all x is the mixture. share, temperature and diversity go linearly from their first to their last
-    value over `iterations` members of the population. How many rounds, and whether the mean is taken, are choices made
-    here.
+    value over `iterations` members of the population. How many rounds, and the mean, are choices made here.
     """
 
     def solve(payoffs: Array, iteration: Array | int) -> Array:
@@ -106,3 +116,42 @@ def matched(regrets: Array) -> Array:
 def hybrid(u: Array, regrets: Array, share: Array | float, temperature: Array | float) -> Array:
     """f32[K]: (1 - share) matched(regrets) + share softmax(u / temperature), of payoffs u f32[K]."""
     return (1 - share) * matched(regrets) + share * jax.nn.softmax(u / temperature)
+
+
+class Population(NamedTuple):
+    """Strategies, what each gets against each, and how often the solver plays them."""
+
+    members: list[Strategy]
+    payoffs: np.ndarray[Any, Any]  # f64[K, K]
+    mixture: np.ndarray[Any, Any]  # f64[K]
+
+    def strategy(self, game: Node) -> dict[str, np.ndarray[Any, Any]]:
+        """The members drawn by the mixture, as one strategy."""
+        return average_strategy(game, self.members, self.mixture)
+
+
+def psro(game: Node, solver: MetaSolver, iterations: int, start: Strategy | None = None) -> Population:
+    """Policy-space response oracles (arXiv 1711.00832) with exact best responses.
+
+    game: of two players, zero-sum. Each iteration adds, of both seats, the best response to the mixture of the
+    population, which begins with `start`, the uniform strategy. A member's payoff against another is the mean over
+    seats, so that the matrix is that of a symmetric game. InputError for fewer than 0 iterations.
+    """
+    check_number("iterations", iterations, least=0, whole=True)
+    owner = {name: player for name, (player, _) in information_sets(game).items()}
+    members: list[Strategy] = [uniform_strategy(game) if start is None else start]
+    payoffs, mixture = np.zeros((1, 1)), np.ones(1)
+    for iteration in range(1, iterations + 1):
+        mean = average_strategy(game, members, mixture)
+        members.append(best_response(game, mean, 0)[0] | best_response(game, mean, 1)[0])
+        row = np.asarray([_payoff(game, owner, members[-1], other) for other in members])
+        payoffs = np.block([[payoffs, -row[:-1, None]], [row[None, :-1], np.zeros((1, 1))]])
+        mixture = np.asarray(solver(jnp.asarray(payoffs), iteration), np.float64)
+    return Population(members, payoffs, mixture)
+
+
+def _payoff(game: Node, owner: dict[str, int], one: Strategy, other: Strategy) -> float:
+    """The mean over both seats of what one gets against the other."""
+    first = {name: (one if player == 0 else other)[name] for name, player in owner.items()}
+    second = {name: (other if player == 0 else one)[name] for name, player in owner.items()}
+    return float(expected_payoffs(game, first)[0] + expected_payoffs(game, second)[1]) / 2

@@ -11,7 +11,7 @@ from jaxrl_llm.core.population import Population
 from jaxrl_llm.core.transform import Metrics
 from jaxrl_llm.in_jax.tasks import Task
 from jaxrl_llm.reporting.credit import compares_samples
-from jaxrl_llm.rollouts.evolved import MEMBERS
+from jaxrl_llm.rollouts.hooked import MEMBERS
 from jaxrl_llm.utils.errors import InputError
 
 EXPERIENCE = frozenset({"rollout", "curriculum", "replay"})  # what comes before the batch

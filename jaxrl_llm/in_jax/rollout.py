@@ -17,7 +17,7 @@ from jaxrl_llm.in_jax.turns import Completions, converse, greedy_return, sample_
 from jaxrl_llm.models.by_row import with_members
 from jaxrl_llm.models.forward import empty_cache
 from jaxrl_llm.models.policy import Params, Policy
-from jaxrl_llm.rewards.environment import GIVEN
+from jaxrl_llm.rewards.specs import GIVEN
 
 
 def roll_out(

@@ -81,7 +81,7 @@ def perturbations(policy: Policy, params: Params, batch: Trajectories) -> Array:
     if population is None:
         raise InputError(
             "the perturbation of a row is of a member of a population, which the policy does not have: sample it with "
-            "rollouts.evolved.evolved(ROLLOUT, Population(...))"
+            "rollouts.hooked.evolved(ROLLOUT, Population(...))"
         )
     number, seed = (jnp.nan_to_num(batch.need(name)) for name in ("member", "member_seed"))
     seeds, numbers = seed.astype(jnp.uint32), number.astype(jnp.int32)

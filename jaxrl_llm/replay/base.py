@@ -9,19 +9,13 @@ Replays that change rows within groups are in `replay.into_groups`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.arguments.ranges import (
-    Count,
-    Fraction,
-    NonNegative,
-    NonNegativeInt,
-    Positive,
-    ZeroOrOne,
-)
+from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt, Positive, ZeroOrOne
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.replay import buffers
@@ -171,12 +165,9 @@ def mixed(
     return to_scored(take(rows, order), consecutive, scored.batch.tokens.shape[1], scored.failures)
 
 
-def group_moments(scored: Scored, ddof: int = 0, values: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of the scores of each row's group, f64[N]; NaN and 0 where no row is scored.
-
-    values: f32[N] instead of the rewards.
-    """
-    score = np.asarray(scored.batch.need("reward") if values is None else values, np.float64)
+def group_moments(scored: Scored, ddof: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of the scores of each row's group, f64[N]; NaN and 0 where no row is scored."""
+    score = np.asarray(scored.batch.need("reward"), np.float64)
     _, index = np.unique(np.asarray(scored.batch.group), return_inverse=True)
     known = ~np.isnan(score)
     number = np.bincount(index, known)
@@ -184,3 +175,33 @@ def group_moments(scored: Scored, ddof: int = 0, values: np.ndarray | None = Non
     squares = np.bincount(index, np.where(known, (score - mean[index]) ** 2, 0.0))
     deviation = np.sqrt(squares / np.maximum(number - ddof, 1)) * (number > ddof)
     return mean[index], deviation[index]
+
+
+@dataclass(frozen=True, repr=False)
+class Swarm(Replay):
+    """A replay among `nodes` policies that a run trains side by side, see `training.source.swarm`."""
+
+    nodes: int = 2
+    own: int = 4
+    foreign: int = 4
+
+
+def shared(scored: Scored, others: Sequence[Scored], own: int, foreign: int, seed: int) -> Scored:
+    """`own` groups of a node's batch and `foreign` groups of the other nodes', uniformly and each at most once.
+
+    Groups of others with equal rewards are dropped before they are drawn; fewer are taken where there are fewer. The
+    rows of others have info["replayed"].
+    """
+    random, fresh, group = np.random.default_rng(seed), to_rows(scored), np.asarray(scored.batch.group)
+    kept = np.isin(group, random.permutation(np.unique(group))[:own])
+    pool, numbers = dict[str, np.ndarray](), np.zeros(0, np.int64)
+    for other in others:
+        varied = group_moments(other)[1] > TOLERANCE
+        first = numbers.max(initial=group.max()) + 1
+        pool = join(pool, keep(to_rows(other), varied))
+        numbers = np.concatenate([numbers, first + np.asarray(other.batch.group)[varied]])
+    chosen = np.flatnonzero(np.isin(numbers, random.permutation(np.unique(numbers))[:foreign]))
+    if not kept.any() and not len(chosen):  # a step trains on one group at least
+        kept = group == group[0]
+    past = take(pool, chosen) if len(chosen) else {}
+    return mixed(scored, keep(fresh, kept), past, group[kept], numbers[chosen])

@@ -82,7 +82,6 @@ def _stores(state: Store) -> list[str]:
 
 
 def _inner(state: Store) -> Store:
-    """The arrays of the replay itself."""
     return {key: x for key, x in state.items() if not key.startswith(_OWN)}
 
 
@@ -191,7 +190,6 @@ def _write(place: Path, first: int, rows: Store) -> int:
 
 
 def _one_by_one(rows: Store) -> Iterator[Store]:
-    """The tokens and text of each row."""
     names = [key for key in rows if key.startswith("token:")]
     tokens, letters = (np.cumsum([0, *rows[key]]) for key in ("length", "text_length"))
     for i in range(count(rows)):

@@ -57,11 +57,8 @@ def swapped_successes(
     def mix(state: Store, scored: Scored, step: int, seed: int) -> tuple[Scored, Store]:
         random, fresh = np.random.default_rng(seed), to_rows(scored)
         group, prompt = np.asarray(scored.batch.group), np.asarray(scored.batch.prompt_id)
-        outcome, sample, episodes_of = (
-            outcomes(scored, component),
-            samples_of(scored.batch),
-            episode_numbers(scored.batch),
-        )
+        outcome, sample = outcomes(scored, component), samples_of(scored.batch)
+        episodes_of = episode_numbers(scored.batch)
         out, chosen, numbers, episodes = np.zeros(len(group), bool), list[int](), list[int](), list[float]()
         for number in np.unique(group):
             rows = np.flatnonzero(group == number)

@@ -13,33 +13,14 @@ if TYPE_CHECKING:
     from jaxrl_llm.rewards.workers.runner import Reward, Scores, close_rewards, require_columns, reward_digest, score
 
 __all__ = [
-    "Reward",
-    "Scores",
-    "close_rewards",
-    "get_reward",
-    "get_rewards",
-    "names",
-    "require_columns",
-    "reward_digest",
-    "score",
-    "text_of",
-]
-
-
-_MODULES = {
-    "Reward": "workers.runner",
-    "Scores": "workers.runner",
-    "close_rewards": "workers.runner",
-    "reward_digest": "workers.runner",
-    "get_reward": "registry",
-    "get_rewards": "registry",
-    "names": "registry",
-    "require_columns": "workers.runner",
-    "score": "workers.runner",
-    "text_of": "verifiers",
-}
-
-
+    "Reward", "Scores", "close_rewards", "get_reward", "get_rewards", "names", "require_columns", "reward_digest",
+    "score", "text_of",
+]  # fmt: skip
+_OF_MODULES = {
+    "workers.runner": ("Reward", "Scores", "close_rewards", "reward_digest", "require_columns", "score"),
+    "registry": ("get_reward", "get_rewards", "names"), "verifiers": ("text_of",),
+}  # fmt: skip
+_MODULES = {name: module for module, names in _OF_MODULES.items() for name in names}
 __getattr__ = imported_at_first_use(__name__, _MODULES)
 
 

@@ -66,10 +66,8 @@ class Case(NamedTuple):
     call: str | None
     value: Any
     stdin: str = ""
-    tolerance: float | None = None
-    """Of numbers, absolute or relative; None: that of the reward."""
-    as_json: bool = False
-    """Whether the value is of a format without tuples, so that a list may stand for one."""
+    tolerance: float | None = None  # of numbers, absolute or relative; None: that of the reward
+    as_json: bool = False  # whether the value is of a format without tuples, so that a list may stand for one
 
 
 def case_of(given: Any) -> Case:

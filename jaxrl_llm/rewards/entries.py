@@ -79,7 +79,6 @@ def _name(name: Any) -> str:
 
 
 def _listed(column: Any, count: int, name: Any) -> list[Any]:
-    """The `count` values of a column."""
     of = f"{name!r}: " if name else ""
     if isinstance(column, str | bytes | Mapping | AbstractSet) or not isinstance(column, Iterable):
         raise TypeError(f"returned {of}{type(column).__name__}, not a list of {count} {'values' if of else 'numbers'}")

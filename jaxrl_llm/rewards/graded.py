@@ -158,26 +158,18 @@ def cluster_centres(points: Any, radius: float = 0.5, least: int = 2) -> Any:
     within the radius are cores; neighbouring cores share a cluster, to which their other neighbours belong too.
     """
     import numpy as np
+    from scipy.sparse.csgraph import connected_components
 
     points = np.asarray(points, np.float64)
     spread = points.std(axis=0)
     scaled = (points - points.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
     near = np.linalg.norm(scaled[:, None] - scaled, axis=-1) <= radius
-    core = near.sum(axis=1) >= least
-    label = np.full(len(points), -1)
-    for seed in np.flatnonzero(core):
-        if label[seed] >= 0:
-            continue
-        number, todo = int(label.max()) + 1, [int(seed)]
-        label[seed] = number
-        while todo:
-            for mate in np.flatnonzero(near[todo.pop()] & (label < 0)):
-                label[mate] = number
-                if core[mate]:
-                    todo.append(int(mate))
-    if not core.any():
+    cores = np.flatnonzero(near.sum(axis=1) >= least)
+    if not len(cores):
         return points.mean(axis=0, keepdims=True)
-    return np.stack([points[label == number].mean(axis=0) for number in range(int(label.max()) + 1)])
+    count, label = connected_components(near[np.ix_(cores, cores)], directed=False)
+    cluster = np.where(near[:, cores], label, count).min(axis=1)  # of several, the first
+    return np.stack([points[cluster == number].mean(axis=0) for number in range(count)])
 
 
 def coverage(column: str) -> Function:

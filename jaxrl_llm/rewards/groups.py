@@ -61,7 +61,9 @@ def concatenate_groups(groups: list[Scored]) -> Scored:
             rows = [[None] * len(b.group) if x is None else list(x) for b, x in zip(batches, found, strict=True)]
             batches = [b.replace(**{name: x}) for b, x in zip(batches, _split(rows, width), strict=True)]
     if any(batch.token_rewards is not None for batch in batches):
-        batches = [b.replace(token_rewards=_or_zeros(b.token_rewards, b.tokens.shape)) for b in batches]
+        zeros: list[Any] = [np.zeros(b.tokens.shape, np.float32) for b in batches]
+        both = zip(batches, zeros, strict=True)
+        batches = [b.replace(token_rewards=none if b.token_rewards is None else b.token_rewards) for b, none in both]
     return Scored(
         jax.tree.map(lambda *x: np.concatenate(x), *batches),
         [text for group in groups for text in group.texts],
@@ -76,10 +78,6 @@ def _split(records: Sequence[Sequence[Any]], width: int) -> list[np.ndarray]:
     whole = of_rows([row for rows in records for row in rows], width)
     assert whole is not None
     return np.split(whole, np.cumsum([len(rows) for rows in records])[:-1])
-
-
-def _or_zeros(values: Any, shape: tuple[int, ...]) -> Any:
-    return np.zeros(shape, np.float32) if values is None else values
 
 
 PADDING = {"turn": -1, "support_floor": -np.inf, **dict.fromkeys(RECORDS, -1)}  # of fields of tokens; 0 of the others

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from jaxrl_llm.core.arguments.signatures import PYTHON
 from jaxrl_llm.core.by_value import ByValue, value_of
-from jaxrl_llm.rewards import values
-from jaxrl_llm.rewards.environment import OWN
-from jaxrl_llm.rewards.specs import model_name, unweighted
+from jaxrl_llm.rewards.specs import OWN, model_name, unweighted
+from jaxrl_llm.rewards.workers.calling import reads_environments
 from jaxrl_llm.rewards.workers.loading import ARGUMENTS, FACTORIES, FUNCTIONS, load_function
 from jaxrl_llm.rewards.workers.process import ProcessFunction
 from jaxrl_llm.rewards.workers.runner import Reward
-from jaxrl_llm.utils.errors import InputError, InputErrors, unknown
+from jaxrl_llm.utils.errors import InputError, InputErrors, error_line, unknown
 from jaxrl_llm.utils.peer_names import reward_hint
 
 
@@ -52,7 +53,7 @@ def get_rewards(specs: Sequence[str], folder: str | os.PathLike[str] = ".") -> l
     rewards, problems = [], []
     for spec in specs:
         try:
-            started.append(values.begun(spec, folder) if isinstance(spec, ByValue) else _begun(spec, folder))
+            started.append(_of_value(spec, folder) if isinstance(spec, ByValue) else _begun(spec, folder))
         except InputError as error:
             problems.append(str(error))
     for _, finish in started:
@@ -74,7 +75,7 @@ def _begun(spec: str, folder: str | os.PathLike[str]) -> tuple[ProcessFunction |
     if name in OWN:  # which episodes have; no process computes it
         return None, lambda: Reward(OWN[name], weight)
     if (of_model := model_name(name, folder)) is not None:
-        from jaxrl_llm.rewards.models.named import model_reward  # which needs JAX
+        from jaxrl_llm.rewards.models.steps import model_reward  # which needs JAX
 
         reward = model_reward(of_model, weight, folder)
         return None, lambda: reward
@@ -152,3 +153,48 @@ def _weight(spec: str, factor: str) -> float:
     if not abs(weight) <= 1e30:  # keeps the total reward within float32
         raise InputError(f"reward {spec!r}: {factor!r} is not a weight; write NAME*WEIGHT, such as number_match*0.5")
     return weight
+
+
+LARGEST = 2**26  # bytes of a function with all that it refers to, which its process holds too
+
+
+def _of_value(spec: ByValue, folder: str | os.PathLike[str]) -> tuple[ProcessFunction | None, Callable[[], Reward]]:
+    """The process of a reward that is a value, which has begun to load it, and what waits for it.
+
+    The reward's `note` says where it runs. InputError for a value that is no reward.
+    """
+    name = spec.removeprefix(PYTHON).partition("*")[0]
+    reward = spec.value if isinstance(spec.value, Reward) else Reward(spec.value, name=name)
+    if isinstance(reward.function, ProcessFunction):  # of `get_reward`
+        return reward.function, lambda: reward
+    why, payload = "", b""
+    if reads_environments(reward.function):
+        why = "reads the environments of episodes"
+    else:
+        try:
+            import cloudpickle
+
+            payload = cloudpickle.dumps(reward.function)
+        except Exception as error:  # whatever objects raise that cannot be pickled
+            why = f"cannot be sent to a process ({error_line(error)[:100]})"
+        if len(payload) > LARGEST:
+            why = f"has {len(payload) / 1e6:.0f} MB with all that it refers to"
+    if why:
+        return None, lambda: _in_thread(reward, why)
+    process = ProcessFunction(reward.name, folder, payload)
+    process.start()
+
+    def finish() -> Reward:
+        try:
+            process.load()
+        except InputError as error:  # such as a module that only this process finds
+            return _in_thread(reward, f"cannot be loaded in a process ({str(error)[:100]})")
+        note = f"the reward {reward.name} is a Python value: it runs in a process, whose changes are not seen here"
+        return replace(reward, function=process, note=note)
+
+    return process, finish
+
+
+def _in_thread(reward: Reward, why: str) -> Reward:
+    note = f"the reward {reward.name} {why}, so it runs in a thread: at its time limit it is left behind, not killed"
+    return replace(reward, note=note)

@@ -1,12 +1,15 @@
-"""What the texts that name rewards say: `NAME*WEIGHT`, `model:PATH`, `sentences(0,1,-1):PATH`. Imports no JAX."""
+"""What the texts that name rewards say: `NAME*WEIGHT`, `model:PATH`, `sentences(0,1,-1):PATH`. Imports no JAX.
+
+Episodes have some rewards already: `environment`, `given` with the data set, and `judge`, from that of a rollout.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxrl_llm.utils.errors import InputError
 
@@ -31,8 +34,7 @@ def unweighted(spec: str) -> str:
 
 
 def component(spec: str) -> str:
-    """The name of a reward's component, in a text that may add a file, arguments and a weight; of a model that of its
-    folder.
+    """The name of a reward's component, in a text that may add a file, arguments and a weight; of a model its folder's.
 
     >>> [component(one) for one in ("my.py:sound*0", "format_match(a:b*)*0.2", "steps:runs/judge*0.5")]
     ['sound', 'format_match', 'judge']
@@ -86,3 +88,38 @@ def model_name(name: str, folder: str | os.PathLike[str] = ".") -> ModelName | N
             "steps(0,1):PATH"
         )
     return ModelName(kind, numbers, path)
+
+
+ENVIRONMENT = "environment"
+GIVEN = "given"
+JUDGE = "judge"
+
+
+def _had(name: str, why: str) -> Callable[[list[Any]], list[float]]:
+    """A reward that episodes have already, so that it is never computed from completions: they are of no such episode.
+
+    Raises ValueError, with `why`.
+    """
+
+    def reward(completions: list[Any]) -> list[float]:
+        raise ValueError(why)
+
+    reward.__name__ = reward.__qualname__ = name
+    return reward
+
+
+environment = _had(
+    ENVIRONMENT, "these completions were sampled without an environment: give one, --environment MODULE:NAME"
+)
+given = _had(GIVEN, "these completions were sampled, so that no reward was given with them: name a reward function")
+judge = _had(JUDGE, "no judge read these completions: take a rollout that asks one, such as --rollout judged_pairs")
+OWN = {ENVIRONMENT: environment, GIVEN: given, JUDGE: judge}
+
+
+def is_among(rewards: Iterable[str], name: str = ENVIRONMENT) -> bool:
+    """Whether one of the reward specs NAME[*WEIGHT] is `name`; a function of that name in a file is not.
+
+    >>> is_among(["number_match", "environment*0.5"]), is_among(["my.py:environment"])
+    (True, False)
+    """
+    return any(text.partition("*")[0].strip() == name for text in rewards)

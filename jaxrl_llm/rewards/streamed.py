@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.rewards.entries import joined
-from jaxrl_llm.rewards.environment import environment, judge
 from jaxrl_llm.rewards.scoring import State, score_texts
 from jaxrl_llm.rewards.seen import reply_starts
+from jaxrl_llm.rewards.specs import environment, judge
 from jaxrl_llm.rewards.workers.calling import Logged, all_logged
 from jaxrl_llm.rewards.workers.runner import Reward, Scores, combine
 
@@ -41,7 +41,6 @@ class StreamedScores:
         self.close()
 
     def close(self) -> None:
-        """Drop groups that are not scored."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def add(self, number: int, row: dict[str, Any], ids: list[list[int]], prompt: Sequence[int] = ()) -> None:
@@ -66,7 +65,6 @@ class StreamedScores:
 
     @property
     def any(self) -> bool:
-        """Whether a group was added."""
         return bool(self._scores)
 
     async def episodes(self, row: dict[str, Any], episodes: Sequence[Any]) -> list[Any]:
@@ -74,8 +72,7 @@ class StreamedScores:
 
         Reward functions see the sampled tokens as text, or `Episode.talk` where all episodes have one.
 
-        The components `environment` and `judge` are what episodes have already, `Episode.rewards`: no function is
-        called for them.
+        The components `environment` and `judge` are what episodes have already, `Episode.rewards`, without a call.
         """
         ids = [episode.own.token[episode.actions].tolist() for episode in episodes]
         texts = [self._tokenizer.decode(tokens, skip_special_tokens=True) for tokens in ids]

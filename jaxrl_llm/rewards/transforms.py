@@ -1,4 +1,4 @@
-"""Transforms of rewards before credit assignment: grades, ranks, rescaling, budgets, and exclusion of rows.
+"""Transforms of rewards before credit assignment: rescoring, shaping by length, and exclusion of rows.
 
 Scaling by running moments is `advantages.normalisation.running_reward_scaling`.
 """
@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.counted_rows import without_rows
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.utils.errors import InputError, unknown
 
 
 @part
@@ -30,3 +32,52 @@ def leave_out(rows: Callable[[Trajectories], jax.Array], needs: Iterable[str] = 
     """
 
     return stateless(lambda batch: without_rows(batch, rows(batch)), needs)
+
+
+def component_of(batch: Trajectories, name: str) -> jax.Array:
+    """A component of the reward, f32[N]; InputError for an unknown name."""
+    if name not in (batch.rewards or {}):
+        raise unknown("reward component", name, batch.rewards or {})
+    return (batch.rewards or {})[name].astype(jnp.float32)
+
+
+def other_components(batch: Trajectories, *names: str) -> list[jax.Array]:
+    """The components of the reward without these, f32[N] each, in the order of their names."""
+    return [x.astype(jnp.float32) for name, x in sorted((batch.rewards or {}).items()) if name not in names]
+
+
+def overlong_penalty(lengths: jax.Array, max_tokens: int, buffer: int) -> jax.Array:
+    """0 up to max_tokens - buffer, then falling linearly to -1 at max_tokens (DAPO, arXiv 2503.14476, eq. 13).
+
+    lengths: tokens of each completion, any shape.
+
+    >>> overlong_penalty(jnp.array([70, 80, 90, 100]), max_tokens=100, buffer=20).tolist()
+    [0.0, 0.0, -0.5, -1.0]
+    """
+    return jnp.clip((max_tokens - buffer - lengths) / buffer, -1.0, 0.0)
+
+
+def row_lengths(batch: Trajectories) -> jax.Array:
+    """f32[N]: number of actions of each row."""
+    return batch.lengths
+
+
+@part
+def soft_overlong_penalty(
+    max_tokens: int, buffer: int, lengths: Callable[[Trajectories], jax.Array] = row_lengths
+) -> Transform:
+    """Add `overlong_penalty` to the combined reward. InputError unless 0 < buffer <= max_tokens.
+
+    lengths: batch -> f32[N], of each row by default; `algorithms.agents.grpo_tcr.episode_lengths` for several.
+    """
+    for name, value in (("max_tokens", max_tokens), ("buffer", buffer)):
+        check_number(f"soft_overlong_penalty: {name}", value, least=1)
+    if not 0 < buffer <= max_tokens:
+        raise InputError(f"soft_overlong_penalty: buffer is {buffer}, but must be from 1 to max_tokens ({max_tokens})")
+
+    def add(batch: Trajectories) -> Trajectories:
+        if batch.reward is None:
+            raise InputError("the batch has no rewards: score it before adding the overlong penalty")
+        return batch.replace(reward=batch.reward + overlong_penalty(lengths(batch), max_tokens, buffer))
+
+    return stateless(add)

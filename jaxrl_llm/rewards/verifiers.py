@@ -10,15 +10,17 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxrl_llm.rewards.parsing.final_answers import (
-    answer_text,
-    final_answer,
-    is_huge,
-    last_number,
-    number_of,
+from jaxrl_llm.rewards.parsing.final_answers import answer_text, final_answer, is_huge, last_number, number_of
+from jaxrl_llm.rewards.parsing.readings import (
+    LATEX_DELIMITERS,
+    THOUGHTS,
+    after_thoughts,
+    as_latex,
+    choice_of,
+    parsed,
+    readings,
+    same_text,
 )
-from jaxrl_llm.rewards.parsing.notation import as_latex, choice_of, same_text
-from jaxrl_llm.rewards.parsing.readings import LATEX_DELIMITERS, THOUGHTS, after_thoughts, parsed, readings
 from jaxrl_llm.rewards.workers.calling import per_sample
 from jaxrl_llm.utils.errors import InputError, missing_package
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
@@ -13,13 +13,13 @@ from scipy.special import stdtrit
 from jaxrl_llm.core.arguments.checks import require_function
 from jaxrl_llm.core.arguments.ranges import Count, NonNegative, check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, known_scores
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import Succeeds, marked
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import scored_samples
+from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
 from jaxrl_llm.utils.errors import InputError, shown
 
 # (rewards of the samples of each prompt so far, without those that have none; samples to divide) -> samples of each
@@ -82,16 +82,6 @@ def by_confidence(exploration: NonNegative = 0.1, level: float = 0.05) -> Divide
     return divide
 
 
-class _Numbers(NamedTuple):
-    """Numbers of a program's samples, which no other program for the same prompt has, whoever gets how many."""
-
-    own: int  # samples of its task
-    beyond: int  # the first number of further ones
-
-    def of(self, place: int) -> int:
-        return place if place < self.own else self.beyond + place - self.own
-
-
 def _counts(divide: Divide, rounds: int, values: Sequence[Any]) -> list[int]:
     """The samples of each prompt in the next of so many rounds, from what the programs bring to its meeting."""
     budget = sum(samples - drawn for _, samples, drawn, _ in values) // rounds
@@ -121,8 +111,7 @@ def in_rounds(
 
     solved: None, or a function of a scored episode, see `repair.succeeds`. A prompt without a success so far gets the
     samples of the next round with the texts of the column in front, joined, each written as `text`, where its row has
-    any: a curriculum may give it, such as xrpo's `solved_examples`. They are trained on under the plain
-    prompt.
+    any: a curriculum may give it, such as xrpo's `solved_examples`. They train under the plain prompt.
 
     Provides info["guided"], 1 for samples with examples, info["off_prompt"] (`Episode.trained_under`), and
     info["unhinted"], 1 in a group that would have had examples, but whose row has none.
@@ -132,7 +121,8 @@ def in_rounds(
 
     async def program(tools: Tools, task: Task) -> list[Episode]:
         begun = min(first or max(2, task.samples // 2), task.samples)
-        numbers, found, unhinted = _Numbers(task.samples, task.samples), list[Episode](), False
+        # Numbers of its samples, which no other program for the same prompt has, whoever gets how many.
+        numbers, found, unhinted = SampleNumbers(own=task.samples, extra=task.samples), list[Episode](), False
 
         async def sample(count: int, prompt: Sequence[int], guided: float = 0.0) -> None:
             some = range(len(found), len(found) + count)
@@ -148,7 +138,7 @@ def in_rounds(
             if not number:
                 total = sum(samples for _, samples, _, _ in met.values)
                 before = sum(prompt == task.prompt_id for prompt, _, _, _ in met.values[: met.place])
-                numbers = _Numbers(task.samples, total * (1 + before))
+                numbers = SampleNumbers(own=task.samples, extra=total * (1 + before))
             more = met.decision[met.place]
             helped = None
             if more and solved is not None and not any(map(solved, found)):

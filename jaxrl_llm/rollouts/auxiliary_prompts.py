@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.core.arguments.ranges import Count, NonNegativeInt, check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.data.chat.encode import encode_prompt, is_conversation, prompt_text
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
 from jaxrl_llm.rollouts.guidance.hints import problem_of
 from jaxrl_llm.rollouts.guidance.repair import succeeds
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import samples, scored_samples
 
 logger = logging.getLogger("jaxrl_llm.rollouts")

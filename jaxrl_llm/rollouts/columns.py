@@ -23,22 +23,21 @@ def of_turns(values: Sequence[Sequence[float]], dtype: Any) -> np.ndarray:
 
 
 def teacher_tokens(episodes: Sequence[Episode]) -> Any:
-    """f32[N, T]: the tokens of each episode after its `teacher_prompt`, then -1; -1 everywhere without such a prompt.
-
-    T is a bucket of lengths, so that few programs are compiled.
-    """
+    """f32[N, T]: the tokens of each episode after its `teacher_prompt`, then -1; only -1 without such a prompt."""
     rows = [[*e.teacher_prompt, *e.own.token.tolist()] if e.teacher_prompt else [] for e in episodes]
-    found = np.full((len(rows), bucket(max([1, *map(len, rows)]))), -1.0, np.float32)
-    for place, row in enumerate(rows):
-        found[place, : len(row)] = row
-    return found
+    return _filled(rows, bucket(max([1, *map(len, rows)])))
 
 
 def answer_tokens(episodes: Sequence[Episode]) -> Any:
-    """f32[N, A]: the tokens of each episode's `answer`, where -2 - id is one that opens it, then -1; A is a bucket."""
+    """f32[N, A]: the tokens of each episode's `answer`, where -2 - id is one that opens it, then -1."""
     parts = [one.answer or ((), ()) for one in episodes]
     rows = [[*(-2 - token for token in opening), *own] if own else [] for opening, own in parts]
-    found = np.full((len(rows), bucket(max([1, *map(len, rows)]), least=4)), -1.0, np.float32)
+    return _filled(rows, bucket(max([1, *map(len, rows)]), least=4))
+
+
+def _filled(rows: Sequence[Sequence[int]], width: int) -> Any:
+    """f32[N, width]; a width is a bucket of lengths, so that few programs are compiled."""
+    found = np.full((len(rows), width), -1.0, np.float32)
     for place, row in enumerate(rows):
         found[place, : len(row)] = row
     return found

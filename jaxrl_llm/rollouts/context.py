@@ -5,18 +5,23 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from jaxrl_llm.data.chat.encode import encode_prompt, with_text
 from jaxrl_llm.data.chat.inert import encode_inert
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
-from jaxrl_llm.rollouts.program_host import Decide, Draws, Meeting, ProgramHost
+from jaxrl_llm.rollouts.program_host import Decide, Draws, Meeting
+from jaxrl_llm.rollouts.runtime.barrier import meet_others
+from jaxrl_llm.rollouts.runtime.external_calls import remembered, scored
 from jaxrl_llm.rollouts.runtime.replay_log import Call
 from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens
 from jaxrl_llm.utils.errors import InputError, shown
 from jaxrl_llm.utils.threads import called
+
+if TYPE_CHECKING:
+    from jaxrl_llm.rollouts.runtime.group_run import GroupRun
 
 T = TypeVar("T")
 MOST_NUMBERS = 2**20  # sample numbers that a program may give
@@ -27,7 +32,7 @@ class Tools:
 
     def __init__(
         self,
-        host: ProgramHost,
+        host: GroupRun,
         tokenizer: Any,
         context: int = 0,
         controls: Mapping[str, float] | None = None,
@@ -115,7 +120,7 @@ class Tools:
         """Score episodes with the run's reward functions, all in one call, and return them with their rewards."""
         if isinstance(episodes, Episode) or not all(isinstance(episode, Episode) for episode in episodes):
             raise InputError(f"tools.score takes a list of episodes, but found {shown(episodes)}")
-        return await self._host.scores(list(episodes))
+        return await scored(self._host, list(episodes))
 
     async def call(
         self, function: Callable[..., Any], *arguments: Any, name: str, again: bool = False, failing: bool = False
@@ -129,8 +134,10 @@ class Tools:
         recorded one raises NotDeterministicError. failing: a call that raises or exceeds the time limit returns
         {FAILED: why} instead, which is recorded too; it is then not called again.
         """
-
-        return await self._host.answer(name, lambda: called(function, *arguments), again, failing)
+        host = self._host
+        return await remembered(
+            host, name, lambda: called(function, *arguments), again, host.run.driver.time_limit, failing
+        )
 
     async def meet(self, value: Any, *, name: str, decide: Decide | None = None) -> Meeting:
         """Wait until all programs of the step meet or are over, and return what those that meet brought.
@@ -143,7 +150,7 @@ class Tools:
         Raises InputError for a rollout that does not declare it, a value that is not JSON, a name that the program used
         before, and where programs wait for meetings of different names.
         """
-        return await self._host.meet(name, value, decide)
+        return await meet_others(self._host, name, value, decide)
 
     def hold(self, name: str, value: T) -> T:
         """Keep an object that has state, such as an environment, for the step that goes on with an unfinished program.

@@ -11,10 +11,9 @@ import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import Fraction, NonNegativeInt
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.trees import by_prefix, grow
 from jaxrl_llm.sampling.requests import Tokens
 from jaxrl_llm.utils.errors import InputError, shown
@@ -156,7 +155,6 @@ def longest_end(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def common_subsequence(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common subsequence."""
     row = [0] * (len(b) + 1)
     for x in a:
         corner = 0

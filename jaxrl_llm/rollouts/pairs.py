@@ -12,14 +12,13 @@ import numpy as np
 
 from jaxrl_llm.core.hooks import Hook
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
-from jaxrl_llm.rewards.environment import JUDGE
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
+from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
 from jaxrl_llm.rollouts.judges.comparisons import PairJudge
 from jaxrl_llm.rollouts.judges.judged import OPPONENTS, Judged, with_verdicts
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group, samples
 
 Array = np.ndarray[Any, Any]

@@ -1,79 +1,25 @@
-"""Interfaces of the driver: what it gives to a rollout program, and what it asks of engines."""
+"""Interfaces of the driver: what programs meet with and fail by, and what it asks of engines."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
-from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.runtime.replay_log import Answer, Call
-from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Request, Tokens
+from jaxrl_llm.sampling.requests import Completion, Request
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError
-
-
-@dataclass(frozen=True)
-class Task:
-    """The input of a program: a prompt of the data set, and limits."""
-
-    row: Mapping[str, Any]
-    """Row of the data set, whose columns may contain hints, answers or tools."""
-    prompt: tuple[int, ...]
-    """Token ids of the prompt."""
-    prompt_id: int
-    """Index of the row."""
-    samples: int
-    """Number of episodes that the program must return."""
-    limit: int
-    """Most tokens of a completion."""
 
 
 class Meeting(NamedTuple):
     """What the programs of a step brought to a meeting."""
 
-    place: int
-    """Of the program's own value."""
-    values: list[Any]
-    """JSON values, in the order in which the step draws its prompts."""
-    decision: Any = None
-    """What follows from the values, see `Tools.meet`."""
+    place: int  # of the program's own value
+    values: list[Any]  # JSON values, in the order in which the step draws its prompts
+    decision: Any = None  # what follows from the values, see `Tools.meet`
 
 
 Decide = Callable[[list[Any]], Any]
 FAILED = "failed"  # key of the answer of an external call that failed
-
-
-class ProgramHost(Protocol):
-    """What the driver provides to the program of a group."""
-
-    task: Task
-    held: dict[str, Any]  # what the program holds, by name
-    recorded: dict[str, Any]  # answers of external calls, by name
-    step: int
-    first_step: int  # training step in which the program first started
-    repeat: int  # number of the group among those of its prompt that started in that step
-
-    async def draw(
-        self, call: Call, context: Episode, until: int, pause_at: int | None, draws: Draws, fixed: tuple[int, ...] = (),
-        begun: Tokens = NO_TOKENS,
-    ) -> Answer:  # fmt: skip
-        """Tokens of a completion. until: most tokens after the episode's prompt. fixed: see `Request`.
-
-        begun: tokens that it begins with.
-        """
-
-    async def scores(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """Return the episodes with their rewards."""
-
-    async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool, failing: bool) -> Any:
-        """The result of an external call, recorded under its name."""
-
-    def is_resumed(self, value: Any) -> bool:
-        """Whether a step before left the program unfinished with this object, as the log knows it."""
-
-    async def meet(self, name: str, value: Any, decide: Decide | None) -> Meeting:
-        """What the programs of the step bring to a meeting, recorded under its name."""
 
 
 class NotDeterministicError(InputError):

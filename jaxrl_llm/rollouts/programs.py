@@ -13,10 +13,9 @@ import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, Segment
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.selection.rows import max_variance_subset
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -111,8 +110,7 @@ def down_sampled(times: int = 2) -> Rollout:
 def most_varied(rewards: Sequence[float | None], keep: int) -> list[int]:
     """Ascending indices of the `keep` rewards with the largest variance, which are the smallest and the largest ones.
 
-    See `selection.rows.max_variance_subset`, also for ties. Rewards that are None or NaN are taken only if there are
-    too few others.
+    See `selection.rows.max_variance_subset`, also for ties. None and NaN are taken only if there are too few others.
 
     >>> most_varied([0.1, 0.2, 0.9, 0.4, 0.5, 1.0], 4)
     [0, 1, 2, 5]

@@ -9,12 +9,11 @@ from typing import Any
 
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.rollouts.auxiliary_prompts import Question, also_ask, problem_text
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
 from jaxrl_llm.rollouts.guidance.repair import succeeds
-from jaxrl_llm.rollouts.program_host import Task
 
 
 def final_answer(text: str) -> str | None:
@@ -75,8 +74,7 @@ def recycled(share: float = 0.5, pointwise: float = 0.3, whole: float = 0.5, suc
     """A scored group, and groups of questions about it that are made by `recycled_items`.
 
     share: the probability with which a judging question is asked, and likewise a correcting one; 0: this is `group`.
-    Judgements are group 1 and corrections group 2, see `also_ask`. A response is right if its reward is above
-    `success`.
+    Judgements are group 1 and corrections group 2, see `also_ask`. A response is right with a reward above `success`.
     """
     for name, value in {"share": share, "pointwise": pointwise, "whole": whole}.items():
         check_number(name, value, least=0, most=1)

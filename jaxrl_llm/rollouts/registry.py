@@ -9,13 +9,12 @@ from typing import Any
 
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rewards.workers.loading import load_function
-from jaxrl_llm.rollouts.agents.semi_online import semi_online
-from jaxrl_llm.rollouts.agents.state_clusters import similar_states
+from jaxrl_llm.rollouts.agents.program import semi_online, similar_states
 from jaxrl_llm.rollouts.auxiliary_prompts import with_predictions
 from jaxrl_llm.rollouts.guidance.candidates import with_candidates
-from jaxrl_llm.rollouts.guidance.demonstrated import demonstrated, demonstrated_before
 from jaxrl_llm.rollouts.guidance.prefixes import hinted_by_failures, prefixed_groups, reset_to_data, two_policies
 from jaxrl_llm.rollouts.guidance.repair import hinted
+from jaxrl_llm.rollouts.guidance.responses import demonstrated, demonstrated_before
 from jaxrl_llm.rollouts.hooked import top_nsigma
 from jaxrl_llm.rollouts.judges.judged import judged_anchor, judged_grades, judged_pairs, judged_rubric
 from jaxrl_llm.rollouts.lookahead import near_ties
@@ -24,21 +23,15 @@ from jaxrl_llm.rollouts.recycled import recycled
 from jaxrl_llm.rollouts.trees import budgeted_tree, entropy_forks, tree, valued
 from jaxrl_llm.utils.errors import InputError, shown, unknown
 
-NAMED: dict[str, Callable[..., Rollout]] = {
-    "group": group, "down_sampled": down_sampled, "hinted": hinted, "forked": forked, "tree": tree,
-    "budgeted_tree": budgeted_tree, "entropy_forks": entropy_forks, "near_ties": near_ties, "valued": valued,
-    "demonstrated": demonstrated, "demonstrated_before": demonstrated_before,
-    "reset_to_data": reset_to_data, "prefixed_groups": prefixed_groups,
-    "hinted_by_failures": hinted_by_failures, "two_policies": two_policies,
-    "with_predictions": with_predictions, "recycled": recycled, "with_candidates": with_candidates,
-    "top_nsigma": top_nsigma, "semi_online": semi_online, "similar_states": similar_states,
-    "judged_pairs": judged_pairs, "judged_anchor": judged_anchor, "judged_grades": judged_grades,
-    "judged_rubric": judged_rubric,
-}  # fmt: skip
+_ROLLOUTS: tuple[Callable[..., Rollout], ...] = (
+    group, down_sampled, hinted, forked, tree, budgeted_tree, entropy_forks, near_ties, valued, demonstrated,
+    demonstrated_before, reset_to_data, prefixed_groups, hinted_by_failures, two_policies, with_predictions, recycled,
+    with_candidates, top_nsigma, semi_online, similar_states, judged_pairs, judged_anchor, judged_grades, judged_rubric,
+)  # fmt: skip
+NAMED = {rollout.__name__: rollout for rollout in _ROLLOUTS}
 
 
 def _argument(text: str) -> int | float | str:
-    """An argument as a number, if it is one."""
     if text.isdigit():
         return int(text)
     return float(text) if re.fullmatch(r"-?[0-9]*\.?[0-9]+", text) else text

@@ -18,10 +18,9 @@ import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, Range, check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, checksum, known_scores, sampled_ids
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import scored_whole
 from jaxrl_llm.sampling.requests import NO_TOKENS, Tokens
 from jaxrl_llm.utils.errors import InputError, require_choice, shown

@@ -11,9 +11,8 @@ from jaxrl_llm.utils.lazy import imported_at_first_use
 if TYPE_CHECKING:
     from jaxrl_llm.texts.candidates import Candidate, Experience, State, apart, distance, observed, softmax, top
     from jaxrl_llm.texts.engine import Answer, Engine, StepEngine
-    from jaxrl_llm.texts.judge import Verdicts, compare
     from jaxrl_llm.texts.method import TextMethod, get, names
-    from jaxrl_llm.texts.proposer import worked_example
+    from jaxrl_llm.texts.proposer import Verdicts, compare, worked_example
     from jaxrl_llm.texts.run import optimise
 
 __all__ = [
@@ -22,9 +21,10 @@ __all__ = [
 ]  # fmt: skip
 _MODULES = {
     "Answer": "engine", "Candidate": "candidates", "Engine": "engine", "Experience": "candidates",
-    "State": "candidates", "StepEngine": "engine", "TextMethod": "method", "Verdicts": "judge", "apart": "candidates",
-    "compare": "judge", "distance": "candidates", "get": "method", "names": "method", "observed": "candidates",
-    "optimise": "run", "softmax": "candidates", "top": "candidates", "worked_example": "proposer",
+    "State": "candidates", "StepEngine": "engine", "TextMethod": "method", "Verdicts": "proposer",
+    "apart": "candidates", "compare": "proposer", "distance": "candidates", "get": "method", "names": "method",
+    "observed": "candidates", "optimise": "run", "softmax": "candidates", "top": "candidates",
+    "worked_example": "proposer",
 }  # fmt: skip
 
 __getattr__ = imported_at_first_use(__name__, _MODULES)

@@ -1,4 +1,4 @@
-"""Proposers of texts: the policy writes another instruction, or its own right answers become worked examples."""
+"""Proposers of texts, the policy or its own right answers as examples; and a judge of pairs, in both orders."""
 
 from __future__ import annotations
 
@@ -75,7 +75,6 @@ def instruction_of(reply: str) -> str:
 
 
 def shown_answers(answers: Sequence[Answer], most: int = 3) -> str:
-    """Some answers for a proposer, a line each."""
     lines = [f"- {one.question.strip()} -> {' '.join(one.text.split())[:LONGEST]}" for one in answers[:most]]
     return "\n".join(lines) or "- none"
 
@@ -132,3 +131,59 @@ def _with_examples(engine: Engine, instruction: str, right: Sequence[Answer], sh
     by_question = {one.question: one for one in order if one.text.strip()}
     examples = [worked_example(one.question, one.text) for one in list(by_question.values())[:shots]]
     return joined(instruction, examples) if examples else ""
+
+
+SLOTS = ("question", "first", "second")
+JUDGE = (
+    "Question: {question}\n\nAnswer A: {first}\n\nAnswer B: {second}\n\n"
+    "Which answer is better? Reply with one letter, A or B."
+)
+
+
+class Verdicts(NamedTuple):
+    """Votes of a judge. unreadable: replies that name neither answer."""
+
+    new: int
+    old: int
+    unreadable: int
+
+    @property
+    def wins(self) -> bool:
+        """Whether the new one has more votes; a tie keeps the old one."""
+        return self.new > self.old
+
+
+def verdict(reply: str) -> str | None:
+    """ "A" or "B", the first that a reply names as an answer, or begins with; None for a reply without one.
+
+    >>> verdict("Answer B is better than A."), verdict("(a)"), verdict("A better one would be short.")
+    ('B', 'A', None)
+    """
+    found = re.match(r"\W*([AB])\b(?!\s+[a-z])", reply) or re.fullmatch(r"\W*([ab])\W*", reply)
+    found = found or re.search(r"\b[Aa]nswer\W+(?:is\W+)?([AB])\b", reply)
+    return found[1].upper() if found else None
+
+
+def compare(engine: Engine, pairs: Sequence[tuple[str, str, str]], votes: int, template: str = JUDGE) -> Verdicts:
+    """Ask the policy of each (question, old answer, new answer) `votes` times which is better.
+
+    The order of the two alternates, and which comes first at first is drawn for each question. Equal answers are not
+    asked about. Raises InputError for a template without the slots {question}, {first} and {second}.
+    """
+    check_slots("judge", template, SLOTS)
+    questions, new_first = list[str](), list[bool]()
+    for question, old, new in pairs:
+        if old == new:
+            continue
+        begin = int(engine.random.integers(2))
+        for vote in range(votes):
+            swap = (begin + vote) % 2 == 1
+            first, second = (new, old) if swap else (old, new)
+            questions.append(filled(template, question=question, first=first, second=second))
+            new_first.append(swap)
+    letters = [verdict(reply) for reply in one_each(engine, questions)]
+    for_new = sum(one == ("A" if first else "B") for one, first in zip(letters, new_first, strict=True))
+    unreadable = letters.count(None)
+    engine.counts["judge/verdicts"] += len(letters)
+    engine.counts["judge/unreadable"] += unreadable
+    return Verdicts(for_new, len(letters) - unreadable - for_new, unreadable)

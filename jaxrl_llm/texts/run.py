@@ -21,7 +21,7 @@ from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.auto_dtype import with_dtype
 from jaxrl_llm.training.config.checks import is_agent
 from jaxrl_llm.training.config.json_text import to_dict
-from jaxrl_llm.training.evaluation.evaluate import Evaluation, evaluate_policy
+from jaxrl_llm.training.evaluation.evaluate import evaluate_policy
 from jaxrl_llm.training.folder.files import TEXT_SETTINGS, RunFolder
 from jaxrl_llm.training.folder.lock import locked
 from jaxrl_llm.training.folder.report import write_report
@@ -139,18 +139,15 @@ def tasks_of(config: TrainConfig, rows: Sequence[Row], step: int) -> list[Row]:
     return found
 
 
-def evaluate_text(parts: Parts, text: str) -> Evaluation:
-    """Greedy accuracy on the held-out prompts under a text."""
-    config, asked = parts.config, parts.prompts.under(text, parts.prompts.held_out)
-    return evaluate_policy(
-        parts.policy, parts.params, asked, parts.rewards, judge=config.eval_reward,
-        max_new_tokens=config.max_new_tokens, stop=config.stop, slots=config.slots or 128, seed=config.seed,
-    )  # fmt: skip
-
-
 def _evaluate(parts: Parts, folder: RunFolder, summary: dict[str, Any], name: str, text: str, step: int) -> None:
-    result = evaluate_text(parts, text)
-    judge = parts.config.eval_reward or parts.rewards[0].name
+    """Greedy accuracy on the held-out prompts under a text, into the summary."""
+    config = parts.config
+    result = evaluate_policy(
+        parts.policy, parts.params, parts.prompts.under(text, parts.prompts.held_out), parts.rewards,
+        judge=config.eval_reward, max_new_tokens=config.max_new_tokens, stop=config.stop, slots=config.slots or 128,
+        seed=config.seed,
+    )  # fmt: skip
+    judge = config.eval_reward or parts.rewards[0].name
     rows = [dict(row) for row in parts.prompts.held_out]
     summary[name] = result.figures
     folder.log_completions(step, name, parts.prompts.tokenizer, result.scored, rows, SHOWN, judge)
@@ -188,7 +185,6 @@ def _checked(config: TrainConfig, text: str, reply_tokens: int, resume: bool) ->
 
 
 def _rows(inputs: Inputs) -> tuple[list[Row], list[Row]]:
-    """Training and held-out rows."""
     training, held_out = inputs.prompts.training, inputs.prompts.held_out
     if not isinstance(training, list):
         raise InputError(f"there are {len(training)} prompts, more than texts are optimised on: lower num_prompts")
@@ -198,7 +194,6 @@ def _rows(inputs: Inputs) -> tuple[list[Row], list[Row]]:
 
 
 def _totals(folder: RunFolder) -> dict[str, int]:
-    """The sums of the counts of all steps."""
     totals = dict[str, int]()
     for line in folder.metrics.read_text().splitlines():
         for name, value in json.loads(line).items():
@@ -208,7 +203,6 @@ def _totals(folder: RunFolder) -> dict[str, int]:
 
 
 def _warnings(totals: Mapping[str, int]) -> list[str]:
-    """What the counts of a run say is wrong."""
     found, proposed = list[str](), totals.get("texts/proposed", 0)
     if (asked := totals.get("judge/verdicts", 0)) and totals["judge/unreadable"] == asked:
         found.append(f"the judge gave no readable verdict of {several(asked, 'question')}: no text could win")

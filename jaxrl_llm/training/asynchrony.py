@@ -15,11 +15,10 @@ from jaxrl_llm.core.transform import chain
 from jaxrl_llm.distributed import data_mesh, mesh_of, sampling_mesh_of
 from jaxrl_llm.distributed.peers import PeerListener, address_of, shared_key
 from jaxrl_llm.objectives.off_policy import interpolated_proximal, stale_correction
+from jaxrl_llm.replay.base import Swarm
 from jaxrl_llm.rollouts.asynchronous.remote import RemoteSamplers
-from jaxrl_llm.rollouts.asynchronous.rule import Asynchrony
+from jaxrl_llm.rollouts.asynchronous.rule import FILE, Asynchrony, read_order
 from jaxrl_llm.rollouts.asynchronous.samplers import InThread, Open
-from jaxrl_llm.rollouts.asynchronous.step_order import FILE, read_order
-from jaxrl_llm.rollouts.runtime.swarm import Swarm
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.folder.provenance import code_digest
 from jaxrl_llm.utils.errors import InputError, several

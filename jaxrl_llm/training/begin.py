@@ -13,7 +13,7 @@ from jaxrl_llm.core.source import Source
 from jaxrl_llm.data.chat.rendering import today
 from jaxrl_llm.distributed.hosts import all_hosts
 from jaxrl_llm.plan.choose_mesh import with_mesh
-from jaxrl_llm.rewards.environment import ENVIRONMENT
+from jaxrl_llm.rewards.specs import ENVIRONMENT
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.auto_dtype import with_dtype
 from jaxrl_llm.training.config.hyperparameters import check_named

@@ -21,7 +21,7 @@ from jaxrl_llm.models.io.adapter_config import read_adapter_config
 from jaxrl_llm.models.kinds import path_of
 from jaxrl_llm.reporting.logging.services import SERVICES, check_writers
 from jaxrl_llm.rewards import Reward, close_rewards, reward_digest
-from jaxrl_llm.rewards.environment import GIVEN
+from jaxrl_llm.rewards.specs import GIVEN
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.checks import GENERATED, is_agent
 from jaxrl_llm.training.folder.files import RunFolder

@@ -27,8 +27,8 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.models.mesh_axes import row_shards
 from jaxrl_llm.rewards.graded import MODES
-from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.rewards.specs import weights_of
+from jaxrl_llm.rewards.transforms import soft_overlong_penalty
 from jaxrl_llm.training.asynchrony import check_asynchrony, with_correction
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.method_settings import check_settings

@@ -10,8 +10,8 @@ import numpy as np
 from jaxrl_llm.advantages.group import TOLERANCE
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories, map_rows
-from jaxrl_llm.rewards.environment import GIVEN
 from jaxrl_llm.rewards.scoring import Scored
+from jaxrl_llm.rewards.specs import GIVEN
 from jaxrl_llm.rewards.workers.calling import Logged
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.health.degraded import fallback_notes, grown_counts

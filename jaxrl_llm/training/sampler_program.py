@@ -14,7 +14,7 @@ from jaxrl_llm.distributed.hosts import Hosts
 from jaxrl_llm.distributed.peers import LOST, dial, shared_key
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.rewards import close_rewards
-from jaxrl_llm.rewards.models.named import on_devices
+from jaxrl_llm.rewards.models.steps import on_devices
 from jaxrl_llm.rollouts.asynchronous.rule import Asynchrony
 from jaxrl_llm.rollouts.asynchronous.session import Session, portable
 from jaxrl_llm.rollouts.asynchronous.source import beside_updates

@@ -31,7 +31,7 @@ from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.models.stacks import inner_policy
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.rewards.models.named import on_devices
+from jaxrl_llm.rewards.models.steps import on_devices
 from jaxrl_llm.training.asynchrony import meshes_of
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.config.checks import is_agent

@@ -20,8 +20,8 @@ from test_judged import scripted
 from jaxrl_llm.algorithms.rewards import baichuan_m2 as baichuan_module
 from jaxrl_llm.algorithms.rewards.baichuan_m2 import baichuan_m2, by_written_rubric, repeats, rubric_in, sliced
 from jaxrl_llm.environments.patient import Patient
-from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rewards.judges.questions import Grading
+from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.judges.judged import Criterion, judged
 from jaxrl_llm.rollouts.programs import group

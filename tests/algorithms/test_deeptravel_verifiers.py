@@ -22,8 +22,8 @@ from jaxrl_llm.algorithms.agents import deeptravel as deeptravel_module
 from jaxrl_llm.algorithms.agents.deeptravel import deeptravel, judged_turns
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.environments.tools.base import with_tools
-from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rewards.judges.questions import Grading
+from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rollouts.agents.compaction import Summary
 from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.programs import group

@@ -35,8 +35,7 @@ from jaxrl_llm.models.layers.projections import Members, inner_products, noise
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
 from jaxrl_llm.models.parameters import adapted_by_default, adapted_weights
 from jaxrl_llm.models.stacks import unstack
-from jaxrl_llm.rollouts.evolved import evolved, members
-from jaxrl_llm.rollouts.hooked import top_nsigma
+from jaxrl_llm.rollouts.hooked import evolved, members, top_nsigma
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError
 

@@ -26,14 +26,14 @@ from jaxrl_llm.algorithms.judged.pairwise_rl import pairwise_rl
 from jaxrl_llm.algorithms.judged.spo_structured import GROUNDING, HISTORY, TASK, spo_structured
 from jaxrl_llm.algorithms.judged.urpo import player_and_referee, rank_agreement, urpo
 from jaxrl_llm.algorithms.rewards.fapo import fapo, with_first_errors
-from jaxrl_llm.rewards.environment import JUDGE
+from jaxrl_llm.core.rollout import Task
+from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges import judged as judges
 from jaxrl_llm.rollouts.judges.answerers import Answerer
 from jaxrl_llm.rollouts.judges.comparisons import pair_judge
 from jaxrl_llm.rollouts.judges.judged import against_anchor, judged
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.utils.errors import InputError
 

@@ -12,8 +12,8 @@ from batches import batch_of, finite_differences, prepared
 from method_step import learn
 
 from jaxrl_llm.algorithms.guidance.hila import action_rewards, actions_of, hila, listed_actions, state_text
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.rollouts.episode import Episode, given, sampled_ids
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError
 
 # Two states with three and four actions, and the expert's answer to each (prompts 7 and 8).

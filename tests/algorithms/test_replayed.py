@@ -33,8 +33,8 @@ from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import PolicyOutputs
 from jaxrl_llm.objectives.off_policy import importance_correction
 from jaxrl_llm.plan.full_batch import full_batch
+from jaxrl_llm.replay.base import shared
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.runtime.swarm import shared
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.method import make_algorithm
 from jaxrl_llm.utils.errors import InputError

@@ -25,9 +25,8 @@ from jaxrl_llm.learner.step import as_sampled
 from jaxrl_llm.learner.train_state import init_state
 from jaxrl_llm.models import ModelConfig, Policy, init_params
 from jaxrl_llm.models.outputs import Wanted, policy_outputs
-from jaxrl_llm.rollouts.hooked import top_nsigma
+from jaxrl_llm.rollouts.hooked import soft_thoughts, softly, top_nsigma
 from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.rollouts.soft import soft_thoughts, softly
 from jaxrl_llm.utils.errors import InputError
 
 V, END = 16, 10

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from optax import sigmoid_binary_cross_entropy as cross_entropy
 
 from jaxrl_llm.algorithms.prompts.v0_value import (
     Sizes,
@@ -20,7 +21,6 @@ from jaxrl_llm.algorithms.prompts.v0_value import (
 )
 from jaxrl_llm.core.repr import code
 from jaxrl_llm.curriculum.embedded import FromEmbeddings
-from jaxrl_llm.curriculum.networks import cross_entropy
 from jaxrl_llm.curriculum.records import facts_of
 from jaxrl_llm.utils.errors import InputError
 

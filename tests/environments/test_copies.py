@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 
 from speaking import TEMPLATES, run_agents, tokenizer_of
 
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.data.chat.calls import Call, Reply
 from jaxrl_llm.environments.adapters import environments
 from jaxrl_llm.environments.copies import NotCopiedError, Replayable, deep_copy
@@ -27,7 +27,6 @@ from jaxrl_llm.environments.tools.files import files
 from jaxrl_llm.rollouts.agents.environment_calls import copied
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog
 from jaxrl_llm.utils.errors import InputError
 

@@ -20,8 +20,7 @@ from speaking import TEMPLATES, run_agents, tokenizer_of
 
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.adapters import environments
-from jaxrl_llm.environments.copies import Replayable
-from jaxrl_llm.environments.generators import Generators
+from jaxrl_llm.environments.copies import Generators, Replayable
 from jaxrl_llm.rollouts.agents import environment_calls
 from jaxrl_llm.rollouts.agents.environment_calls import tell_of_beginnings
 from jaxrl_llm.rollouts.agents.program import agent

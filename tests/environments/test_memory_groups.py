@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_llm.environments.sandbox import guards, layers, supervisor
+from jaxrl_llm.environments.sandbox import guards, run, supervisor
 from jaxrl_llm.environments.sandbox.inside.process import own_group
 
 FILES = ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max")
@@ -40,7 +40,7 @@ def test_a_group_without_a_controller_of_memory_is_none(tmp_path: Path) -> None:
 
 
 def test_with_groups_memory_is_kept_without_a_filter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "memory_groups", lambda: "/sys/fs/cgroup")
+    monkeypatch.setattr(run, "memory_groups", lambda: "/sys/fs/cgroup")
     assert "memory" in guards(["namespaces", "limits"])
-    monkeypatch.setattr(layers, "memory_groups", lambda: None)
+    monkeypatch.setattr(run, "memory_groups", lambda: None)
     assert "memory" not in guards(["namespaces", "limits"])

@@ -15,13 +15,13 @@ sys.path.append(str(Path(__file__).parents[1] / "rollouts"))
 
 from speaking import TEMPLATES, Speaking, by_length, run_agents, tokenizer_of
 
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.environments.sandbox import Limits, Result
 from jaxrl_llm.environments.sandbox.run import family
 from jaxrl_llm.environments.tools import python as module
 from jaxrl_llm.environments.tools.base import Kit, Toolbox, schema_of, with_tools
 from jaxrl_llm.environments.tools.python import as_told, python, python_tools, shortened
 from jaxrl_llm.rollouts.agents.program import agent
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog

@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).parent.parent / "rollouts"))
 from speaking import run_agents, tokenizer_of
 
 from jaxrl_llm.environments.recorded import RecordedSteps, judge_action, said_by
-from jaxrl_llm.rollouts.agents.semi_online import semi_online
+from jaxrl_llm.rollouts.agents.program import semi_online
 from jaxrl_llm.utils.errors import InputError
 
 STEPS = [

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from simulated_hosts import on_hosts
 
 from jaxrl_llm.advantages.returns import terminal_rewards
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.rewards import Reward, close_rewards, get_reward, get_rewards, score
 from jaxrl_llm.rewards.entries import entry, parsed
@@ -29,7 +30,6 @@ from jaxrl_llm.rewards.streamed import StreamedScores
 from jaxrl_llm.rewards.workers.loading import declared
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.episode import given as given_tokens
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.admission import Collected
 from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.rollouts.runtime.multihost_gather import of_all_hosts

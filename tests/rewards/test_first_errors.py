@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxrl_llm.rewards import get_reward
-from jaxrl_llm.rewards.judges.first_errors import first_error, question, steps_in
+from jaxrl_llm.rewards.judges.questions import first_error, question, steps_in
 from jaxrl_llm.utils.errors import InputError
 
 

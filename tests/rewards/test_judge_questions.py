@@ -13,7 +13,7 @@ import pytest
 
 from jaxrl_llm.rewards.judges.endpoint import Endpoint
 from jaxrl_llm.rewards.judges.questions import Comparison, Grading, grading, met, on_scale, preferred, stated
-from jaxrl_llm.rewards.judges.verdicts import PairVerdicts, mean_verdict, win_matrix, win_rates
+from jaxrl_llm.rollouts.judges.comparisons import PairVerdicts, mean_verdict, win_matrix, win_rates
 from jaxrl_llm.utils.errors import InputError
 
 

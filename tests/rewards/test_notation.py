@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.rewards.parsing.notation import as_latex, choice_of, same_text
+from jaxrl_llm.rewards.parsing.readings import as_latex, choice_of, same_text
 from jaxrl_llm.rewards.verifiers import math_verify
 from jaxrl_llm.utils.errors import InputError
 

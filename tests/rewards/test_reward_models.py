@@ -21,8 +21,7 @@ from jaxrl_llm import load_reward_model
 from jaxrl_llm.core.shapes import pad_rows
 from jaxrl_llm.models import scores
 from jaxrl_llm.rewards import get_reward, reward_digest, score
-from jaxrl_llm.rewards.models.scorer import Scorer
-from jaxrl_llm.rewards.models.whole import encoded
+from jaxrl_llm.rewards.models.whole import Scorer, encoded
 from jaxrl_llm.utils.errors import InputError
 
 MODELS = Path(__file__).parents[1] / "reward_models"
@@ -84,7 +83,7 @@ def test_scores_are_those_of_one_sequence_at_a_time(model: tuple[Any, Any, Any],
 
 
 def test_few_programs(model: tuple[Any, Any, Any], monkeypatch: pytest.MonkeyPatch, quickly: None) -> None:
-    monkeypatch.setattr("jaxrl_llm.rewards.models.scorer.BATCH_TOKENS", 64)
+    monkeypatch.setattr("jaxrl_llm.rewards.models.whole.BATCH_TOKENS", 64)
     scorer, programs = Scorer(*model[:2]), count_programs(scores._scores)
     rng = np.random.default_rng(0)
     for _ in range(4):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.rewards.shaping import overlong_penalty, soft_overlong_penalty
+from jaxrl_llm.rewards.transforms import overlong_penalty, soft_overlong_penalty
 from jaxrl_llm.utils.errors import InputError
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Draws, MakeEngine, Task
+from jaxrl_llm.rollouts.program_host import Draws, MakeEngine
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Admit, Collected, Rule, admit_first
 from jaxrl_llm.rollouts.runtime.driver import Driver

@@ -11,9 +11,9 @@ from stored_rows import all_facts, facts, scored_of
 
 from jaxrl_llm.core.source import ONLY_MEASURED, Curriculum, Step
 from jaxrl_llm.curriculum.compose import choose_prompts
-from jaxrl_llm.curriculum.reference_groups import without_references
+from jaxrl_llm.curriculum.rules import SuccessModel
 from jaxrl_llm.curriculum.scores import near_target
-from jaxrl_llm.curriculum.success_models import SuccessModel
+from jaxrl_llm.rollouts.runtime.resampling import without_references
 from jaxrl_llm.utils.errors import InputError
 
 N = 40

@@ -9,7 +9,7 @@ import pytest
 from fake_engine import Ran, begin
 
 from jaxrl_llm.algorithms.policy_loss.ppo_max import with_demonstration
-from jaxrl_llm.rollouts.guidance.demonstrated import demonstrated, demonstrated_before
+from jaxrl_llm.rollouts.guidance.responses import demonstrated, demonstrated_before
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.registry import rollout_by_name
 from jaxrl_llm.rollouts.runtime.admission import Rule

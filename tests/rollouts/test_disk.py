@@ -15,7 +15,7 @@ from jaxrl_llm.core.source import Replay
 from jaxrl_llm.replay import base
 from jaxrl_llm.replay.disk import is_available, on_disk
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
+from jaxrl_llm.rollouts.runtime.source_setup import ExperienceState, loaded, saved
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.utils.errors import InputError
 

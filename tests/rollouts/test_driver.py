@@ -17,11 +17,11 @@ from heavy import few
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, checksum
-from jaxrl_llm.rollouts.program_host import NotDeterministicError, Task
+from jaxrl_llm.rollouts.program_host import NotDeterministicError
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.rollouts.runtime.replay_log import Answer, Call, GroupLog, Pool, from_arrays, to_arrays

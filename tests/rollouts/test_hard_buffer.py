@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.curriculum.failed_prompts import hard_buffer, solved_by
+from jaxrl_llm.curriculum.epochs import hard_buffer, solved_by
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.utils.errors import InputError
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from fake_engine import Ran, begin, length_of
 
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import NotDeterministicError, Task
+from jaxrl_llm.rollouts.program_host import NotDeterministicError
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.replay_log import from_arrays, to_arrays
 

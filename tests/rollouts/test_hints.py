@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.algorithms.guidance.icpo_in_context import reaches
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import (
     Hints,
@@ -28,7 +28,6 @@ from jaxrl_llm.rollouts.guidance.hints import (
 )
 from jaxrl_llm.rollouts.guidance.prompted import in_context, taught, with_budgets
 from jaxrl_llm.rollouts.guidance.repair import HARDER, fenced, rescued, retried, rewritten, succeeds
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import program_metrics, to_batch

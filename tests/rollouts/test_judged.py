@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from fake_engine import Ran, Words, begin, resumed
 
-from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.rewards.environment import JUDGE
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.rewards.judges.questions import Comparison, Grading
+from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import FIRST, Answerer, answerer, policy
@@ -29,7 +29,6 @@ from jaxrl_llm.rollouts.judges.judged import (
     judged_pairs,
     rubric_scores,
 )
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.registry import rollout_by_name
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import program_metrics

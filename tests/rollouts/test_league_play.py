@@ -13,9 +13,8 @@ from jaxrl_llm.core.league import League
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.environments.games import TextGame
 from jaxrl_llm.games import matrix_game
-from jaxrl_llm.rollouts.agents.league_play import league_play
 from jaxrl_llm.rollouts.agents.program import agent
-from jaxrl_llm.rollouts.agents.self_play import self_play
+from jaxrl_llm.rollouts.agents.self_play import league_play, self_play
 from jaxrl_llm.rollouts.program_host import Draws
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError

@@ -11,10 +11,9 @@ from fake_engine import FakeEngine, Ran, begin
 from simulated_hosts import on_hosts
 from test_exchange import batch_of, scored
 
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.admission import Collected, Rule, admit_first
 from jaxrl_llm.rollouts.runtime.mirrored_engine import in_lockstep
 from jaxrl_llm.rollouts.runtime.multihost_gather import admit_on, of_all_hosts

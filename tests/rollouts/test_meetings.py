@@ -13,11 +13,10 @@ from fake_engine import FakeEngine, Ran, Words, begin, length_of
 from simulated_hosts import on_hosts
 from test_exchange import batch_of, scored
 
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.admission import Rule, admit_first
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.mirrored_engine import in_lockstep

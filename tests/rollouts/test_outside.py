@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from fake_engine import LIMIT, FakeEngine, Words, begin, length_of, score
 
-from jaxrl_llm.core.rollout import AHEAD, Demands, Rollout
+from jaxrl_llm.core.rollout import AHEAD, Demands, Rollout, Task
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Draws, Task
+from jaxrl_llm.rollouts.program_host import Draws
 from jaxrl_llm.rollouts.runtime.admission import Collected, Rule
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.sampling.requests import Completion, Request

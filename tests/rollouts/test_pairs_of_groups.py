@@ -11,7 +11,7 @@ from test_judged import Speaker, biased, scripted
 
 from jaxrl_llm.algorithms.online_preferences.sppo import ends_by_win_rate
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.rewards.environment import JUDGE
+from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.comparisons import pair_judge
 from jaxrl_llm.rollouts.judges.judged import by_win_rate, judged

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from choosing import near_predicted, results, rows_of
+from optax import sigmoid_binary_cross_entropy as cross_entropy
 
 from jaxrl_llm.algorithms.prompts.dots_rr import predicted_logits, predictor_of, round_loss, start_predictor
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.embedded import earlier_rounds
-from jaxrl_llm.curriculum.networks import attended, cross_entropy
+from jaxrl_llm.curriculum.networks import attended
 from jaxrl_llm.curriculum.records import facts_of
 from jaxrl_llm.utils.errors import InputError
 

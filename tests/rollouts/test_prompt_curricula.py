@@ -32,9 +32,8 @@ from jaxrl_llm.curriculum.scores import (
     uncertain,
     with_entropy,
 )
-from jaxrl_llm.curriculum.staged import staged
-from jaxrl_llm.curriculum.stages import drop_solved
-from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
+from jaxrl_llm.curriculum.stages import drop_solved, staged
+from jaxrl_llm.rollouts.runtime.source_setup import ExperienceState, loaded, saved
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.utils.errors import InputError
 

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from fake_engine import FakeEngine, Ran, begin
 
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.rewards.groups import concatenate_groups
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import forked, group
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.collate import to_batch

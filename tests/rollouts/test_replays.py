@@ -18,7 +18,7 @@ from jaxrl_llm.algorithms.replay.vspo_prs import group_value, valued_groups
 from jaxrl_llm.algorithms.replay.wmar_reservoir_replay import recent_and_reservoir
 from jaxrl_llm.core.source import Replay, Step
 from jaxrl_llm.replay import base, buffers, into_groups
-from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
+from jaxrl_llm.rollouts.runtime.source_setup import ExperienceState, loaded, saved
 from jaxrl_llm.rollouts.runtime.sources import replayed
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.utils.errors import InputError

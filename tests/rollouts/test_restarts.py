@@ -157,8 +157,11 @@ def test_going_back_to_a_turn_leaves_the_episode_and_can_be_done_again(monkeypat
 
     async def play(tools: Any, task: Any, settings: Any) -> list[Episode]:
         first = await converse(tools, task, 0, settings)
-        second = await played(await first.at_turn(3, 2))
-        third = await played(await second.at_turn(1, 4))
+        second = first.before(3, 2)
+        await second.copy_world()
+        third = (await played(second)).before(1, 4)
+        await third.copy_world()
+        await played(third)
         found = [path.one for path in (first, second, third)]
         assert [len(path.past) for path in (first, second, third)] == [4, 4, 4]
         assert [one.replies for one in found] == [4, 4, 4]

@@ -11,10 +11,10 @@ import pytest
 from fake_engine import Ran, begin
 from scipy import stats
 
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.rollouts.adaptive import by_confidence, confidence_width, exploration_priority, in_rounds
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.repair import succeeds
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.utils.errors import InputError
 

@@ -13,8 +13,7 @@ from speaking import run_agents, tokenizer_of
 
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.environments.protocol import Observation
-from jaxrl_llm.rollouts.agents.program import agent
-from jaxrl_llm.rollouts.agents.state_clusters import are_similar, joined, similar_states
+from jaxrl_llm.rollouts.agents.program import agent, are_similar, joined, similar_states
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError
 

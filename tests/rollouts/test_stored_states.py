@@ -15,7 +15,7 @@ from jaxrl_llm.algorithms.turn_credit.archer import COLUMN, kept_states, replyin
 from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.runtime.collate import to_batch
-from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
+from jaxrl_llm.rollouts.runtime.source_setup import ExperienceState, loaded, saved
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.sampling.sampler import SamplingConfig
 from jaxrl_llm.sampling.speculative.drafts import Drafts

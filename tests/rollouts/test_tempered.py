@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.algorithms.regularisation.aepo_arbitrary_entropy import with_tempered
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.program_host import Draws, Task
+from jaxrl_llm.rollouts.program_host import Draws
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.runtime.admission import Collected, Rule
 from jaxrl_llm.rollouts.runtime.driver import Driver
-from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
+from jaxrl_llm.rollouts.runtime.source_setup import ExperienceState, loaded, saved
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.stats import Stats

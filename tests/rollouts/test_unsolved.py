@@ -17,7 +17,7 @@ from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.stages import drop_solved
 from jaxrl_llm.rewards.scoring import Scored
-from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
+from jaxrl_llm.rollouts.runtime.source_setup import ExperienceState, loaded, saved
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs
 from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.utils.errors import InputError

@@ -8,7 +8,7 @@ import pytest
 from spoken import Spoken, tasks
 
 from jaxrl_llm.texts import Verdicts, compare, get
-from jaxrl_llm.texts.judge import verdict
+from jaxrl_llm.texts.proposer import verdict
 
 PAIRS = [(f"q{n}", "old", "new") for n in range(5)]
 

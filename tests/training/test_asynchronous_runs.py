@@ -23,7 +23,7 @@ from jaxrl_llm.learner.optimizer import OptimizerConfig
 from jaxrl_llm.models import load_policy, lora
 from jaxrl_llm.models.outputs import policy_outputs
 from jaxrl_llm.rollouts.asynchronous import sampler
-from jaxrl_llm.rollouts.asynchronous.step_order import FILE, StepOrder, of_host, read_order, turns_of, write_order
+from jaxrl_llm.rollouts.asynchronous.rule import FILE, StepOrder, of_host, read_order, turns_of, write_order
 from jaxrl_llm.rollouts.runtime import engines
 from jaxrl_llm.sampling.engine import Engine
 from jaxrl_llm.sampling.stats import Stats

@@ -13,6 +13,7 @@ from test_agent_runs import config_of as agents
 from tiny_runs import MODEL, Taken, lines_of, reproducible, small_config, train, watched
 
 from jaxrl_llm.core.population import Population
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.distributed import data_mesh
 from jaxrl_llm.distributed.chips import topology_of
 from jaxrl_llm.models import load_policy
@@ -20,7 +21,6 @@ from jaxrl_llm.models.by_row import with_members
 from jaxrl_llm.models.policy import positions_of
 from jaxrl_llm.plan.full_batch import full_batch
 from jaxrl_llm.plan.shapes import checked as checked_plan
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.sample_numbers import sample_numbers
 from jaxrl_llm.sampling import completion_ids
 from jaxrl_llm.sampling.requests import Request

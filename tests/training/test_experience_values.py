@@ -16,12 +16,11 @@ import tiny_runs as runs
 from jaxrl_llm import algorithms
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.core.source import Curriculum, MakeCurriculum, Replay, Step
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.training import loop
 from jaxrl_llm.utils.errors import InputError
 

@@ -15,8 +15,8 @@ from jaxrl_llm.algorithms.judged import urpo
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.rewards.environment import judge
 from jaxrl_llm.rewards.judges.questions import Comparison
+from jaxrl_llm.rewards.specs import judge
 from jaxrl_llm.rollouts.judges.answerers import Answerer, model, policy, reference
 from jaxrl_llm.rollouts.judges.comparisons import pair_judge
 from jaxrl_llm.rollouts.judges.judged import by_win_rate, judged

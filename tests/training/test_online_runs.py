@@ -14,14 +14,13 @@ import tiny_runs as runs
 
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.algorithms.online_preferences.nash_md import geometric_mixture
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.learner.outputs import outputs_of
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience
 from jaxrl_llm.rollouts.runtime.sources import shuffled_epochs

@@ -15,8 +15,7 @@ from jaxrl_llm import load_reward_model
 from jaxrl_llm.cli.program import main
 from jaxrl_llm.models.io.load import load_tokenizer
 from jaxrl_llm.rewards import get_reward, score
-from jaxrl_llm.rewards.models.scorer import Scorer
-from jaxrl_llm.rewards.models.whole import encoded
+from jaxrl_llm.rewards.models.whole import Scorer, encoded
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.utils.errors import InputError
 

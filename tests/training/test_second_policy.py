@@ -15,14 +15,13 @@ from test_moving_references import other_model
 
 from jaxrl_llm.algorithms import get
 from jaxrl_llm.core.reference import Mixture, exponential_average, with_initial
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed import mesh_of
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.runtime import engines
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience

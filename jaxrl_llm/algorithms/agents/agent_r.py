@@ -20,7 +20,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import OURS, RECALLED
 from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Range
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.transform import chain, stateless
 from jaxrl_llm.objectives.averaging.averages import token_mean
 from jaxrl_llm.objectives.penalties import imitation
@@ -33,7 +33,6 @@ from jaxrl_llm.rollouts.agents.search import Searched, searched
 from jaxrl_llm.rollouts.auxiliary_prompts import graded
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, Segment, given
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group, marked
 from jaxrl_llm.utils.errors import InputError, shown
 

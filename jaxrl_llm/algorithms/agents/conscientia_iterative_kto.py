@@ -18,7 +18,7 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import State, Transform, chain, stateless
 from jaxrl_llm.objectives.preference.verdicts import KL, verdicts
-from jaxrl_llm.rollouts.agents.league_play import MEMBER, SEAT, against_league
+from jaxrl_llm.rollouts.agents.self_play import MEMBER, SEAT, against_league
 
 
 @method(

@@ -21,7 +21,7 @@ from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RECALLED
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt, OpenFraction
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
@@ -38,7 +38,6 @@ from jaxrl_llm.rollouts.agents.path import AgentSettings
 from jaxrl_llm.rollouts.agents.program import plays, with_episodes
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.selection.rows import ranks_within
 

@@ -21,15 +21,14 @@ from jaxrl_llm.core.arguments.hyperparameters import OURS, RUN
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative
 from jaxrl_llm.core.buckets import bucket_sums, joint_key
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
-from jaxrl_llm.curriculum.failed_prompts import hard_buffer
+from jaxrl_llm.curriculum.epochs import hard_buffer
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rewards.judges.questions import Grading
-from jaxrl_llm.rewards.judges.verdicts import mean_verdict
+from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.agents.environment_calls import tell_of_beginnings
 from jaxrl_llm.rollouts.agents.messages import lines_of
@@ -39,8 +38,8 @@ from jaxrl_llm.rollouts.agents.program import with_episodes
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
+from jaxrl_llm.rollouts.judges.comparisons import mean_verdict
 from jaxrl_llm.rollouts.judges.judged import counts, criteria_of, graded, rubric_scores
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError, require_choice
 

@@ -20,7 +20,7 @@ from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.arguments.ranges import Count, NonNegative, NonNegativeInt, check_moments
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.data.chat.calls import Message
@@ -35,7 +35,6 @@ from jaxrl_llm.rollouts.agents.plans import items_in
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given, with_reply
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group, marked
 from jaxrl_llm.utils.errors import InputError, require_choice
 

@@ -20,7 +20,7 @@ from jaxrl_llm.core.arguments.hyperparameters import OURS
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Positive
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain, stateless
 from jaxrl_llm.objectives.averaging.averages import token_mean
@@ -35,7 +35,6 @@ from jaxrl_llm.rollouts.agents.search import Searched
 from jaxrl_llm.rollouts.auxiliary_prompts import graded
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group, marked
 
 REFLECT = """The last action was a mistake, and the situation is not the one that was wanted. Say what went wrong, and \

@@ -19,8 +19,7 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.rewards.shaping import soft_overlong_penalty
-from jaxrl_llm.rewards.transforms import rescore
+from jaxrl_llm.rewards.transforms import rescore, soft_overlong_penalty
 
 
 @part

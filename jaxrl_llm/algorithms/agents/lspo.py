@@ -16,21 +16,20 @@ from jaxrl_llm.core.arguments.hyperparameters import OURS
 from jaxrl_llm.core.arguments.ranges import Count, NonNegative, NonNegativeInt, Positive, Range
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.transform import chain
-from jaxrl_llm.curriculum.neighbours import text_features
+from jaxrl_llm.curriculum.embedded import text_features
 from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.games import SAYING, TalkGame, action_in, conversations, sayings, text_of, told
 from jaxrl_llm.games import Node, cfr, information_sets, regret_matching
 from jaxrl_llm.objectives.preference.pairwise import pairwise
-from jaxrl_llm.rewards.environment import ENVIRONMENT
+from jaxrl_llm.rewards.specs import ENVIRONMENT
 from jaxrl_llm.rollouts.agents.messages import merged, messages_of
 from jaxrl_llm.rollouts.agents.path import AgentSettings
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.pairs import ends_of
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group, samples
 from jaxrl_llm.utils.errors import InputError
 

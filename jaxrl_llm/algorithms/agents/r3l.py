@@ -17,7 +17,7 @@ from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
 from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
@@ -37,7 +37,6 @@ from jaxrl_llm.rollouts.agents.retries import (
 from jaxrl_llm.rollouts.auxiliary_prompts import graded
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group, marked
 from jaxrl_llm.utils.errors import is_off, require_choice
 

@@ -18,7 +18,7 @@ from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import State, Transform, chain
 from jaxrl_llm.games import MetaSolver, shor
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.rollouts.agents.league_play import MEMBER, against_league
+from jaxrl_llm.rollouts.agents.self_play import MEMBER, against_league
 
 
 @method(

@@ -22,7 +22,7 @@ from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.rollouts.agents.semi_online import semi_online
+from jaxrl_llm.rollouts.agents.program import semi_online
 
 
 @method(paper="arXiv 2509.11543", year=2025, test="test_turn_rows.py::test_ui_s1_worked_example_and_loop")

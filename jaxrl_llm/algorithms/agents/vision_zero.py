@@ -17,19 +17,18 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RECALLED
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt, Range
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import State, Transform, chain
 from jaxrl_llm.objectives import policy_gradient, token_ratio
 from jaxrl_llm.objectives.averaging.averages import sequence_sum
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.objectives.surrogates import log_probability
-from jaxrl_llm.rewards.environment import ENVIRONMENT
 from jaxrl_llm.rewards.judges.questions import stated
+from jaxrl_llm.rewards.specs import ENVIRONMENT
 from jaxrl_llm.rollouts.auxiliary_prompts import second_prompt
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError, shown
 
 VOTES, CLUES, SPY_CLUES = 0, 1, 2  # parts of a game's rows, info["part"]

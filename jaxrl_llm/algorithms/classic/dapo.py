@@ -18,7 +18,7 @@ from jaxrl_llm.objectives.averaging.averages import average_by_name
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
-from jaxrl_llm.rewards.shaping import soft_overlong_penalty
+from jaxrl_llm.rewards.transforms import soft_overlong_penalty
 
 
 @method(paper="arXiv 2503.14476", year=2025, test="test_group_relative.py::test_dapo_is_the_loop")

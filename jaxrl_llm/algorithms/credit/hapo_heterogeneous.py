@@ -82,7 +82,7 @@ def hapo_heterogeneous(
     dynamic_sampling as in `dapo`: groups that are all right or all wrong (by the component `accuracy`, or the combined
     reward) are dropped and more prompts sampled, for up to `rounds` batches; dropped tokens are ignored in q, max and
     min too. The scripts also add DAPO's soft overlong penalty (4096 tokens) to the reward
-    (`rewards.shaping.soft_overlong_penalty`).
+    (`rewards.transforms.soft_overlong_penalty`).
 
     The released code divides by min z rather than |min z|, so that its branches for h < 0 are never taken. H is that of
     the sampling policy (code: of the current one, per mini-batch).

@@ -20,7 +20,7 @@ from jaxrl_llm.core.rules import DynamicSampling
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.rewards.shaping import soft_overlong_penalty
+from jaxrl_llm.rewards.transforms import soft_overlong_penalty
 from jaxrl_llm.rollouts.trees import budgeted_tree
 from jaxrl_llm.utils.errors import require_choice
 

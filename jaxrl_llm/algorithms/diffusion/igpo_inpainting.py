@@ -17,7 +17,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.objectives.averaging.averages import token_mean
@@ -28,7 +28,6 @@ from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import Succeeds, none_succeed, repair, succeeds
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError
 
 CHUNK = (5, 10)  # tokens of a piece of the trace, from and to

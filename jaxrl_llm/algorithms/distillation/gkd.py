@@ -10,15 +10,14 @@ from jaxrl_llm.core.arguments.choices import AverageName
 from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.arguments.ranges import Fraction
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.averaging.averages import average_by_name
 from jaxrl_llm.objectives.distillation.divergences import SupportOf
 from jaxrl_llm.objectives.distillation.teachers import distillation
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.guidance.demonstrated import NEED, demonstration
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.guidance.responses import NEED, demonstration
 from jaxrl_llm.rollouts.programs import group
 
 

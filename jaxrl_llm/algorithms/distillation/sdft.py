@@ -11,13 +11,12 @@ from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.arguments.ranges import Fraction
 from jaxrl_llm.core.reference import exponential_average, periodic_reset
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.distillation.teachers import distillation
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import texts_of
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import samples
 
 SHOWN = "\n\nThis is an example of a response:\n\n{}\n\nNow answer with a response of your own."

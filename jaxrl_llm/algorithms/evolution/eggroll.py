@@ -18,7 +18,7 @@ from jaxrl_llm.core.population import Population
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories, row_means, totals_of
 from jaxrl_llm.core.transform import Transform, stateless
-from jaxrl_llm.rollouts.evolved import members
+from jaxrl_llm.rollouts.hooked import members
 from jaxrl_llm.utils.errors import require_choice
 
 Baseline = Literal["group", "population"]

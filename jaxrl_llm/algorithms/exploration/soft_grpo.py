@@ -12,7 +12,7 @@ from jaxrl_llm.core.arguments.choices import AverageName
 from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
 from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive, Share
 from jaxrl_llm.core.soft_thinking import Density, SoftThinking
-from jaxrl_llm.rollouts.soft import soft_thoughts
+from jaxrl_llm.rollouts.hooked import soft_thoughts
 
 
 @method(paper="arXiv 2511.06411", year=2025, test="test_soft_grpo.py::test_the_worked_example_of_soft_grpo")

@@ -20,8 +20,8 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain
+from jaxrl_llm.curriculum.embedded import WIDTH, text_features
 from jaxrl_llm.curriculum.epochs import in_epochs
-from jaxrl_llm.curriculum.neighbours import WIDTH, text_features
 from jaxrl_llm.curriculum.records import PromptFacts, State
 from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
@@ -75,7 +75,7 @@ def xrpo(
 
     on GRPO's A, then its loss with clip_low and clip_high and ratios to pi_old. A re-implementation adds the bonus to
     wrong responses too. The paper compares problems by embeddings of another model, here by the words of the problems
-    (`neighbours.text_features`), and its pool may also hold solutions of the same step. Rollout:
+    (`embedded.text_features`), and its pool may also hold solutions of the same step. Rollout:
     `rollouts.adaptive.in_rounds`, and curriculum: `solved_examples`.
     """
 

@@ -19,14 +19,13 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
 from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.rollouts.agents.conversation import Conversation, finished
 from jaxrl_llm.rollouts.agents.path import AgentSettings, begun, played
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.prefixes import continued
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError, require_choice, shown
 
 

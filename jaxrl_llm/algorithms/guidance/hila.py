@@ -19,7 +19,7 @@ from jaxrl_llm.core.arguments.ranges import NonNegative
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.reference import ReferenceRule
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means
 from jaxrl_llm.core.transform import Metrics, Objective, Transform, stateless
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_ratio
@@ -29,10 +29,9 @@ from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled, m
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text, second_prompt
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given, sampled_ids
-from jaxrl_llm.rollouts.guidance.demonstrated import NEED, demonstration
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import succeeds
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.guidance.responses import NEED, demonstration
 from jaxrl_llm.rollouts.recycled import final_answer
 from jaxrl_llm.utils.errors import InputError
 

@@ -19,7 +19,7 @@ from jaxrl_llm.core.counted_rows import without_rows
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import State, Transform, chain, stateless
-from jaxrl_llm.curriculum.failed_prompts import hard_buffer
+from jaxrl_llm.curriculum.epochs import hard_buffer
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.guidance.candidates import with_candidates
 

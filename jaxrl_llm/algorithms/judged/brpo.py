@@ -16,6 +16,7 @@ from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
 from jaxrl_llm.core.arguments.ranges import Count, NonNegative
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import counted
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
@@ -24,7 +25,6 @@ from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.comparisons import PairJudge, pair_judge, texts_of
 from jaxrl_llm.rollouts.judges.judged import Judged, Judging, judged
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 

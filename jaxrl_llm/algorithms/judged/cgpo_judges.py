@@ -21,17 +21,15 @@ from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_number
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.log_ratios import needed, source
 from jaxrl_llm.core.repr import layout, part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.trajectory import Trajectories, weighted
 from jaxrl_llm.core.transform import Metrics, Objective, chain
 from jaxrl_llm.objectives.preference.pairs import coupled, total_logp
-from jaxrl_llm.rewards.environment import JUDGE
-from jaxrl_llm.rewards.specs import component
+from jaxrl_llm.rewards.specs import JUDGE, component
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.responses import response
 from jaxrl_llm.rollouts.pairs import scored
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within

@@ -11,7 +11,7 @@ from jaxrl_llm.core.arguments.hyperparameters import OURS
 from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.curriculum.compose import choose_prompts
-from jaxrl_llm.curriculum.staged import staged
+from jaxrl_llm.curriculum.stages import staged
 from jaxrl_llm.objectives.preference.pairwise import pairwise
 from jaxrl_llm.rollouts.judges.judged import Criterion, by_criteria, judged
 from jaxrl_llm.rollouts.pairs import best_and_worst_of

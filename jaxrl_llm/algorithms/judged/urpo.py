@@ -15,7 +15,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import OURS
 from jaxrl_llm.core.arguments.ranges import Count, NonNegative, NonNegativeInt
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.rewards.judges.questions import stated
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text, second_prompt
 from jaxrl_llm.rollouts.context import Tools
@@ -23,7 +23,6 @@ from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, policy
 from jaxrl_llm.rollouts.judges.comparisons import counts, texts_of
 from jaxrl_llm.rollouts.judges.judged import text_in
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import samples, scored_samples
 from jaxrl_llm.utils.errors import InputError, shown
 

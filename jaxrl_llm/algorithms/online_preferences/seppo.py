@@ -17,17 +17,16 @@ from jaxrl_llm.core.league import League
 from jaxrl_llm.core.log_ratios import ROUNDING, log_ratio_sums, source
 from jaxrl_llm.core.reference import ReferenceRule, Snapshots
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Objective, Transform, stateless
 from jaxrl_llm.objectives.preference.by_name import loss_named
 from jaxrl_llm.objectives.preference.losses import PairLoss
 from jaxrl_llm.objectives.preference.pairwise import best_and_worst, pairwise
-from jaxrl_llm.rewards.environment import GIVEN
+from jaxrl_llm.rewards.specs import GIVEN
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.responses import response
-from jaxrl_llm.rollouts.program_host import Task
 
 
 @method(

@@ -21,7 +21,7 @@ from jaxrl_llm.core.arguments.choices import Number
 from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
 from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Objective, Transform, control, stateless
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_ratio
@@ -31,8 +31,7 @@ from jaxrl_llm.objectives.penalties import imitation
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.guidance.demonstrated import NEED, demonstration
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.guidance.responses import NEED, demonstration
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import is_off, require_choice
 

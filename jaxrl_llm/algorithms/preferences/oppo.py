@@ -15,16 +15,15 @@ from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
 from jaxrl_llm.core.arguments.ranges import NonNegative, Range
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, Objective, Transform
 from jaxrl_llm.data.chat.encode import with_text
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled, mean_logp
-from jaxrl_llm.rewards.environment import GIVEN
+from jaxrl_llm.rewards.specs import GIVEN
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.responses import response
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError
 
 PREFIX = "[style {code}] "

@@ -14,6 +14,7 @@ from jaxrl_llm.core.arguments.choices import Number
 from jaxrl_llm.core.arguments.hyperparameters import CODE
 from jaxrl_llm.core.arguments.ranges import NonNegative
 from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs, of_each_pair
@@ -23,7 +24,6 @@ from jaxrl_llm.rewards.models.whole import encoded
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError, shown
 
 

@@ -11,7 +11,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import OURS
 from jaxrl_llm.core.arguments.ranges import NonNegative
 from jaxrl_llm.curriculum.compose import choose_prompts
-from jaxrl_llm.curriculum.staged import staged
+from jaxrl_llm.curriculum.stages import staged
 
 
 @method(

@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxrl_llm.advantages.group import group_relative
 from jaxrl_llm.algorithms.method import method
@@ -33,9 +34,8 @@ from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.embedded import earlier_rounds, embeddings_of, from_embeddings, padded_to
 from jaxrl_llm.curriculum.excluded import Why, where
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State
-from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
+from jaxrl_llm.curriculum.rules import Machine, ModelOf, Outcome, RuleOf, SuccessModel
 from jaxrl_llm.curriculum.scores import near_target
-from jaxrl_llm.curriculum.success_models import ModelOf, SuccessModel
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.off_policy import importance_correction
 from jaxrl_llm.replay.base import times_as_many, whole_groups
@@ -149,7 +149,7 @@ def round_loss(params: dict[str, Any], embedded: jax.Array, rates: jax.Array, as
     from the others of the round; 0 where none is."""
     there, labels = ~jnp.isnan(rates), jnp.nan_to_num(rates)
     known = there[None, :] & ~jnp.eye(len(rates), dtype=bool)
-    each = nn.cross_entropy(predicted_logits(params, embedded, embedded, labels, known), labels)
+    each = optax.sigmoid_binary_cross_entropy(predicted_logits(params, embedded, embedded, labels, known), labels)
     asked = asked & there
     return jnp.sum(jnp.where(asked, each, 0.0)) / jnp.maximum(jnp.sum(asked), 1)
 

@@ -15,7 +15,7 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import OURS
 from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.core.source import ONLY_MEASURED, Step
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.records import PromptFacts, State
@@ -23,7 +23,6 @@ from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import problem_of
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import samples
 from jaxrl_llm.utils.errors import InputError, shown
 

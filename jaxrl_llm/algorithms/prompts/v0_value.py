@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import method
@@ -31,9 +32,8 @@ from jaxrl_llm.curriculum.budgets import by_mixed, by_variance, divide
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.embedded import earlier_rounds, embeddings_of, from_embeddings, padded_to
 from jaxrl_llm.curriculum.records import Array, PromptFacts, State
-from jaxrl_llm.curriculum.rules import Outcome
+from jaxrl_llm.curriculum.rules import ModelOf, Outcome, SuccessModel
 from jaxrl_llm.curriculum.scores import least_tried
-from jaxrl_llm.curriculum.success_models import ModelOf, SuccessModel
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 
@@ -208,7 +208,9 @@ def value_model(size: int, seed: int, sizes: Sizes = Sizes(), rate: float = 1e-3
 
     def asked_loss(vector: jax.Array, x: jax.Array, z: jax.Array, context: jax.Array, asked: jax.Array) -> jax.Array:
         logits = value_logits(whole(vector), x, x, z.astype(jnp.int32), context, sizes.heads)
-        return jnp.sum(jnp.where(asked, nn.cross_entropy(logits, z), 0.0)) / jnp.maximum(jnp.sum(asked), 1)
+        return jnp.sum(jnp.where(asked, optax.sigmoid_binary_cross_entropy(logits, z), 0.0)) / jnp.maximum(
+            jnp.sum(asked), 1
+        )
 
     def loss(
         vector: jax.Array, number: jax.Array, x: jax.Array, labels: jax.Array, held: jax.Array, seed: jax.Array

@@ -19,11 +19,10 @@ from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.curriculum.epochs import in_epochs
-from jaxrl_llm.curriculum.records import Array
+from jaxrl_llm.curriculum.records import Array, mean_by_prompt
 from jaxrl_llm.curriculum.stages import Measure, drop_solved
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.replay.into_groups import none_above, outcomes, swapped_successes
-from jaxrl_llm.rollouts.runtime.group_results import mean_by_prompt
 
 
 @method(

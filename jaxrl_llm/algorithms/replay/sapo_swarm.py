@@ -11,8 +11,8 @@ from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
 from jaxrl_llm.core.arguments.ranges import Count, NonNegative, NonNegativeInt, ZeroOrOne, check_number
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.replay.base import Swarm
 from jaxrl_llm.rollouts.runtime.sources import unchanged
-from jaxrl_llm.rollouts.runtime.swarm import Swarm
 
 
 @method(

@@ -20,7 +20,7 @@ from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative
 from jaxrl_llm.core.buckets import bucket_quantile
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.data.chat.calls import Message
@@ -28,8 +28,8 @@ from jaxrl_llm.objectives.averaging.averages import constant
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
-from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rewards.judges.questions import Grading
+from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.agents.conversation import Conversation
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed, failed, observed
@@ -42,7 +42,6 @@ from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
 from jaxrl_llm.rollouts.judges.comparisons import counts, texts_of
 from jaxrl_llm.rollouts.judges.judged import Criterion, Judged, Judging, judged, met_by
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError
 

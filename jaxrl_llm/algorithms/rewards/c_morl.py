@@ -22,8 +22,7 @@ from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.preference.pairs import coupled
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
-from jaxrl_llm.rewards.compositions import component_of
-from jaxrl_llm.rewards.transforms import rescore
+from jaxrl_llm.rewards.transforms import component_of, rescore
 from jaxrl_llm.utils.errors import InputError, unknown
 
 

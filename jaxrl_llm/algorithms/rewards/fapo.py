@@ -15,20 +15,19 @@ from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
 from jaxrl_llm.core.arguments.ranges import AboveOne, AtLeastOne, NonNegative, Range, check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards import transforms as rewards
-from jaxrl_llm.rewards.judges.first_errors import NONE, first_error_in, question, steps_in
-from jaxrl_llm.rewards.shaping import overlong_penalty
+from jaxrl_llm.rewards.judges.questions import NONE, first_error_in, question, steps_in
+from jaxrl_llm.rewards.transforms import overlong_penalty
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
 from jaxrl_llm.rollouts.judges.comparisons import counts, texts_of
 from jaxrl_llm.rollouts.pairs import scored
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import is_off
 
@@ -65,7 +64,7 @@ def fapo(
     judge: a model that looks for the first wrong step of each correct answer, whose paragraphs are its steps: a folder,
     a URL, "policy" or "reference" (docs/rewards.md); an answer without a step counts as sound. It is trained by a run
     of its own (`--algorithm grpo --rewards first_error`) on rows with the columns `steps` and `first_error`, e, -1
-    where no step is wrong, and prompts of `rewards.judges.first_errors.question`: with e' the step that it names, of S,
+    where no step is wrong, and prompts of `rewards.judges.questions.question`: with e' the step that it names, of S,
 
         r = 1 - |e' - e| / S if both are steps,   1 if e = e' = -1,   else -1
     """

@@ -17,8 +17,7 @@ from jaxrl_llm.core.arguments.ranges import NonNegative
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import chain
-from jaxrl_llm.rewards.compositions import component_of
-from jaxrl_llm.rewards.transforms import rescore
+from jaxrl_llm.rewards.transforms import component_of, rescore
 
 
 @method(

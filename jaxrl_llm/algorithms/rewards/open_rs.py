@@ -21,8 +21,7 @@ from jaxrl_llm.objectives.averaging.averages import sequence_mean
 from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import clip
-from jaxrl_llm.rewards.compositions import component_of, other_components
-from jaxrl_llm.rewards.transforms import rescore
+from jaxrl_llm.rewards.transforms import component_of, other_components, rescore
 
 
 @method(paper="arXiv 2503.16219", year=2025, test="test_reward_composed.py::test_open_rs_is_the_loop")

@@ -19,7 +19,7 @@ from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
 from jaxrl_llm.core.transform import Metrics, stateless
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
-from jaxrl_llm.rollouts.guidance.demonstrated import demonstrated
+from jaxrl_llm.rollouts.guidance.responses import demonstrated
 from jaxrl_llm.utils.errors import InputError
 
 

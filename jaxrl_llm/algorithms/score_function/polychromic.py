@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from asyncio import gather
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,23 +21,20 @@ from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.rollouts.agents.conversation import finished
-from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse, played
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 Diversity = Literal["share", "share_or_zero", "zero_based"]
-logger = logging.getLogger("jaxrl_llm.rollouts")
 
 
 @part
@@ -140,12 +136,8 @@ def vines(states: Count = 2, window: Count | None = None) -> Rollout:
 
         async def vine(number: int) -> tuple[Path, int | None]:
             place = (number - 1) % len(turns) if turns else None
-            if place is not None:
-                try:
-                    return await played(await first.at_turn(turns[place], number)), place
-                except EnvironmentFailed as error:
-                    text = "prompt %d: %s; sample %d is an episode of its own"
-                    logger.warning(text, task.prompt_id, error, number)
+            if place is not None and await (path := first.before(turns[place], number)).has_copy():
+                return await played(path), place
             return await converse(tools, task, number, settings), None
 
         found = [(first, None), *await gather(*map(vine, range(1, task.samples)))]

@@ -37,7 +37,7 @@ from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
 from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, NonNegativeInt
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.core.transform import Transform, chain, counted, stateless
@@ -49,7 +49,6 @@ from jaxrl_llm.objectives.value_heads import head_value_loss
 from jaxrl_llm.replay.base import whole_groups
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 
 COLUMN, RESAMPLED = "stored_states", "resampled"

@@ -13,7 +13,7 @@ from jaxrl_llm.core.arguments.ranges import NonNegative
 from jaxrl_llm.core.transform import Objective
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.rollouts.agents.state_clusters import similar_states
+from jaxrl_llm.rollouts.agents.program import similar_states
 
 
 def clipped(low: float, high: float, kl_coefficient: float) -> Objective:
@@ -52,7 +52,7 @@ def gigpo(
     told otherwise. An episode without others in its group gets 0; the code gives it R.
 
     What states are equal is up to the environment's name of them. similarity: joins states whose texts are similar
-    (`rollouts.agents.state_clusters`; the code's value is 0.95, and its default is not to). The code subtracts 0.1 for
+    (`agents.program.similar_states`; the code's value is 0.95, and its default is not to). The code subtracts 0.1 for
     invalid actions, which here is the environment's to do. Without turn rewards the score comes with the last turn.
     """
     step = where_given("state_key", compared(turn_returns(gamma), same_state(), scale, epsilon=epsilon))

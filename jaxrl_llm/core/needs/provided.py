@@ -33,7 +33,7 @@ from jaxrl_llm.core.needs.providers import OWN, own_rollout, own_source
 from jaxrl_llm.core.needs.types import Need, in_info
 
 AGENT = "--environment MODULE:NAME, or a --rollout that returns rollouts.agents.agent(ENVIRONMENT)"
-EVOLVED = "a rollout in rollouts.evolved.evolved, as the method's own is"
+EVOLVED = "a rollout in rollouts.hooked.evolved, as the method's own is"
 PROVIDED = (
     in_info(
         "greedy_reward", "[N]", "reward of the greedy completion of the row's prompt",
@@ -139,7 +139,7 @@ PROVIDED = (
     ),
     in_info(
         "league_member", "[N]", "place in the league of the policy that the row plays against",
-        StandIn("the first policy", whole(3), none_of_rows), provider="rollouts.agents.league_play.league_play(GAMES)",
+        StandIn("the first policy", whole(3), none_of_rows), provider="rollouts.agents.self_play.league_play(GAMES)",
     ),
     in_info(
         "copy_weight", "[N]", "factor of the rows of a group that is there several times",

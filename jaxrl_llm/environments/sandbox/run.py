@@ -1,11 +1,20 @@
-"""Run code in the sandbox, once, and return what it wrote."""
+"""Run code in the sandbox: once, or as a session of blocks that share their variables.
+
+The layers of the sandbox, of which none needs root, and each is tried once, by a run:
+
+    namespaces   processes, network, users and a root of its own, without any file of the host but those to read
+    landlock     no files but its own, no TCP, no signals to the outside, by the kernel
+    seccomp      a list of the system calls that it may make: no sockets, traces, mounts, or memory that is no process's
+    limits       memory, processes, time, files and output
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
 
 from jaxrl_llm.environments.sandbox.inside.watch import family
-from jaxrl_llm.environments.sandbox.layers import available, require_guards
 from jaxrl_llm.environments.sandbox.supervisor import (
     GRACE,
     Limits,
@@ -13,8 +22,72 @@ from jaxrl_llm.environments.sandbox.supervisor import (
     Settings,
     Supervisor,
     checked_files,
+    memory_groups,
     readable_paths,
 )
+from jaxrl_llm.utils.errors import InputError, unknown
+
+LAYERS = ("namespaces", "landlock", "seccomp", "limits")
+GUARDS = {
+    "files": "files outside of its folder are not read, made, changed or deleted, nor their modes, owners and times, "
+    "beside `readable`, which it may read",
+    "metadata": "files outside are not seen either: not their names, sizes and times",
+    "network": "no socket of another program, of any kind, is reached",
+    "processes": "processes of others are not signalled, traced, limited or scheduled",
+    "memory": "its processes together hold no more than a tenth above the limit, beside files up to their own limit",
+    "resources": "it has no more time, processes, output and files than its limits",
+    "end": "nothing of it runs on after its end, a session's, or that of the program that started it",
+}
+"""What layers may keep, and what that means."""
+NEEDED = ("files", "network", "processes", "memory", "resources", "end")
+"""What untrusted code must be kept from."""
+
+
+@cache
+def available() -> frozenset[str]:
+    """The layers that this system has."""
+    return frozenset(layer for layer in LAYERS if _works(layer))
+
+
+def _works(layer: str) -> bool:
+    held = Supervisor(Settings(layers=frozenset({layer})))
+    try:
+        return held.ask(None, 30.0).status == 0
+    except (OSError, ValueError):
+        return False
+    finally:
+        held.close()
+
+
+def guards(layers: Iterable[str]) -> frozenset[str]:
+    """What these layers keep code from, together; the words are those of `GUARDS`."""
+    held = set(layers)
+    for layer in held:
+        if layer not in LAYERS:
+            raise unknown("layer of the sandbox", layer, LAYERS)
+    apart, filtered, limited = "namespaces" in held, "seccomp" in held, "limits" in held
+    kept = {
+        "files": apart or (filtered and "landlock" in held),
+        "metadata": apart,
+        "network": filtered,  # namespaces do not keep sockets of virtual machines apart
+        "processes": apart or filtered,
+        "end": apart or filtered,
+        "resources": limited and (apart or filtered),
+        "memory": limited and (filtered or (apart and memory_groups() is not None)),
+    }
+    return frozenset(name for name, whether in kept.items() if whether)
+
+
+def require_guards(layers: Iterable[str]) -> None:
+    """InputError if the layers leave untrusted code a way out."""
+    held = guards(layers)
+    missing = [name for name in NEEDED if name not in held]
+    if missing:
+        raise InputError(
+            f"code of the policy would not be kept from {', '.join(missing)}: use a system with seccomp and either "
+            "user namespaces or Landlock (Linux 6.2), or weak=True if the code is trusted or the machine is disposable"
+        )
+
 
 __all__ = ["Limits", "Result", "family", "run_code", "settings_of"]
 USUAL = Limits()
@@ -56,3 +129,37 @@ def run_code(
         return held.ask(None, GRACE)
     finally:
         held.close()
+
+
+class Session:
+    """An interpreter that is started with its first block. One that exceeds a limit is killed; the next starts anew."""
+
+    def __init__(
+        self, limits: Limits = USUAL, layers: Iterable[str] | None = None, weak: bool = False,
+        readable: Iterable[str] = (),
+    ) -> None:  # fmt: skip
+        """As for `run_code`; the limit of seconds is that of a block. Between blocks all its processes stand still."""
+        self._settings = settings_of(limits, layers, weak, readable, session=True)
+        self._held: Supervisor | None = None
+
+    def run(self, code: str) -> Result:
+        """Run a block. Errors with their traceback, and the value of a last line that is an expression, are in stdout.
+
+        What the block writes to stderr is there too, in its order. OSError where the sandbox cannot be started.
+        """
+        started = self._held is None
+        if self._held is None:
+            self._held = Supervisor(replace(self._settings, code=code))
+        try:
+            found = self._held.ask(None if started else code, GRACE)
+        except OSError:
+            self.close()
+            raise
+        if self._held.ended:
+            self.close()
+        return found
+
+    def close(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None

@@ -92,7 +92,6 @@ class Settings:
 
 @cache
 def _programs() -> bytes:
-    """The code of the supervisor and of what it starts."""
     out = []
     for name in PROGRAMS:
         found = importlib.util.find_spec(f"{__package__}.{name}")
@@ -280,7 +279,6 @@ class Supervisor:
         return None, b""
 
     def close(self) -> None:
-        """End it, and all that it has started."""
         process = self.process
         with suppress(OSError):
             process.stdin.close()  # type: ignore[union-attr]

@@ -46,7 +46,6 @@ class EachEpisode:
     """Makes those of an episode. InputError if they cannot work here, as where a package is not installed."""
 
     def __call__(self) -> Kit:
-        """Those of an episode."""
         return self.make()
 
 
@@ -239,9 +238,7 @@ class WithTools:
         return Observation()
 
     async def step(self, reply: Reply) -> Observation:
-        """The results of the calls."""
         return await self._box.answer(reply)
 
     def close(self) -> None:
-        """Close what the tools keep."""
         self._box.close()

@@ -87,7 +87,6 @@ class _Folder:
         return other
 
     def close(self) -> None:
-        """Remove the folder."""
         self._end()
 
     def _all(self) -> list[Path]:

@@ -102,8 +102,6 @@ def _text(value: Any) -> str:
 
 
 class _Kept:
-    """The tools of an episode; see `base.Kit`."""
-
     def __init__(self, answers: _Answers, box: Toolbox) -> None:
         self._answers, self._box = answers, box
         for name, schema in zip(box.functions, box.schemas, strict=True):
@@ -124,5 +122,4 @@ class _Kept:
         return _Kept(self._answers, self._box.copy())
 
     def close(self) -> None:
-        """Close what the tools keep."""
         self._box.close()

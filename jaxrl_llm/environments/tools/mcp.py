@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import shlex
 import tempfile
 import threading
@@ -21,7 +22,6 @@ from jaxrl_llm.core.arguments.checks import checked
 from jaxrl_llm.core.arguments.ranges import Seconds
 from jaxrl_llm.environments.copies import NotCopiedError
 from jaxrl_llm.environments.tools.base import EachEpisode, Kit
-from jaxrl_llm.environments.tools.other_text import CLIENT, OtherText
 from jaxrl_llm.utils.errors import InputError, error_line, missing_package, shown, unknown
 
 SECONDS = 30.0  # for the start of a server, and for a call
@@ -86,8 +86,6 @@ def _package() -> Any:
 
 
 class _Tools:
-    """The tools of one episode; see `base.Kit`."""
-
     def __init__(self, server: _Server, schemas: Sequence[Mapping[str, Any]], shared: bool) -> None:
         self._server, self._shared = server, shared
         self.functions = tuple(_tool(server, schema) for schema in schemas)
@@ -163,7 +161,6 @@ class _Server:
         return text
 
     def close(self) -> None:
-        """End the server."""
         with self._lock:
             self._closed = True
             self._end()
@@ -252,7 +249,6 @@ class _Connection:
                 await self._over.wait()
 
     def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        """The result of a tool."""
         if self.ended:
             raise RuntimeError("the server of this tool has ended")
         try:
@@ -271,3 +267,34 @@ class _Connection:
         self._thread.join(10.0)
         self._other.end()
         self._said.close()
+
+
+logger = logging.getLogger("jaxrl_llm.environments")
+CLIENT = logging.getLogger("mcp.client.stdio")
+
+
+class OtherText(logging.Filter):
+    """Tells in one line that a server prints what is no message, instead of a traceback for each, and counts it."""
+
+    def __init__(self, name: str, thread: threading.Thread) -> None:
+        super().__init__()
+        self._name, self._thread, self.count = name, thread, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is to be logged: those of other servers, and those that no printed line caused."""
+        if threading.current_thread() is not self._thread or not record.exc_info:
+            return True
+        self.count += 1
+        if self.count == 1:
+            logger.warning(
+                "the MCP server %s prints text to its stdout that is no message, which is left out: let it print that "
+                "to stderr",
+                self._name,
+            )
+        return False
+
+    def end(self) -> None:
+        """Say how much it was, if it was more than one line."""
+        CLIENT.removeFilter(self)
+        if self.count > 1:
+            logger.warning("the MCP server %s printed %d lines that are no messages", self._name, self.count)

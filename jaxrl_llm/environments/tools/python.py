@@ -55,8 +55,6 @@ def python_tools(
 
 
 class _Interpreter:
-    """The tool of one episode; see `base.Kit`."""
-
     def __init__(
         self, state: bool, limits: Limits, characters: int, layers: Iterable[str] | None, weak: bool
     ) -> None:  # fmt: skip
@@ -82,7 +80,6 @@ class _Interpreter:
         return self._anew()
 
     def close(self) -> None:
-        """End the session."""
         self._end()
 
 

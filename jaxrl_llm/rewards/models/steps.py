@@ -1,20 +1,25 @@
-"""Process reward models as reward functions: the steps of completions scored one by one, as they were trained."""
+"""Process reward models as reward functions, which score steps one by one; and rewards by the name of a model."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 
 from jaxrl_llm.data.step_labels import NO_LABEL, SEPARATOR, LabelledSteps, encode_steps
 from jaxrl_llm.models.config.groups import ScoreHead
+from jaxrl_llm.models.io.load import load_tokenizer
+from jaxrl_llm.models.io.reward_model import read_scoring
 from jaxrl_llm.rewards.entries import REWARD, SPANS
 from jaxrl_llm.rewards.models.whole import ModelReward
-from jaxrl_llm.rewards.specs import DENSE, PIECES, ModelName
+from jaxrl_llm.rewards.specs import DENSE, MODEL, PIECES, ModelName
+from jaxrl_llm.rewards.workers.runner import Reward
 from jaxrl_llm.utils.errors import InputError, shown
 
 WORTHS = (0.0, 1.0)  # of the classes wrong and right
@@ -50,7 +55,6 @@ class StepReward:
 
     @property
     def provides(self) -> frozenset[str]:
-        """The entries that it returns."""
         return frozenset({SPANS} if self.kind in DENSE else ())
 
     def __call__(
@@ -124,3 +128,40 @@ def _pieces(kind: str, text: str, start: str) -> list[tuple[int, int, str]]:
     found = [(one.start(), one.end(), one.group()) for one in PIECES[kind].finditer(start + text)]
     at = len(start)
     return [(max(first - at, 0), max(end - at, 0), piece) for first, end, piece in found]
+
+
+@runtime_checkable
+class OnDevices(Protocol):
+    """A reward function whose model can be put on the devices of a run."""
+
+    def on_mesh(self, mesh: jax.sharding.Mesh, dtype: Any) -> Callable[..., Any]: ...
+
+
+def model_reward(named: ModelName, weight: float, folder: str | os.PathLike[str] = ".") -> Reward:
+    """The reward of a model that is in a folder, or on the hub, named as the last part of its path.
+
+    Its weights are read when it is used, or put on a mesh. InputError for a model without scores, with several where
+    one is wanted, and with another number of classes of a step than there are worths.
+    """
+    local = Path(folder, Path(named.path).expanduser())
+    name = str(local) if local.is_dir() else named.path
+    found, _, config = read_scoring(name)
+    head = config.score or ScoreHead((), None)
+    labels, model = head.labels, ModelReward(name, load_tokenizer(found))
+    if named.kind != MODEL:
+        return Reward(step_reward(named, head, model), weight, Path(named.path).name)
+    if len(labels) != 1:
+        raise InputError(
+            f"{named.path} has {len(labels)} labels ({', '.join(labels[:4])}), where a reward wants one: "
+            f"steps:{named.path} scores the steps of a completion with them"
+        )
+    return Reward(model, weight, Path(named.path).name)
+
+
+def on_devices(rewards: Sequence[Reward], mesh: jax.sharding.Mesh, dtype: Any) -> list[Reward]:
+    """The rewards, with the models among them on the devices of a run."""
+    return [
+        dataclasses.replace(reward, function=reward.function.on_mesh(mesh, dtype))
+        if isinstance(reward.function, OnDevices) else reward
+        for reward in rewards
+    ]  # fmt: skip

@@ -217,7 +217,6 @@ def _value(found: re.Match[str]) -> Fraction | None:
 
 
 def _read(text: str) -> Fraction:
-    """An unsigned number."""
     power = Fraction(1)
     if (raised := re.search(_POWER + r"\Z", text)) is not None:
         digits = re.sub(r"[^-0-9]", "", re.split(r"\^|\*\*", raised[0])[1])

@@ -94,7 +94,6 @@ class ThreadCalls:
         self._function, self._arguments, self._count, self._given = function, arguments, count, given
 
     def whole(self, seconds: float) -> Outcome | Lost:
-        """See `Calls`."""
         # Copies, because a function may modify its lists while others read theirs.
         own = {name: list(column) for name, column in self._arguments.items()}
         results: queue.SimpleQueue[Outcome | Lost] = queue.SimpleQueue()
@@ -103,7 +102,6 @@ class ThreadCalls:
         return Lost(time_limit_text(seconds), late=True) if found is None else found
 
     def each(self, places: Sequence[int], seconds: float, at_once: bool) -> Iterator[Outcome | Lost]:
-        """See `Calls`."""
         own = {name: [column[place] for place in places] for name, column in self._arguments.items()}
         results: queue.SimpleQueue[Outcome | Lost] = queue.SimpleQueue()
         abandoned = threading.Event()

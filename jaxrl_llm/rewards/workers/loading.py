@@ -16,40 +16,24 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.rewards import boxes, code, graded, screens, tagged_lists, tool_calls, verifiers
 from jaxrl_llm.rewards.entries import SPANS, provided
-from jaxrl_llm.rewards.environment import OWN
-from jaxrl_llm.rewards.judges import first_errors
+from jaxrl_llm.rewards.judges import questions
 from jaxrl_llm.rewards.parsing import answers
-from jaxrl_llm.rewards.specs import DENSE, model_name
+from jaxrl_llm.rewards.specs import DENSE, OWN, model_name
 from jaxrl_llm.utils.errors import InputError, error_line, missing_package, unknown
 from jaxrl_llm.utils.starting import phase
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "answer_bleu": graded.answer_bleu,
-    "answer_format_reward": verifiers.answer_format_reward,
-    "answer_tags": tagged_lists.answer_tags,
-    "box_confidence": boxes.box_confidence,
-    "box_format": boxes.box_format,
-    "box_overlap": boxes.box_overlap,
-    "class_match": boxes.class_match,
-    **OWN,
-    "exact_match": answers.keyed(verifiers.exact_match, answers.whole_text),
-    "first_error": first_errors.first_error,
-    "gui_action": screens.gui_action,
-    "gui_click": screens.gui_click,
-    "gui_format": screens.gui_format,
-    "gui_kind": screens.gui_kind,
-    "gui_parameter": screens.gui_parameter,
-    "number_match": answers.keyed(verifiers.number_match, answers.number),
-    "number_match_strict": answers.keyed(verifiers.number_match_strict, answers.number),
-    "one_answer": tagged_lists.one_answer,
-    "math_verify": answers.keyed(verifiers.math_verify, answers.expression),
-    "math_verify_strict": answers.keyed(verifiers.math_verify_strict, answers.expression),
-    "reasoning_gym": verifiers.reasoning_gym,
-    "tagged_levels": answers.keyed(graded.tagged_levels, answers.tagged),
-    "think_format_reward": verifiers.think_format_reward,
-    "tagged_match": answers.keyed(verifiers.tagged_match, answers.tagged),
-    "valid_calls": tool_calls.valid_calls,
-}
+_FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    graded.answer_bleu, verifiers.answer_format_reward, tagged_lists.answer_tags, tagged_lists.one_answer,
+    boxes.box_confidence, boxes.box_format, boxes.box_overlap, boxes.class_match, questions.first_error,
+    screens.gui_action, screens.gui_click, screens.gui_format, screens.gui_kind, screens.gui_parameter,
+    verifiers.reasoning_gym, verifiers.think_format_reward, tool_calls.valid_calls, *OWN.values(),
+    answers.keyed(verifiers.exact_match, answers.whole_text), answers.keyed(verifiers.number_match, answers.number),
+    answers.keyed(verifiers.number_match_strict, answers.number),
+    answers.keyed(verifiers.math_verify, answers.expression),
+    answers.keyed(verifiers.math_verify_strict, answers.expression),
+    answers.keyed(graded.tagged_levels, answers.tagged), answers.keyed(verifiers.tagged_match, answers.tagged),
+)  # fmt: skip
+FUNCTIONS = {function.__name__: function for function in _FUNCTIONS}
 
 
 def _distances(text: str) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -191,41 +192,35 @@ class ProcessFunction:
         self._worker = None
 
 
+@dataclass(frozen=True)
 class _ProcessCalls:
     """The calls of one batch; see `limits.Calls`."""
 
-    def __init__(
-        self,
-        function: ProcessFunction,
-        arguments: Mapping[str, list[Any]],
-        count: int,
-        memory_limit: float | None,
-        given: Given,
-    ) -> None:
-        self._function, self._arguments, self._count, self._memory = function, arguments, count, memory_limit
-        self._given = given
+    function: ProcessFunction
+    arguments: Mapping[str, list[Any]]
+    count: int
+    memory_limit: float | None
+    given: Given
 
     def whole(self, seconds: float) -> Outcome | Lost:
-        """See `Calls`."""
-        asked = self._asked(range(self._count), seconds, False, False)
-        return asked if isinstance(asked, Lost) else next(self._function.ask(asked, self._memory))
+        asked = self._asked(range(self.count), seconds, False, False)
+        return asked if isinstance(asked, Lost) else next(self.function.ask(asked, self.memory_limit))
 
     def each(self, places: Sequence[int], seconds: float, at_once: bool) -> Iterator[Outcome | Lost]:
-        """See `Calls`."""
         asked = self._asked(places, seconds, True, at_once)
         if isinstance(asked, Lost):
             yield from [asked] * len(places)
         else:
-            yield from self._function.ask(asked, self._memory)
+            yield from self.function.ask(asked, self.memory_limit)
 
     def _asked(self, places: Sequence[int], seconds: float, each: bool, at_once: bool) -> Asked | Lost:
         columns = {}
-        for name, values in self._arguments.items():
+        for name, values in self.arguments.items():
             try:
                 columns[name] = pickle.dumps([values[place] for place in places], pickle.HIGHEST_PROTOCOL)
             except Exception as error:
                 return Lost(f"column {name!r} cannot be sent to its process: {error_line(error)}")
-        return Asked(columns, len(places), seconds, self._given, each, at_once)
+        return Asked(columns, len(places), seconds, self.given, each, at_once)
 
 
 def _nothing() -> None:
@@ -233,5 +228,4 @@ def _nothing() -> None:
 
 
 def _source(name: str) -> str:
-    """The file or module in a reward's name."""
     return name.rpartition(":")[0] or name if "(" not in name else name

@@ -253,7 +253,6 @@ def _added(before: list[Any] | None, spans: list[Any] | None, weight: float) -> 
 
 
 def _lost(found: Outcome, count: int, default: float) -> str:
-    """What failed, in words."""
     failed, late = sum(found.failed), sum(found.late)
     if not failed + late:
         return f"was called again for each of {count} samples, because a call for all did not end well"

@@ -77,7 +77,8 @@ def main(connection: int, life: int) -> None:
     for descriptor in (connection, life):
         os.set_inheritable(descriptor, False)
     _end_with_trainer(life)
-    _be_first_to_go()
+    with contextlib.suppress(OSError):  # not on Linux, or forbidden
+        Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel kills this rather than the trainer
     # Schedulers send SIGTERM to every process of a job; the trainer, which then saves its state, ends this one.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     if hasattr(sys.stdout, "reconfigure"):
@@ -104,18 +105,15 @@ def _serve(channel: socket.socket) -> None:
         send(channel, f"cannot load rewards: {function!r}: {error}")
         return
     name = str(getattr(function, "__name__", type(function).__name__))
-    each, own = (bool(getattr(function, flag, False)) for flag in ("per_sample", "own_limits"))
-    send(channel, Ready(name, takes, loaded.digest, gives, each, own, *_seen(function), loaded.warm_up is not None))
+    flags = [bool(getattr(function, flag, False)) for flag in ("per_sample", "own_limits")]
+    flags += [wants_texts(function), reads_environments(function), loaded.warm_up is not None]
+    send(channel, Ready(name, takes, loaded.digest, gives, *flags))
     if loaded.warm_up is not None:
         with contextlib.suppress(Exception):  # the first call will report the problem
             loaded.warm_up()
         send(channel, WARM)
     while True:
         _answer(channel, loaded.function, receive(channel))
-
-
-def _seen(function: Callable[..., Any]) -> tuple[bool, bool]:
-    return wants_texts(function), reads_environments(function)
 
 
 def _answer(channel: socket.socket, function: Callable[..., Any], asked: Asked) -> None:
@@ -146,12 +144,6 @@ def _end_with_trainer(life: int) -> None:
     fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([life], [], [], 0)[0]:  # the trainer exited before SIGIO was requested
         os._exit(0)
-
-
-def _be_first_to_go() -> None:
-    """Make the kernel's out-of-memory killer choose this process rather than the trainer."""
-    with contextlib.suppress(OSError):  # not on Linux, or forbidden
-        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def send(connection: socket.socket, value: Any, deadline: float | None = None) -> None:

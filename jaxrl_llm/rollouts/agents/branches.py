@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.data.chat.turns import ChatTurns
-from jaxrl_llm.rollouts.agents.limits import Limits
+from jaxrl_llm.rollouts.agents.compaction import Limits
 from jaxrl_llm.rollouts.agents.messages import after, alike, merged
 from jaxrl_llm.rollouts.context import MOST_NUMBERS, Tools
 from jaxrl_llm.rollouts.episode import Episode, Segment, checksum, given
-from jaxrl_llm.rollouts.program_host import Task
 
 if TYPE_CHECKING:
     from jaxrl_llm.rollouts.agents.conversation import Conversation

@@ -1,4 +1,4 @@
-"""Compaction: what of a conversation goes on in a new row when the budget of its context is near.
+"""How long episodes may be, and compaction: what of a conversation goes on in a new row when its budget is near.
 
 Either a function of the messages, such as `keep_last`, drops some of them, or the policy writes a `Summary`, which is
 an action like its other replies and trained on.
@@ -60,8 +60,7 @@ def last_turns(messages: Sequence[Message], turns: int) -> list[Message]:
 def keep_last(turns: Count = 1) -> Compact:
     """A function that keeps what came before the first reply, and the last turns.
 
-    A turn is a reply with what answered it, so that calls of tools stay beside their results. InputError unless turns
-    is at least 1.
+    A turn is a reply with what answered it, so that calls of tools stay beside their results. turns: at least 1.
 
     >>> said = [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 3, "abcdef")]
     >>> "".join(message["content"] for message in keep_last(1)([*said, {"role": "user", "content": "g"}]))
@@ -103,3 +102,26 @@ def compact_by_name(spec: str) -> Compact:
     if not isinstance(loaded, Summary) and not callable(loaded):
         raise InputError(f"compact {spec} is {shown(loaded)}, but must be a function of messages or a Summary")
     return cast(Compact, loaded)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long an episode may be."""
+
+    turns: Count = 8  # replies of an episode
+    turn_tokens: Count | None = None  # sampled tokens of a reply; None: the run's limit of a completion
+    episode_tokens: Count | None = None  # of an episode after its prompt, observations too; None: as the context allows
+    context_tokens: Count | None = None  # tokens of a row, its prompt included; None: as the model's context allows
+    compact: Compact | None = None  # what it goes on with when `context_tokens` is near; None: it ends there
+    fresh: bool = False  # whether an observation is the whole prompt of the next turn
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.compact is not None and (self.context_tokens is None or self.fresh):
+            why = "fresh prompts have nothing to compact" if self.fresh else "context_tokens says when: give it too"
+            raise InputError(f"compact is given, but {why}")
+        if isinstance(self.compact, Summary) and self.compact.tokens >= (self.context_tokens or 0):
+            raise InputError(
+                f"a summary has {self.compact.tokens} tokens, but context_tokens is {self.context_tokens}, which must "
+                "hold the prompt beside it: lower one or raise the other"
+            )

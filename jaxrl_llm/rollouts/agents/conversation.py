@@ -8,22 +8,21 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.data.chat.calls import Message, Reply
 from jaxrl_llm.data.chat.message_forms import lost_thoughts
 from jaxrl_llm.data.chat.messages import has_thought
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.copies import Replayable
 from jaxrl_llm.environments.protocol import Observation
-from jaxrl_llm.rewards.environment import ENVIRONMENT
 from jaxrl_llm.rewards.seen import Talk
+from jaxrl_llm.rewards.specs import ENVIRONMENT
 from jaxrl_llm.rollouts.agents.branches import Node, number_of
-from jaxrl_llm.rollouts.agents.compaction import Summary
-from jaxrl_llm.rollouts.agents.limits import Limits
+from jaxrl_llm.rollouts.agents.compaction import Limits, Summary
 from jaxrl_llm.rollouts.agents.messages import conversation_of, guided, merged
 from jaxrl_llm.rollouts.agents.metrics import COUNTS
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, checksum, given
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError
 
 
@@ -120,7 +119,6 @@ class Conversation:
         return reply
 
     def note(self, seen: Observation) -> None:
-        """Keep the reward and the numbers of a turn."""
         self.rewards.append(seen.reward)
         for name, value in seen.info.items():
             self.info[name] = self.info.get(name, 0.0) + float(value)
@@ -185,7 +183,6 @@ class Conversation:
         return min(_reply_tokens(task, limits), left, self._context_left(rows[place], limits))
 
     def _left(self, rows: Sequence[Episode], limits: Limits) -> int:
-        """Tokens that the budget of the episode leaves."""
         taken = sum(row.size - self.shared.get(row.sample, 0) for row in rows)
         return 2**30 if limits.episode_tokens is None else limits.episode_tokens - taken
 

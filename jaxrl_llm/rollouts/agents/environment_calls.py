@@ -9,6 +9,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.data.chat.encode import is_conversation
 from jaxrl_llm.environments.copies import Replayable
 from jaxrl_llm.environments.protocol import MakeEnvironment, Observation, finite, flag
@@ -16,7 +17,7 @@ from jaxrl_llm.environments.tools.base import result_text
 from jaxrl_llm.rollouts.agents.conversation import Conversation
 from jaxrl_llm.rollouts.agents.metrics import FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.program_host import FAILED, NotDeterministicError, Task
+from jaxrl_llm.rollouts.program_host import FAILED, NotDeterministicError
 from jaxrl_llm.utils.errors import shown
 from jaxrl_llm.utils.threads import called, in_thread
 

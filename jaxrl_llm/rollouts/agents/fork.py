@@ -13,14 +13,13 @@ import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Range
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
 from jaxrl_llm.rollouts.agents.metrics import FORKED
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun
 from jaxrl_llm.rollouts.agents.program import graded, with_episodes
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.rollouts.trees import by_prefix
 
@@ -44,8 +43,7 @@ def by_chance(probability: Fraction = 0.5, weight: float = 0.2, damping: NonNega
 
 
 def whole_paths(budget: int, at_question: float, of_turns: float, beta: float) -> int:
-    """How many of `budget` paths begin at the question: floor(budget sigmoid(beta (H_question - H_turns))) + 1, at most
-    all of them.
+    """How many of `budget` paths begin at the question: floor(budget sigmoid(beta (H_question - H_turns))) + 1, or all.
 
     >>> whole_paths(16, 1.0, 2.0, 0.5), whole_paths(16, 2.0, 1.0, 0.5), whole_paths(4, 9.0, 0.0, 1.0)
     (7, 10, 4)

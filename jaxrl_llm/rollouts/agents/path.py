@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from asyncio import gather
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.data.chat.calls import Reply
 from jaxrl_llm.data.chat.encode import format_of
 from jaxrl_llm.data.chat.rendering import PromptFormat
@@ -15,6 +17,7 @@ from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.copies import Replayable
 from jaxrl_llm.environments.protocol import MakeEnvironment, Observation
 from jaxrl_llm.rollouts.agents.branches import Node, go_on
+from jaxrl_llm.rollouts.agents.compaction import Limits
 from jaxrl_llm.rollouts.agents.conversation import Conversation, states_of
 from jaxrl_llm.rollouts.agents.environment_calls import (
     EnvironmentFailed,
@@ -25,13 +28,13 @@ from jaxrl_llm.rollouts.agents.environment_calls import (
     observed,
     world_of,
 )
-from jaxrl_llm.rollouts.agents.limits import Limits
 from jaxrl_llm.rollouts.agents.messages import messages_of
 from jaxrl_llm.rollouts.agents.metrics import FAILED_ENVIRONMENT
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError, shown
+
+logger = logging.getLogger("jaxrl_llm.rollouts")
 
 
 @dataclass(frozen=True)
@@ -75,29 +78,34 @@ class Path:
         return self.seats[self.player]
 
     def before(self, turn: int, number: int) -> Path:
-        """The episode before its reply `turn`, as sample `number`, with the environment of this one."""
+        """The episode before its reply `turn`, as sample `number`, with the environment of this one.
+
+        With a copy of that it goes on by itself, and is closed by itself.
+        """
         then = self.past[turn]
         seats = [one.copy(number - then.number) for one in then.seats]
         return replace(then, number=number, seats=seats, past=self.past[:turn])
 
-    async def at_turn(self, turn: int, number: int) -> Path:
-        """The episode before its reply `turn`, as sample `number`, with a copy of the environment as it was then.
-
-        It goes on by itself, and is closed by itself. Raises EnvironmentFailed if there can be no copy.
-        """
-        path = self.before(turn, number)
-        await path.copy_world()
-        return path
-
     async def copy_world(self) -> None:
-        """Go on with a copy of the environment, as it was before the next turn; see `environment_calls.copied`."""
+        """Go on with a copy of the environment, as it was before the next turn; see `environment_calls.copied`.
+
+        Raises EnvironmentFailed if there can be no copy.
+        """
         assert self.world is not None
         self.world = await copied(self.tools, self.world, name=f"{self.number}/from {self.turn}", turns=self.turn)
         for one in self.seats:
             one.world = self.world
 
+    async def has_copy(self) -> bool:
+        """`copy_world`; False, which is said, if there can be no copy, so that the sample is to be played anew."""
+        try:
+            await self.copy_world()
+        except EnvironmentFailed as error:
+            logger.warning("prompt %d: %s; sample %d is an episode of its own", self.task.prompt_id, error, self.number)
+            return False
+        return True
+
     async def take_turn(self) -> None:
-        """The next reply, and the environment's answer."""
         await self.draw()
         await self.hear()
 
@@ -232,7 +240,6 @@ async def begun(tools: Tools, task: Task, number: int, settings: AgentSettings) 
 
 
 async def played(path: Path) -> Path:
-    """The episode, played to its end and closed."""
     while not path.over:
         await path.take_turn()
     await path.close()
@@ -240,7 +247,6 @@ async def played(path: Path) -> Path:
 
 
 async def converse(tools: Tools, task: Task, number: int, settings: AgentSettings) -> Path:
-    """A whole episode of the task's group."""
     return await played(await begun(tools, task, number, settings))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from asyncio import gather
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
@@ -11,33 +10,27 @@ import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import Range, check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.rollouts.agents.conversation import finished
-from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
 from jaxrl_llm.rollouts.agents.metrics import RESTARTED
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun, converse, played
 from jaxrl_llm.rollouts.agents.program import ends_of, with_episodes
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.program_host import Task
 
 IMITATED = "imitated"
 RESTARTS = frozenset({IMITATED, "imitated_score"})
 MODEL = "restart"  # a column that a curriculum may give: a `Model` as a dict, or None
 NOT_LEARNT = -1.0  # in info["imitated"]
-logger = logging.getLogger("jaxrl_llm.rollouts")
 
 
 class Model(NamedTuple):
     """A success from which episodes of later steps begin, as JSON values."""
 
-    replies: Sequence[Sequence[int] | str]
-    """Token ids of each, or a text of a teacher."""
+    replies: Sequence[Sequence[int] | str]  # token ids of each, or a text of a teacher
     score: float
-    place: int | None = None
-    """Replies that all restarts take over; None: each as `anchors` says."""
-    learnt: int | None = None
-    """Of these, the first so many are imitated; None: all."""
+    place: int | None = None  # replies that all restarts take over; None: each as `anchors` says
+    learnt: int | None = None  # of these, the first so many are imitated; None: all
 
 
 @part
@@ -90,10 +83,8 @@ def restarting(
                 path = await followed(tools, task, settings, number, stored.replies[:turn])
                 taken = len(path.past)
                 return await played(path), taken
-            try:
-                path = await own.at_turn(turn, number)
-            except EnvironmentFailed as error:
-                logger.warning("prompt %d: %s; sample %d is an episode of its own", task.prompt_id, error, number)
+            path = own.before(turn, number)
+            if not await path.has_copy():
                 return await fresh(number), 0
             path.one.info = {}  # which counts what happens in its own turns
             return await played(path), turn

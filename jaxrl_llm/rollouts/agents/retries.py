@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.rollouts.agents.conversation import finished
-from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
 from jaxrl_llm.rollouts.agents.messages import lines_of
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, begun, played
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
 
-logger = logging.getLogger("jaxrl_llm.rollouts")
 PIVOT = "pivot"
 
 OUTCOMES = ("perfect", "improvable", "failed")
@@ -25,20 +22,16 @@ class Reflection(NamedTuple):
     """What the policy says of an episode."""
 
     perfect: bool
-    step: int = 0
-    """Of the environment, from which to try again."""
+    step: int = 0  # of the environment, from which to try again
     suggestion: str = ""
 
 
 class Guided(NamedTuple):
     """Where an episode has the guidance of its retry."""
 
-    row: int
-    """The row that has it first; those before have nothing that is trained on."""
-    place: int | None
-    """Of its segments, that with the guidance; None: its prompt."""
-    plain: tuple[int, ...]
-    """That segment without it."""
+    row: int  # the row that has it first; those before have nothing that is trained on
+    place: int | None  # of its segments, that with the guidance; None: its prompt
+    plain: tuple[int, ...]  # that segment without it
 
 
 @dataclass
@@ -47,12 +40,9 @@ class Attempt:
 
     path: Path
     replies: list[str] = field(default_factory=list)
-    pivot: int = 0
-    """Turns that are not trained on."""
-    guided: Guided | None = None
-    """Of a retry."""
-    reflected: bool | None = None
-    """Whether a reflection on it could be read; None: there should be none."""
+    pivot: int = 0  # turns that are not trained on
+    guided: Guided | None = None  # of a retry
+    reflected: bool | None = None  # whether a reflection on it could be read; None: there should be none
 
 
 def reflection_in(text: str, steps: int) -> Reflection | None:
@@ -86,7 +76,6 @@ def transcript(attempt: Attempt, reward: float) -> str:
 
 
 async def attempted(tools: Tools, task: Task, number: int, settings: AgentSettings) -> Attempt:
-    """One episode of the task's group."""
     attempt = Attempt(await begun(tools, task, number, settings))
     path = attempt.path
     while not path.over:
@@ -103,16 +92,12 @@ async def retried_from(first: Attempt, step: int, number: int, text: str) -> Att
     None if the environment cannot be copied, or there is no room for the guidance.
     """
     path = first.path.before(step, number)
-    one, prompt_id = path.one, path.task.prompt_id
-    last = one.rows[-1]
+    one, last = path.one, path.one.rows[-1]
     assert path.chat is not None
     if not one.guide(path.tools, path.chat, path.seen.messages, text, path.task, path.settings.limits):
         return None
     place, plain = (len(last.segments) - 1, tuple(last.segments[-1].tokens.token.tolist())) if last.size else (None, ())
-    try:
-        await path.copy_world()
-    except EnvironmentFailed as error:
-        logger.warning("prompt %d: %s; sample %d is an episode of its own", prompt_id, error, number)
+    if not await path.has_copy():
         return None
     attempt = Attempt(path, pivot=len(one.states), guided=Guided(len(one.rows) - 1, place, plain))
     await played(path)

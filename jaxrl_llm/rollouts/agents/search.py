@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from asyncio import gather
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse, played
 from jaxrl_llm.rollouts.agents.program import ends_of
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Task
-
-logger = logging.getLogger("jaxrl_llm.rollouts")
 
 
 @dataclass
 class Node:
     """A state of the environment: that of an episode before one of its replies, or after its last."""
 
-    path: Path | None = None
-    """An episode through it; None for the root before the first one."""
-    turn: int = 0
-    """Replies before it."""
+    path: Path | None = None  # an episode through it; None for the root before the first one
+    turn: int = 0  # replies before it
     parent: Node | None = None
-    children: list[Node] = field(default_factory=list)
-    """States after replies that were tried here, in order."""
+    children: list[Node] = field(default_factory=list)  # states after replies that were tried here, in order
     visits: int = 0
-    total: float = 0.0
-    """The values of the episodes through it, added up."""
+    total: float = 0.0  # the values of the episodes through it, added up
     ended: bool = False
 
     def open(self, width: int) -> bool:
@@ -43,10 +35,8 @@ class Searched(NamedTuple):
     """A finished episode of the tree."""
 
     path: Path
-    end: Episode
-    """Its last row, scored by the run's reward functions."""
-    value: float
-    """Its score and the rewards of its turns; NaN: not scored."""
+    end: Episode  # its last row, scored by the run's reward functions
+    value: float  # its score and the rewards of its turns; NaN: not scored
 
 
 def upper_bound(node: Node, exploration: float) -> float:
@@ -118,13 +108,8 @@ async def searched(
         add(root, one)
     for number in range(min(width, episodes), episodes):
         node = chosen(root, width, exploration)
-        if node is None or node.path is None or not node.turn:
-            add(root, await fresh(number))
-            continue
-        try:
-            path = await node.path.at_turn(node.turn, number)
-        except EnvironmentFailed as error:
-            logger.warning("prompt %d: %s; sample %d is an episode of its own", task.prompt_id, error, number)
+        path = None if node is None or node.path is None or not node.turn else node.path.before(node.turn, number)
+        if node is None or path is None or not await path.has_copy():
             add(root, await fresh(number))
             continue
         path.one.info = {}  # which counts what happens in its own turns

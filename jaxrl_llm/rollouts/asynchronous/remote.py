@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.distributed.peers import LOST, Peer, PeerListener
 from jaxrl_llm.rollouts.asynchronous.sampler import Taken
 from jaxrl_llm.rollouts.asynchronous.samplers import Flight, Given, Scene
 from jaxrl_llm.rollouts.asynchronous.session import Ended, packed
-from jaxrl_llm.rollouts.asynchronous.waitlist import LOOK, Waitlist
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.asynchronous.staleness import LOOK, Waitlist
 from jaxrl_llm.rollouts.runtime.multihost_gather import side_by_side
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
 from jaxrl_llm.sampling.weights.layouts import LoopOptions
@@ -46,7 +46,6 @@ class _Remote:
 
     @property
     def flight(self) -> Flight:
-        """The groups that it is to complete."""
         return [both for key, both in self.groups.items() if key not in self.complete]
 
 
@@ -84,7 +83,6 @@ class RemoteSamplers:
         self._all(self._there(), "enter", lambda one: (told, own[one.number], until[one.number]))
 
     def take(self, keys: Sequence[GroupKey]) -> Taken:
-        """See `Samplers`."""
         own = [[key for key in keys if key in one.groups] for one in self._remotes]
         known = [[key for key in own[one.number] if key not in one.before] for one in self._remotes]
         answers = self._all(self._there(), "take", lambda one: (known[one.number],))
@@ -120,12 +118,10 @@ class RemoteSamplers:
                 self._go_on(one)
 
     def end_step(self) -> bool:
-        """See `Samplers`."""
         found, self._replaced, self._given = self._replaced, False, None
         return found
 
     def close(self) -> None:
-        """See `Samplers`."""
         self._open = False
         for one in self._there():
             assert one.peer is not None

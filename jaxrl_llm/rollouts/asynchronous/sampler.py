@@ -13,20 +13,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_llm.rollouts.asynchronous.renewal import note_running, remove, renew, restart
-from jaxrl_llm.rollouts.asynchronous.step_order import NEVER
-from jaxrl_llm.rollouts.asynchronous.waitlist import LOOK
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.core.rollout import Task
+from jaxrl_llm.rollouts.asynchronous.rule import NEVER
+from jaxrl_llm.rollouts.asynchronous.staleness import LOOK
 from jaxrl_llm.rollouts.runtime.admission import Rule
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.group_run import Group, GroupRun
 from jaxrl_llm.rollouts.runtime.in_flight import InFlight
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
+from jaxrl_llm.sampling.requests import Completion
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError
 
@@ -67,7 +67,7 @@ class Sampler:
     """Groups in flight in a thread, until it is closed. Its methods are called from one other thread.
 
     driver: of the first weights. ended, failed: called in the thread, with groups that are complete, and with what ends
-    the thread. number, of: which of the samplers it is that draw the same prompts. keep: see `renewal.renew`.
+    the thread. number, of: which of the samplers it is that draw the same prompts. keep: see `renew`.
     """
 
     def __init__(
@@ -119,7 +119,6 @@ class Sampler:
         return found[0]
 
     def close(self) -> None:
-        """End the thread."""
         self._over = True
         self._wake()
         self._thread.join()
@@ -235,3 +234,44 @@ class Sampler:
         note_running(self._run)
         to_come = [log for entry, _ in self._entries for log, _ in entry.flight]
         return (*(group.log() for group in self._groups.values()), *to_come)
+
+
+def renew(run: InFlight, driver: Driver, keep: bool = False) -> None:
+    """Go on with another driver, of new weights.
+
+    Its engines take over what those in use have begun, and compute its keys, values and states again. keep: those in
+    use go on instead, with caches that are of earlier weights.
+    """
+    with run.driver.lock:
+        run.waiting += [] if keep else run.withdraw()
+        run.driver = driver
+        for draws, running in run.engines.items():
+            stats = Stats()
+            run.stats += [] if draws.temperature == 0 else [stats]
+            engine = driver.make_engine((), draws, stats, running.engine)
+            run.engines[draws] = running._replace(engine=engine, stats=stats)
+
+
+def remove(run: InFlight, groups: Sequence[GroupRun]) -> None:
+    gone = {id(group) for group in groups}
+    run.groups = [group for group in run.groups if id(group) not in gone]
+    run.ended = [(chunk, group) for chunk, group in run.ended if id(group) not in gone]
+    run.complete = [place for place, group in enumerate(run.groups) if any(group is one for _, one in run.ended)]
+
+
+def restart(run: InFlight) -> None:
+    """Go on with new engines of the driver after those in use have failed, with the tokens that they gave."""
+    note_running(run, suppress=(Exception,))
+    for running in run.engines.values():
+        run.waiting += [ticket for ticket in running.tickets.values() if ticket not in run.waiting]
+    run.engines = {}
+
+
+def note_running(run: InFlight, suppress: tuple[type[Exception], ...] = ()) -> None:
+    """Note what the engines have drawn of the calls that are not answered. suppress: see `contextlib.suppress`."""
+    for running in run.engines.values():
+        engine: Any = running.engine  # `Engine`, not one that other hosts mirror
+        with contextlib.suppress(*suppress):
+            for number, tokens in engine.running():
+                ticket = running.tickets[number]
+                ticket.note(Completion(number, tokens, False, ticket.until))

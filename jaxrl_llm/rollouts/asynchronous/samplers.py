@@ -1,4 +1,4 @@
-"""The samplers of a host: what a learner asks of them, and the one in a thread of this process."""
+"""The samplers of a host: what a learner asks of them and gives them, and the one in a thread of this process."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rewards.streamed import StreamedScores
 from jaxrl_llm.rollouts.asynchronous.rule import Asynchrony
 from jaxrl_llm.rollouts.asynchronous.sampler import Entry, Sampler, Taken
-from jaxrl_llm.rollouts.asynchronous.waitlist import Waitlist
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.asynchronous.staleness import Waitlist
 from jaxrl_llm.rollouts.runtime.driver import Driver
 from jaxrl_llm.rollouts.runtime.engines import engines_of, weights_of
 from jaxrl_llm.rollouts.runtime.group_run import GroupRun
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
-from jaxrl_llm.rollouts.runtime.source import driver_of
-from jaxrl_llm.rollouts.runtime.source_setup import Experience
-from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
+from jaxrl_llm.rollouts.runtime.source import begun, driver_of
+from jaxrl_llm.rollouts.runtime.source_setup import Experience, ExperienceState
+from jaxrl_llm.rollouts.runtime.sources import draw
 from jaxrl_llm.sampling.weights import Weights
+from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.threads import DISPATCH
 
 Flight = Sequence[tuple[GroupLog, Task]]
@@ -79,7 +80,6 @@ class Scene(NamedTuple):
     lock: AbstractContextManager[Any] = DISPATCH  # held while engines run
 
     def driver(self, given: Given, weights: Weights) -> Driver:
-        """The driver of the weights of a step."""
         setup = self.setup
         groups = -(-(self.rule.bound + 1) * setup.prompts_per_step // setup.hosts.units)
         make = engines_of(setup, groups, given.params, given.key, given.step, given.state, weights)
@@ -101,7 +101,6 @@ class InThread:
         self._weights: Weights | None = None  # of the last step, where the next differ in adapters alone
 
     def enter(self, given: Given | None, flight: Flight, until: Sequence[int | None]) -> None:
-        """See `Samplers`."""
         driver = None
         if given is not None:
             setup = self._scene.setup
@@ -122,12 +121,10 @@ class InThread:
         self._sampler.enter(Entry(driver, flight, until))
 
     def take(self, keys: Sequence[GroupKey]) -> Taken:
-        """See `Samplers`."""
         assert self._sampler is not None
         return self._sampler.take(keys)
 
     def logs(self) -> Pool:
-        """See `Samplers`."""
         assert self._sampler is not None
         return self._sampler.logs()
 
@@ -135,10 +132,36 @@ class InThread:
         """See `Samplers`: it is there as long as this process."""
 
     def end_step(self) -> bool:
-        """See `Samplers`."""
         return False
 
     def close(self) -> None:
-        """See `Samplers`."""
         if self._sampler is not None:
             self._sampler.close()
+
+
+def new_groups(
+    setup: Experience, state: ExperienceState, counts: Sequence[int], step: int, earlier: Sequence[int] = ()
+) -> tuple[list[tuple[GroupLog, Task]], ExperienceState, int]:
+    """(groups of new prompts that this host samples, the state after them, number of prompts dropped).
+
+    counts: of each host. earlier: the prompts of the groups that began in this step before.
+    """
+    ids, curriculum, dropped = _prompts(setup, state.curriculum, sum(counts))
+    first = sum(counts[: setup.hosts.index])
+    new = begun(setup, curriculum, ids, len(ids), step, earlier)[first : first + counts[setup.hosts.index]]
+    return new, state._replace(curriculum=curriculum), dropped
+
+
+def _prompts(setup: Experience, curriculum: Any, count: int) -> tuple[list[int], Any, int]:
+    """The prompts of so many groups, those of one step after another."""
+    ids, dropped = list[int](), 0
+    while len(ids) < count:
+        wanted = min(setup.prompts_per_step, count - len(ids))
+        found, curriculum, lost = draw(setup.curriculum, setup.prompts, curriculum, wanted)
+        if len(found) != wanted:
+            raise InputError(
+                f"max_staleness is above 0, but the curriculum chose {len(found)} prompts for {wanted} groups, which "
+                "asynchronous sampling does not support: leave one of the two out"
+            )
+        ids, dropped = [*ids, *found], dropped + lost
+    return ids, curriculum, dropped

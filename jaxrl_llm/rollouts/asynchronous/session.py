@@ -17,8 +17,7 @@ from jaxrl_llm.rollouts.asynchronous.sampler import Taken
 from jaxrl_llm.rollouts.asynchronous.samplers import Flight, Given, InThread, Scene
 from jaxrl_llm.rollouts.runtime.group_run import Group, GroupRun
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
-from jaxrl_llm.rollouts.runtime.source_setup import Experience
-from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
+from jaxrl_llm.rollouts.runtime.source_setup import Experience, ExperienceState
 from jaxrl_llm.sampling.weights import Weights
 from jaxrl_llm.sampling.weights.sent import Arriving, Inlet, Offer, Part, Receiver
 from jaxrl_llm.utils.errors import InputError
@@ -40,11 +39,9 @@ class _Told:
         self._say = say
 
     def ended(self, ended: Iterable[tuple[GroupRun, int]]) -> None:
-        """See `Progress`."""
         self._say([Ended(run.group(), run.log(), chunk) for run, chunk in ended])
 
     def fail(self, error: BaseException) -> None:
-        """See `Progress`."""
         self._say(portable(error))
 
 
@@ -111,7 +108,6 @@ class Session:
         return found._replace(groups=[], logs=()), self._streamed.counted()
 
     def on_logs(self) -> Pool:
-        """See `Samplers.logs`."""
         return self._thread.logs()
 
 
@@ -123,7 +119,6 @@ def packed(given: Given) -> Given:
 
 
 def unpacked(given: Given) -> Given:
-    """The inverse of `packed`."""
     kind, data = given.key
     return given._replace(key=jax.random.wrap_key_data(data, impl=kind))
 

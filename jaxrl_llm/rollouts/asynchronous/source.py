@@ -24,22 +24,35 @@ from jaxrl_llm.distributed.hosts import Hosts
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rewards.scoring import Scored
 from jaxrl_llm.rewards.streamed import StreamedScores
-from jaxrl_llm.rollouts.asynchronous.metrics import ages, sampler_metrics, staleness_metrics
-from jaxrl_llm.rollouts.asynchronous.new_groups import new_groups
-from jaxrl_llm.rollouts.asynchronous.rule import Asynchrony, check_setup
+from jaxrl_llm.rollouts.asynchronous.rule import (
+    NEVER,
+    Asynchrony,
+    StepOrder,
+    check_setup,
+    of_host,
+    turns_of,
+    write_order,
+)
 from jaxrl_llm.rollouts.asynchronous.sampler import Taken
-from jaxrl_llm.rollouts.asynchronous.samplers import Flight, Given, InThread, Open, Samplers, Scene
-from jaxrl_llm.rollouts.asynchronous.staleness import Ahead, Waiting, adjusted, in_flight, taken
-from jaxrl_llm.rollouts.asynchronous.step_order import NEVER, StepOrder, of_host, turns_of, write_order
-from jaxrl_llm.rollouts.asynchronous.waitlist import Waitlist
+from jaxrl_llm.rollouts.asynchronous.samplers import Flight, Given, InThread, Open, Samplers, Scene, new_groups
+from jaxrl_llm.rollouts.asynchronous.staleness import (
+    Ahead,
+    Waiting,
+    Waitlist,
+    adjusted,
+    ages,
+    in_flight,
+    sampler_metrics,
+    staleness_metrics,
+    taken,
+)
 from jaxrl_llm.rollouts.runtime.admission import Collected
 from jaxrl_llm.rollouts.runtime.collate import mean_metrics, program_metrics, rows_of, to_batch
 from jaxrl_llm.rollouts.runtime.multihost_gather import of_all_hosts
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, GroupLog, Pool
 from jaxrl_llm.rollouts.runtime.resampling import Resampling
 from jaxrl_llm.rollouts.runtime.source import continued, experience, score
-from jaxrl_llm.rollouts.runtime.source_setup import Experience
-from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
+from jaxrl_llm.rollouts.runtime.source_setup import Experience, ExperienceState
 from jaxrl_llm.rollouts.runtime.sources import rollout_metrics
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError
@@ -254,7 +267,6 @@ class _Beside:
         return state._replace(pool=tuple(log for logs in self.hosts.gather(pool) for log in logs))
 
     def close(self) -> None:
-        """End the samplers."""
         if self.samplers is not None:
             with self.given_turn():
                 self.samplers.close()

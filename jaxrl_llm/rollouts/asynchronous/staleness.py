@@ -1,4 +1,4 @@
-"""The bound on staleness: how many groups are admitted, and which of them a step takes.
+"""The bound on staleness: how many groups are admitted, which of them a step takes, the list of those, and metrics.
 
 The staleness of a group is the learner's step less the step of the weights with which it was admitted; no token of it
 is older. With S groups a step, at most (bound + 1) S are in flight with the weights of a step, which is AReaL's rule
@@ -18,10 +18,19 @@ last step is the last of all, until which there is room for all that is in fligh
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
+from jaxrl_llm.rollouts.runtime.group_run import GroupRun
 from jaxrl_llm.rollouts.runtime.replay_log import GroupKey
+from jaxrl_llm.sampling.stats import Stats
+from jaxrl_llm.utils.process import stop_if
+
+if TYPE_CHECKING:
+    from jaxrl_llm.rollouts.asynchronous.sampler import Taken
 
 WAIT = 0.02  # share of a step's seconds for which the learner may wait
 SPARE = 2  # steps with groups of another to spare, after which the sampler is less far ahead
@@ -89,3 +98,99 @@ def taken(waiting: Sequence[Waiting], step: int, bound: int, wanted: int, later:
     if len(chosen) < wanted or any(one.ended is None for one in chosen):
         return None
     return [one.key for one in sorted(chosen, key=lambda one: one.place)]
+
+
+def ages(parts: Sequence[Taken], step: int) -> np.ndarray:
+    """The staleness int[tokens], in steps, of each sampled token of the groups that a step has taken.
+
+    Tokens that are trained on but were not drawn, such as those of hints, are no older than their group.
+    """
+    found = [np.zeros(0, int)]
+    for one in parts:
+        for log, group in zip(one.logs, one.groups, strict=True):
+            for episode in group.episodes:
+                drawn = np.maximum(episode.own.policy_step, log.key.first_step)
+                found.append(step - drawn[episode.actions])
+    return np.concatenate(found)
+
+
+def staleness_metrics(age: np.ndarray, bound: int) -> dict[str, float]:
+    """The share of tokens of each staleness, its mean, and the largest. age: as of `ages`."""
+    size = max(age.size, 1)
+    return {
+        "rollout/staleness": float(age.sum()) / size,
+        "rollout/stale_tokens": float(np.sum(age > 0)) / size,
+        "rollout/oldest": float(age.max(initial=0)),
+        **{f"staleness/{steps}": float(np.sum(age == steps)) / size for steps in range(bound + 1)},
+    }
+
+
+def sampler_metrics(seconds: Sequence[Mapping[str, float]], stats: Sequence[Stats], hosts: int) -> dict[str, float]:
+    """Seconds of decoding, and idle at the bound, since the last step: the mean of the hosts; and tokens a second.
+
+    seconds, stats: of all hosts.
+    """
+    found = {name: sum(one[name] for one in seconds) / hosts for name in ("decoding", "idle")}
+    speed = sum(one.tokens for one in stats) / found["decoding"] if found["decoding"] else 0.0
+    return {"rollout/tokens_per_second": speed} | {f"sampler/{name}_seconds": x for name, x in found.items()}
+
+
+LOOK = 0.2  # seconds between two looks for Ctrl-C, and for threads that have ended, while something waits
+Choose = Callable[[Sequence[Waiting]], list[GroupKey] | None]
+
+
+class Waitlist:
+    """The groups in flight of a host's samplers, in the order in which they were admitted. For several threads."""
+
+    def __init__(self) -> None:
+        self._news = threading.Condition()
+        self._groups: dict[GroupKey, Waiting] = {}
+        self._admitted = 0
+        self._error: BaseException | None = None
+
+    def admit(self, keys: Iterable[GroupKey]) -> None:
+        """Groups come after those there are; of one that is there already, that it is not complete any more."""
+        with self._news:
+            for key in keys:
+                place = self._groups[key].place if key in self._groups else self._admitted
+                self._admitted += key not in self._groups
+                self._groups[key] = Waiting(key, place)
+
+    def ended(self, ended: Iterable[tuple[GroupRun, int]]) -> None:
+        """Groups are complete, each since a chunk of its sampler."""
+        self.complete((group.before.key, chunk) for group, chunk in ended)
+
+    def complete(self, ended: Iterable[tuple[GroupKey, int]]) -> None:
+        """`ended`, by the keys of groups."""
+        with self._news:
+            for key, chunk in ended:
+                self._groups[key] = self._groups[key]._replace(ended=chunk)
+            self._news.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """No group will be complete any more: whoever waits has this error."""
+        with self._news:
+            self._error = error
+            self._news.notify_all()
+
+    def wait(
+        self, choose: Choose, interrupted: Callable[[], bool], meanwhile: Callable[[], object]
+    ) -> tuple[list[GroupKey], int]:
+        """Wait until `choose` names groups, which are complete: (their keys, how many were complete at first).
+
+        choose: (groups that no step has taken) -> keys, or None to wait. meanwhile: called again and again. Raises
+        KeyboardInterrupt after Ctrl-C.
+        """
+        with self._news:
+            complete = sum(one.ended is not None for one in self._groups.values())
+        while True:
+            with self._news:
+                if (keys := choose(list(self._groups.values()))) is not None:
+                    for key in keys:
+                        del self._groups[key]
+                    return keys, complete
+                if self._error is not None:
+                    raise self._error
+                self._news.wait(LOOK)
+            stop_if(interrupted())
+            meanwhile()

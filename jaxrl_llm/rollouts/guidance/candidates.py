@@ -10,14 +10,13 @@ import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import Count, NonNegativeInt
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.rewards.workers.loading import load_function
 from jaxrl_llm.rollouts.auxiliary_prompts import Question, also_ask, problem_text, second_prompt
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given, sampled_ids
 from jaxrl_llm.rollouts.guidance.prefixes import responses_of
 from jaxrl_llm.rollouts.guidance.repair import succeeds
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.recycled import final_answer
 
 CONTRASTED, WRONG_ONES = 1, 2  # parts of the program: what prompts show

@@ -10,9 +10,9 @@ from typing import Any
 
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.repr import layout, part
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.data.chat.messages import text_of
 from jaxrl_llm.rollouts.context import Tools
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError, shown
 
 Write = Callable[[Tools, Task, int], Awaitable[Sequence[str]]]
@@ -54,10 +54,8 @@ class Hints:
 
     write: Write
     name: str = "hints"
-    columns: tuple[str, ...] = ()
-    """Columns of the data set that it reads."""
-    samples: int = 0
-    """Most samples that it draws from the policy for one prompt."""
+    columns: tuple[str, ...] = ()  # columns of the data set that it reads
+    samples: int = 0  # most samples that it draws from the policy for one prompt
 
     def __post_init__(self) -> None:
         if not callable(self.write):
@@ -131,8 +129,7 @@ def own_levels(
     """Hints of several levels that the current policy writes, all in one answer, from the solution in a column.
 
     template: the prompt, with {problem}, {solution} and {levels}. The answer must contain a JSON list of `levels`
-    texts; else the policy is asked again, up to `tries` times in all, after which there is no hint. The answers are not
-    trained on.
+    texts; else the policy is asked again, `tries` times in all, then there is no hint. Answers are not trained on.
     """
     check_number("levels", levels, least=1, most=64, whole=True)
     check_number("tries", tries, least=1, most=64, whole=True)

@@ -16,14 +16,13 @@ import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.rewards.workers.loading import load_function
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given, known_scores
 from jaxrl_llm.rollouts.guidance.hints import texts_of
 from jaxrl_llm.rollouts.guidance.repair import repair
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import scored_whole
 from jaxrl_llm.utils.errors import InputError, require_choice
 
@@ -81,8 +80,7 @@ def reset_to_data(column: str = "response", share: float = 1.0) -> Rollout:
 
     column: a text, or a list of texts of which each sample draws one. Of a response, at most the task's limit of tokens
     counts. Rows without a response are sampled from the prompt. With `share` 0 this is `group`, scored group by group.
-    The metrics rollout/prefix and rollout/prefixed are the mean number of given tokens, and the share of episodes that
-    have some.
+    The metrics rollout/prefix and rollout/prefixed are the mean number of given tokens and the share of rows with some.
     """
     check_number("share", share, least=0, most=1)
 
@@ -124,12 +122,8 @@ def prefixed_groups(column: str = "trace", low: Fraction = 0.4, high: Fraction =
         found = await gather(*(continued(tools, task, [ids] * n, i * n) for i, ids in enumerate(contexts)))
         return [episode.in_part(number) for number, some in enumerate(found) for episode in some]
 
-    return Rollout(
-        program,
-        f"prefixed_groups({column})",
-        columns=(column,),
-        demands=Demands(variable_size=True, max_episodes=lambda G: G * (1 + prefixes)),
-    )
+    demands = Demands(variable_size=True, max_episodes=lambda G: G * (1 + prefixes))
+    return Rollout(program, f"prefixed_groups({column})", columns=(column,), demands=demands)
 
 
 def failure_rate(episodes: Sequence[Episode]) -> float:

@@ -12,11 +12,10 @@ from jaxrl_llm.core.arguments.checks import expect
 from jaxrl_llm.core.arguments.choices import Rewrite
 from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegativeInt
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import Hints, from_column, problem_of
-from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import scored_samples
 from jaxrl_llm.utils.errors import InputError, require_choice
 
@@ -66,12 +65,10 @@ def marked(episodes: Sequence[Episode], unhinted: bool = False, **info: float | 
 
 
 def none_succeed(succeeds: Succeeds) -> When:
-    """A condition: no sample of the group succeeds."""
     return lambda found: not any(map(succeeds, found))
 
 
 def all_succeed(succeeds: Succeeds) -> When:
-    """A condition: all samples of the group succeed."""
     return lambda found: all(map(succeeds, found))
 
 
@@ -230,14 +227,8 @@ def rewritten(
         kept = [episode for some in groups if 0 < sum(map(succeeds, some)) < G for episode in some]
         return kept or groups[0]
 
-    provides = frozenset({"rewritten", "hard"})
-    return Rollout(
-        program,
-        f"rewritten({which})",
-        provides,
-        (column,),
-        demands=Demands(variable_size=True, max_episodes=lambda G: 2 * G),
-    )
+    demands = Demands(variable_size=True, max_episodes=lambda G: 2 * G)
+    return Rollout(program, f"rewritten({which})", frozenset({"rewritten", "hard"}), (column,), demands)
 
 
 def states(text: str, solution: str) -> bool:

@@ -1,4 +1,4 @@
-"""Rollouts that take responses from the data set: pairs of a chosen and a rejected one, single verdicts, or texts.
+"""Rollouts that take responses from the data set: pairs, single verdicts, texts, and demonstrations.
 
 Nothing is sampled, so that no engine is built. Responses are texts or messages of the assistant, one or several turns;
 their tokens and the token that ends a turn are actions, and what others say between them is not. As they were not
@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.rollout import Demands, Rollout
+from jaxrl_llm.core.rollout import Demands, Rollout, Task
 from jaxrl_llm.data.chat.encode import encode_plain, has_chat_template, is_conversation, whole_text
-from jaxrl_llm.rewards.environment import GIVEN
+from jaxrl_llm.rewards.specs import GIVEN
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.programs import group
 from jaxrl_llm.utils.errors import InputError, require_choice, shown
 
 ReadResponse = Callable[[Tools, Task, str], Episode]  # of a column
@@ -32,7 +33,7 @@ def chosen_and_rejected(read: ReadResponse | None = None) -> Rollout:
     trains on, and info["equal"] 1, where both are the same after they were cut.
     """
 
-    async def program(tools: Tools, task: Task) -> list[Episode]:
+    def pair(tools: Tools, task: Task) -> list[Episode]:
         chosen, rejected = ((read or response)(tools, task, column) for column in ("chosen", "rejected"))
         if (margin := task.row.get("margin")) is not None:
             if not isinstance(margin, int | float):
@@ -45,10 +46,7 @@ def chosen_and_rejected(read: ReadResponse | None = None) -> Rollout:
             for one, reward in zip((chosen, rejected), rewards, strict=True)
         ]
 
-    return Rollout(
-        program, "chosen_and_rejected", columns=("chosen", "rejected"),
-        demands=Demands(variable_size=True, max_episodes=lambda G: 2, given=True),
-    )  # fmt: skip
+    return _given(pair, "chosen_and_rejected", "chosen", "rejected", most=2)
 
 
 @part
@@ -95,14 +93,11 @@ def written_completions(column: str | None = None, turns: str = "last") -> Rollo
     """
     require_choice("turns", turns, ("last", "all"))
 
-    async def program(tools: Tools, task: Task) -> list[Episode]:
+    def written(tools: Tools, task: Task) -> list[Episode]:
         own = ("answer" if task.row.get("completion") is None else "completion") if column is None else column
         return [response(tools, task, own, earlier=turns == "all").scored(1.0, {GIVEN: 1.0})]
 
-    return Rollout(
-        program, "written_completions", columns=() if column is None else (column,),
-        demands=Demands(variable_size=True, max_episodes=lambda G: 1, given=True),
-    )  # fmt: skip
+    return _given(written, "written_completions", *([] if column is None else [column]))
 
 
 @part
@@ -112,7 +107,7 @@ def listed_completions() -> Rollout:
     A row has as many as the run's group_size at most. A label that is null makes a completion unscored.
     """
 
-    async def program(tools: Tools, task: Task) -> list[Episode]:
+    def listed(tools: Tools, task: Task) -> list[Episode]:
         said, labels = task.row.get("completions"), task.row.get("labels")
         if not isinstance(said, list | tuple) or not isinstance(labels, list | tuple) or len(said) != len(labels):
             raise InputError(
@@ -133,10 +128,17 @@ def listed_completions() -> Rollout:
             for at, (one, number) in enumerate(zip(tasks, numbers, strict=True))
         ]
 
-    return Rollout(
-        program, "listed_completions", columns=("completions", "labels"),
-        demands=Demands(variable_size=True, max_episodes=lambda G: G, given=True),
-    )  # fmt: skip
+    return _given(listed, "listed_completions", "completions", "labels", most=None)
+
+
+def _given(episodes: Callable[[Tools, Task], list[Episode]], name: str, *columns: str, most: int | None = 1) -> Rollout:
+    """A rollout of a row's given episodes, at most so many; None: as many as a group has."""
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        return episodes(tools, task)
+
+    demands = Demands(variable_size=True, max_episodes=lambda G: G if most is None else most, given=True)
+    return Rollout(program, name, columns=columns, demands=demands)
 
 
 def response(tools: Tools, task: Task, column: str, earlier: bool = False) -> Episode:
@@ -205,3 +207,42 @@ def _after(now: Sequence[int], longer: Sequence[int], task: Task, column: str) -
             "end the response with its first turn, or choose another --prompt-format"
         )
     return list(longer[len(now) :])
+
+
+NEED = "demonstrated"
+
+
+def demonstration(tools: Tools, task: Task, column: str) -> Episode:
+    """The row's `response` in a column as an episode with info["demonstrated"] 1."""
+    return response(tools, task, column).with_info(demonstrated=1.0)
+
+
+@part
+def demonstrated(column: str = "answer") -> Rollout:
+    """The demonstration of each prompt alone: nothing is sampled. A step has `prompts_per_step` of them.
+
+    column: of the data set, with the texts. Set group_size to 1. Provides info["demonstrated"], 1 for these episodes.
+    """
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        return [demonstration(tools, task, column)]
+
+    demands = Demands(variable_size=True, max_episodes=lambda G: 1)
+    return Rollout(program, f"demonstrated({column})", frozenset({NEED}), (column,), demands)
+
+
+@part
+def demonstrated_before(step: int, column: str = "answer") -> Rollout:
+    """Demonstrations in the steps before `step`, and groups of samples from there on.
+
+    Provides info["demonstrated"]. Raises InputError unless step is a whole number, at least 0.
+    """
+    check_number("demonstrated_before: step", step, least=0, whole=True)
+
+    async def program(tools: Tools, task: Task) -> list[Episode]:
+        if tools.first_step < step:
+            return [demonstration(tools, task, column)]
+        return [one.with_info(demonstrated=0.0) for one in await group().program(tools, task)]
+
+    name = f"demonstrated_before({step}, {column})"
+    return Rollout(program, name, frozenset({NEED}), (column,), Demands(variable_size=True))

@@ -16,12 +16,13 @@ import jax
 
 from jaxrl_llm.core.arguments.ranges import Count, NonNegative, check_number
 from jaxrl_llm.core.repr import layout, part
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.data.chat.encode import encode_prompt
 from jaxrl_llm.models import load_policy
 from jaxrl_llm.rewards.judges.endpoint import KEPT, KEY, Endpoint
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import sampled_ids
-from jaxrl_llm.rollouts.program_host import FAILED, Task
+from jaxrl_llm.rollouts.program_host import FAILED
 from jaxrl_llm.sampling import completion_texts, sample
 from jaxrl_llm.utils.errors import InputError
 

@@ -12,17 +12,24 @@ import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.core.repr import layout, part
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.data.chat.messages import text_of
-from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rewards.judges.questions import Grading, grading
-from jaxrl_llm.rewards.judges.verdicts import mean_verdict, win_rates
+from jaxrl_llm.rewards.specs import JUDGE
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
-from jaxrl_llm.rollouts.judges.comparisons import PairJudge, counted, counts, matrix_of, pair_judge, texts_of
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.rollouts.judges.comparisons import (
+    PairJudge,
+    counted,
+    counts,
+    matrix_of,
+    mean_verdict,
+    pair_judge,
+    texts_of,
+    win_rates,
+)
 from jaxrl_llm.rollouts.programs import group, scored_where
 from jaxrl_llm.utils.errors import InputError, shown
 
@@ -33,14 +40,10 @@ OPPONENTS = "opponents"  # entry of info: of how many others in its group a verd
 class Judged(NamedTuple):
     """What a judge says of a group of n responses."""
 
-    scores: Sequence[float]
-    """[n]; NaN where no verdict was stated: such a response is not trained on."""
-    metrics: Mapping[str, float]
-    """By name; NaN where there is nothing to measure."""
-    info: Mapping[str, Sequence[float]] = {}
-    """Further numbers of each response."""
-    example: str = ""
-    """An answer, to show where none states a verdict."""
+    scores: Sequence[float]  # [n]; NaN where no verdict was stated: such a response is not trained on
+    metrics: Mapping[str, float]  # by name; NaN where there is nothing to measure
+    info: Mapping[str, Sequence[float]] = {}  # further numbers of each response
+    example: str = ""  # an answer, to show where none states a verdict
 
 
 Judge = Callable[[Tools, Task, Sequence[Episode]], Awaitable[Judged]]
@@ -51,12 +54,9 @@ class Judging:
     """A judge: an async function (tools, task, episodes of a group) -> `Judged`, and what a run must know of it."""
 
     judge: Judge
-    reference: bool = False
-    """Whether the reference policy answers."""
-    columns: tuple[str, ...] = ()
-    """Columns of the data set that it reads."""
-    provides: frozenset[str] = frozenset()
-    """Names of needs among the `info` of what it says."""
+    reference: bool = False  # whether the reference policy answers
+    columns: tuple[str, ...] = ()  # columns of the data set that it reads
+    provides: frozenset[str] = frozenset()  # names of needs among the `info` of what it says
 
     __repr__ = layout
 
@@ -177,8 +177,7 @@ def by_criteria(
 
     sum of weights of those met / sum of weights above 0, within 0 to 1. criteria: texts and `Criterion`s, or the name
     of a column with a list of texts, or of {"criterion": text, "weight": number}. every: the score is 1 where all
-    are met by more than half of the verdicts, else 0: constraints. A response of which a criterion has no verdict has
-    no score.
+    are met by more than half of the verdicts, else 0: constraints. One with a criterion without a verdict has no score.
     """
     who, asked = answerer(by), question or Grading()
     column = criteria if isinstance(criteria, str) else None

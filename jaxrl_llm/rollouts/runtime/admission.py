@@ -34,10 +34,8 @@ def admit_first(ended: Sequence[tuple[int, int]], over: bool, wanted: int) -> Ad
 class Rule:
     """Which groups a step waits for."""
 
-    wanted: int | None = None
-    """Stop when this many groups are complete; None: when all are."""
-    segment_tokens: int = 0
-    """Above 0: pause each completion after this many new tokens, and stop when all are done or paused."""
+    wanted: int | None = None  # stop when this many groups are complete; None: when all are
+    segment_tokens: int = 0  # above 0: pause completions after so many new tokens, and stop when all are done or paused
     train_unfinished: bool = False
     """With segments: train on all groups in flight after one segment. Otherwise train on complete groups only, and if
     there are none, decode another segment."""

@@ -16,10 +16,7 @@ from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.sampling.batch import BatchRow, assemble
 from jaxrl_llm.sampling.sampler import SamplingConfig
 
-MEASURED = (
-    "judge/",
-    "rollout/",
-)  # how names of info begin that measure a group; their means are metrics
+MEASURED = ("judge/", "rollout/")  # how names of info begin that measure a group; their means are metrics
 
 
 def parts_of(one: Group) -> list[int]:
@@ -60,11 +57,9 @@ def to_batch(
     batch = assemble(rows, sampling.temperature, sampling.truncating or remembers, step)
     if info := info_columns(episodes, batch.tokens.shape[1]):
         batch = batch.with_info(**info)
-    if any(episode.turn_rewards for episode in episodes):
-        rewards = [episode.turn_rewards for episode in episodes]
+    if any(rewards := [episode.turn_rewards for episode in episodes]):
         batch = batch.replace(turn_rewards=of_turns(rewards, np.float32))
-    if any(episode.state_keys for episode in episodes):
-        keys = [episode.state_keys for episode in episodes]
+    if any(keys := [episode.state_keys for episode in episodes]):
         batch = batch.replace(state_key=of_turns(keys, np.uint32))
     if any(episode.teacher_prompt is not None for episode in episodes):
         batch = batch.with_info(teacher_tokens=teacher_tokens(episodes))
@@ -79,25 +74,22 @@ def to_batch(
 
 def program_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Metrics of failed groups, hints, turns and trees, if there are any."""
-    failed = sum(one.failed for one in groups)
+    failed, firsts = sum(one.failed for one in groups), [one.episodes[0].info for one in groups]
+    every = [episode for one in groups for episode in one.episodes]
     out = {"rollout/failed_groups": float(failed)} if failed else {}
     for name in ("guided", "harder", "reflected", "refined"):
-        marks = [episode.info[name] for one in groups for episode in one.episodes if name in episode.info]
-        if marks:
+        if marks := [episode.info[name] for episode in every if name in episode.info]:
             out[f"rollout/{name}"] = float(np.mean(marks))
-    prefixes = [episode.info["prefix"] for one in groups for episode in one.episodes if "prefix" in episode.info]
-    if prefixes:
+    if prefixes := [episode.info["prefix"] for episode in every if "prefix" in episode.info]:
         out["rollout/prefix"] = float(np.mean(prefixes))
         out["rollout/prefixed"] = float(np.mean(np.asarray(prefixes) > 0))
-    unhinted = [one.episodes[0].info["unhinted"] for one in groups if "unhinted" in one.episodes[0].info]
-    if unhinted:
+    if unhinted := [info["unhinted"] for info in firsts if "unhinted" in info]:
         out["rollout/unhinted"] = float(np.mean(unhinted))
-    if any("part" in episode.info for one in groups for episode in one.episodes):
-        out["rollout/parts"] = float(np.mean([len({episode.part for episode in one.episodes}) for one in groups]))
-    for name in sorted({name for one in groups for name in one.episodes[0].info if name.startswith(MEASURED)}):
-        values = [one.episodes[0].info[name] for one in groups if name in one.episodes[0].info]
-        out[name] = float(np.mean(values))
-    turns = [int(episode.turns.max(initial=-1)) + 1 for one in groups for episode in one.episodes]
+    if any("part" in episode.info for episode in every):
+        out["rollout/parts"] = float(np.mean([len(parts_of(one)) for one in groups]))
+    for name in sorted({name for info in firsts for name in info if name.startswith(MEASURED)}):
+        out[name] = float(np.mean([info[name] for info in firsts if name in info]))
+    turns = [int(episode.turns.max(initial=-1)) + 1 for episode in every]
     if max(turns, default=0) > 1:
         out["rollout/turns"] = float(np.mean(turns))
     out |= agent_metrics(one.episodes for one in groups)

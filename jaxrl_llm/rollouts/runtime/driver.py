@@ -14,9 +14,9 @@ from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from jaxrl_llm.core.rollout import Rollout
+from jaxrl_llm.core.rollout import Rollout, Task
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import MakeEngine, Task
+from jaxrl_llm.rollouts.program_host import MakeEngine
 from jaxrl_llm.rollouts.runtime.admission import Admit, Collected, Rule, admit_first
 from jaxrl_llm.rollouts.runtime.barrier import Meet, meet_here
 from jaxrl_llm.rollouts.runtime.group_run import Group

@@ -19,8 +19,7 @@ from jaxrl_llm.models.mesh_axes import SAMPLED_ROWS, row_shards
 from jaxrl_llm.models.parameters import combine
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rollouts.program_host import Completes, Draws, MakeEngine
-from jaxrl_llm.rollouts.runtime.source_setup import Experience
-from jaxrl_llm.rollouts.runtime.source_state import ExperienceState
+from jaxrl_llm.rollouts.runtime.source_setup import Experience, ExperienceState
 from jaxrl_llm.sampling.capacity import for_conversations, lasting, size_for
 from jaxrl_llm.sampling.requests import Request
 from jaxrl_llm.sampling.sampler import cut_at, settings_of

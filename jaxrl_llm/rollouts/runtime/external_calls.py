@@ -78,7 +78,6 @@ class OutsideCalls:
 
     @property
     def waits(self) -> bool:
-        """Whether a program waits for an answer."""
         return bool(self._calls)
 
     def steps(self, most: int) -> int:
@@ -169,7 +168,6 @@ def take_name(group: GroupRun, name: str) -> None:
 
 
 def _failed(answer: Any) -> bool:
-    """Whether this is the answer of a call that failed."""
     return isinstance(answer, dict) and set(answer) == {FAILED}
 
 

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.league import League
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.models.layers.moe import NOT_RECORDED
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
-from jaxrl_llm.rollouts.program_host import Decide, Draws, Meeting, NotDeterministicError, Task
-from jaxrl_llm.rollouts.runtime.barrier import Waits, meet_others
-from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls, remembered, scored
+from jaxrl_llm.rollouts.program_host import Draws, NotDeterministicError
+from jaxrl_llm.rollouts.runtime.barrier import Waits
 from jaxrl_llm.rollouts.runtime.replay_log import Answer, Call, GroupLog, Held
 from jaxrl_llm.rollouts.runtime.sample_numbers import SampleNumbers
 from jaxrl_llm.sampling.requests import NO_TOKENS, Completion, Request, Tokens
 from jaxrl_llm.sampling.routed_experts import in_order
 from jaxrl_llm.utils.errors import InputError
 from jaxrl_llm.utils.threads import contained
+
+if TYPE_CHECKING:
+    from jaxrl_llm.rollouts.runtime.in_flight import InFlight
 
 
 class Group(NamedTuple):
@@ -32,19 +35,6 @@ class Group(NamedTuple):
     episodes: list[Episode]
     unfinished: list[bool]  # for each episode, whether it continues in a later step
     failed: bool = False  # its program raised or exceeded a time limit
-
-
-class DriverRun(Protocol):
-    """The driver's interface to a group."""
-
-    driver: Any  # with rollout, tokenizer, context, step, time_limit, controls and score
-    outside: OutsideCalls
-
-    def take(self, ticket: Ticket) -> None:
-        """Queue a request for tokens."""
-
-    def moved(self) -> None:
-        """Note that a program made progress."""
 
 
 @dataclass
@@ -91,16 +81,15 @@ class Ticket:
         return in_order(prompt, completion.prompt_experts, completion.tokens.first(self.call.place))
 
     def is_answered_by(self, answer: Answer) -> bool:
-        """Whether these tokens complete the call."""
         size = self.call.place + answer.tokens.size
         return answer.ended or size >= self.until or (self.stop is not None and size >= self.stop)
 
 
 class GroupRun:
-    """The `ProgramHost` of one group: runs its program and records the answers."""
+    """Runs the program of one group, to whose `Tools` it belongs, and records the answers."""
 
     def __init__(
-        self, run: DriverRun, log: GroupLog, task: Task, numbers: SampleNumbers, held: Held | None = None
+        self, run: InFlight, log: GroupLog, task: Task, numbers: SampleNumbers, held: Held | None = None
     ) -> None:
         self.run, self.task, self.numbers, self.step = run, task, numbers, run.driver.step
         self.before, self.first_step, self.repeat = log, log.first_step, log.repeat
@@ -118,12 +107,10 @@ class GroupRun:
 
     @property
     def over(self) -> bool:
-        """Whether the program ended, or failed."""
         return self.episodes is not None or self.error is not None
 
     @property
     def sampling(self) -> bool:
-        """Whether it waits for tokens."""
         return any(not ticket.answered.done() for ticket in self.asked.values())
 
     @property
@@ -161,14 +148,12 @@ class GroupRun:
         return Tools(self, driver.tokenizer, driver.context, driver.controls, driver.encode)
 
     def fail(self, why: str) -> None:
-        """End the program with a TimeoutError."""
         self.error = TimeoutError(f"it {why}")
         if self.running is not None:
             self.running.cancel()
         self._tell()
 
     def log(self) -> GroupLog:
-        """The answers so far."""
         # Sorted, because the log must not depend on the order in which external calls answer.
         drawn, recorded = dict(sorted(self.drawn.items())), dict(sorted(self.recorded.items()))
         return self.before._replace(drawn=drawn, recorded=recorded)
@@ -178,7 +163,7 @@ class GroupRun:
         return Held(self.log().recorded, dict(self.held))
 
     def is_resumed(self, value: Any) -> bool:
-        """See `ProgramHost`."""
+        """Whether a step before left the program unfinished with this object, as the log knows it."""
         return any(value is one for one in self.resumed.values())
 
     def member(self, sample: int) -> int:
@@ -224,7 +209,10 @@ class GroupRun:
         self, call: Call, context: Episode, until: int, stop: int | None, draws: Draws, fixed: tuple[int, ...] = (),
         begun: Tokens = NO_TOKENS,
     ) -> Answer:  # fmt: skip
-        """See `ProgramHost`."""
+        """Tokens of a completion. until: most tokens after the episode's prompt. fixed: see `Request`.
+
+        begun: tokens that it begins with.
+        """
         if draws.reference and not self.run.driver.rollout.demands.reference:
             raise InputError(
                 "the program draws from the reference policy: declare it, Rollout(..., demands=Demands(reference=True))"
@@ -248,22 +236,9 @@ class GroupRun:
         self.run.take(ticket)
         return await ticket.answered
 
-    async def scores(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """See `ProgramHost`."""
-        return await scored(self, episodes)
-
-    async def answer(self, name: str, call: Callable[[], Awaitable[Any]], again: bool, failing: bool) -> Any:
-        """See `ProgramHost`."""
-        return await remembered(self, name, call, again, self.run.driver.time_limit, failing)
-
-    async def meet(self, name: str, value: Any, decide: Decide | None) -> Meeting:
-        """See `ProgramHost`."""
-        return await meet_others(self, name, value, decide)
-
     def not_deterministic(
         self, what: str, kind: type[NotDeterministicError] = NotDeterministicError
     ) -> NotDeterministicError:
-        """The error of a program that deviates from its log."""
         return kind(
             f"the rollout {self.run.driver.rollout.name} is not deterministic: when rerun from its log on prompt "
             f"{self.task.prompt_id}, {what}"

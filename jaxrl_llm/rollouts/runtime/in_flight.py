@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxrl_llm.rollouts.program_host import Completes, Draws, Task, ends_the_run
+from jaxrl_llm.core.rollout import Task
+from jaxrl_llm.rollouts.program_host import Completes, Draws, ends_the_run
 from jaxrl_llm.rollouts.runtime.admission import Admitted, Collected, Rule
 from jaxrl_llm.rollouts.runtime.barrier import hold
 from jaxrl_llm.rollouts.runtime.external_calls import OutsideCalls
@@ -42,7 +43,7 @@ class _Running(NamedTuple):
 
 
 class InFlight:
-    """The groups in flight of one call of `Driver.run`, or of a whole run. It is the `DriverRun` of its groups."""
+    """The groups in flight of one call of `Driver.run`, or of a whole run."""
 
     def __init__(
         self, driver: Driver, flight: Sequence[tuple[GroupLog, Task]], rule: Rule, numbers: Sequence[SampleNumbers],
@@ -73,21 +74,17 @@ class InFlight:
         return groups
 
     def moved(self) -> None:
-        """Note that a program made progress."""
         self.moves += 1
         self.wake()
 
     def wake(self) -> None:
-        """End a wait for programs."""
         self.progressed.set()
 
     def take(self, ticket: Ticket) -> None:
-        """Queue a program's request for tokens."""
         self.waiting.append(ticket)
         self.moved()
 
     async def main(self) -> Collected:
-        """Run all programs."""
         count_compiles()
         before, began = compiles()[0], time.perf_counter()
         with interruptible() as interrupted:
@@ -118,7 +115,6 @@ class InFlight:
             self.begin(group)
 
     def begin(self, group: GroupRun) -> None:
-        """Begin the program of a group."""
         group.begin(partial(self._ended, group))
 
     def withdraw(self) -> list[Ticket]:
@@ -185,7 +181,6 @@ class InFlight:
 
     @property
     def _idle(self) -> bool:
-        """Whether nothing can be decoded now."""
         if self.outside.ahead is None and not self.engines and self.outside.waits:
             return True  # the first requests size an engine: all programs get as far as they can
         asked = any(not ticket.group.over for ticket in self.waiting)
@@ -264,7 +259,6 @@ class InFlight:
         return found
 
     def _ended(self, group: GroupRun) -> None:
-        """Handle a program that ended or failed."""
         self.moved()
         if ends_the_run(group.error, self.driver.strict):
             return
@@ -281,7 +275,6 @@ class InFlight:
                 self.driver.on_group(place, group.group())
 
     async def cancel(self) -> None:
-        """End the programs."""
         tasks = [group.running for group in self.groups if group.running is not None]
         for task in tasks:
             task.cancel()

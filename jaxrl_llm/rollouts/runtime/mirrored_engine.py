@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -32,39 +32,22 @@ class _Own(NamedTuple):
 Call = Callable[[_Own], Any]  # picklable
 
 
-@dataclass(frozen=True)
-class _Make:
-    number: int
-    requests: list[Request]
-    draws: Draws
-    stats: Stats
-    kept: list[int]  # engines that are still in use
-
-    def __call__(self, own: _Own) -> None:
-        for number in own.engines.keys() - set(self.kept):
-            del own.engines[number]
-        own.engines[self.number] = own.make(self.requests, self.draws, self.stats)
+def _make(number: int, requests: list[Request], draws: Draws, stats: Stats, kept: list[int], own: _Own) -> None:
+    """kept: engines that are still in use."""
+    for other in own.engines.keys() - set(kept):
+        del own.engines[other]
+    own.engines[number] = own.make(requests, draws, stats)
 
 
-@dataclass(frozen=True)
-class _Step:
-    number: int
-    requests: list[Request]  # submitted since the last step
-    chunk: int
-
-    def __call__(self, own: _Own) -> list[Completion]:
-        engine = own.engines[self.number]
-        for request in self.requests:
-            engine.submit(request)
-        return engine.step(self.chunk)
+def _step(number: int, requests: list[Request], chunk: int, own: _Own) -> list[Completion]:
+    """requests: submitted since the last step."""
+    for request in requests:
+        own.engines[number].submit(request)
+    return own.engines[number].step(chunk)
 
 
-@dataclass(frozen=True)
-class _Withdraw:
-    number: int
-
-    def __call__(self, own: _Own) -> list[Completion]:
-        return own.engines[self.number].withdraw()
+def _withdraw(number: int, own: _Own) -> list[Completion]:
+    return own.engines[number].withdraw()
 
 
 def _join(own: _Own) -> None:
@@ -97,12 +80,12 @@ class _Led:
 
     def step(self, chunk: int) -> list[Completion]:
         asked, self.asked = self.asked, []
-        found: list[Completion] = self.call(_Step(self.number, asked, chunk))
+        found: list[Completion] = self.call(partial(_step, self.number, asked, chunk))
         return found
 
     def withdraw(self) -> list[Completion]:
         assert not self.asked  # the driver steps an engine right after it submits
-        found: list[Completion] = self.call(_Withdraw(self.number))
+        found: list[Completion] = self.call(partial(_withdraw, self.number))
         return found
 
 
@@ -130,7 +113,7 @@ def in_lockstep(
     def make_led(requests: Sequence[Request], draws: Draws, stats: Stats, before: object = None) -> Completes:
         assert before is None  # hosts that sample as one do not sample beside updates
         number = next(numbers)
-        tell(_Make(number, list(requests), draws, stats, sorted(made)))
+        tell(partial(_make, number, list(requests), draws, stats, sorted(made)))
         made[number] = led = _Led(number, own, tell)
         return led
 

@@ -130,20 +130,12 @@ def _widened(parts: Sequence[Part], width: int) -> np.ndarray:
 def _part(found: Collected, scored: Scored | None) -> Part:
     if scored is None:
         return Part(found, [], np.zeros(0, np.float32), {}, {})
-    rewards = {name: np.asarray(x) for name, x in (scored.batch.rewards or {}).items()}
     batch = scored.batch
+    rewards = {name: np.asarray(x) for name, x in (batch.rewards or {}).items()}
     entries = {name: np.asarray(batch.need(name)) for name in scored.entries}
+    reward = np.asarray(batch.need("reward"))
     of_tokens = None if batch.token_rewards is None else np.asarray(batch.token_rewards)
-    return Part(
-        found,
-        scored.texts,
-        np.asarray(batch.need("reward")),
-        rewards,
-        scored.failures,
-        entries,
-        of_tokens,
-        scored.logged,
-    )
+    return Part(found, scored.texts, reward, rewards, scored.failures, entries, of_tokens, scored.logged)
 
 
 def side_by_side(runs: Sequence[Sequence[Stats]]) -> list[Stats]:

@@ -29,7 +29,6 @@ class Answer(NamedTuple):
 
     @property
     def segment(self) -> Segment:
-        """These tokens as a segment of an episode."""
         return Segment(self.tokens, True, self.before)
 
 
@@ -54,8 +53,6 @@ Pool = tuple[GroupLog, ...]
 
 
 class GroupKey(NamedTuple):
-    """See `GroupLog.key`."""
-
     prompt_id: int
     first_step: int
     repeat: int
@@ -84,14 +81,9 @@ def to_arrays(pool: Pool) -> dict[str, np.ndarray]:
     recorded = json.dumps([dict(log.recorded) for log in pool]).encode()
     numbers: dict[str, Sequence[int]] = {
         "prompt_length": [len(log.prompt) for log in pool],
-        "prompt_id": [log.prompt_id for log in pool],
-        "samples": [log.samples for log in pool],
-        "first_step": [log.first_step for log in pool],
-        "repeat": [log.repeat for log in pool],
+        **{name: [getattr(log, name) for log in pool] for name in ("prompt_id", "samples", "first_step", "repeat")},
         "calls": [len(log.drawn) for log in pool],
-        "number": [call.number for call in calls],
-        "place": [call.place for call in calls],
-        "context": [call.context for call in calls],
+        **{name: [getattr(call, name) for call in calls] for name in Call._fields},
         "length": [answer.tokens.size for answer in answers],
         "ended": [int(answer.ended) for answer in answers],
     }

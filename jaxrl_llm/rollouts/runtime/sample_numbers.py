@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxrl_llm.rollouts.program_host import Task
+from jaxrl_llm.core.rollout import Task
 
 
 class SampleNumbers(NamedTuple):

@@ -12,15 +12,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm.core.rollout import Task
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.core.source import Source, Step
 from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.curriculum.reference_groups import without_references
 from jaxrl_llm.models.policy import Params
 from jaxrl_llm.rewards.scoring import Scored, score_batch, with_defaults
 from jaxrl_llm.rewards.streamed import StreamedScores
 from jaxrl_llm.rollouts.episode import Episode, sampled_ids
-from jaxrl_llm.rollouts.program_host import MakeEngine, Task
+from jaxrl_llm.rollouts.program_host import MakeEngine
 from jaxrl_llm.rollouts.runtime.admission import Admit, Collected, Rule, admit_first
 from jaxrl_llm.rollouts.runtime.collate import mean_metrics, program_metrics, rows_of, to_batch
 from jaxrl_llm.rollouts.runtime.driver import Driver
@@ -29,10 +29,9 @@ from jaxrl_llm.rollouts.runtime.group_run import Group
 from jaxrl_llm.rollouts.runtime.mirrored_engine import in_lockstep
 from jaxrl_llm.rollouts.runtime.multihost_gather import admit_on, meet_on, of_all_hosts
 from jaxrl_llm.rollouts.runtime.replay_log import GroupLog, Pool
-from jaxrl_llm.rollouts.runtime.resampling import Resampling
+from jaxrl_llm.rollouts.runtime.resampling import Resampling, without_references
 from jaxrl_llm.rollouts.runtime.sample_numbers import sample_numbers
-from jaxrl_llm.rollouts.runtime.source_setup import Experience, check_setup
-from jaxrl_llm.rollouts.runtime.source_state import ExperienceState, loaded, saved
+from jaxrl_llm.rollouts.runtime.source_setup import Experience, ExperienceState, check_setup, loaded, saved
 from jaxrl_llm.rollouts.runtime.sources import draw, replayed, rollout_metrics, window_metrics
 from jaxrl_llm.sampling.batch import completion_ids
 from jaxrl_llm.sampling.engine import CHUNK
@@ -100,7 +99,6 @@ def experience(setup: Experience, step_of: StepOf | None = None) -> Source:
 def _complete_step(
     setup: Experience, state: ExperienceState, params: Params, key: jax.Array, step: int
 ) -> tuple[Step, ExperienceState]:
-    """A step in which all groups finish."""
     dynamic, wanted = setup.dynamic_sampling, setup.prompts_per_step
     rounds = None if dynamic is None else Resampling(dynamic, wanted)
     runs, stats, dropped = list[dict[str, float]](), list[Stats](), 0
@@ -123,7 +121,6 @@ def _complete_step(
 def _partial_step(
     setup: Experience, state: ExperienceState, params: Params, key: jax.Array, step: int
 ) -> tuple[Step, ExperienceState]:
-    """A step that leaves unfinished groups to the next."""
     strategy = setup.partial or Partial()
     wanted, new = setup.prompts_per_step, strategy.in_flight(setup.prompts_per_step) - len(state.pool)
     ids, curriculum, dropped = draw(setup.curriculum, setup.prompts, state.curriculum, new)
@@ -148,7 +145,6 @@ def _partial_step(
 
 
 def continued(setup: Experience, pool: Pool) -> list[tuple[GroupLog, Task]]:
-    """The groups of a pool, which go on."""
     return [(log, _task(setup, log)) for log in pool]
 
 

@@ -1,4 +1,4 @@
-"""The configuration of the standard source."""
+"""The configuration of the standard source, its state, and what a checkpoint holds of it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxrl_llm.core.reference import Mixture
 from jaxrl_llm.core.rollout import Rollout
@@ -19,8 +21,10 @@ from jaxrl_llm.distributed.hosts import ALONE, Hosts
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards.workers.runner import Reward
 from jaxrl_llm.rollouts.programs import group
+from jaxrl_llm.rollouts.runtime.replay_log import GroupKey, Held, Pool, from_arrays, to_arrays
 from jaxrl_llm.rollouts.runtime.sources import no_replay
 from jaxrl_llm.sampling.sampler import SamplingConfig
+from jaxrl_llm.sampling.speculative.drafts import Drafts
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.utils.errors import InputError
 
@@ -94,3 +98,46 @@ def check_setup(setup: Experience) -> None:
             f"the rollout {setup.rollout.name} draws from a reference policy: give its parameters, reference=..., of "
             "one model that does not change"
         )
+
+
+# Before the names of their arrays in a checkpoint; those of the pool have none.
+REPLAY, DRAFTS, CURRICULUM = "replay_", "drafts_", "curriculum_"
+
+
+class ExperienceState(NamedTuple):
+    """State of the standard source."""
+
+    curriculum: Any
+    replay: dict[str, np.ndarray]
+    pool: Pool  # groups that continue in the next step
+    drafts: Drafts  # completions of earlier steps, for speculation
+    controls: Mapping[str, float] = MappingProxyType({})  # of the last update, see `Source.on_update`
+    held: Mapping[GroupKey, Held] = MappingProxyType({})  # by the programs of the pool, on this host; not saved
+
+
+def saved(state: ExperienceState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """A JSON object, and arrays by name."""
+    curriculum, arrays = _apart(state.curriculum)
+    parts = {REPLAY: state.replay, CURRICULUM: arrays, DRAFTS: state.drafts.to_arrays() if state.drafts.of else {}}
+    named = {prefix + name: x for prefix, part in parts.items() for name, x in part.items()}
+    controls = {"controls": dict(state.controls)} if state.controls else {}
+    return {"curriculum": curriculum, **controls}, (to_arrays(state.pool) if state.pool else {}) | named
+
+
+def loaded(saved: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> ExperienceState:
+    def of(prefix: str) -> dict[str, np.ndarray]:
+        return {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
+
+    curriculum = saved["curriculum"]
+    if own := of(CURRICULUM):
+        curriculum = {**curriculum, **own}
+    pool = {name: x for name, x in arrays.items() if not name.startswith((REPLAY, DRAFTS, CURRICULUM))}
+    drafts, controls = Drafts.from_arrays(of(DRAFTS)), saved.get("controls", {})
+    return ExperienceState(curriculum, of(REPLAY), from_arrays(pool), drafts, controls)
+
+
+def _apart(state: Any) -> tuple[Any, dict[str, np.ndarray]]:
+    if not isinstance(state, dict):
+        return state, {}
+    arrays = {name: x for name, x in state.items() if isinstance(x, np.ndarray)}
+    return {name: x for name, x in state.items() if name not in arrays}, arrays

@@ -98,8 +98,7 @@ def replayed(
 def mixed_step(found: Step, scored: Scored, step: int, prompts: PromptSet) -> Step:
     """The step with a mixed batch, the data set rows of its groups, and "replay/share" and "replay/age"."""
     batch, metrics = scored.batch, dict[str, float]()
-    _, first = np.unique(np.asarray(batch.group), return_index=True)
-    ids, before = np.asarray(batch.prompt_id)[first].tolist(), _prompts_of(found.scored)
+    ids, before = _prompts_of(scored), _prompts_of(found.scored)
     rows = [
         found.rows[number] if number < len(before) and before[number] == one else dict(prompts.rows[one])
         for number, one in enumerate(ids)
@@ -160,17 +159,9 @@ def rollout_metrics(runs: Sequence[Stats], dropped: int = 0) -> dict[str, float]
     if len(runs) == 1:
         return runs[0].metrics()
     summed = (
-        "steps",
-        "tokens",
-        "prompt_tokens",
-        "padded_tokens",
-        "drafted",
-        "accepted",
-        "seconds",
-        "compiles",
-        "moved_bytes",
-        "moved_seconds",
-    )
+        "steps", "tokens", "prompt_tokens", "padded_tokens", "drafted", "accepted", "seconds", "compiles",
+        "moved_bytes", "moved_seconds",
+    )  # fmt: skip
     total = dataclasses.replace(Stats(), **{name: sum(getattr(run, name) for run in runs) for name in summed})
     row_steps = sum(run.rows * run.steps for run in runs)
     return {

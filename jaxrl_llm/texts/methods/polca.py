@@ -46,8 +46,7 @@ def polca(
 
     The text is the one of the largest mean. The distance of two texts is 1 - cosine of the counts of their words. By
     "words" the policy writes another instruction, asked by `rewrite`, a text with the slots {text}, {summary}, {right}
-    and {wrong} ("": our own); by "examples" `shots` of its right answers become worked examples; by "both" these
-    alternate.
+    and {wrong} ("": our own); by "examples" `shots` of its right answers become examples; by "both" they alternate.
     """
     require_choice("polca: by", by, KINDS)
     rewrite = rewrite or REWRITE

@@ -10,9 +10,8 @@ from jaxrl_llm.core.arguments.hyperparameters import OURS, RECALLED
 from jaxrl_llm.core.arguments.ranges import Count
 from jaxrl_llm.texts.candidates import Candidate, State, begun, observed
 from jaxrl_llm.texts.engine import Engine, Row
-from jaxrl_llm.texts.judge import JUDGE, SLOTS, compare
 from jaxrl_llm.texts.method import TextMethod
-from jaxrl_llm.texts.proposer import KINDS, Brief, By, accepted, check_slots, propose
+from jaxrl_llm.texts.proposer import JUDGE, KINDS, SLOTS, Brief, By, accepted, check_slots, compare, propose
 from jaxrl_llm.utils.errors import require_choice
 
 REWRITE = (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jaxrl_llm.core.arguments.signatures import hyperparameters, known_methods
 from jaxrl_llm.core.by_value import by_value, by_values
 from jaxrl_llm.learner.optimizer_config import SMALLEST, OptimizerConfig, check_optimizer
-from jaxrl_llm.rewards.environment import ENVIRONMENT, is_among
+from jaxrl_llm.rewards.specs import ENVIRONMENT, is_among
 from jaxrl_llm.utils.errors import InputError, gather, require, shown
 from jaxrl_llm.utils.settings import coerce_fields, raise_error
 

@@ -21,10 +21,10 @@ from jaxrl_llm.reporting.html.run_data import CORRECT
 from jaxrl_llm.reporting.statistics import clustered_interval, pass_at_k
 from jaxrl_llm.rewards import Reward, require_columns
 from jaxrl_llm.rewards.entries import chosen
-from jaxrl_llm.rewards.environment import judge as judge_reward
 from jaxrl_llm.rewards.groups import concatenate_groups, rows_of_group
 from jaxrl_llm.rewards.of_batch import RewardLike, as_rows, columns_of, loaded
 from jaxrl_llm.rewards.scoring import Scored, score_batch
+from jaxrl_llm.rewards.specs import judge as judge_reward
 from jaxrl_llm.rollouts.agents.metrics import FAILED_ENVIRONMENT, first_players, last_rows
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience, state_of

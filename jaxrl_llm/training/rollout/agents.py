@@ -15,7 +15,7 @@ from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.adapters import environments
 from jaxrl_llm.environments.protocol import Environment, MakeEnvironment
 from jaxrl_llm.environments.tools.base import WithTools
-from jaxrl_llm.rewards.environment import ENVIRONMENT, is_among
+from jaxrl_llm.rewards.specs import ENVIRONMENT, is_among
 from jaxrl_llm.rewards.workers.loading import check_file, load_function, load_value
 from jaxrl_llm.rollouts.agents.compaction import NAMED, compact_by_name
 from jaxrl_llm.rollouts.agents.plans import PLAN, planned

@@ -8,7 +8,7 @@ from typing import Any
 from jaxrl_llm.core.algorithm import Algorithm
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.data.chat.encode import whole_text
-from jaxrl_llm.rewards.environment import ENVIRONMENT, JUDGE, is_among
+from jaxrl_llm.rewards.specs import ENVIRONMENT, JUDGE, is_among
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.rollout import rollout_of, strategy_of
 from jaxrl_llm.utils.errors import InputError

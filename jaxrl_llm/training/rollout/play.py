@@ -16,7 +16,7 @@ from jaxrl_llm.environments.protocol import Environment, Observation
 from jaxrl_llm.environments.tools.base import WithTools
 from jaxrl_llm.models.policy import Params, Policy
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.rewards.environment import environment
+from jaxrl_llm.rewards.specs import environment
 from jaxrl_llm.rollouts.agents.program import agent
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Experience

@@ -13,13 +13,13 @@ from jaxrl_llm.core.source import Curriculum, Replay, Source, Step
 from jaxrl_llm.data.prompt_set import PromptSet
 from jaxrl_llm.distributed.hosts import Hosts
 from jaxrl_llm.models.policy import Policy
+from jaxrl_llm.replay.base import Swarm
 from jaxrl_llm.replay.disk import is_available, on_disk
 from jaxrl_llm.rewards import Reward
 from jaxrl_llm.rollouts.asynchronous.source import asynchronous
 from jaxrl_llm.rollouts.runtime.source import experience
 from jaxrl_llm.rollouts.runtime.source_setup import Clock, Experience, state_of
 from jaxrl_llm.rollouts.runtime.sources import no_replay, shuffled_epochs
-from jaxrl_llm.rollouts.runtime.swarm import Swarm
 from jaxrl_llm.sampling.stats import Stats
 from jaxrl_llm.training.asynchrony import asynchrony_of, samplers_of
 from jaxrl_llm.training.config import TrainConfig

@@ -14,8 +14,8 @@ from jaxrl_llm.core.source import Source, Step
 from jaxrl_llm.core.transform import RunFacts
 from jaxrl_llm.learner.setup import start
 from jaxrl_llm.models.policy import Params
+from jaxrl_llm.replay.base import Swarm, shared
 from jaxrl_llm.rollouts.runtime.sources import mixed_step
-from jaxrl_llm.rollouts.runtime.swarm import Swarm, shared
 from jaxrl_llm.training.config import TrainConfig
 from jaxrl_llm.training.setup import RunParts
 from jaxrl_llm.training.state import RunState

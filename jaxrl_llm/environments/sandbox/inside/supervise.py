@@ -191,7 +191,6 @@ def next_request(box: Box) -> str | None:
 
 
 def answer(head: str, data: bytes) -> None:
-    """Write a result."""
     view = memoryview(head.encode() + data)
     try:
         while view:
