@@ -19,8 +19,9 @@ _MOVES = (
         "absent=transform expressions=repr hooks "
         "log_ratios references=reference shapes objective transform trajectory phases=algorithm"
     ),
-    ("core.arguments", "", "arguments=checks part_checks=checks coefficients=ranges choices signatures"),
-    ("core.arguments", "core", "checks ranges choices signatures hyperparameters"),
+    ("core.arguments", "", "arguments=checks part_checks=checks coefficients=ranges signatures"),
+    ("core.arguments", "core", "checks ranges signatures hyperparameters"),
+    ("core", "core", "choices=kinds arguments.choices=kinds"),
     ("core", "algorithms", "algorithm"),
     (
         "core.needs", "",
@@ -33,7 +34,7 @@ _MOVES = (
         "commands agent_demo demo config_file host_options info_commands=info lab_command=lab option_groups "
         "options peer_options peer_overrides plan_command=plan run_commands=eval_and_sample"
     ),
-    ("core", "", "by_value"),
+    ("core", "", "by_value choices=kinds"),
     (
         "rollouts", "rollouts",
         "tools=context by_name=registry second_prompts=auxiliary_prompts rounds=adaptive"
@@ -197,6 +198,7 @@ def _moved() -> dict[str, str]:
         "needs": "core.needs",
         "algorithms.ranges": "core.arguments.hyperparameters",
         "algorithms.unfinished": "algorithms.parts",
+        "algorithms.run_settings": "algorithms.method",
     }
     found |= {f"algorithms.{name}": "algorithms" for name in _SPLIT.split()}
     for name in _INTO_METHODS.split():

@@ -7,9 +7,7 @@ from collections.abc import Callable
 import jax
 
 from jaxrl_llm.core.arguments.checks import require_function
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless
 
 
 @part

@@ -14,13 +14,11 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns.episodes import once_per_episode
 from jaxrl_llm.core.arguments.checks import require_function
-from jaxrl_llm.core.arguments.choices import Baseline, Scale
-from jaxrl_llm.core.arguments.ranges import check_moments
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_quantile, bucket_sums
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import Baseline, Scale, check_moments
+from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless
 from jaxrl_llm.core.shapes import NUMBERS, check_array
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, absent, stateless
+from jaxrl_llm.core.transform import absent
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 SCALES = ("std", "none", "batch", "sum", "mean")

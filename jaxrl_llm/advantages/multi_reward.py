@@ -14,9 +14,7 @@ from jaxrl_llm.advantages.group import group_advantage, on_actions, standardised
 from jaxrl_llm.advantages.normalisation import whiten
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless
 from jaxrl_llm.utils.errors import InputError, require_choice, unknown
 
 

@@ -12,12 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.checks import require_function
-from jaxrl_llm.core.arguments.choices import Number
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import Number
+from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless
 from jaxrl_llm.core.shapes import FLOATS, check_array
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, absent, stateless
+from jaxrl_llm.core.transform import absent
 from jaxrl_llm.utils.errors import InputError
 
 

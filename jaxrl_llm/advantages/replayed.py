@@ -5,9 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless
 
 
 def replayed_rows(batch: Trajectories) -> jax.Array:

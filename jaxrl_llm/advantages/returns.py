@@ -13,11 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.normalisation import moments, standardise, whiten
-from jaxrl_llm.core.arguments.choices import FractionNumber, Number, PositiveNumber
-from jaxrl_llm.core.arguments.ranges import check_moments, check_number
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories, row_means
-from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.core.kinds import FractionNumber, Number, PositiveNumber, check_moments, check_number
+from jaxrl_llm.core.parts import Trajectories, Transform, part, row_means, stateless
 from jaxrl_llm.utils.errors import require_choice
 
 __all__ = [

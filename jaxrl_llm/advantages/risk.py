@@ -11,12 +11,9 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.ranges import Count, OpenFraction
 from jaxrl_llm.core.buckets import bucket_moments, masked_quantile
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import State, Transform
+from jaxrl_llm.core.kinds import Count, Number, OpenFraction
+from jaxrl_llm.core.parts import State, Trajectories, Transform, part
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.utils.errors import require_choice

@@ -9,9 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.ranges import AtLeastOne
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, counted
+from jaxrl_llm.core.parts import Trajectories, Transform, counted, part
 from jaxrl_llm.selection.noise import mix, row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.utils.errors import require_choice

@@ -7,9 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.ranges import Positive
 from jaxrl_llm.core.log_ratios import LARGEST
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives.surrogates import Surrogate
 
 

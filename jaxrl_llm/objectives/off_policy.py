@@ -12,12 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.checks import expect
-from jaxrl_llm.core.arguments.choices import NonNegativeNumber, Number
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.kinds import NonNegativeNumber, Number, check_number
 from jaxrl_llm.core.log_ratios import LARGEST, k2, k3, log_ratio, source
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import SAMPLED, PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, Transform, stateless
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, Transform, part, stateless
+from jaxrl_llm.core.trajectory import SAMPLED
 from jaxrl_llm.objectives.averaging.averages import token_mean
 from jaxrl_llm.utils.errors import require_choice
 

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.choices import Number, PositiveNumber
-from jaxrl_llm.core.arguments.ranges import AboveOne, check_bounds
-from jaxrl_llm.core.repr import layout, part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics
+from jaxrl_llm.core.kinds import AboveOne, Number, PositiveNumber, check_bounds
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, part
+from jaxrl_llm.core.repr import layout
 from jaxrl_llm.objectives.ratios import over_span
 from jaxrl_llm.utils.errors import InputError, shown
 

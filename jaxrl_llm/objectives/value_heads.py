@@ -7,9 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import needed_values
 from jaxrl_llm.core.arguments.ranges import Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, control
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, control, part
 from jaxrl_llm.objectives.values import clipped_error, half_square
 from jaxrl_llm.utils.errors import InputError
 

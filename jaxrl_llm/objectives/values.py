@@ -12,11 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import needed_values
-from jaxrl_llm.core.arguments.choices import Number, PositiveNumber
-from jaxrl_llm.core.arguments.ranges import Range
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, totals_of, weighted
-from jaxrl_llm.core.transform import Metrics, Objective
+from jaxrl_llm.core.kinds import Number, PositiveNumber, Range
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, totals_of, weighted
 from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged, token_mean
 from jaxrl_llm.utils.errors import InputError, require_choice
 

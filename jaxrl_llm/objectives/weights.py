@@ -13,10 +13,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.choices import NonNegativeNumber, Number, PositiveNumber
-from jaxrl_llm.core.arguments.ranges import check_bounds, check_number
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.kinds import NonNegativeNumber, Number, PositiveNumber, check_bounds, check_number
+from jaxrl_llm.core.parts import Trajectories, part
 from jaxrl_llm.utils.errors import require_choice
 
 Weight = Callable[[jax.Array, Trajectories], jax.Array]  # (ratio f32[N, L], batch) -> f32[N, L]

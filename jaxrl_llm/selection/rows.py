@@ -11,9 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, counted
+from jaxrl_llm.core.parts import Trajectories, Transform, counted, part
 
 
 @part

@@ -8,9 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.returns import reward_to_go, scored_actions, terminal_rewards
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.log_ratios import log_ratio
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless
 
 
 def logit_energy(probability: jax.Array, squared_probability: jax.Array) -> jax.Array:

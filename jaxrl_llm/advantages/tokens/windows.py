@@ -10,10 +10,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.returns import (
-    gae,
-)
-from jaxrl_llm.core.arguments.choices import Number
+from jaxrl_llm.advantages.returns import gae
+from jaxrl_llm.core.kinds import Number
 from jaxrl_llm.core.trajectory import Trajectories
 
 

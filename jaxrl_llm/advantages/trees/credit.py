@@ -13,9 +13,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.advantages.trees.values import leaves, node_values, scored_tree, shares, sums
 from jaxrl_llm.core.arguments.ranges import check_moments
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, part, stateless
 from jaxrl_llm.utils.errors import require_choice
 
 NODE = frozenset({"node"})

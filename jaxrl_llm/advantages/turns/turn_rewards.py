@@ -5,9 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns.turns import TURNS, OfTurns, turn_mask
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, part, stateless
 from jaxrl_llm.utils.errors import require_choice
 
 FIELDS = ("state_key", "turn_rewards")

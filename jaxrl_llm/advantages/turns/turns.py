@@ -17,9 +17,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.core.arguments.ranges import Count, Fraction
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, stateless
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, part, stateless
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 OfTurns = Callable[[Trajectories], Array]

@@ -8,20 +8,14 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.multipliers import entropy_scaled, revised, standard_scores
+from jaxrl_llm.advantages import group_relative, revised
+from jaxrl_llm.advantages.multipliers import entropy_scaled, standard_scores
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import AboveOne, NonNegative, ZeroOrOne
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.clips.token_clip import gradient_preserving_clip
+from jaxrl_llm.algorithms.method import Algorithm, method, presets
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AboveOne, NonNegative, ZeroOrOne
+from jaxrl_llm.core.parts import Trajectories, chain, part
+from jaxrl_llm.objectives import gradient_preserving_clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.agents.fork import by_chance, forking_agents
 from jaxrl_llm.utils.errors import require_choice
 

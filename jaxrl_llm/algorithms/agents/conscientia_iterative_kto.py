@@ -7,16 +7,12 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive, Range
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, Positive, Range
 from jaxrl_llm.core.league import League
 from jaxrl_llm.core.log_ratios import log_ratio_sums
+from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part, stateless
 from jaxrl_llm.core.reference import periodic_reset
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import State, Transform, chain, stateless
 from jaxrl_llm.objectives.preference.verdicts import KL, verdicts
 from jaxrl_llm.rollouts.agents.league_play import MEMBER, SEAT, against_league
 

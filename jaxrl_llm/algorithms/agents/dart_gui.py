@@ -11,28 +11,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.turns.episodes import EPISODES
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.advantages.turns.turns import TURNS, on_tokens, turn_mask, turn_numbers
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RECALLED
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt, OpenFraction
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import CODE, OURS, RECALLED, Count, Fraction, NonNegative, NonNegativeInt, OpenFraction
+from jaxrl_llm.core.parts import Trajectories, Transform, chain, part, stateless
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.source import Step
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.records import PromptFacts, State
 from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
-from jaxrl_llm.objectives.averaging.averages import sequence_mean
-from jaxrl_llm.objectives.off_policy import importance_correction
-from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
-from jaxrl_llm.objectives.ratios import span_ratio
-from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, sequence_mean, span_ratio
+from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.replay.into_groups import none_above, swapped_successes
 from jaxrl_llm.rollouts.agents.path import AgentSettings
 from jaxrl_llm.rollouts.agents.program import plays, with_episodes

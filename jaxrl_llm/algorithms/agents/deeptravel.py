@@ -10,20 +10,15 @@ from typing import Annotated, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.advantages.turns.turns import turn_mask
 from jaxrl_llm.algorithms.agents.grpo_roc import of_rows
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import judge_among_rewards, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, RUN
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
 from jaxrl_llm.core.buckets import bucket_sums, joint_key
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import OURS, RUN, Count, Fraction, NonNegative
+from jaxrl_llm.core.parts import Array, Trajectories, chain, part
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
 from jaxrl_llm.curriculum.failed_prompts import hard_buffer
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised

@@ -14,15 +14,11 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.advantages.turns.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, NonNegativeInt, check_moments
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, NonNegativeInt, check_moments
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.environments.protocol import Observation
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio

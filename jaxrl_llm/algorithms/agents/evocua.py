@@ -14,18 +14,13 @@ from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.agents.agent_r import after, common_steps, starts
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, Count, Fraction, NonNegative, Positive
+from jaxrl_llm.core.parts import Trajectories, chain, part, stateless
 from jaxrl_llm.core.reference import periodic_reset
-from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain, stateless
-from jaxrl_llm.objectives.averaging.averages import token_mean
-from jaxrl_llm.objectives.penalties import imitation
-from jaxrl_llm.objectives.preference.pairwise import ChoosePairs, RowPairs, best_and_worst, pairwise
+from jaxrl_llm.objectives import best_and_worst, imitation, pairwise, token_mean
+from jaxrl_llm.objectives.preference.pairwise import ChoosePairs, RowPairs
 from jaxrl_llm.rollouts.agents.conversation import finished
 from jaxrl_llm.rollouts.agents.metrics import COUNTS
 from jaxrl_llm.rollouts.agents.path import AgentSettings, converse

@@ -7,22 +7,16 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.turns.episodes import EPISODES, episode_keys
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.advantages.turns.turns import of_episode, turn_advantages
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.coefficient import control
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories, weighted
-from jaxrl_llm.core.transform import Transform, chain, stateless
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.averaging.averages import Average
+from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative
+from jaxrl_llm.core.parts import Trajectories, Transform, chain, part, stateless, weighted
+from jaxrl_llm.objectives import Average, clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.utils.errors import require_choice
 

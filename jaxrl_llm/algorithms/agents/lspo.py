@@ -9,21 +9,17 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import one_reward_of, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, NonNegativeInt, Positive, Range
+from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
+from jaxrl_llm.core.kinds import OURS, Count, NonNegative, NonNegativeInt, Positive, Range
+from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.reference import periodic_reset
-from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.transform import chain
 from jaxrl_llm.curriculum.neighbours import text_features
 from jaxrl_llm.data.chat.calls import Message
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.environments.games import SAYING, TalkGame, action_in, conversations, sayings, text_of, told
 from jaxrl_llm.games import Node, cfr, information_sets, regret_matching
-from jaxrl_llm.objectives.preference.pairwise import pairwise
+from jaxrl_llm.objectives import pairwise
 from jaxrl_llm.rewards.environment import ENVIRONMENT
 from jaxrl_llm.rollouts.agents.messages import merged, messages_of
 from jaxrl_llm.rollouts.agents.path import AgentSettings

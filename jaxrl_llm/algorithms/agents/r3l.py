@@ -11,15 +11,12 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm, turn_in_episode
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.algorithm import turn_in_episode
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Count, NonNegative, Positive
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.agents.metrics import COUNTS
 from jaxrl_llm.rollouts.agents.path import AgentSettings

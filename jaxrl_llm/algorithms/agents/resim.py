@@ -12,16 +12,12 @@ from typing import Annotated, NamedTuple
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, Count
+from jaxrl_llm.core.parts import chain, part, stateless
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.transform import chain, stateless
 from jaxrl_llm.data.chat.calls import Message
-from jaxrl_llm.objectives.averaging.averages import token_mean
-from jaxrl_llm.objectives.penalties import imitation
+from jaxrl_llm.objectives import imitation, token_mean
 from jaxrl_llm.rollouts.agents.conversation import finished
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
 from jaxrl_llm.rollouts.agents.messages import merged

@@ -11,15 +11,10 @@ from jaxrl_llm.advantages.filters import drop_rows
 from jaxrl_llm.advantages.turns.episodes import EPISODES, turns_before
 from jaxrl_llm.advantages.turns.rounds import episode_backwards
 from jaxrl_llm.advantages.turns.turns import OfTurns, compared, of_episode, rewards_of_turns, turn_advantages, turn_mask
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import one_reward_of, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative
+from jaxrl_llm.core.parts import Array, Trajectories, chain, part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rollouts.agents.semi_online import semi_online

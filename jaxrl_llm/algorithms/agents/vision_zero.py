@@ -11,19 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import one_reward_of, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RECALLED
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt, Range
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RECALLED, Count, Fraction, NonNegative, NonNegativeInt, Range
+from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part
 from jaxrl_llm.core.rollout import Demands, Rollout
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import State, Transform, chain
-from jaxrl_llm.objectives import policy_gradient, token_ratio
-from jaxrl_llm.objectives.averaging.averages import sequence_sum
+from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.objectives.surrogates import log_probability
 from jaxrl_llm.rewards.environment import ENVIRONMENT
 from jaxrl_llm.rewards.judges.questions import stated
 from jaxrl_llm.rollouts.auxiliary_prompts import second_prompt

@@ -5,20 +5,13 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Scale, Span
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import AboveOne, NonNegative, ZeroOrOne
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AboveOne, NonNegative, Scale, Span, ZeroOrOne
 from jaxrl_llm.core.log_ratios import LARGEST
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.averaging.averages import token_mean
-from jaxrl_llm.objectives.off_policy import importance_correction, interpolated_proximal
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import span_ratio
-from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.core.parts import chain
+from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, span_ratio, token_mean
+from jaxrl_llm.objectives.off_policy import interpolated_proximal
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 

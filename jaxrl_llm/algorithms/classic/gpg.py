@@ -10,13 +10,10 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.filters import mixed_groups, uniform_groups
 from jaxrl_llm.advantages.group import SCALES, group_advantage, on_actions
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
-from jaxrl_llm.core.arguments.choices import Scale
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.algorithm import DynamicSampling
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative, Scale
+from jaxrl_llm.core.parts import Trajectories, part
 from jaxrl_llm.objectives import log_probability, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.utils.errors import require_choice
 

@@ -7,19 +7,13 @@ from typing import Annotated, get_args
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Routing
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.objectives.averaging.averages import sequence_sum
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, Routing
+from jaxrl_llm.core.parts import Trajectories
+from jaxrl_llm.objectives import capped, log_probability, policy_gradient, product, sequence_sum, token_ratio, within
 from jaxrl_llm.objectives.off_policy import mismatch
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import log_probability
-from jaxrl_llm.objectives.weights import capped, of_scaled_ratio, product, within
+from jaxrl_llm.objectives.weights import of_scaled_ratio
 from jaxrl_llm.utils.errors import require_choice
 
 

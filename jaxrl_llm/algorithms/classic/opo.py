@@ -6,13 +6,11 @@ from typing import Annotated
 
 import jax
 
-from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import PAPER
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import PAPER, AverageName
+from jaxrl_llm.core.parts import Trajectories
 from jaxrl_llm.objectives import log_probability
 
 

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.kl_rewards import adaptive_kl, kl_reward
-from jaxrl_llm.advantages.normalisation import normalised_values
-from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Estimator
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import AboveOne, NonNegative, Positive
-from jaxrl_llm.core.transform import Objective, Transform, chain
-from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.advantages import adaptive_kl, generalised_advantages, kl_reward, normalised_values, whiten_advantages
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AboveOne, Estimator, NonNegative, Positive
+from jaxrl_llm.core.parts import Objective, Transform, chain
+from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, token_mean, token_ratio, value_loss
 from jaxrl_llm.utils.errors import is_off, require_choice
 
 

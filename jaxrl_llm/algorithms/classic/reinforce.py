@@ -7,20 +7,14 @@ from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages import discounted_returns
 from jaxrl_llm.advantages.group import above_baseline
-from jaxrl_llm.advantages.returns import discounted_returns
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName, Baseline
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Objective, chain, stateless
-from jaxrl_llm.objectives import log_probability, policy_gradient, token_ratio
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, Baseline, Positive
+from jaxrl_llm.core.parts import Objective, Trajectories, chain, part, stateless
+from jaxrl_llm.objectives import capped, log_probability, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averaging.averages import average_by_name
 from jaxrl_llm.objectives.surrogates import Surrogate
-from jaxrl_llm.objectives.weights import capped
 from jaxrl_llm.utils.errors import require_choice
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.returns import discounted_returns, whiten_advantages
+from jaxrl_llm.advantages import discounted_returns, whiten_advantages
 from jaxrl_llm.algorithms.classic.rloo import with_kl_reward
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 
 

@@ -8,16 +8,12 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import above_baseline, on_actions, standardised
-from jaxrl_llm.advantages.kl_rewards import kl_reward
+from jaxrl_llm.advantages import kl_reward, on_actions
+from jaxrl_llm.advantages.group import above_baseline, standardised
 from jaxrl_llm.advantages.returns import terminal_rewards
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative
+from jaxrl_llm.core.parts import Trajectories, Transform, chain, part
 from jaxrl_llm.objectives import (
     clip,
     log_probability,

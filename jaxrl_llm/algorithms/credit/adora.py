@@ -8,18 +8,12 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.difficulty import weigh_advantages
-from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages import group_relative, weigh_advantages
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName, Rule
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import AtLeastOne, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AtLeastOne, AverageName, NonNegative, Rule
+from jaxrl_llm.core.parts import Array, Trajectories, chain, part
 from jaxrl_llm.utils.errors import require_choice
 
 

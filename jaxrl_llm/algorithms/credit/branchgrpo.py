@@ -10,13 +10,9 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.trees.credit import EQUAL, NODE, shared_once, tree_credit
 from jaxrl_llm.advantages.trees.values import Tree, node_values, scored_tree, shares, tree_of
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Range
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, Count, NonNegative, Range
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.trees import tree
 from jaxrl_llm.utils.errors import InputError, require_choice, shown

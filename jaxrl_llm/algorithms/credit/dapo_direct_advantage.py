@@ -10,14 +10,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.advantages.returns import needed_values
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings, several_steps
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import PositiveNumber
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, NonNegativeInt, Positive
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings, several_steps
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments
 from jaxrl_llm.core.coefficient import control
+from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, NonNegativeInt, Positive, PositiveNumber
 from jaxrl_llm.core.objective import Objective
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout

@@ -17,19 +17,15 @@ from jaxrl_llm.advantages.filters import drop_rows, mixed_groups, uniform_groups
 from jaxrl_llm.advantages.group import group_advantage, on_actions
 from jaxrl_llm.advantages.multi_reward import mixed_by, uniform_by
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm, DynamicSampling
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import AboveOne, Count, Fraction, NonNegative, Range
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.algorithm import DynamicSampling
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
 from jaxrl_llm.core.hooks import Context, Hook, State, entropy_of
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import CODE, OURS, AboveOne, Count, Fraction, NonNegative, Number, Range
+from jaxrl_llm.core.parts import Trajectories, chain, part, stateless
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain, stateless
-from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.clips.token_clip import Bounds, token_clip
+from jaxrl_llm.objectives import policy_gradient, token_clip, token_mean, token_ratio
+from jaxrl_llm.objectives.clips.token_clip import Bounds
 from jaxrl_llm.rollouts.hooked import hooked
 from jaxrl_llm.rollouts.programs import group
 

@@ -11,13 +11,10 @@ from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.advantages.trees.credit import tree_credit
 from jaxrl_llm.advantages.trees.values import gains, state_values
 from jaxrl_llm.algorithms.credit.spo_segment import STATES
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RECALLED
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, RECALLED, Count, NonNegative
+from jaxrl_llm.core.parts import Array, Trajectories, part
 from jaxrl_llm.core.reference import ReferenceRule, model_names
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.trees import valued
 

@@ -8,19 +8,15 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.multipliers import capped_bonus
 from jaxrl_llm.advantages.schedules import SHAPES, fade, progress
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import AtLeastOne, Fraction, NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain, counted
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, RUN, AtLeastOne, Fraction, NonNegative, Positive
+from jaxrl_llm.core.parts import Trajectories, chain, counted, part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.selection import keep_weighted
 from jaxrl_llm.selection.noise import token_noise
-from jaxrl_llm.selection.rows import keep_weighted
 from jaxrl_llm.selection.tokens import late_tokens, top_tokens
 from jaxrl_llm.utils.errors import require_choice
 

@@ -7,18 +7,14 @@ from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.filters import drop_uniform_groups, mixed_groups
-from jaxrl_llm.advantages.returns import whiten_advantages
+from jaxrl_llm.advantages import drop_uniform_groups, whiten_advantages
+from jaxrl_llm.advantages.filters import mixed_groups
 from jaxrl_llm.advantages.trees.credit import EQUAL, tree_credit
 from jaxrl_llm.advantages.trees.values import leaves, node_values, scored_tree, shares, sums
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import AboveOne, Count, NonNegative
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, PAPER, RUN, AboveOne, Count, NonNegative
+from jaxrl_llm.core.parts import Array, Trajectories, chain, part
 from jaxrl_llm.core.rules import DynamicSampling
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.rollouts.trees import budgeted_tree

@@ -10,20 +10,13 @@ from typing import Annotated
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several_steps
+from jaxrl_llm.core.kinds import CODE, OURS, Count, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.core.parts import Trajectories, Transform, chain, part, stateless
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
-from jaxrl_llm.objectives.averaging.averages import token_mean
-from jaxrl_llm.objectives.policy_gradient import policy_gradient, regularised
-from jaxrl_llm.objectives.ratios import sequence_ratio
-from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.objectives import clip, policy_gradient, sequence_ratio, token_mean
+from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import texts_of

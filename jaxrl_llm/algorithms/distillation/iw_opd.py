@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, NonNegative
+from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.objectives.distillation.sampled_tokens import iw_opd_advantage
 from jaxrl_llm.objectives.distillation.teachers import Gain, towards_teacher
 

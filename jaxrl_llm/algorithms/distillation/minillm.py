@@ -6,15 +6,12 @@ from typing import Annotated
 
 import jax
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives import clip, token_ratio
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Fraction, NonNegative
+from jaxrl_llm.core.parts import chain, part
+from jaxrl_llm.objectives import clip, distillation, token_ratio, towards_teacher
 from jaxrl_llm.objectives.distillation.sampled_tokens import minillm_advantage
-from jaxrl_llm.objectives.distillation.teachers import Gain, distillation, towards_teacher
+from jaxrl_llm.objectives.distillation.teachers import Gain
 
 
 @method(

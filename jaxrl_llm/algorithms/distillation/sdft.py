@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, Fraction
+from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.reference import exponential_average, periodic_reset
-from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives.distillation.teachers import distillation
+from jaxrl_llm.objectives import distillation
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.hints import texts_of

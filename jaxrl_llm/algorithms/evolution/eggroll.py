@@ -7,17 +7,12 @@ from typing import Annotated, Literal
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import Count, NonNegativeInt, Positive
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
+from jaxrl_llm.core.kinds import CODE, Count, NonNegativeInt, Positive
 from jaxrl_llm.core.loss_metrics import Metrics
 from jaxrl_llm.core.objective import Objective
+from jaxrl_llm.core.parts import Array, PolicyOutputs, Trajectories, Transform, part, row_means, stateless, totals_of
 from jaxrl_llm.core.population import Population
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories, row_means, totals_of
-from jaxrl_llm.core.transform import Transform, stateless
 from jaxrl_llm.rollouts.evolved import members
 from jaxrl_llm.utils.errors import require_choice
 

@@ -6,11 +6,8 @@ import dataclasses
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive, Share
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AverageName, Count, NonNegative, Positive, Share
 from jaxrl_llm.core.soft_thinking import Density, SoftThinking
 from jaxrl_llm.rollouts.soft import soft_thoughts
 

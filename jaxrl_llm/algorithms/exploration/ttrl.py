@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.votes import vote
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RECALLED
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.advantages import group_relative, vote
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, RECALLED, AverageName, NonNegative
+from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averaging.averages import average_by_name
 

@@ -9,17 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.multipliers import capped_bonus, revised, row_mean
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, check_number
+from jaxrl_llm.advantages import group_relative, revised
+from jaxrl_llm.advantages.multipliers import capped_bonus, row_mean
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, check_number
+from jaxrl_llm.core.parts import Trajectories, chain, part
 from jaxrl_llm.core.source import Step
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
 from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.neighbours import WIDTH, text_features
 from jaxrl_llm.curriculum.records import PromptFacts, State

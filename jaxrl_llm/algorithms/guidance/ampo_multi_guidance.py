@@ -8,17 +8,11 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Scale
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import AboveOne, AtLeastOne, NonNegative, Positive
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories, weighted
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AboveOne, AtLeastOne, NonNegative, Positive, Scale
+from jaxrl_llm.core.parts import Array, Trajectories, chain, part, weighted
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.objectives.averaging.averages import Average
 from jaxrl_llm.objectives.averaging.row_averages import by_rows

@@ -8,22 +8,14 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import drop_rows, uniform_groups
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName, Rewrite
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import joint_key
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, chain
-from jaxrl_llm.objectives.averaging.averages import Average, average_by_name
-from jaxrl_llm.objectives.penalties import kl
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.core.kinds import CODE, OURS, RUN, AverageName, Count, NonNegative, Rewrite
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part
+from jaxrl_llm.objectives import Average, clip, kl, policy_gradient, token_ratio
+from jaxrl_llm.objectives.averaging.averages import average_by_name
 from jaxrl_llm.rollouts.guidance.repair import rewritten, succeeds
 
 

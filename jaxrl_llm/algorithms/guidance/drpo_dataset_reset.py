@@ -8,24 +8,13 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.kl_rewards import kl_reward
+from jaxrl_llm.advantages import generalised_advantages, kl_reward, whiten_advantages
 from jaxrl_llm.advantages.normalisation import whiten
-from jaxrl_llm.advantages.returns import (
-    generalised_advantages,
-    last_actions,
-    scored_actions,
-    terminal_rewards,
-    whiten_advantages,
-)
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, ZeroOrOne
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.advantages.returns import last_actions, scored_actions, terminal_rewards
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative, Positive, ZeroOrOne
+from jaxrl_llm.core.parts import Trajectories, Transform, chain, part, stateless
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio, value_loss
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.guidance.prefixes import reset_to_data
 from jaxrl_llm.utils.errors import is_off

@@ -12,19 +12,13 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.demonstrations import demonstrated_rows
 from jaxrl_llm.advantages.group import group_advantage
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, Transform, part, row_means, stateless
 from jaxrl_llm.core.reference import ReferenceRule
-from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means
-from jaxrl_llm.core.transform import Metrics, Objective, Transform, stateless
-from jaxrl_llm.objectives import clip, policy_gradient, sequence_ratio
-from jaxrl_llm.objectives.averaging.averages import Average
-from jaxrl_llm.objectives.distillation.teachers import distillation
+from jaxrl_llm.objectives import Average, clip, distillation, policy_gradient, sequence_ratio
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled, mean_logp
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text, second_prompt
 from jaxrl_llm.rollouts.context import Tools

@@ -8,14 +8,10 @@ from typing import Annotated, Literal
 import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, ZeroOrOne
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, RUN, AverageName, Count, NonNegative, ZeroOrOne
+from jaxrl_llm.core.parts import Trajectories, part
 from jaxrl_llm.core.source import Step
-from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.curriculum import stages
 from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.stages import Measure

@@ -8,18 +8,13 @@ from typing import Annotated, Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.kl_rewards import kl_reward
-from jaxrl_llm.advantages.returns import generalised_advantages, needed_values, whiten_advantages
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, Positive
+from jaxrl_llm.advantages import generalised_advantages, kl_reward, whiten_advantages
+from jaxrl_llm.advantages.returns import needed_values
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Fraction, NonNegative, Positive
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, Transform, chain, part, stateless
 from jaxrl_llm.core.reference import ReferenceRule, model_names
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, Transform, chain, stateless
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio, value_loss
 from jaxrl_llm.rollouts.guidance.prefixes import REFERENCE, two_policies
 from jaxrl_llm.utils.errors import InputError, is_off, shown
 

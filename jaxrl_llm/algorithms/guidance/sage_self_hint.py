@@ -6,11 +6,8 @@ from dataclasses import replace
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, RUN, AverageName, Count, NonNegative, ZeroOrOne
 from jaxrl_llm.rollouts.guidance.hints import own_levels
 from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
 

@@ -9,20 +9,15 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_number
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative, Positive, check_number
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, Transform, chain, part, stateless
 from jaxrl_llm.core.reference import exponential_average
-from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, Transform, chain, stateless
-from jaxrl_llm.objectives import clip, policy_gradient
-from jaxrl_llm.objectives.averaging.averages import averaged, token_mean
+from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.averaging.averages import averaged
 from jaxrl_llm.objectives.distillation.divergences import on_support
-from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode

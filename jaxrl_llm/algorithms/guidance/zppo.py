@@ -10,15 +10,11 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import TOLERANCE
 from jaxrl_llm.advantages.normalisation import moments
 from jaxrl_llm.advantages.trackers import DEFAULT_PROMPTS
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import AboveOne, Fraction, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.counted_rows import without_rows
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import State, Transform, chain, stateless
+from jaxrl_llm.core.kinds import OURS, PAPER, AboveOne, Fraction, NonNegative
+from jaxrl_llm.core.parts import State, Trajectories, Transform, chain, part, stateless
 from jaxrl_llm.curriculum.failed_prompts import hard_buffer
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.guidance.candidates import with_candidates

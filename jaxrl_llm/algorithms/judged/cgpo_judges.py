@@ -12,18 +12,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import Given, RunSetting, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import NonNegativeNumber, PositiveNumber
+from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, method, run_settings
 from jaxrl_llm.core.arguments.hyperparameters import OURS, RECALLED, RUN
 from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_number
 from jaxrl_llm.core.buckets import bucket_moments
+from jaxrl_llm.core.kinds import NonNegativeNumber, PositiveNumber
 from jaxrl_llm.core.log_ratios import needed, source
-from jaxrl_llm.core.repr import layout, part
+from jaxrl_llm.core.parts import Metrics, Objective, Trajectories, chain, part, weighted
+from jaxrl_llm.core.repr import layout
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.trajectory import Trajectories, weighted
-from jaxrl_llm.core.transform import Metrics, Objective, chain
 from jaxrl_llm.objectives.preference.pairs import coupled, total_logp
 from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rewards.specs import component

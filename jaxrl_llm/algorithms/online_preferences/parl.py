@@ -9,16 +9,12 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
+from jaxrl_llm.core.kinds import OURS, NonNegative, Positive
 from jaxrl_llm.core.log_ratios import log_ratio_sums, source
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Objective, Transform, stateless
-from jaxrl_llm.objectives.averaging.averages import token_mean
+from jaxrl_llm.core.parts import Array, Objective, PolicyOutputs, Trajectories, Transform, part, stateless
+from jaxrl_llm.objectives import token_mean
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled
 from jaxrl_llm.utils.errors import InputError

@@ -8,21 +8,15 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import RunSetting, given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, RECALLED
-from jaxrl_llm.core.arguments.ranges import Count, Positive, Range
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, method, run_settings
+from jaxrl_llm.core.kinds import OURS, RECALLED, Count, Positive, Range
 from jaxrl_llm.core.league import League
 from jaxrl_llm.core.log_ratios import ROUNDING, log_ratio_sums, source
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, Transform, part, stateless
 from jaxrl_llm.core.reference import ReferenceRule, Snapshots
-from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Demands, Rollout
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, Transform, stateless
-from jaxrl_llm.objectives.preference.by_name import loss_named
+from jaxrl_llm.objectives import best_and_worst, loss_named, pairwise
 from jaxrl_llm.objectives.preference.losses import PairLoss
-from jaxrl_llm.objectives.preference.pairwise import best_and_worst, pairwise
 from jaxrl_llm.rewards.environment import GIVEN
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode

@@ -7,14 +7,9 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import judge_among_rewards, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, RUN
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Objective, chain
+from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
+from jaxrl_llm.core.kinds import CODE, RUN, NonNegative, Positive
+from jaxrl_llm.core.parts import Objective, Trajectories, chain, part
 from jaxrl_llm.objectives.preference.losses import PairLoss, ipo, of_sums, sigmoid
 from jaxrl_llm.objectives.preference.pairs import coupled, total_logp
 from jaxrl_llm.objectives.preference.pairwise import ChoosePairs, RowPairs, pairwise

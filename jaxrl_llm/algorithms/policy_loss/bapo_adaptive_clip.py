@@ -8,18 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.hyperparameters import PAPER
-from jaxrl_llm.core.arguments.ranges import AboveOne, Fraction, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Refresh, control
-from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.ratios import Ratio
-from jaxrl_llm.objectives.surrogates import Surrogate, clip
+from jaxrl_llm.algorithms.method import Algorithm, method, presets
+from jaxrl_llm.core.kinds import PAPER, AboveOne, Fraction, Number, Positive
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, control, part
+from jaxrl_llm.core.transform import Refresh
+from jaxrl_llm.objectives import Ratio, clip, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.utils.errors import require_choice
 
 

@@ -9,17 +9,11 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.group import above_baseline
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import FractionNumber, NonNegativeNumber, Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several_steps
 from jaxrl_llm.core.buckets import bucket_moments
+from jaxrl_llm.core.kinds import CODE, FractionNumber, NonNegative, NonNegativeNumber, Number, Positive, ZeroOrOne
 from jaxrl_llm.core.log_ratios import absolute
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Transform, chain, stateless
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, Transform, chain, part, stateless
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 

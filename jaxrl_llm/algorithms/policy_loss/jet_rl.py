@@ -5,12 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import Given, RunSetting, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName, Scale
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, method, run_settings
+from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, NonNegative, Scale
 
 
 def _in_blocks(config: Any, given: Given) -> bool:

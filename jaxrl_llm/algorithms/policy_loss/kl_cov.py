@@ -8,15 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import FractionNumber, Number, Source
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, FractionNumber, NonNegative, Number, Source, ZeroOrOne
 from jaxrl_llm.core.log_ratios import absolute, needed
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Refresh
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, part
+from jaxrl_llm.core.transform import Refresh
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.covariance import first_k, token_covariances
 from jaxrl_llm.objectives.ratios import log_ratio_to

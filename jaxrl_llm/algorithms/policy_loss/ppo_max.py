@@ -14,21 +14,12 @@ from jaxrl_llm.advantages.kl_rewards import kl_reward
 from jaxrl_llm.advantages.normalisation import running_reward_scaling
 from jaxrl_llm.advantages.returns import clip_advantages, generalised_advantages, whiten_advantages
 from jaxrl_llm.algorithms.classic.ppo import chain_present
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method, presets
+from jaxrl_llm.core.kinds import CODE, OURS, NonNegative, Number, Positive
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, Transform, control, part, stateless
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, Transform, control, stateless
-from jaxrl_llm.objectives import clip, entropy, policy_gradient, token_ratio
-from jaxrl_llm.objectives.averaging.averages import Average, token_mean
+from jaxrl_llm.objectives import Average, clip, entropy, imitation, policy_gradient, token_mean, token_ratio, value_loss
 from jaxrl_llm.objectives.averaging.subset import count_tokens, mean_by
-from jaxrl_llm.objectives.penalties import imitation
-from jaxrl_llm.objectives.values import value_loss
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.demonstrated import NEED, demonstration

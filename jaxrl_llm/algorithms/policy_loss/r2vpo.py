@@ -9,14 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, NonNegativeInt, ZeroOrOne
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.transform import chain, controller
-from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio, unclipped
-from jaxrl_llm.objectives.penalties import ratio_variance
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.parts import chain, controller, part
+from jaxrl_llm.objectives import policy_gradient, ratio_variance, token_mean, token_ratio, unclipped
 from jaxrl_llm.replay.base import whole_groups
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages import whiten_advantages
 from jaxrl_llm.advantages.returns import (
     at_last_action,
     explained_variance,
@@ -14,21 +15,14 @@ from jaxrl_llm.advantages.returns import (
     needed_values,
     scored_actions,
     terminal_rewards,
-    whiten_advantages,
 )
 from jaxrl_llm.advantages.tokens.windows import newest_window, unfinished_rows
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import FractionNumber
-from jaxrl_llm.core.arguments.hyperparameters import OURS, RUN
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, Positive
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, RUN, Count, Fraction, FractionNumber, NonNegative, Positive
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless
 from jaxrl_llm.core.rules import Partial
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
-from jaxrl_llm.objectives import entropy
-from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.objectives import entropy, value_loss
 
 
 @method(

@@ -8,21 +8,14 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number, Scale
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative, ZeroOrOne
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, NonNegative, Number, Scale, ZeroOrOne
 from jaxrl_llm.core.log_ratios import LARGEST
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.objectives.averaging.averages import token_mean
+from jaxrl_llm.core.parts import Trajectories, part
+from jaxrl_llm.objectives import by_sign, gamma, log_probability, policy_gradient, sequence_ratio, token_mean
 from jaxrl_llm.objectives.off_policy import importance_weight, mismatch
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import sequence_ratio
-from jaxrl_llm.objectives.surrogates import log_probability
-from jaxrl_llm.objectives.weights import by_sign, gamma, of_scaled_ratio
+from jaxrl_llm.objectives.weights import of_scaled_ratio
 from jaxrl_llm.utils.errors import require_choice
 
 

@@ -7,16 +7,11 @@ from typing import Annotated, Literal
 
 import jax
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Estimator, Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.arguments.ranges import AtLeastOne, NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Coefficient, Objective, chain, control
-from jaxrl_llm.objectives.penalties import kl
-from jaxrl_llm.objectives.preference.pairs import discriminative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, RUN, AtLeastOne, Estimator, NonNegative, Number, Positive
+from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, chain, control, part
+from jaxrl_llm.core.transform import Coefficient
+from jaxrl_llm.objectives import discriminative, kl
 from jaxrl_llm.utils.errors import is_off, require_choice
 
 

@@ -8,16 +8,12 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import Positive, check_number
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
+from jaxrl_llm.core.kinds import CODE, Positive, check_number
+from jaxrl_llm.core.parts import chain
 from jaxrl_llm.data.preference_rows import CHOSEN, REJECTED
-from jaxrl_llm.objectives.preference.by_name import loss_named
+from jaxrl_llm.objectives import loss_named, pairwise
 from jaxrl_llm.objectives.preference.losses import of_sums
-from jaxrl_llm.objectives.preference.pairwise import pairwise
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 from jaxrl_llm.utils.errors import InputError, several, shown
 

@@ -7,15 +7,10 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, given_responses, method, run_settings
 from jaxrl_llm.algorithms.preferences.dpo import DivergenceName, dpo
-from jaxrl_llm.algorithms.run_settings import Given, RunSetting, given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_number
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective
+from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, Positive, check_number
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives.averaging.averages import averaged, token_mean
 from jaxrl_llm.objectives.preference.losses import PairLoss
 

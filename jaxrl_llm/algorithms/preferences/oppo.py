@@ -8,16 +8,11 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import RunSetting, given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative, Range
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, method, run_settings
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import CODE, OURS, NonNegative, Range
+from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, Transform, part
 from jaxrl_llm.core.rollout import Demands, Rollout
-from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, Transform
 from jaxrl_llm.data.chat.encode import with_text
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled, mean_logp
 from jaxrl_llm.rewards.environment import GIVEN

@@ -9,14 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import AtLeastOne, NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AtLeastOne, NonNegative, Positive
+from jaxrl_llm.core.parts import Trajectories, chain, part
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import keep_weighted, ranks_within, resampled_counts
 from jaxrl_llm.utils.errors import require_choice

@@ -7,15 +7,10 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import Count
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
+from jaxrl_llm.core.kinds import CODE, Count
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, stateless
 from jaxrl_llm.core.rollout import Demands, Rollout
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective, stateless
 from jaxrl_llm.data.step_labels import NO_LABEL, encode_steps
 from jaxrl_llm.objectives.averaging.averages import averaged, token_mean
 from jaxrl_llm.objectives.preference.reward_models import class_loss

@@ -7,17 +7,11 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
+from jaxrl_llm.core.kinds import CODE, NonNegative, Number
+from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, chain, part
+from jaxrl_llm.objectives import pairwise
 from jaxrl_llm.objectives.preference.losses import PairLoss, Pairs, of_each_pair
-from jaxrl_llm.objectives.preference.pairwise import pairwise
 from jaxrl_llm.objectives.preference.reward_models import bradley_terry_loss
 from jaxrl_llm.rewards.models.whole import encoded
 from jaxrl_llm.rollouts.context import Tools

@@ -10,16 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, method, run_settings
 from jaxrl_llm.algorithms.preferences.dpo import dpo
-from jaxrl_llm.algorithms.run_settings import RunSetting, given_responses, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_number
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import OURS, NonNegative, Positive, check_number
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part
 from jaxrl_llm.core.rollout import Demands, Rollout
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, Objective
 from jaxrl_llm.objectives.preference.losses import PairLoss
 from jaxrl_llm.objectives.preference.reward_models import class_loss
 from jaxrl_llm.rewards.environment import GIVEN

@@ -10,11 +10,9 @@ import numpy as np
 from scipy.special import softmax
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, Count, NonNegative, Positive
+from jaxrl_llm.core.parts import part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.core.source import ONLY_MEASURED, Step
 from jaxrl_llm.curriculum.compose import choose_prompts

@@ -21,11 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, Count, NonNegative, Positive
+from jaxrl_llm.core.parts import part
 from jaxrl_llm.curriculum import networks as nn
 from jaxrl_llm.curriculum.budgets import by_mixed, by_variance, divide
 from jaxrl_llm.curriculum.compose import choose_prompts

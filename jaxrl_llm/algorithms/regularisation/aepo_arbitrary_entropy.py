@@ -12,14 +12,10 @@ import numpy as np
 
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.advantages.multipliers import last_entropy
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import AboveOne, Fraction, NonNegative, Positive
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, AboveOne, Fraction, NonNegative, Positive
+from jaxrl_llm.core.parts import Trajectories, chain, controller, counted, part
 from jaxrl_llm.core.rollout import Demands, Rollout
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain, controller, counted
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode

@@ -6,10 +6,8 @@ from dataclasses import replace
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.dapo import dapo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, Count, NonNegative
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.objectives import kl, token_mean
 

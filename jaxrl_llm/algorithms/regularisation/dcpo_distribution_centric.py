@@ -8,18 +8,13 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.advantages.multipliers import last_entropy, revised
-from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.advantages import group_relative, revised
+from jaxrl_llm.advantages.multipliers import last_entropy
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.score_function.otr import static_number
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import AboveOne, NonNegative, Positive
+from jaxrl_llm.core.kinds import CODE, AboveOne, NonNegative, Number, Positive
 from jaxrl_llm.core.log_ratios import log_ratio
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.core.parts import Trajectories, chain, part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 
 

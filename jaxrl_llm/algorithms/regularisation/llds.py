@@ -7,19 +7,11 @@ from typing import Annotated, Literal
 import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
-from jaxrl_llm.algorithms.run_settings import run_settings, several_steps
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName, Gate
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.objectives import token_mean
-from jaxrl_llm.objectives.averaging.averages import Average
+from jaxrl_llm.algorithms.method import Algorithm, method, presets, run_settings, several_steps
+from jaxrl_llm.core.kinds import CODE, PAPER, AverageName, Gate, NonNegative
+from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, part
+from jaxrl_llm.objectives import Average, likelihood_preserving, token_mean
 from jaxrl_llm.objectives.averaging.subset import mean_by
-from jaxrl_llm.objectives.penalties import likelihood_preserving
 from jaxrl_llm.utils.errors import require_choice
 
 

@@ -9,12 +9,10 @@ from typing import Annotated
 import jax
 
 from jaxrl_llm.algorithms.classic.ppo import ppo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, RECALLED, RUN
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_number
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, RECALLED, RUN, NonNegative, Positive, check_number
+from jaxrl_llm.core.parts import part
 from jaxrl_llm.core.reference import Params, ReferenceRule, model_names, weighted_mean
-from jaxrl_llm.core.repr import part
 
 
 def names_of(models: str | None) -> list[str]:

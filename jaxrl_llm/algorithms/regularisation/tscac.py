@@ -8,21 +8,13 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.multipliers import revised
-from jaxrl_llm.advantages.returns import generalised_advantages
-from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.advantages import generalised_advantages, revised
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.regularisation.salsa import names_of
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, RUN
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
+from jaxrl_llm.core.kinds import CODE, OURS, RUN, NonNegative, Number, Positive
+from jaxrl_llm.core.parts import Trajectories, chain, part
 from jaxrl_llm.core.reference import Mixture, Params, ReferenceRule, model_names
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.surrogates import log_probability
-from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.objectives import log_probability, policy_gradient, token_mean, token_ratio, value_loss
 
 
 @part

@@ -10,15 +10,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, ZeroOrOne
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, RUN, Count, Fraction, NonNegative, Number, ZeroOrOne
+from jaxrl_llm.core.parts import Trajectories, chain, part, stateless
 from jaxrl_llm.core.rules import Partial
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain, stateless
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.penalties import right_answers
 from jaxrl_llm.utils.errors import require_choice

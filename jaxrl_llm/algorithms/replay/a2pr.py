@@ -10,15 +10,11 @@ import numpy as np
 
 from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.advantages.replayed import replayed_rows
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative, NonNegativeInt, Positive, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, NonNegativeInt, Positive, ZeroOrOne
+from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless
 from jaxrl_llm.core.source import Replay
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, stateless
 from jaxrl_llm.objectives import by_rows, clip, imitation, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay import buffers
 from jaxrl_llm.replay.base import TOLERANCE, mixed

@@ -7,17 +7,13 @@ from typing import Annotated
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.filters import uniform_groups
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, ZeroOrOne
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import OURS, PAPER, Fraction, NonNegative, ZeroOrOne
+from jaxrl_llm.core.parts import Trajectories, Transform, chain, part, stateless
 from jaxrl_llm.core.source import Step
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
 from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.records import Array
 from jaxrl_llm.curriculum.stages import Measure, drop_solved

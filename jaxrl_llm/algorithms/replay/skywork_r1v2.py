@@ -7,11 +7,9 @@ from typing import Annotated
 
 from jaxrl_llm.advantages.replayed import keep_stored_advantages
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, NonNegativeInt, ZeroOrOne
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, Count, NonNegative, NonNegativeInt, ZeroOrOne
+from jaxrl_llm.core.parts import chain
 from jaxrl_llm.replay.base import refilled
 
 

@@ -12,22 +12,14 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import judge_among_rewards, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
 from jaxrl_llm.core.buckets import bucket_quantile
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import OURS, PAPER, RUN, Count, Fraction, NonNegative
+from jaxrl_llm.core.parts import Trajectories, chain, part
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain
 from jaxrl_llm.data.chat.calls import Message
-from jaxrl_llm.objectives.averaging.averages import constant
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import clip
+from jaxrl_llm.objectives import clip, constant, policy_gradient, token_ratio
 from jaxrl_llm.rewards.environment import JUDGE
 from jaxrl_llm.rewards.judges.questions import Grading
 from jaxrl_llm.rewards.transforms import rescore

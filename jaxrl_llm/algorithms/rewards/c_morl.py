@@ -8,20 +8,15 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName, NonNegativeNumber, Number, PositiveNumber
+from jaxrl_llm.advantages import group_relative
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
 from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means
-from jaxrl_llm.core.transform import Objective, Transform, chain
+from jaxrl_llm.core.kinds import AverageName, NonNegativeNumber, Number, PositiveNumber
+from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, Transform, chain, part, row_means
+from jaxrl_llm.objectives import clip, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averaging.averages import average_by_name
-from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.preference.pairs import coupled
-from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.surrogates import clip
 from jaxrl_llm.rewards.compositions import component_of
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.utils.errors import InputError, unknown

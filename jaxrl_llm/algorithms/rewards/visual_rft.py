@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from jaxrl_llm.algorithms.classic.grpo import grpo
-from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.rewards.gui_r1 import by_rewards
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.core.kinds import CODE, OURS, NonNegative
 
 
 @method(

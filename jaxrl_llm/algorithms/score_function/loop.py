@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.filters import drop_small_advantages
-from jaxrl_llm.advantages.group import group_relative
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Scale, Span
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.transform import chain
+from jaxrl_llm.advantages import drop_small_advantages, group_relative
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative, Scale, Span
+from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, span_ratio
 from jaxrl_llm.utils.errors import require_choice
 

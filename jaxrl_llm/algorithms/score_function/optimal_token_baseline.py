@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from jaxrl_llm.advantages.tokens.baselines import energy_weighted_baseline
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative
+from jaxrl_llm.advantages import energy_weighted_baseline
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, NonNegative
 from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, token_ratio
 
 

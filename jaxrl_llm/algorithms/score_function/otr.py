@@ -9,14 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.demonstrations import demonstrated_rows
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.hyperparameters import OURS, RECALLED
-from jaxrl_llm.core.arguments.ranges import Positive, Range, check_number
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics, stateless
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, RECALLED, Number, Positive, Range, check_number
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, part, stateless
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.rollouts.guidance.demonstrated import demonstrated

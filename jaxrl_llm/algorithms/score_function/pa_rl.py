@@ -9,17 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import at_last_action, sequence_values
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import chain, counted
-from jaxrl_llm.objectives import log_probability, policy_gradient, token_ratio
-from jaxrl_llm.objectives.averaging.averages import sequence_sum
-from jaxrl_llm.objectives.values import last_action_mean, value_loss
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
+from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, Positive
+from jaxrl_llm.core.parts import Trajectories, chain, counted, part
+from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, token_ratio, value_loss
+from jaxrl_llm.objectives.values import last_action_mean
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 

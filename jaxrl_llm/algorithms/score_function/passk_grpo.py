@@ -8,17 +8,13 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.group import on_actions
+from jaxrl_llm.advantages import on_actions
 from jaxrl_llm.advantages.sets import best_of_sets_advantage
 from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import AverageName
-from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.kinds import CODE, PAPER, AverageName, Count, NonNegative
+from jaxrl_llm.core.parts import Trajectories, part
 from jaxrl_llm.objectives import clip
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.utils.errors import require_choice

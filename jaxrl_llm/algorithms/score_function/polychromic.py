@@ -12,21 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.group import on_actions
-from jaxrl_llm.advantages.returns import generalised_advantages
+from jaxrl_llm.advantages import generalised_advantages, on_actions
 from jaxrl_llm.advantages.sets import DIVERSITIES, diverse_sets_advantage
 from jaxrl_llm.advantages.votes import answer_keys
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import joint_key
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Count, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.core.parts import Trajectories, Transform, chain, part, stateless
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
-from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.values import value_loss
+from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio, value_loss
 from jaxrl_llm.rollouts.agents.conversation import finished
 from jaxrl_llm.rollouts.agents.environment_calls import EnvironmentFailed
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse, played

@@ -10,17 +10,13 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.group import group_advantage
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.choices import NonNegativeNumber, Number, PositiveNumber, Scale
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER
 from jaxrl_llm.core.arguments.ranges import NonNegative, Positive, check_bounds
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
-from jaxrl_llm.core.transform import Transform, counted
-from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.penalties import imitation
+from jaxrl_llm.core.kinds import NonNegativeNumber, Number, PositiveNumber, Scale
+from jaxrl_llm.core.parts import Trajectories, Transform, counted, part
+from jaxrl_llm.objectives import imitation, kl, log_probability, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.selection.noise import row_noise
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.utils.errors import is_off, require_choice

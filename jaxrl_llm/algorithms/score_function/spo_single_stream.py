@@ -7,16 +7,12 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from jaxrl_llm.advantages.trackers import tracked_baseline
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.run_settings import RunSetting, run_settings
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RUN
-from jaxrl_llm.core.arguments.ranges import Count, Fraction, NonNegative, NonNegativeInt, Positive
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.advantages import tracked_baseline
+from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_settings
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, Count, Fraction, NonNegative, NonNegativeInt, Positive
+from jaxrl_llm.core.parts import Trajectories, part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.source import Replay
-from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State, changed
 from jaxrl_llm.curriculum.scores import uncertain

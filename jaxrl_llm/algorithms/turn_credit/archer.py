@@ -31,16 +31,12 @@ from jaxrl_llm.advantages.turns.turns import (
     turn_mask,
     turn_numbers,
 )
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative, NonNegativeInt
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, counted, part, stateless
 from jaxrl_llm.core.reference import exponential_average
-from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.source import Step
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, chain, counted, stateless
 from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.records import PromptFacts, State
 from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf

@@ -6,11 +6,9 @@ from typing import Annotated, Literal
 
 from jaxrl_llm.advantages.turns.turn_rewards import where_given
 from jaxrl_llm.advantages.turns.turns import compared, of_episode, same_state, turn_advantages, turn_returns
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER, RECALLED
-from jaxrl_llm.core.arguments.ranges import NonNegative
-from jaxrl_llm.core.transform import Objective
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RECALLED, NonNegative
+from jaxrl_llm.core.parts import Objective
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rollouts.agents.state_clusters import similar_states

@@ -9,13 +9,10 @@ from typing import Annotated
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.turns.turns import OfTurns, above_buckets, returns_of_turns, turn_advantages, turn_mask
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Fraction, NonNegative
+from jaxrl_llm.core.parts import Array, Trajectories, part
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.trajectory import Array, Trajectories
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rollouts.context import Tools

@@ -13,15 +13,11 @@ from jaxrl_llm.advantages.multipliers import revised, standard_scores, token_mom
 from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.advantages.turns.turns import on_tokens, turn_mask, turn_numbers
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import CODE, NonNegative, Positive
+from jaxrl_llm.core.parts import Array, Trajectories, chain, part
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
 from jaxrl_llm.data.chat.turns import ChatTurns
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.context import Tools

@@ -12,21 +12,15 @@ from jaxrl_llm.advantages.turns.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.turns.rounds import episode_backwards
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.advantages.turns.turns import OfTurns, episode_returns, on_tokens, rewards_of_turns
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, NonNegativeInt, Positive, Range
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, chain, stateless
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import OURS, PAPER, Fraction, NonNegative, NonNegativeInt, Positive, Range
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless
 from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.records import PromptFacts, State
 from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
-from jaxrl_llm.objectives import policy_gradient
-from jaxrl_llm.objectives.averaging.averages import sequence_sum
+from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, span_ratio
 from jaxrl_llm.objectives.off_policy import mismatch
-from jaxrl_llm.objectives.ratios import over_span, span_ratio
-from jaxrl_llm.objectives.surrogates import log_probability
+from jaxrl_llm.objectives.ratios import over_span
 from jaxrl_llm.objectives.weights import Weight
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.agents.metrics import RESTARTED

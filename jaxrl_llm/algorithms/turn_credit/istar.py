@@ -21,16 +21,11 @@ from jaxrl_llm.advantages.turns.turns import (
     turn_mask,
     turn_numbers,
 )
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.algorithms.presets import presets
+from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import NonNegative
 from jaxrl_llm.core.buckets import bucket_moments
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Objective
+from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative
+from jaxrl_llm.core.parts import Array, Objective, PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives.preference.pairs import RowScore, coupled, shares_of_pairs
 from jaxrl_llm.utils.errors import InputError, require_choice
 

@@ -10,15 +10,11 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.returns import PerRow, generalised_advantages, whiten_advantages
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE, OURS
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative, Positive
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import chain
-from jaxrl_llm.objectives import entropy
-from jaxrl_llm.objectives.values import huber, value_loss
+from jaxrl_llm.algorithms.method import Algorithm, method
+from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative, Positive
+from jaxrl_llm.core.parts import Array, Trajectories, chain, part
+from jaxrl_llm.objectives import entropy, value_loss
+from jaxrl_llm.objectives.values import huber
 
 
 @method(

@@ -17,13 +17,10 @@ from jaxrl_llm.advantages.turns.turns import (
     turn_mask,
     turn_rewards,
 )
-from jaxrl_llm.algorithms.method import method
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import CODE
-from jaxrl_llm.core.arguments.ranges import NonNegative, NonNegativeInt
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories
+from jaxrl_llm.core.kinds import CODE, NonNegative, NonNegativeInt
+from jaxrl_llm.core.parts import Trajectories, part
 from jaxrl_llm.selection.noise import row_noise
 
 

@@ -22,17 +22,13 @@ from jaxrl_llm.advantages.turns.turns import (
     turn_count,
     turn_returns,
 )
-from jaxrl_llm.algorithms.method import method
-from jaxrl_llm.core.algorithm import Algorithm
-from jaxrl_llm.core.arguments.hyperparameters import OURS, PAPER
-from jaxrl_llm.core.arguments.ranges import Fraction, NonNegative
+from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import joint_key
-from jaxrl_llm.core.repr import part
+from jaxrl_llm.core.kinds import OURS, PAPER, Fraction, NonNegative
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, counted, part
 from jaxrl_llm.core.rollout import Rollout
-from jaxrl_llm.core.trajectory import Array, Trajectories
-from jaxrl_llm.core.transform import Transform, chain, counted
-from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.off_policy import importance_correction, mismatch
+from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, token_mean, token_ratio
+from jaxrl_llm.objectives.off_policy import mismatch
 from jaxrl_llm.rollouts.agents.path import AgentSettings, Path, converse
 from jaxrl_llm.rollouts.agents.program import graded, with_episodes
 from jaxrl_llm.rollouts.context import Tools

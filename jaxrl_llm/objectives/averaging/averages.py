@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.checks import names_of
-from jaxrl_llm.core.arguments.choices import AverageName
 from jaxrl_llm.core.arguments.ranges import check_divisor, check_number
 from jaxrl_llm.core.buckets import bucket_sums
+from jaxrl_llm.core.kinds import AverageName
 from jaxrl_llm.core.repr import Negation, Operation, layout, part, recorded
 from jaxrl_llm.core.shapes import in_words
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted

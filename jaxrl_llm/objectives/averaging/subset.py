@@ -7,9 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import Trajectories, weighted
-from jaxrl_llm.core.transform import Transform, control, stateless
+from jaxrl_llm.core.parts import Trajectories, Transform, control, part, stateless, weighted
 from jaxrl_llm.objectives.averaging.averages import Average
 
 

@@ -8,8 +8,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, totals_of
+from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, part, totals_of
 from jaxrl_llm.objectives.averaging.averages import Average, sequence_mean
 from jaxrl_llm.objectives.averaging.subset import mean_by
 from jaxrl_llm.utils.errors import require_choice

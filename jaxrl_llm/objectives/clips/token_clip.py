@@ -7,11 +7,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.ranges import AboveOne, check_bounds
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories
-from jaxrl_llm.core.transform import Metrics
+from jaxrl_llm.core.kinds import AboveOne, Number, check_bounds
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives.surrogates import Surrogate, clip_fractions, clipped_value
 
 Bounds = Callable[[Trajectories], tuple[Number, Number]]  # batch -> (low, high), the ratio's range [1 - low, 1 + high]

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.choices import Number
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.kinds import Number, check_number
 from jaxrl_llm.core.repr import part
 
 Divergence = Callable[[jax.Array], jax.Array]  # log-ratios -> scores, of any shape

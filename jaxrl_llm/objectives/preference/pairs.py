@@ -12,13 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.arguments.checks import require_function
-from jaxrl_llm.core.arguments.choices import NonNegativeNumber, Number, PositiveNumber, Source
-from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.buckets import bucket_sums
+from jaxrl_llm.core.kinds import NonNegativeNumber, Number, PositiveNumber, Source, check_number
 from jaxrl_llm.core.log_ratios import needed
-from jaxrl_llm.core.repr import part
-from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, weighted
-from jaxrl_llm.core.transform import Metrics, Objective
+from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, row_means, weighted
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.utils.value_digest import value_digest
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.arguments.choices import NonNegativeNumber, Number, PositiveNumber, Source
-from jaxrl_llm.core.arguments.ranges import check_number
+from jaxrl_llm.core.kinds import NonNegativeNumber, Number, PositiveNumber, Source, check_number
 from jaxrl_llm.core.log_ratios import log_ratio_sums, needed, source
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, totals_of, weighted
