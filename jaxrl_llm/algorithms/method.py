@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -25,7 +26,7 @@ Given = Mapping[str, Any]  # hyper-parameters of the method, with their defaults
 class Facts:
     """What is known of a method.
 
-    paper: "arXiv 2402.03300", or another name of the source; year: of its first version. test: FILE::TEST in
+    paper: "arXiv 2402.03300", or another name of the source; year: of the paper. test: FILE::TEST in
     tests/algorithms (of methods of texts in tests/texts), which compares the method's own part with an independent
     computation: a slow loop, or the paper's worked example.
 
@@ -53,8 +54,8 @@ class Facts:
 def method(
     *,
     paper: str,
-    year: int,
     test: str,
+    year: int | None = None,
     lacks: Parts | None = None,
     needs: Mapping[str, str] | None = None,
     beside: Parts | None = None,
@@ -63,9 +64,9 @@ def method(
 
     The function has the name of its file, in a folder of `jaxrl_llm.algorithms` or in `jaxrl_llm.texts.methods`; its
     parameters are annotated with ranges and origins (`core.arguments.hyperparameters`), and its docstring has the
-    equations after a line with its title.
+    equations after a line with its title. year: None is that of the paper's number in arXiv.
     """
-    facts = Facts(paper, year, test, lacks or {}, needs or {}, beside or {})
+    facts = Facts(paper, year or _year_of(paper), test, lacks or {}, needs or {}, beside or {})
 
     def decorate(build: Callable[Parameters, Built]) -> Callable[Parameters, Built]:
         made = checked(build)
@@ -73,6 +74,18 @@ def method(
         return made
 
     return decorate
+
+
+def _year_of(paper: str) -> int:
+    """The year that a paper's number in arXiv says. InputError for another source.
+
+    >>> _year_of("arXiv 2402.03300")
+    2024
+    """
+    numbered = re.fullmatch(r"arXiv (\d\d)\d\d\.\d+", paper)
+    if numbered is None:
+        raise InputError(f"{shown(paper)} is no number in arXiv, which has the year: give the year too")
+    return 2000 + int(numbered[1])
 
 
 def facts_of(build: Callable[..., Any]) -> Facts | None:

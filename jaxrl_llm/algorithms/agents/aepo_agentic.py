@@ -34,7 +34,6 @@ def scaled_by_entropy(strength: float, over: str, ddof: int, clamp: bool) -> Cal
 
 @method(
     paper="arXiv 2510.14545",
-    year=2025,
     test="test_entropy_credit.py::test_agentic_aepo_against_a_loop",
     needs={"turns": "episodes of several turns, which fork after observations"},
 )

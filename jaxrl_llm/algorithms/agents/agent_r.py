@@ -53,7 +53,6 @@ ANSWER = "OK."
 
 @method(
     paper="arXiv 2501.11425",
-    year=2025,
     test="test_agent_r.py::test_agent_r_splices_as_a_loop_over_replies",
     needs={
         "episode": "rows of one episode",

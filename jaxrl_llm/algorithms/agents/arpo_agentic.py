@@ -50,7 +50,6 @@ def paid_for_calls(bonus: float, calls: int, success: float) -> Callable[[Trajec
 
 @method(
     paper="arXiv 2507.19849",
-    year=2025,
     test="test_arpo_agentic.py::test_arpo_worked_example",
     needs={
         "calls": "calls of tools, for their bonus",

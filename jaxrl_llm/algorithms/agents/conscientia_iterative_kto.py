@@ -18,7 +18,7 @@ from jaxrl_llm.rollouts.agents.league_play import MEMBER, SEAT, against_league
 
 
 @method(
-    paper="arXiv 2604.09746", year=2026, test="test_conscientia.py::test_sides_learn_by_turns_against_earlier_ones",
+    paper="arXiv 2604.09746", test="test_conscientia.py::test_sides_learn_by_turns_against_earlier_ones",
     needs={MEMBER: "games against a league: --environment GAME --players 2"},
     beside={"city": ("the simulated city and its two populations", "the run's own environment")},
 )  # fmt: skip

@@ -40,7 +40,6 @@ SHARE, LONGEST = "sampled_share", "longest_success"  # columns that the curricul
 
 @method(
     paper="arXiv 2509.23866",
-    year=2025,
     test="test_of_screens.py::test_dart_gui_is_the_loop_over_steps",
     needs={
         "episode": "steps of one episode as rows",

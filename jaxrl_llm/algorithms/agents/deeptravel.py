@@ -83,7 +83,6 @@ def verified(threshold: float, combine: Literal["all", "mean"]) -> Callable[[Tra
 
 @method(
     paper="arXiv 2509.21842",
-    year=2025,
     test="test_turn_shaped.py::test_deeptravel_by_hand",
     needs={"turn_rewards": "verdicts on turns", "turns": "episodes of several turns"},
     beside={"supervised": ("supervised training on itineraries before", "another run")},

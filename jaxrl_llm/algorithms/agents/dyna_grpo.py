@@ -48,7 +48,6 @@ Revealed = Literal["removed", "kept"]
 
 @method(
     paper="arXiv 2510.09577",
-    year=2025,
     test="test_dyna_grpo.py::test_dyna_grpo_worked_example_and_loop",
     needs={
         "episode": "rows of one episode",

@@ -34,7 +34,6 @@ def discounted_by_round(gamma: Share) -> Callable[[Trajectories], Array]:
 
 @method(
     paper="arXiv 2511.07327",
-    year=2025,
     test="test_turn_shaped.py::test_eapo_iterresearch_worked_example",
     needs={
         "episode": "rounds of one episode as rows",

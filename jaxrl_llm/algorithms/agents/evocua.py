@@ -38,7 +38,7 @@ take an action that sets it right."""
 
 
 @method(
-    paper="arXiv 2601.15876", year=2026, test="test_evocua.py::test_pairs_are_those_of_a_loop_over_replies",
+    paper="arXiv 2601.15876", test="test_evocua.py::test_pairs_are_those_of_a_loop_over_replies",
     needs={
         "episode": "rows of one episode",
         "first_turn": "the order of these rows",

@@ -23,7 +23,6 @@ from jaxrl_llm.utils.errors import require_choice
 
 @method(
     paper="arXiv 2510.05592",
-    year=2025,
     test="test_turn_rows.py::test_flow_grpo_worked_example_and_loop",
     needs={
         "episode": "turns of one episode as rows",

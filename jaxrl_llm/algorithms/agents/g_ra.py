@@ -18,7 +18,6 @@ from jaxrl_llm.utils.errors import InputError
 
 @method(
     paper="arXiv 2508.10548",
-    year=2025,
     test="test_turn_shaped.py::test_g_ra_worked_example",
     needs={"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
 )

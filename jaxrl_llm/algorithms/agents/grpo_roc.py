@@ -62,7 +62,6 @@ def cleanest_right_rows_out(
 
 @method(
     paper="arXiv 2508.20722",
-    year=2025,
     test="test_turn_shaped.py::test_grpo_roc_worked_example",
     needs={
         "calls": "calls of tools",

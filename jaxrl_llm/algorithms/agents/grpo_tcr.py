@@ -32,7 +32,6 @@ def credit_of_calls(call_credit: float, most: float, success: float) -> Callable
 
 @method(
     paper="arXiv 2510.11701",
-    year=2025,
     test="test_turn_shaped.py::test_grpo_tcr_worked_example_and_loop",
     needs={"first_turn": "how many turns came before", "turns": "turns with calls of tools"},
 )

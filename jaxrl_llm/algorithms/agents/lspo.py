@@ -35,7 +35,7 @@ Embed = Callable[[str], Array]  # a text -> f[d]
 
 
 @method(
-    paper="arXiv 2502.04686", year=2025, test="test_lspo.py::test_candidates_are_ordered_by_the_solved_game",
+    paper="arXiv 2502.04686", test="test_lspo.py::test_candidates_are_ordered_by_the_solved_game",
     beside={
         "deep": ("Deep CFR, networks in place of tables of regrets, and discussions of many rounds", "larger games"),
         "embedding": ("a model that embeds texts", "`embed` of `latent_talk`; by default hashed counts of words"),

@@ -41,7 +41,6 @@ from jaxrl_llm.utils.errors import is_off, require_choice
 
 @method(
     paper="arXiv 2601.03715",
-    year=2026,
     test="test_agent_retries.py::test_r3l_worked_example_and_loop",
     needs={
         "episode": "rows of one episode",

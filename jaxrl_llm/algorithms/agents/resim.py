@@ -40,7 +40,6 @@ choose. Do not mention that they were tried out."""
 
 @method(
     paper="arXiv 2510.09577",
-    year=2025,
     test="test_resim.py::test_resim_learns_replies_that_have_seen_what_follows",
     needs={
         "episode": "rows of one episode",

@@ -18,7 +18,7 @@ from jaxrl_llm.rollouts.agents.league_play import MEMBER, against_league
 
 
 @method(
-    paper="arXiv 2602.16928", year=2026, test="test_shor_psro.py::test_payoffs_and_mixtures_are_the_loop",
+    paper="arXiv 2602.16928", test="test_shor_psro.py::test_payoffs_and_mixtures_are_the_loop",
     needs={MEMBER: "games against a league: --environment GAME --players 2"},
     beside={"search": ("the search for solvers by a language model", "evolution of programs")},
 )  # fmt: skip

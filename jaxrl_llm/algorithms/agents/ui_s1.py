@@ -20,7 +20,7 @@ from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rollouts.agents.semi_online import semi_online
 
 
-@method(paper="arXiv 2509.11543", year=2025, test="test_turn_rows.py::test_ui_s1_worked_example_and_loop")
+@method(paper="arXiv 2509.11543", test="test_turn_rows.py::test_ui_s1_worked_example_and_loop")
 @run_settings(one_reward_of("environment", why="the reward of its recorded environment"))
 def ui_s1(
     gamma: Annotated[float, CODE] = 0.5,

@@ -47,7 +47,7 @@ Who is the spy? You are player {player}. Think, and end with [[the number of the
 
 
 @method(
-    paper="arXiv 2509.25541", year=2025, test="test_vision_zero.py::test_stages_baselines_and_the_switch",
+    paper="arXiv 2509.25541", test="test_vision_zero.py::test_stages_baselines_and_the_switch",
     beside={"vision": ("scenes as images", "vision policies; scenes are texts")},
 )  # fmt: skip
 @run_settings(one_reward_of(ENVIRONMENT, why="the rewards of the game"))

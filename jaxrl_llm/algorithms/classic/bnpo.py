@@ -11,7 +11,6 @@ from jaxrl_llm.core.kinds import CODE, NonNegative, Scale, ZeroOrOne
 
 @method(
     paper="arXiv 2506.02864",
-    year=2025,
     test="test_group_relative.py::test_bnpo_worked_example_in_two_slices",
     beside={"beta": ("the paper's normalisation of rewards by a Beta distribution", "another normalisation")},
 )

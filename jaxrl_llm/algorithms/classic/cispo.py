@@ -10,7 +10,7 @@ from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative, Scale, ZeroOrOne
 from jaxrl_llm.objectives import clipped, log_probability, policy_gradient, token_mean, token_ratio
 
 
-@method(paper="arXiv 2506.13585", year=2025, test="test_weighted.py::test_cispo_is_the_loop")
+@method(paper="arXiv 2506.13585", test="test_weighted.py::test_cispo_is_the_loop")
 def cispo(
     clip_low: Annotated[NonNegative, PAPER] = 1.0,
     clip_high: Annotated[NonNegative, CODE] = 4.0,

@@ -16,7 +16,7 @@ from jaxrl_llm.objectives.averaging.averages import average_by_name
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 
 
-@method(paper="arXiv 2503.14476", year=2025, test="test_group_relative.py::test_dapo_is_the_loop")
+@method(paper="arXiv 2503.14476", test="test_group_relative.py::test_dapo_is_the_loop")
 @presets(paper={"average": "prompt"}, code={"average": "token", "dual_clip": 10.0})
 def dapo(
     clip_low: Annotated[NonNegative, PAPER] = 0.2,

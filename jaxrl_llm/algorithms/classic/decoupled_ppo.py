@@ -15,7 +15,7 @@ from jaxrl_llm.objectives.off_policy import interpolated_proximal
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 
-@method(paper="arXiv 2505.24298", year=2025, test="test_mismatch.py::test_decoupled_ppo_is_the_loop")
+@method(paper="arXiv 2505.24298", test="test_mismatch.py::test_decoupled_ppo_is_the_loop")
 @run_settings(
     RunSetting(
         "max_staleness", lambda given: 4, lambda config, given: config.max_staleness > 0, "sampling beside its updates"

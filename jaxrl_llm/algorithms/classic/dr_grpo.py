@@ -10,7 +10,7 @@ from jaxrl_llm.core.kinds import PAPER, RUN, Count, NonNegative
 from jaxrl_llm.objectives import clip, constant, policy_gradient, token_ratio
 
 
-@method(paper="arXiv 2503.20783", year=2025, test="test_group_relative.py::test_dr_grpo_is_the_loop")
+@method(paper="arXiv 2503.20783", test="test_group_relative.py::test_dr_grpo_is_the_loop")
 def dr_grpo(
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.2,

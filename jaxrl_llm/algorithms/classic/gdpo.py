@@ -10,7 +10,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.kinds import CODE, PAPER, AverageName, NonNegative, ZeroOrOne
 
 
-@method(paper="arXiv 2601.05242", year=2026, test="test_multi_reward.py::test_gdpo_against_a_loop")
+@method(paper="arXiv 2601.05242", test="test_multi_reward.py::test_gdpo_against_a_loop")
 @presets(
     paper={"normalise": "sequences", "average": "sequence"},
     code={"normalise": "tokens", "epsilon": 1e-6, "batch_epsilon": 1e-8, "average": "token"},

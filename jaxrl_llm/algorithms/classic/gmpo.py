@@ -11,7 +11,7 @@ from jaxrl_llm.objectives import geometric_clip, policy_gradient, sequence_mean,
 from jaxrl_llm.objectives.policy_gradient import regularised
 
 
-@method(paper="arXiv 2507.20673", year=2025, test="test_sequence_level.py::test_gmpo_is_the_loop")
+@method(paper="arXiv 2507.20673", test="test_sequence_level.py::test_gmpo_is_the_loop")
 def gmpo(
     clip_low: Annotated[NonNegative, PAPER] = 0.4,
     clip_high: Annotated[NonNegative, PAPER] = 0.4,

@@ -32,7 +32,7 @@ def rescaled_to_informative(scale: Scale, epsilon: float, counted_by: str) -> Ca
     return advantage
 
 
-@method(paper="arXiv 2504.02546", year=2025, test="test_score_function.py::test_gpg_is_the_loop")
+@method(paper="arXiv 2504.02546", test="test_score_function.py::test_gpg_is_the_loop")
 def gpg(
     scale: Annotated[Scale, PAPER] = "none",
     epsilon: Annotated[NonNegative, CODE] = 1e-6,

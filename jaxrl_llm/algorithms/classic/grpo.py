@@ -17,7 +17,7 @@ from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.utils.errors import require_choice
 
 
-@method(paper="arXiv 2402.03300", year=2024, test="test_grpo.py::test_worked_example")
+@method(paper="arXiv 2402.03300", test="test_grpo.py::test_worked_example")
 def grpo(
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,

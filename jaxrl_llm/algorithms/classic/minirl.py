@@ -17,7 +17,7 @@ from jaxrl_llm.objectives.weights import of_scaled_ratio
 from jaxrl_llm.utils.errors import require_choice
 
 
-@method(paper="arXiv 2512.01374", year=2025, test="test_mismatch.py::test_minirl_is_the_loop")
+@method(paper="arXiv 2512.01374", test="test_mismatch.py::test_minirl_is_the_loop")
 def minirl(
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.27,

@@ -14,7 +14,7 @@ from jaxrl_llm.core.parts import Trajectories
 from jaxrl_llm.objectives import log_probability
 
 
-@method(paper="arXiv 2505.23585", year=2025, test="test_score_function.py::test_opo_worked_example_and_loop")
+@method(paper="arXiv 2505.23585", test="test_score_function.py::test_opo_worked_example_and_loop")
 def opo(average: Annotated[AverageName, PAPER] = "sum") -> Algorithm:
     """On-Policy RL with Optimal reward baseline (OPO).
 

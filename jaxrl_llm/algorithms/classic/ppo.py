@@ -22,7 +22,7 @@ def chain_present(*parts: Transform | None) -> Transform:
     return chain(*(part for part in parts if part is not None))
 
 
-@method(paper="arXiv 1707.06347", year=2017, test="test_actor_critic.py::test_ppo_is_its_loop")
+@method(paper="arXiv 1707.06347", test="test_actor_critic.py::test_ppo_is_its_loop")
 def ppo(
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.2,

@@ -11,7 +11,7 @@ from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 
 
-@method(paper="arXiv 2501.03262", year=2025, test="test_critic_free.py::test_reinforce_plus_plus_is_the_loop")
+@method(paper="arXiv 2501.03262", test="test_critic_free.py::test_reinforce_plus_plus_is_the_loop")
 def reinforce_plus_plus(
     kl_coefficient: Annotated[NonNegative, CODE] = 0.001,
     gamma: Annotated[float, PAPER] = 1.0,

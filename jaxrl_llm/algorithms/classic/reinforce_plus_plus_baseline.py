@@ -11,7 +11,7 @@ from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 
 
-@method(paper="arXiv 2501.03262", year=2025, test="test_critic_free.py::test_reinforce_plus_plus_baseline_is_the_loop")
+@method(paper="arXiv 2501.03262", test="test_critic_free.py::test_reinforce_plus_plus_baseline_is_the_loop")
 def reinforce_plus_plus_baseline(
     kl_coefficient: Annotated[NonNegative, OURS] = 0.001,
     over: Annotated[Literal["sequences", "tokens"], PAPER] = "sequences",

@@ -30,7 +30,7 @@ def above_greedy(gamma: float, reward_clip: float | None) -> Callable[[Trajector
     return advantage
 
 
-@method(paper="arXiv 2310.10505", year=2023, test="test_score_function.py::test_remax_is_the_loop")
+@method(paper="arXiv 2310.10505", test="test_score_function.py::test_remax_is_the_loop")
 @presets(
     paper={"gamma": 1.0, "reward_clip": None, "average": "sum"},
     code={"gamma": 0.99, "reward_clip": 5.0, "average": "token"},

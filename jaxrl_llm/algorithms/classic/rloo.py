@@ -39,7 +39,7 @@ def leave_one_out(normalise: bool, epsilon: float) -> Callable[[Trajectories], j
     return advantage
 
 
-@method(paper="arXiv 2402.14740", year=2024, test="test_score_function.py::test_rloo_is_the_loop")
+@method(paper="arXiv 2402.14740", test="test_score_function.py::test_rloo_is_the_loop")
 def rloo(
     kl_coefficient: Annotated[NonNegative, PAPER] = 0.03,
     loss: Annotated[Literal["policy_gradient", "sequence_clip", "token_clip"], PAPER] = "policy_gradient",

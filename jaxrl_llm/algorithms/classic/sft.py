@@ -16,7 +16,7 @@ from jaxrl_llm.rollouts.guidance.responses import written_completions
 from jaxrl_llm.utils.errors import InputError
 
 
-@method(paper="arXiv 2109.01652", year=2021, test="test_supervised.py::test_sft_by_loop")
+@method(paper="arXiv 2109.01652", test="test_supervised.py::test_sft_by_loop")
 @run_settings(*given_responses(1))
 def sft(
     column: Annotated[str | None, OURS] = None,

@@ -13,7 +13,7 @@ from jaxrl_llm.objectives.averaging.subset import count_tokens, mean_by
 from jaxrl_llm.objectives.penalties import right_answers
 
 
-@method(paper="arXiv 2504.05118", year=2025, test="test_actor_critic.py::test_vc_ppo_and_vapo_are_their_loops")
+@method(paper="arXiv 2504.05118", test="test_actor_critic.py::test_vc_ppo_and_vapo_are_their_loops")
 def vapo(
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.28,

@@ -11,7 +11,7 @@ from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, Positive
 from jaxrl_llm.objectives import value_loss
 
 
-@method(paper="arXiv 2503.01491", year=2025, test="test_actor_critic.py::test_vc_ppo_and_vapo_are_their_loops")
+@method(paper="arXiv 2503.01491", test="test_actor_critic.py::test_vc_ppo_and_vapo_are_their_loops")
 def vc_ppo(
     clip_low: Annotated[NonNegative, PAPER] = 0.2,
     clip_high: Annotated[NonNegative, PAPER] = 0.2,

@@ -17,7 +17,7 @@ from jaxrl_llm.core.parts import Array, Trajectories, chain, part
 from jaxrl_llm.utils.errors import require_choice
 
 
-@method(paper="arXiv 2602.10019", year=2026, test="test_shaped_reward.py::test_adora_against_a_loop")
+@method(paper="arXiv 2602.10019", test="test_shaped_reward.py::test_adora_against_a_loop")
 def adora(
     rule: Annotated[Rule, CODE] = "length",
     weight: Annotated[float, CODE] = 1.0,

@@ -32,7 +32,6 @@ def numbers_in(name: str, text: str) -> list[float]:
 
 @method(
     paper="arXiv 2509.06040",
-    year=2025,
     test="test_trees.py::test_branchgrpo_against_a_loop",
     beside={"images": ("the sampler of images and its noise; segments of texts take their place", "diffusion")},
 )

@@ -38,7 +38,7 @@ def internal_ratio(layer: int) -> Ratio:
     return Ratio(ratio, frozenset({f"internal_logp:{layer}"}))
 
 
-@method(paper="arXiv 2512.19673", year=2025, test="test_token_credit.py::test_bupo_against_a_loop")
+@method(paper="arXiv 2512.19673", test="test_token_credit.py::test_bupo_against_a_loop")
 @presets(paper={"average": "sequence", "dual_clip": None}, code={"average": "token", "dual_clip": 10.0})
 def bupo(
     layer: Annotated[Count, PAPER] = 6,

@@ -13,11 +13,7 @@ from jaxrl_llm.objectives.averaging.token_groups import Tokens
 from jaxrl_llm.objectives.policy_gradient import regularised
 
 
-@method(
-    paper="arXiv 2505.13379",
-    year=2025,
-    test="test_group_relative.py::test_degrpo_is_the_loop",
-)
+@method(paper="arXiv 2505.13379", test="test_group_relative.py::test_degrpo_is_the_loop")
 def degrpo(
     control_weight: Annotated[NonNegative, CODE] = 0.001,
     control_tokens: Annotated[int, OURS] = 1,

@@ -32,7 +32,7 @@ def guided_by_reference(
     return guided
 
 
-@method(paper="arXiv 2605.03327", year=2026, test="test_token_credit.py::test_dgpo_against_a_loop")
+@method(paper="arXiv 2605.03327", test="test_token_credit.py::test_dgpo_against_a_loop")
 def dgpo_distribution_guided(
     tau: Annotated[Positive, PAPER] = 0.5,
     kappa: Annotated[NonNegative, PAPER] = 1.0,

@@ -36,7 +36,7 @@ def regulated_by_progress(
     return progressed
 
 
-@method(paper="arXiv 2603.28204", year=2026, test="test_entropy_credit.py::test_erpo_against_a_loop")
+@method(paper="arXiv 2603.28204", test="test_entropy_credit.py::test_erpo_against_a_loop")
 def erpo_entropy_regulated(
     gamma: Annotated[NonNegative, CODE] = 5.0,
     eta: Annotated[NonNegative, CODE] = 0.2,

@@ -50,7 +50,7 @@ def with_entropy_levels(pivot: float, tau: float = 0.0) -> Callable[[Trajectorie
     return levels
 
 
-@method(paper="arXiv 2509.16591", year=2025, test="test_entropy_credit.py::test_hapo_against_a_loop")
+@method(paper="arXiv 2509.16591", test="test_entropy_credit.py::test_hapo_against_a_loop")
 def hapo_heterogeneous(
     pivot: Annotated[Fraction, CODE] = 0.8,
     advantage_strength: Annotated[NonNegative, CODE] = 1.0,

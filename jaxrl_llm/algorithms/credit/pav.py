@@ -32,7 +32,6 @@ def outcome_and_progress(k: int, strength: float) -> Callable[[Trajectories], Ar
 
 @method(
     paper="arXiv 2410.08146",
-    year=2024,
     test="test_trees.py::test_pav_worked_example",
     beside={"verifier": ("a verifier that learns the estimates; they are made anew", "a model of values")},
 )

@@ -23,7 +23,6 @@ from jaxrl_llm.utils.errors import require_choice
 
 @method(
     paper="arXiv 2605.25381",
-    year=2026,
     test="test_token_credit.py::test_rlvr_schedule_against_a_loop",
     beside={"prefix": ("the fourth rule, prefixes of given solutions", "a rollout with prefixes")},
 )

@@ -26,7 +26,7 @@ def segment_gains() -> Callable[[Trajectories], Array]:
     return lambda batch: gains(*state_values(batch))
 
 
-@method(paper="arXiv 2505.23564", year=2025, test="test_trees.py::test_spo_against_loops")
+@method(paper="arXiv 2505.23564", test="test_trees.py::test_spo_against_loops")
 def spo_segment(
     form: Annotated[Literal["chain", "tree"], PAPER] = "chain",
     below: Annotated[float, PAPER] = 0.9,

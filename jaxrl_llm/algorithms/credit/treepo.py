@@ -23,7 +23,6 @@ from jaxrl_llm.utils.errors import require_choice
 
 @method(
     paper="arXiv 2508.17445",
-    year=2025,
     test="test_trees.py::test_treepo_against_a_loop",
     beside={"splits": ("the variant that splits by log-probabilities", "forks by log-probabilities")},
 )

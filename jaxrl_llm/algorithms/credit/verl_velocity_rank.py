@@ -17,7 +17,7 @@ from jaxrl_llm.core.parts import Trajectories, Transform, chain, part
 from jaxrl_llm.utils.errors import require_choice
 
 
-@method(paper="arXiv 2509.23808", year=2025, test="test_token_credit.py::test_verl_against_a_loop")
+@method(paper="arXiv 2509.23808", test="test_token_credit.py::test_verl_against_a_loop")
 def verl_velocity_rank(
     gain: Annotated[NonNegative, CODE] = 2.0,
     coefficient: Annotated[NonNegative, CODE] = 1.0,

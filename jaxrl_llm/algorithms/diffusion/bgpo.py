@@ -14,7 +14,7 @@ from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories
 from jaxrl_llm.objectives.averaging.averages import averaged, sequence_mean
 
 
-@method(paper="arXiv 2510.11683", year=2025, test="test_diffusion.py::test_bgpo_is_the_loop")
+@method(paper="arXiv 2510.11683", test="test_diffusion.py::test_bgpo_is_the_loop")
 def bgpo(
     samples: Annotated[Count, PAPER] = 16,
     largest: Annotated[Positive, OURS] = 5.0,

@@ -30,7 +30,6 @@ STRETCH = 1.5  # at most, of the distances between pieces
 
 @method(
     paper="arXiv 2509.10396",
-    year=2025,
     test="test_diffusion.py::test_igpo_fixes_parts_of_a_trace_and_learns_the_uncertain_ones",
     beside={
         "sft": ("the supervised start on rewritten short traces", "masked_sft, run before"),

@@ -15,7 +15,7 @@ from jaxrl_llm.objectives.averaging.averages import averaged, sequence_mean
 from jaxrl_llm.rollouts.guidance.responses import written_completions
 
 
-@method(paper="arXiv 2502.09992", year=2025, test="test_diffusion.py::test_masked_sft_is_the_loop")
+@method(paper="arXiv 2502.09992", test="test_diffusion.py::test_masked_sft_is_the_loop")
 @run_settings(*given_responses(1))
 def masked_sft(
     samples: Annotated[Count, PAPER] = 1,

@@ -18,7 +18,7 @@ from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
 
 
-@method(paper="arXiv 2306.13649", year=2023, test="test_distilled.py::test_gkd_is_its_loop")
+@method(paper="arXiv 2306.13649", test="test_distilled.py::test_gkd_is_its_loop")
 def gkd(
     beta: Annotated[Fraction, PAPER] = 0.5,
     student_share: Annotated[Fraction, OURS] = 1.0,

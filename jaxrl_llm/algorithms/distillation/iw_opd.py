@@ -11,7 +11,7 @@ from jaxrl_llm.objectives.distillation.sampled_tokens import iw_opd_advantage
 from jaxrl_llm.objectives.distillation.teachers import Gain, towards_teacher
 
 
-@method(paper="arXiv 2606.22600", year=2026, test="test_distilled.py::test_iw_opd_is_its_loop")
+@method(paper="arXiv 2606.22600", test="test_distilled.py::test_iw_opd_is_its_loop")
 def iw_opd(gamma: Annotated[NonNegative, CODE] = 0.5) -> Algorithm:
     """Importance-weighted on-policy distillation (IW-OPD).
 

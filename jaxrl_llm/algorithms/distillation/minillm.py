@@ -16,7 +16,6 @@ from jaxrl_llm.objectives.distillation.teachers import Gain
 
 @method(
     paper="arXiv 2306.08543",
-    year=2023,
     test="test_distilled.py::test_minillm_is_its_loop",
     beside={
         "teacher_mixed_sampling": (

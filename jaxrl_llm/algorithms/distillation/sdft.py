@@ -20,7 +20,7 @@ from jaxrl_llm.rollouts.programs import samples
 SHOWN = "\n\nThis is an example of a response:\n\n{}\n\nNow answer with a response of your own."
 
 
-@method(paper="arXiv 2601.19897", year=2026, test="test_distilled.py::test_sdft_is_its_loop")
+@method(paper="arXiv 2601.19897", test="test_distilled.py::test_sdft_is_its_loop")
 def sdft(
     beta: Annotated[Fraction, PAPER] = 1.0,
     top_k: Annotated[int, OURS] = 0,

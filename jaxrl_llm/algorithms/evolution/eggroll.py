@@ -51,7 +51,7 @@ def evolution() -> Objective:
     return Objective(loss, frozenset({"perturbation", "member", "member_seed"}))
 
 
-@method(paper="arXiv 2511.16652", year=2025, test="test_evolution.py::test_the_worked_example_of_eggroll")
+@method(paper="arXiv 2511.16652", test="test_evolution.py::test_the_worked_example_of_eggroll")
 @run_settings(
     RunSetting(
         "group_size", lambda given: 8, lambda config, given: config.group_size % 2 == 0,

@@ -48,7 +48,7 @@ def highest_scored_tokens(
     return tokens
 
 
-@method(paper="arXiv 2509.22115", year=2025, test="test_selecting.py::test_d3s_against_a_loop")
+@method(paper="arXiv 2509.22115", test="test_selecting.py::test_d3s_against_a_loop")
 def d3s(
     rows_first: Annotated[Share, OURS] = 0.25,
     rows_last: Annotated[Share, OURS] = 0.75,

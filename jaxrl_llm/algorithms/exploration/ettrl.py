@@ -35,7 +35,6 @@ def confident(rule: str, limit: float, clamp: bool) -> Callable[[Trajectories], 
 
 @method(
     paper="arXiv 2508.11356",
-    year=2025,
     test="test_exploration.py::test_ettrl_against_a_loop",
     needs={"answer_key": "votes of answers; without it whole completions vote"},
 )

@@ -13,7 +13,6 @@ from jaxrl_llm.rollouts.lookahead import near_ties
 
 @method(
     paper="arXiv 2510.24302",
-    year=2025,
     test="test_own_rollouts.py::test_latr_opens_branches_at_near_ties_alone_and_drops_those_that_go_on_alike",
 )
 @presets(

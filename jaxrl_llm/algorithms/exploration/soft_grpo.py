@@ -12,7 +12,7 @@ from jaxrl_llm.core.soft_thinking import Density, SoftThinking
 from jaxrl_llm.rollouts.soft import soft_thoughts
 
 
-@method(paper="arXiv 2511.06411", year=2025, test="test_soft_grpo.py::test_the_worked_example_of_soft_grpo")
+@method(paper="arXiv 2511.06411", test="test_soft_grpo.py::test_the_worked_example_of_soft_grpo")
 def soft_grpo(
     top_k: Annotated[Count, PAPER] = 5,
     top_p: Annotated[Share, PAPER] = 0.95,

@@ -14,7 +14,6 @@ from jaxrl_llm.objectives.averaging.averages import average_by_name
 
 @method(
     paper="arXiv 2504.16084",
-    year=2025,
     test="test_exploration.py::test_ttrl_against_a_loop",
     needs={"answer_key": "votes of answers; without it whole completions vote"},
 )

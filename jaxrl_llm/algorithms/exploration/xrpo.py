@@ -39,7 +39,7 @@ def with_novelty_bonus(novelty_coefficient: float, kappa: float) -> Callable[[Tr
     return lifted
 
 
-@method(paper="arXiv 2510.06672", year=2025, test="test_exploration.py::test_xrpo_against_a_loop")
+@method(paper="arXiv 2510.06672", test="test_exploration.py::test_xrpo_against_a_loop")
 def xrpo(
     novelty_coefficient: Annotated[NonNegative, PAPER] = 2.5,
     kappa: Annotated[NonNegative, PAPER] = 0.5,

@@ -30,7 +30,6 @@ from jaxrl_llm.utils.errors import InputError, require_choice, shown
 
 @method(
     paper="arXiv 2510.12838",
-    year=2025,
     test="test_prefixed.py::test_apo_worked_example",
     beside={"routing": ("the first stage, supervised training of the modes", "training before the run")},
 )

@@ -31,7 +31,7 @@ def apart_with_hints(credit: Transform) -> Transform:
     return Transform(credit.init, apply, credit.needs | {"hint_tokens"})
 
 
-@method(paper="arXiv 2512.13095", year=2025, test="test_hint_tokens.py::test_adhint_is_its_loop")
+@method(paper="arXiv 2512.13095", test="test_hint_tokens.py::test_adhint_is_its_loop")
 def adhint(
     hinted: Annotated[int, OURS] = 4,
     hint_low: Annotated[float, OURS] = 0.1,

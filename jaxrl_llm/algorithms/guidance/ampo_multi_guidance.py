@@ -62,7 +62,7 @@ def with_right_guidance(b: Trajectories) -> Array:
     return jnp.where(guided_rows(b), jnp.maximum(b.scores, 1.0), b.scores)
 
 
-@method(paper="arXiv 2510.02227", year=2025, test="test_guided.py::test_ampo_against_a_loop")
+@method(paper="arXiv 2510.02227", test="test_guided.py::test_ampo_against_a_loop")
 @presets(
     paper={"scale": "std", "over": "kinds", "dual_clip": None, "entropy_coefficient": 0.0},
     code={"scale": "none", "over": "batch", "dual_clip": 10.0, "entropy_coefficient": 0.001},

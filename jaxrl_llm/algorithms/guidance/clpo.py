@@ -29,7 +29,7 @@ def times(average: Average, weight: Callable[[Trajectories], Array], needs: Iter
     return Average(mean, average.needs | frozenset(needs), average.refresh)
 
 
-@method(paper="arXiv 2509.25004", year=2025, test="test_hinted.py::test_clpo_against_a_loop")
+@method(paper="arXiv 2509.25004", test="test_hinted.py::test_clpo_against_a_loop")
 def clpo(
     hard: Annotated[float, CODE] = 0.3,
     medium: Annotated[float, CODE] = 0.7,

@@ -63,7 +63,6 @@ def shaped_by_decomposition(shaping: float) -> Callable[[Trajectories], Array]:
 
 @method(
     paper="arXiv 2310.18338",
-    year=2023,
     test="test_daslam.py::test_daslam_is_ppo_of_its_reward",
     beside={"supervised": ("the supervised start of both models", "supervised training before the run")},
 )

@@ -26,7 +26,7 @@ def unless_cut_off(score: float) -> Callable[[Trajectories], jax.Array]:
     return lambda b: jnp.where(b.truncated, score, b.scores)
 
 
-@method(paper="arXiv 2404.08495", year=2024, test="test_prefixed.py::test_drpo_by_loop")
+@method(paper="arXiv 2404.08495", test="test_prefixed.py::test_drpo_by_loop")
 def drpo_dataset_reset(
     column: Annotated[str, OURS] = "response",
     share: Annotated[float, CODE] = 1.0,

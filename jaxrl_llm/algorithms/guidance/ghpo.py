@@ -13,9 +13,7 @@ from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
 
 
 @method(
-    paper="arXiv 2507.10628",
-    year=2025,
-    test="test_own_rollouts.py::test_ghpo_shows_more_of_the_solution_until_a_sample_is_right",
+    paper="arXiv 2507.10628", test="test_own_rollouts.py::test_ghpo_shows_more_of_the_solution_until_a_sample_is_right"
 )
 def ghpo(
     stages: Annotated[int, PAPER] = 3,

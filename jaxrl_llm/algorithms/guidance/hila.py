@@ -43,7 +43,7 @@ Your own answer:
 Decide what to do: EVAL with a number adopts that answer of a peer, CREATE gives your own answer, DEFER asks an expert, which costs most. Reply with one of these alone: {choices}."""  # noqa: E501
 
 
-@method(paper="arXiv 2603.07972", year=2026, test="test_listed_actions.py::test_hila_is_its_loop")
+@method(paper="arXiv 2603.07972", test="test_listed_actions.py::test_hila_is_its_loop")
 def hila(
     defer_cost: Annotated[NonNegative, PAPER] = 0.3,
     create_cost: Annotated[NonNegative, CODE] = 0.03,

@@ -42,7 +42,7 @@ def with_fading_bonus(
     return raised
 
 
-@method(paper="arXiv 2510.26519", year=2025, test="test_guided.py::test_icpo_against_a_loop")
+@method(paper="arXiv 2510.26519", test="test_guided.py::test_icpo_against_a_loop")
 def icpo_in_context(
     threshold: Annotated[float, PAPER] = 1.0,
     reject: Annotated[bool, PAPER] = True,

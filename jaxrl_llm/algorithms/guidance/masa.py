@@ -13,7 +13,6 @@ from jaxrl_llm.rollouts.auxiliary_prompts import with_predictions
 
 @method(
     paper="arXiv 2510.03259",
-    year=2025,
     test="test_own_rollouts.py::test_masa_rewards_predictions_of_rate_length_and_notions_in_a_group_of_their_own",
     beside={"efficient": ("MASA-efficient: cloning, gating, cutoff by the predictions", "a rollout that stops early")},
 )

@@ -22,7 +22,6 @@ from jaxrl_llm.utils.errors import require_choice
 
 @method(
     paper="arXiv 2509.25666",
-    year=2025,
     test="test_own_rollouts.py::test_nurl_samples_a_failed_group_again_but_for_one_without_the_hint",
 )
 def nurl(

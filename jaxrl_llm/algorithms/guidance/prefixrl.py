@@ -13,7 +13,6 @@ from jaxrl_llm.rollouts.guidance.prefixes import prefixed_groups
 
 @method(
     paper="arXiv 2601.18795",
-    year=2026,
     test="test_own_rollouts.py::test_prefixrl_compares_samples_after_the_same_prefix_and_trains_on_none_of_it",
 )
 def prefixrl(

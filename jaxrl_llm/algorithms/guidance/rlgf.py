@@ -19,11 +19,7 @@ from jaxrl_llm.rollouts.guidance.prefixes import REFERENCE, two_policies
 from jaxrl_llm.utils.errors import InputError, is_off, shown
 
 
-@method(
-    paper="arXiv 2306.11816",
-    year=2023,
-    test="test_guide_and_learner.py::test_rlgf_by_loop",
-)
+@method(paper="arXiv 2306.11816", test="test_guide_and_learner.py::test_rlgf_by_loop")
 def rlgf(
     begins: Annotated[Literal["guide", "learner", "learner_first", "either"], CODE] = "guide",
     column: Annotated[str, OURS] = "guide",

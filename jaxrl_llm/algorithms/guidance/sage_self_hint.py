@@ -14,7 +14,6 @@ from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
 
 @method(
     paper="arXiv 2602.03143",
-    year=2026,
     test="test_own_rollouts.py::test_sage_trains_on_the_first_level_of_its_hints_that_helps",
     beside={"light": ("SAGE-light: a level of each prompt, by epoch", "a curriculum of levels")},
 )

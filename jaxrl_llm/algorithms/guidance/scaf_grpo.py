@@ -14,7 +14,6 @@ from jaxrl_llm.rollouts.guidance.repair import rescued, succeeds
 
 @method(
     paper="arXiv 2510.19807",
-    year=2025,
     test="test_own_rollouts.py::test_scaf_grpo_replaces_one_failure_by_the_right_answer_of_the_weakest_hint",
     beside={"options": ("the options replace_hint_prompt and 6+1+1 of the code", "other repairs of a group")},
 )

@@ -13,7 +13,6 @@ from jaxrl_llm.rollouts.recycled import recycled
 
 @method(
     paper="arXiv 2509.22624",
-    year=2025,
     test="test_own_rollouts.py::test_spark_asks_of_its_own_answers_what_it_knows_to_be_right",
     beside={
         "questions": ("questions about questions", "one more round of second prompts"),

@@ -27,7 +27,7 @@ from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import scored_samples
 
 
-@method(paper="arXiv 2604.02288", year=2026, test="test_self_distilled.py::test_srpo_is_its_loop")
+@method(paper="arXiv 2604.02288", test="test_self_distilled.py::test_srpo_is_its_loop")
 def srpo_sample_routing(
     strength: Annotated[NonNegative, PAPER] = 1.0,
     success: Annotated[float, PAPER] = 0.5,

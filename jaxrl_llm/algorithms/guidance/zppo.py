@@ -20,7 +20,7 @@ from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.guidance.candidates import with_candidates
 
 
-@method(paper="arXiv 2606.18216", year=2026, test="test_prefixed.py::test_zppo_worked_example_and_loop")
+@method(paper="arXiv 2606.18216", test="test_prefixed.py::test_zppo_worked_example_and_loop")
 def zppo(
     column: Annotated[str, OURS] = "teacher",
     threshold: Annotated[float, PAPER] = 0.5,

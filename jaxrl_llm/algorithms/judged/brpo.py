@@ -58,7 +58,6 @@ def against_random_member(
 
 @method(
     paper="arXiv 2506.00103",
-    year=2025,
     test="test_selecting.py::test_brpo_against_a_loop",
     beside={"training": ("the training of a judge that writes principles and critiques", "a run on its verdicts")},
 )

@@ -56,7 +56,7 @@ def _counted(config: Any, given: Given) -> bool:
     return all({*one.judges, *(one.rewards or ())} <= known for one in settings_of(given).values())
 
 
-@method(paper="arXiv 2409.20370", year=2024, test="test_judged_methods.py::test_cgpo_by_loop_and_worked_example")
+@method(paper="arXiv 2409.20370", test="test_judged_methods.py::test_cgpo_by_loop_and_worked_example")
 @run_settings(
     RunSetting(
         "rewards",

@@ -13,7 +13,7 @@ from jaxrl_llm.rollouts.judges.judged import against_anchor, judged
 
 
 @method(
-    paper="arXiv 2504.04950", year=2025, test="test_judged_methods.py::test_pairwise_rl_worked_example",
+    paper="arXiv 2504.04950", test="test_judged_methods.py::test_pairwise_rl_worked_example",
     beside={
         "training": ("the training of the judge on both orders of human pairs", "supervised steps on its verdicts"),
         "probability": ("the probability of the judge's yes token as its score", "the mean of several answers"),

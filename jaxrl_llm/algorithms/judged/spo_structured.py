@@ -19,7 +19,7 @@ HISTORY = "It is consistent with the steps that were taken before."
 
 
 @method(
-    paper="arXiv 2502.20742", year=2025, test="test_judged_methods.py::test_spo_structured_scores_pairs_and_stages",
+    paper="arXiv 2502.20742", test="test_judged_methods.py::test_spo_structured_scores_pairs_and_stages",
     beside={"vision": ("images of the situation as they are; a prompt describes it", "a policy that sees")},
 )  # fmt: skip
 @run_settings(*judge_among_rewards())

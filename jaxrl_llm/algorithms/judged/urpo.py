@@ -36,7 +36,7 @@ Prompt:
 Explain in a few sentences what is good and bad about each. Then write the scores of all {count} responses, in their order, in the last line, between [[ and ]] and with commas between them. A score is a number from 1 to 10, the best."""  # noqa: E501
 
 
-@method(paper="arXiv 2507.17515", year=2025, test="test_judged_methods.py::test_urpo_ranks_and_referees")
+@method(paper="arXiv 2507.17515", test="test_judged_methods.py::test_urpo_ranks_and_referees")
 def urpo(
     calls: Annotated[Count, OURS] = 4,
     open_from: Annotated[NonNegativeInt, OURS] = 0,

@@ -13,7 +13,7 @@ from jaxrl_llm.objectives.preference.losses import PairLoss
 from jaxrl_llm.rollouts.pairs import best_and_worst_of
 
 
-@method(paper="arXiv 2402.04792", year=2024, test="test_online_preferences.py::test_dpo_online_by_loop")
+@method(paper="arXiv 2402.04792", test="test_online_preferences.py::test_dpo_online_by_loop")
 def dpo_online(
     loss: Annotated[str | PairLoss, PAPER] = "sigmoid",
     beta: Annotated[Positive, CODE] = 0.1,

@@ -13,7 +13,7 @@ from jaxrl_llm.objectives.preference.losses import ipo, of_sums
 from jaxrl_llm.rollouts.pairs import best_and_worst_of
 
 
-@method(paper="arXiv 2407.00617", year=2024, test="test_online_preferences.py::test_inpo_by_loop_and_worked_example")
+@method(paper="arXiv 2407.00617", test="test_online_preferences.py::test_inpo_by_loop_and_worked_example")
 def inpo(
     eta: Annotated[Positive, CODE] = 7.5e-3,
     share: Annotated[OpenFraction, CODE] = 1 / 3,

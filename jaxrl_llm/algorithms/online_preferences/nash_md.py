@@ -19,7 +19,7 @@ from jaxrl_llm.rollouts.judges.comparisons import pair_judge
 from jaxrl_llm.rollouts.pairs import against_opponent
 
 
-@method(paper="arXiv 2312.00886", year=2023, test="test_online_preferences.py::test_nash_md_is_that_of_trl")
+@method(paper="arXiv 2312.00886", test="test_online_preferences.py::test_nash_md_is_that_of_trl")
 @run_settings(*judge_among_rewards())
 def nash_md(
     beta: Annotated[NonNegative, CODE] = 0.1,

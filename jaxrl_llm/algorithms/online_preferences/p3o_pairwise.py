@@ -16,7 +16,7 @@ from jaxrl_llm.objectives.preference.pairs import coupled
 from jaxrl_llm.utils.errors import require_choice
 
 
-@method(paper="arXiv 2310.00212", year=2023, test="test_reward_composed.py::test_p3o_is_the_loop_over_pairs")
+@method(paper="arXiv 2310.00212", test="test_reward_composed.py::test_p3o_is_the_loop_over_pairs")
 def p3o_pairwise(
     kl_coefficient: Annotated[NonNegative, OURS] = 0.05,
     clip_range: Annotated[float, OURS] = 0.2,

@@ -22,7 +22,6 @@ from jaxrl_llm.utils.errors import InputError
 
 @method(
     paper="arXiv 2308.02585",
-    year=2023,
     test="test_parl.py::test_the_reward_model_s_gradient_is_that_of_the_implicit_function_theorem",
     beside={
         "hessian": (

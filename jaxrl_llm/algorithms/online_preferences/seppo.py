@@ -25,7 +25,7 @@ from jaxrl_llm.rollouts.program_host import Task
 
 
 @method(
-    paper="arXiv 2410.05255", year=2024, test="test_seppo.py::test_it_is_the_loop",
+    paper="arXiv 2410.05255", test="test_seppo.py::test_it_is_the_loop",
     beside={"images": ("diffusion models of images and videos", "diffusion models of images; responses are texts")},
 )  # fmt: skip
 @run_settings(

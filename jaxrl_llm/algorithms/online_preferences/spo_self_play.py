@@ -16,7 +16,7 @@ from jaxrl_llm.rollouts.pairs import higher, with_win_rates
 
 
 @method(
-    paper="arXiv 2401.04056", year=2024, test="test_online_preferences.py::test_spo_self_play_worked_example",
+    paper="arXiv 2401.04056", test="test_online_preferences.py::test_spo_self_play_worked_example",
     beside={"queue": ("the queue of past trajectories that control tasks compare with", "a replay")},
 )  # fmt: skip
 def spo_self_play(

@@ -19,7 +19,7 @@ from jaxrl_llm.objectives.preference.win_rates import win_rates
 from jaxrl_llm.rollouts.pairs import best_and_worst_of, with_win_rates
 
 
-@method(paper="arXiv 2405.00675", year=2024, test="test_online_preferences.py::test_sppo_by_loop_and_worked_example")
+@method(paper="arXiv 2405.00675", test="test_online_preferences.py::test_sppo_by_loop_and_worked_example")
 def sppo(beta: Annotated[Positive, CODE] = 0.001, reset: Annotated[Count, OURS] = 100) -> Algorithm:
     """Self-Play Preference Optimization (SPPO).
 

@@ -10,7 +10,7 @@ from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import kl, preference
 
 
-@method(paper="arXiv 2504.04524", year=2025, test="test_preference.py::test_trpa_by_loop_however_it_is_split")
+@method(paper="arXiv 2504.04524", test="test_preference.py::test_trpa_by_loop_however_it_is_split")
 @run_settings(one_reward_of("tagged_levels", why="a reward of several levels, whose order its pairs are"))
 def trpa(
     beta: Annotated[Positive, CODE] = 0.1,

@@ -22,7 +22,7 @@ from jaxrl_llm.utils.errors import require_choice
 LOSSES: dict[str, PairLoss] = {"sigmoid": sigmoid, "ipo": of_sums(ipo)}
 
 
-@method(paper="arXiv 2405.21046", year=2024, test="test_online_preferences.py::test_xpo_is_that_of_trl")
+@method(paper="arXiv 2405.21046", test="test_online_preferences.py::test_xpo_is_that_of_trl")
 @run_settings(*judge_among_rewards())
 def xpo(
     beta: Annotated[Positive, CODE] = 0.1,

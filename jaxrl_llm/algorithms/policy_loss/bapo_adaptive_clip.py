@@ -17,7 +17,7 @@ from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.utils.errors import require_choice
 
 
-@method(paper="arXiv 2510.18927", year=2025, test="test_trust_region.py::test_bapo_by_loop")
+@method(paper="arXiv 2510.18927", test="test_trust_region.py::test_bapo_by_loop")
 @presets(
     paper={"target": 0.4, "low_end": 0.9, "low_step": 0.02, "high_end": 3.0,
            "order": "high_first", "criterion": "share", "weighted": True, "dual_clip": None},

@@ -33,7 +33,7 @@ def kept_mean(values: jax.Array, batch: Trajectories) -> jax.Array:
     return jnp.sum(row_means(values, batch)) / totals_of(batch)["rows"]
 
 
-@method(paper="arXiv 2510.00819", year=2025, test="test_trust_region.py::test_capo_is_adams_step_by_loop")
+@method(paper="arXiv 2510.00819", test="test_trust_region.py::test_capo_is_adams_step_by_loop")
 def capo_curvature(
     change_limit: Annotated[float, PAPER] = 0.01,
     kl_limit: Annotated[NonNegative, PAPER] = 1e-4,

@@ -12,7 +12,7 @@ from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.covariance import clip_and_detach, count_batches, draw_covariant
 
 
-@method(paper="arXiv 2505.22617", year=2025, test="test_trust_region.py::test_clip_cov_by_loop")
+@method(paper="arXiv 2505.22617", test="test_trust_region.py::test_clip_cov_by_loop")
 def clip_cov(
     share: Annotated[float, PAPER] = 2e-4,
     covariance_low: Annotated[float, PAPER] = 1.0,

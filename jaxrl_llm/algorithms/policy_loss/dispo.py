@@ -11,7 +11,7 @@ from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import by_sign, clipped, log_probability, policy_gradient, token_mean, token_ratio
 
 
-@method(paper="arXiv 2602.00983", year=2026, test="test_weighted.py::test_dispo_is_the_loop_over_groups_that_differ")
+@method(paper="arXiv 2602.00983", test="test_weighted.py::test_dispo_is_the_loop_over_groups_that_differ")
 @run_settings(several_steps("several gradient steps on a batch: at the first all ratios are 1"))
 def dispo(
     positive_low: Annotated[float, PAPER] = 0.2,

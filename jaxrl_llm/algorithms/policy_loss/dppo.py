@@ -16,7 +16,6 @@ from jaxrl_llm.objectives.weights import capped, product, within_divergence
 
 @method(
     paper="arXiv 2602.04879",
-    year=2026,
     test="test_weighted.py::test_dppo_is_the_loop",
     beside={"top_k": ("divergences over the most probable tokens", "those tokens' log-probabilities at sampling")},
 )

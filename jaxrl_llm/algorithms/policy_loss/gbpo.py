@@ -18,7 +18,7 @@ from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 
 
-@method(paper="arXiv 2604.18578", year=2026, test="test_trust_region.py::test_gbpo_by_loop")
+@method(paper="arXiv 2604.18578", test="test_trust_region.py::test_gbpo_by_loop")
 @run_settings(several_steps("several gradient steps on a batch, towards ratios away from 1", 5))
 def gbpo(
     low: Annotated[float, CODE] = 0.3,

@@ -10,7 +10,7 @@ from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative, Scale, ZeroOrOne
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, sequence_ratio
 
 
-@method(paper="arXiv 2507.18071", year=2025, test="test_sequence_level.py::test_gspo_is_the_loop")
+@method(paper="arXiv 2507.18071", test="test_sequence_level.py::test_gspo_is_the_loop")
 def gspo_token(
     clip_low: Annotated[NonNegative, PAPER] = 3e-4,
     clip_high: Annotated[NonNegative, PAPER] = 4e-4,

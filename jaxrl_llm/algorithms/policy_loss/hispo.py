@@ -13,7 +13,6 @@ from jaxrl_llm.objectives import clip, constant, importance_correction, policy_g
 
 @method(
     paper="arXiv 2603.21065",
-    year=2026,
     test="test_mismatch.py::test_hispo_is_the_loop",
     beside={"prover": ("the proving environment and its checks", "the run's environment")},
 )

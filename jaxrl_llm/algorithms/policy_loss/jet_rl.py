@@ -18,7 +18,7 @@ def _wide_states(config: Any, given: Given) -> bool:
 
 
 @method(
-    paper="arXiv 2601.14243", year=2026, test="test_jet_rl.py::test_it_is_the_model_of_rounded_products",
+    paper="arXiv 2601.14243", test="test_jet_rl.py::test_it_is_the_model_of_rounded_products",
     beside={
         "units": ("the speed of units that multiply float8: values are multiplied as float32", "a kernel with them"),
         "experts": ("rounded products of experts and of latent attention", "a dense model, others are refused"),

@@ -21,7 +21,7 @@ from jaxrl_llm.selection.noise import token_noise
 from jaxrl_llm.selection.tokens import share_down
 
 
-@method(paper="arXiv 2505.22617", year=2025, test="test_trust_region.py::test_kl_cov_by_loop")
+@method(paper="arXiv 2505.22617", test="test_trust_region.py::test_kl_cov_by_loop")
 def kl_cov(
     share: Annotated[float, CODE] = 2e-4,
     kl_coefficient: Annotated[NonNegative, CODE] = 1.0,

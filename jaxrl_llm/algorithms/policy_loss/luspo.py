@@ -10,7 +10,7 @@ from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative, Scale, ZeroOrOne
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_ratio, sequence_sum
 
 
-@method(paper="arXiv 2602.05261", year=2026, test="test_sequence_level.py::test_luspo_is_the_loop")
+@method(paper="arXiv 2602.05261", test="test_sequence_level.py::test_luspo_is_the_loop")
 def luspo(
     clip_low: Annotated[NonNegative, PAPER] = 2e-3,
     clip_high: Annotated[NonNegative, PAPER] = 2.5e-3,

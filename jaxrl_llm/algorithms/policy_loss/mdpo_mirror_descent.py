@@ -18,7 +18,6 @@ from jaxrl_llm.objectives import kl, policy_gradient, token_mean, token_ratio, u
 
 @method(
     paper="arXiv 2005.09814",
-    year=2020,
     test="test_trust_region.py::test_mdpo_by_loop_and_its_step_sizes",
     beside={"off_policy": ("the off-policy loss and the Tsallis divergence", "other objectives")},
 )

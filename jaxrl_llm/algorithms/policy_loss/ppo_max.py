@@ -33,11 +33,7 @@ def sampled_rows(batch: Trajectories) -> jax.Array:
     return ~demonstrated_rows(batch)
 
 
-@method(
-    paper="arXiv 2307.04964",
-    year=2023,
-    test="test_actor_critic.py::test_ppo_max_is_its_loop",
-)
+@method(paper="arXiv 2307.04964", test="test_actor_critic.py::test_ppo_max_is_its_loop")
 @presets(
     paper={"kl_coefficient": 0.05, "reward_scaling": "normalise", "reward_clip": 0.3},
     code={"kl_coefficient": 0.01, "reward_scaling": "scale", "reward_clip": None},

@@ -11,7 +11,7 @@ from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, Positive, Range
 from jaxrl_llm.core.outer_loop import outer_step
 
 
-@method(paper="arXiv 2603.06009", year=2026, test="test_outer_loops.py::test_ppo_outer_scale_by_loop")
+@method(paper="arXiv 2603.06009", test="test_outer_loops.py::test_ppo_outer_scale_by_loop")
 def ppo_outer_scale(
     scale: Annotated[Positive, OURS] = 0.5,
     momentum: Annotated[float, Range(least=0, below=1), OURS] = 0.0,

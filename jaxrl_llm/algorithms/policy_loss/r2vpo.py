@@ -26,7 +26,7 @@ def dual_ascent(rate: float) -> Callable[[jax.Array, dict[str, jax.Array]], jax.
     return ascend
 
 
-@method(paper="arXiv 2601.03320", year=2026, test="test_trust_region.py::test_r2vpo_by_loop_and_its_soft_clip")
+@method(paper="arXiv 2601.03320", test="test_trust_region.py::test_r2vpo_by_loop_and_its_soft_clip")
 def r2vpo(
     variance_limit: Annotated[NonNegative, OURS] = 0.02,
     multiplier: Annotated[NonNegative, CODE] = 0.04,

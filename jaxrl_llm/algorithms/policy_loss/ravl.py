@@ -32,7 +32,6 @@ from jaxrl_llm.utils.errors import InputError
 
 @method(
     paper="arXiv 2402.12527",
-    year=2024,
     test="test_ravl.py::test_it_is_the_loop",
     beside={
         "control": (

@@ -27,7 +27,6 @@ from jaxrl_llm.objectives import entropy, value_loss
 
 @method(
     paper="arXiv 2410.02751",
-    year=2024,
     test="test_relic.py::test_it_is_the_loop",
     beside={
         "sink_kv": (

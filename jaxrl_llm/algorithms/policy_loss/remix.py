@@ -44,7 +44,7 @@ PASSES = (
 )
 
 
-@method(paper="arXiv 2507.06892", year=2025, test="test_trust_region.py::test_remix_by_loop")
+@method(paper="arXiv 2507.06892", test="test_trust_region.py::test_remix_by_loop")
 @run_settings(*PASSES)
 def remix(
     clip_low: Annotated[NonNegative, OURS] = 0.2,

@@ -20,7 +20,7 @@ from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.objectives.values import huber, last_action_mean
 
 
-@method(paper="arXiv 2602.04651", year=2026, test="test_actor_critic.py::test_safe_is_its_loop")
+@method(paper="arXiv 2602.04651", test="test_actor_critic.py::test_safe_is_its_loop")
 def safe_entropy_aware(
     clip_low: Annotated[NonNegative, CODE] = 0.2,
     clip_high: Annotated[NonNegative, CODE] = 0.2,

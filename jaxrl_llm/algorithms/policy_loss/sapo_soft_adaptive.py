@@ -10,7 +10,7 @@ from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative, Positive, Scale, Zero
 from jaxrl_llm.objectives import policy_gradient, sequence_mean, soft_gate, token_ratio
 
 
-@method(paper="arXiv 2511.20347", year=2025, test="test_weighted.py::test_sapo_is_the_loop")
+@method(paper="arXiv 2511.20347", test="test_weighted.py::test_sapo_is_the_loop")
 def sapo_soft_adaptive(
     positive_temperature: Annotated[Positive, PAPER] = 1.0,
     negative_temperature: Annotated[Positive, PAPER] = 1.05,

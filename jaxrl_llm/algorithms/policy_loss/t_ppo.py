@@ -26,7 +26,7 @@ from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.objectives import value_loss
 
 
-@method(paper="arXiv 2506.15050", year=2025, test="test_truncated.py::test_it_is_its_loop")
+@method(paper="arXiv 2506.15050", test="test_truncated.py::test_it_is_its_loop")
 def t_ppo(
     clip_low: Annotated[NonNegative, OURS] = 0.2,
     clip_high: Annotated[NonNegative, OURS] = 0.2,

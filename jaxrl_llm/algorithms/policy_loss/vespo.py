@@ -19,7 +19,7 @@ from jaxrl_llm.objectives.weights import of_scaled_ratio
 from jaxrl_llm.utils.errors import require_choice
 
 
-@method(paper="arXiv 2602.10693", year=2026, test="test_sequence_level.py::test_vespo_is_the_loop")
+@method(paper="arXiv 2602.10693", test="test_sequence_level.py::test_vespo_is_the_loop")
 def vespo(
     positive_power: Annotated[float, CODE] = 2.0,
     positive_decay: Annotated[float, CODE] = 3.0,

@@ -13,7 +13,7 @@ from jaxrl_llm.objectives import loss_named, pairwise
 from jaxrl_llm.objectives.preference.losses import PairLoss
 
 
-@method(paper="arXiv 2410.06293", year=2024, test="test_outer_loops.py::test_apo_accelerated_by_loop")
+@method(paper="arXiv 2410.06293", test="test_outer_loops.py::test_apo_accelerated_by_loop")
 def apo_accelerated(
     momentum: Annotated[Fraction, RECALLED] = 0.3,
     round_updates: Annotated[int, OURS] = 16,

@@ -11,7 +11,7 @@ from jaxrl_llm.objectives import chosen_likelihood, loss_named, pairwise
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 
 
-@method(paper="arXiv 2401.08417", year=2024, test="test_offline_preferences.py::test_cpo_by_loop")
+@method(paper="arXiv 2401.08417", test="test_offline_preferences.py::test_cpo_by_loop")
 @run_settings(*given_responses(2))
 def cpo(
     beta: Annotated[Positive, PAPER] = 0.1,

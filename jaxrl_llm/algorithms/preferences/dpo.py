@@ -14,7 +14,7 @@ from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 DivergenceName = Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"]
 
 
-@method(paper="arXiv 2305.18290", year=2023, test="test_offline_preferences.py::test_dpo_by_loop")
+@method(paper="arXiv 2305.18290", test="test_offline_preferences.py::test_dpo_by_loop")
 @run_settings(*given_responses(2))
 def dpo(
     loss: Annotated[str | PairLoss, PAPER] = "sigmoid",

@@ -25,7 +25,7 @@ def brevity(longest: float) -> Callable[[Trajectories], jax.Array]:
     return brevity
 
 
-@method(paper="arXiv 2510.04474", year=2025, test="test_preference.py::test_drpo_by_loop_however_it_is_split")
+@method(paper="arXiv 2510.04474", test="test_preference.py::test_drpo_by_loop_however_it_is_split")
 def drpo_decoupled_reward(
     length_temperature: Annotated[Positive, CODE] = 0.1,
     temperature: Annotated[Positive, CODE] = 10.0,

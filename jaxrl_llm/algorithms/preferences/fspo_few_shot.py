@@ -18,7 +18,7 @@ from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 from jaxrl_llm.utils.errors import InputError, several, shown
 
 
-@method(paper="arXiv 2502.19312", year=2025, test="test_few_shots.py::test_fspo_few_shot_by_loop")
+@method(paper="arXiv 2502.19312", test="test_few_shots.py::test_fspo_few_shot_by_loop")
 @run_settings(*given_responses(2))
 def fspo_few_shot(beta: Annotated[Positive, CODE] = 0.01) -> Algorithm:
     """Few-Shot Preference Optimization (FSPO).

@@ -11,7 +11,7 @@ from jaxrl_llm.objectives import loss_named, pairwise
 from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 
 
-@method(paper="arXiv 2310.12036", year=2023, test="test_offline_preferences.py::test_ipo_by_loop")
+@method(paper="arXiv 2310.12036", test="test_offline_preferences.py::test_ipo_by_loop")
 @run_settings(*given_responses(2))
 def ipo(
     beta: Annotated[Positive, CODE] = 0.1,

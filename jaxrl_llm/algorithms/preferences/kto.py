@@ -11,7 +11,7 @@ from jaxrl_llm.objectives import mismatched_kl, verdicts
 from jaxrl_llm.rollouts.guidance.responses import judged_completions
 
 
-@method(paper="arXiv 2402.01306", year=2024, test="test_offline_preferences.py::test_kto_by_loop")
+@method(paper="arXiv 2402.01306", test="test_offline_preferences.py::test_kto_by_loop")
 @run_settings(*given_responses(1))
 def kto(
     beta: Annotated[Positive, PAPER] = 0.1,

@@ -24,7 +24,7 @@ def _ends_by(name: str, value: Any) -> RunSetting:
     return RunSetting(name, lambda given: value, fits, "held-out figures by which it ends")
 
 
-@method(paper="arXiv 2410.11677", year=2024, test="test_indicators.py::test_likelihood_overopt_indicators_by_loop")
+@method(paper="arXiv 2410.11677", test="test_indicators.py::test_likelihood_overopt_indicators_by_loop")
 @run_settings(
     *given_responses(2), _ends_by("eval_every", 10), _ends_by("eval_metric", ENTROPY), _ends_by("eval_patience", 3)
 )

@@ -32,7 +32,7 @@ class Lists(NamedTuple):
 ListLoss = Callable[[Lists], jax.Array]  # -> f32[N], shares of the sum over lists
 
 
-@method(paper="arXiv 2402.01878", year=2024, test="test_lists.py::test_lipo_by_loop")
+@method(paper="arXiv 2402.01878", test="test_lists.py::test_lipo_by_loop")
 @run_settings(*given_responses(None))
 def lipo(
     loss: Annotated[str | ListLoss, OURS] = "lambda",

@@ -18,7 +18,7 @@ from jaxrl_llm.rollouts.guidance.responses import chosen_and_rejected
 SHIFT = "reward_shift"  # control: the mean of beta u so far
 
 
-@method(paper="arXiv 2411.10442", year=2024, test="test_mpo.py::test_mpo_by_loop")
+@method(paper="arXiv 2411.10442", test="test_mpo.py::test_mpo_by_loop")
 @run_settings(*given_responses(2))
 def mpo(
     preference: Annotated[NonNegative, RECALLED] = 0.8,

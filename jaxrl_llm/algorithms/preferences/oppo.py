@@ -27,7 +27,7 @@ GOAL = "goal/"  # before numbers of codes, in controls and metrics
 
 
 @method(
-    paper="arXiv 2305.16217", year=2023, test="test_oppo.py::test_it_is_the_loop",
+    paper="arXiv 2305.16217", test="test_oppo.py::test_it_is_the_loop",
     beside={"vector": ("latents that are vectors; here distributions over codes", "a policy that reads a vector")},
 )  # fmt: skip
 @run_settings(

@@ -43,7 +43,6 @@ def drawn_by_score(scheme: Scheme, draws: float | None, power: float) -> Callabl
 
 @method(
     paper="arXiv 2409.06957",
-    year=2024,
     test="test_selecting.py::test_pf_ppo_counts_what_it_draws",
     beside={"normalisation": ("the normalisation of rewards", "a transform of rewards")},
 )

@@ -19,7 +19,7 @@ STEP = 2.0**-24  # of the uniform noise, which is kept within one of 0 and 1, so
 
 
 @method(
-    paper="arXiv 2504.16438", year=2025, test="test_client_votes.py::test_popri_by_loop_and_worked_example",
+    paper="arXiv 2504.16438", test="test_client_votes.py::test_popri_by_loop_and_worked_example",
     needs={"votes": "what each client says of a sample"},
     beside={"privacy": ("the account of the privacy that all rounds spend, and noise that nobody can draw again",
                         "an accountant of the subsampled Gaussian mechanism")},

@@ -21,7 +21,7 @@ from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError, shown
 
 
-@method(paper="arXiv 2305.20050", year=2023, test="test_process_rewards.py::test_process_reward_model_by_loop")
+@method(paper="arXiv 2305.20050", test="test_process_rewards.py::test_process_reward_model_by_loop")
 @run_settings(*given_responses(1))
 def process_reward_model(
     separator: Annotated[str, CODE] = "\n",

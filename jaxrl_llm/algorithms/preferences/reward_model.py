@@ -21,7 +21,7 @@ from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.utils.errors import InputError, shown
 
 
-@method(paper="arXiv 2203.02155", year=2022, test="test_scored_pairs.py::test_loss_and_gradients_are_trls")
+@method(paper="arXiv 2203.02155", test="test_scored_pairs.py::test_loss_and_gradients_are_trls")
 @run_settings(*given_responses(2))
 def reward_model(centring: Annotated[NonNegative, CODE] = 0.0) -> Algorithm:
     """Reward model of pairs (Bradley-Terry).

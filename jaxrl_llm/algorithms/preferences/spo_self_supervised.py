@@ -28,7 +28,7 @@ KEYWORD = 5  # fewest letters of a word that counts as content
 BETWEEN = 0.5  # reward of a degraded response: of a group, the best and the worst are the given pair
 
 
-@method(paper="arXiv 2409.17791", year=2024, test="test_degraded.py::test_spo_self_supervised_by_loop")
+@method(paper="arXiv 2409.17791", test="test_degraded.py::test_spo_self_supervised_by_loop")
 @run_settings(
     *given_responses(None),
     RunSetting(

@@ -14,7 +14,6 @@ from jaxrl_llm.curriculum.staged import staged
 
 @method(
     paper="arXiv 2508.11360",
-    year=2025,
     test="test_curricula.py::test_craft_gui_trains_on_stages",
     beside={"vision": ("screens or images as they are; a prompt describes them", "a policy that sees")},
 )

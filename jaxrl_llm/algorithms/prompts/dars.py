@@ -20,11 +20,7 @@ from jaxrl_llm.rollouts.programs import scored_samples
 from jaxrl_llm.utils.errors import require_choice
 
 
-@method(
-    paper="arXiv 2508.13755",
-    year=2025,
-    test="test_own_rollouts.py::test_dars_samples_more_of_a_prompt_the_fewer_are_right",
-)
+@method(paper="arXiv 2508.13755", test="test_own_rollouts.py::test_dars_samples_more_of_a_prompt_the_fewer_are_right")
 def dars(
     rule: Annotated[Literal["equal", "hard"], CODE] = "equal",
     most_samples: Annotated[int | None, CODE] = None,

@@ -39,7 +39,6 @@ from jaxrl_llm.replay.base import times_as_many, whole_groups
 
 @method(
     paper="arXiv 2506.05316",
-    year=2025,
     test="test_replayed.py::test_dots_rr_is_the_loop",
     beside={
         "pretrained": (

@@ -23,7 +23,6 @@ from jaxrl_llm.utils.errors import InputError
 
 @method(
     paper="arXiv 2511.06307",
-    year=2025,
     test="test_curricula.py::test_drive_keeps_the_prompts_that_fail",
     beside={
         "supervised": ("the curated supervised stage before it", "supervised training before the run"),

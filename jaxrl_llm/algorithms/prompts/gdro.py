@@ -24,7 +24,7 @@ from jaxrl_llm.curriculum.scores import least_tried
 from jaxrl_llm.utils.errors import require_choice
 
 
-@method(paper="arXiv 2601.19280", year=2026, test="test_curricula.py::test_gdro_against_a_loop_over_steps")
+@method(paper="arXiv 2601.19280", test="test_curricula.py::test_gdro_against_a_loop_over_steps")
 def gdro(
     controller: Annotated[Literal["weights", "samples"], PAPER] = "weights",
     bins: Annotated[int, PAPER] = 10,

@@ -41,7 +41,6 @@ LONGEST = 600  # characters of an instruction
 
 @method(
     paper="arXiv 2512.01945",
-    year=2025,
     test="test_inspo.py::test_the_population_by_hand",
     beside={
         "agents": ("instructions of an agent that searches; here of answers in one turn", "a rollout around agents"),

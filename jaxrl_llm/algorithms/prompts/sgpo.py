@@ -19,7 +19,7 @@ from jaxrl_llm.curriculum.scores import least_tried
 from jaxrl_llm.utils.errors import InputError, shown
 
 
-@method(paper="arXiv 2606.08854", year=2026, test="test_curricula.py::test_the_worked_example_of_sgpo")
+@method(paper="arXiv 2606.08854", test="test_curricula.py::test_the_worked_example_of_sgpo")
 def sgpo(
     stage_steps: Annotated[int, OURS] = 100,
     profile: Annotated[str, OURS] = "",

@@ -37,7 +37,6 @@ from jaxrl_llm.utils.errors import InputError, require_choice
 
 @method(
     paper="arXiv 2602.03584",
-    year=2026,
     test="test_v0_value.py::test_the_value_model_is_the_loop",
     beside={
         "generalist": (

@@ -12,9 +12,7 @@ from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.scores import thompson
 
 
-@method(
-    paper="arXiv 2511.18902", year=2025, test="test_curricula.py::test_vade_tries_prompts_that_are_solved_half_the_time"
-)
+@method(paper="arXiv 2511.18902", test="test_curricula.py::test_vade_tries_prompts_that_are_solved_half_the_time")
 def vade(
     kept: Annotated[float, OURS] = 0.9,
     faded: Annotated[float, OURS] = 0.99,

@@ -65,9 +65,7 @@ def exchanged_for_tempered(
 
 
 @method(
-    paper="arXiv 2510.08141",
-    year=2025,
-    test="test_entropy_credit.py::test_arbitrary_entropy_swaps_rows_for_right_tempered_ones",
+    paper="arXiv 2510.08141", test="test_entropy_credit.py::test_arbitrary_entropy_swaps_rows_for_right_tempered_ones"
 )
 def aepo_arbitrary_entropy(
     target_entropy: Annotated[NonNegative, CODE] = 0.5,

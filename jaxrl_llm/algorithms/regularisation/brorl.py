@@ -12,7 +12,7 @@ from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.objectives import kl, token_mean
 
 
-@method(paper="arXiv 2510.01180", year=2025, test="test_curricula.py::test_brorl_against_a_loop")
+@method(paper="arXiv 2510.01180", test="test_curricula.py::test_brorl_against_a_loop")
 def brorl(
     clip_low: Annotated[NonNegative, OURS] = 0.2,
     clip_high: Annotated[NonNegative, OURS] = 0.4,

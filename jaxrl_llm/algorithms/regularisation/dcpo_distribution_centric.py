@@ -36,7 +36,7 @@ def mixed_with_tempered(
     return mixed
 
 
-@method(paper="arXiv 2601.12730", year=2026, test="test_entropy_credit.py::test_dcpo_against_a_loop")
+@method(paper="arXiv 2601.12730", test="test_entropy_credit.py::test_dcpo_against_a_loop")
 def dcpo_distribution_centric(
     target_entropy: Annotated[NonNegative, CODE] = 0.25,
     hot: Annotated[Positive, CODE] = 1.2,

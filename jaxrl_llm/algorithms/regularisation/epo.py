@@ -16,10 +16,7 @@ from jaxrl_llm.objectives.ratios import over_span
 
 
 @method(
-    paper="arXiv 2509.22576",
-    year=2025,
-    test="test_regularised.py::test_epo_by_loop",
-    needs={"turns": "episodes of several turns"},
+    paper="arXiv 2509.22576", test="test_regularised.py::test_epo_by_loop", needs={"turns": "episodes of several turns"}
 )
 def epo(
     entropy_coefficient: Annotated[NonNegative, PAPER] = 0.001,

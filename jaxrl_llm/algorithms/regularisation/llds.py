@@ -17,7 +17,6 @@ from jaxrl_llm.utils.errors import require_choice
 
 @method(
     paper="arXiv 2512.04220",
-    year=2025,
     test="test_regularised.py::test_llds_by_loop",
     needs={"turns": "episodes of several turns"},
 )

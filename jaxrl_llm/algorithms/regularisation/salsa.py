@@ -24,9 +24,7 @@ def names_of(models: str | None) -> list[str]:
     return [name.strip() for name in (models or "").split(",") if name.strip()]
 
 
-@method(
-    paper="arXiv 2411.01798", year=2024, test="test_moving_reference.py::test_salsa_is_ppo_with_the_soup_as_reference"
-)
+@method(paper="arXiv 2411.01798", test="test_moving_reference.py::test_salsa_is_ppo_with_the_soup_as_reference")
 def salsa(
     other: Annotated[str | None, RUN] = None,
     share: Annotated[float, RECALLED] = 0.5,

@@ -30,7 +30,7 @@ def constrained_weights(multiplier: Number, cap: Number) -> Callable[[Trajectori
     return weights
 
 
-@method(paper="arXiv 2302.01680", year=2023, test="test_moving_reference.py::test_tscac_is_its_loop")
+@method(paper="arXiv 2302.01680", test="test_moving_reference.py::test_tscac_is_its_loop")
 def tscac(
     policies: Annotated[str | None, RUN] = None,
     multiplier: Annotated[Positive, OURS] = 1.0,

@@ -41,7 +41,6 @@ def without_mastered(tau: float, sigma: float, threshold: float) -> Callable[[Tr
 
 @method(
     paper="arXiv 2507.19766",
-    year=2025,
     test="test_regularised.py::test_ulorl_by_loop",
     beside={"verifier": ("the generative verifier of answers", "the run's reward")},
 )

@@ -24,7 +24,6 @@ from jaxrl_llm.rewards.scoring import Scored
 
 @method(
     paper="arXiv 2405.19909",
-    year=2024,
     test="test_replayed.py::test_a2pr_is_the_loop",
     beside={"generator": ("twin critics, the generator of actions, and its weight 2", "a critic of actions")},
 )

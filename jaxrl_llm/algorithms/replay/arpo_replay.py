@@ -13,7 +13,6 @@ from jaxrl_llm.replay.into_groups import low_and_alike, swapped_successes
 
 @method(
     paper="arXiv 2505.16282",
-    year=2025,
     test="test_replayed.py::test_arpo_is_the_loop_over_steps",
     beside={"tasks": ("the choice of tasks that the base agent solves sometimes", "a filter of the data")},
 )

@@ -22,11 +22,7 @@ from jaxrl_llm.replay.into_groups import none_above, outcomes, swapped_successes
 from jaxrl_llm.rollouts.runtime.group_results import mean_by_prompt
 
 
-@method(
-    paper="arXiv 2509.24107",
-    year=2025,
-    test="test_replayed.py::test_rapo_worked_example_and_loop",
-)
+@method(paper="arXiv 2509.24107", test="test_replayed.py::test_rapo_worked_example_and_loop")
 def rapo_reward_aware(
     solved: Annotated[Fraction, PAPER] = 0.9,
     success: Annotated[float, PAPER] = 0.5,

@@ -15,7 +15,6 @@ from jaxrl_llm.rollouts.runtime.swarm import Swarm
 
 @method(
     paper="arXiv 2509.08721",
-    year=2025,
     test="test_replayed.py::test_sapo_learns_from_another_node",
     beside={"network": ("nodes with different models, and a network between them", "several processes")},
 )

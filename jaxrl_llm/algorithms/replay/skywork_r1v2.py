@@ -14,7 +14,7 @@ from jaxrl_llm.replay.base import refilled
 
 
 @method(
-    paper="arXiv 2504.16656", year=2025, test="test_skywork_r1v2.py::test_it_is_the_loop_over_refilled_steps",
+    paper="arXiv 2504.16656", test="test_skywork_r1v2.py::test_it_is_the_loop_over_refilled_steps",
     beside={"vision": ("the vision tower and its pairs", "images")},
 )  # fmt: skip
 def skywork_r1v2(

@@ -37,7 +37,6 @@ from jaxrl_llm.rewards.transforms import leave_out
 
 @method(
     paper="arXiv 2509.22601",
-    year=2025,
     test="test_replayed.py::test_spear_is_the_loop",
     beside={"filters": ("filters of empty turns and repetitions", "a reward of the run")},
 )

@@ -11,7 +11,7 @@ from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay.base import faded, whole_groups
 
 
-@method(paper="arXiv 2512.10477", year=2025, test="test_replayed.py::test_symphony_is_the_loop_over_replayed_groups")
+@method(paper="arXiv 2512.10477", test="test_replayed.py::test_symphony_is_the_loop_over_replayed_groups")
 @presets(
     first={"fade": 7.0, "fade_power": 2.0, "fade_tail": 0.0},
     second={"fade": 70.0, "fade_power": 30.0, "fade_tail": 0.02},

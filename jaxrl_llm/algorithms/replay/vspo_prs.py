@@ -22,11 +22,7 @@ from jaxrl_llm.replay.into_groups import outcomes
 from jaxrl_llm.rewards.scoring import Scored
 
 
-@method(
-    paper="arXiv 2512.07478",
-    year=2025,
-    test="test_replayed.py::test_vspo_is_the_loop",
-)
+@method(paper="arXiv 2512.07478", test="test_replayed.py::test_vspo_is_the_loop")
 def vspo_prs(
     copies: Annotated[float, OURS] = 2.0,
     highest: Annotated[float | None, OURS] = None,

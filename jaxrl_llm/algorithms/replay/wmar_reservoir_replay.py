@@ -21,7 +21,6 @@ from jaxrl_llm.rewards.scoring import Scored
 
 @method(
     paper="arXiv 2401.16650",
-    year=2024,
     test="test_replayed.py::test_wmar_is_the_loop_over_replayed_rows",
     beside={"world_model": ("the world model that learns from the replay", "a model of the world")},
 )

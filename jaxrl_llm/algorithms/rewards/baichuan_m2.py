@@ -41,7 +41,6 @@ from jaxrl_llm.utils.errors import InputError
 
 @method(
     paper="arXiv 2509.02208",
-    year=2025,
     test="test_group_relative.py::test_baichuan_m2_is_the_loop",
     beside={
         "mid_training": ("the mixed loss on medical texts before", "another run"),

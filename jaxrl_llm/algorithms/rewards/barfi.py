@@ -20,7 +20,6 @@ from jaxrl_llm.utils.errors import InputError
 
 @method(
     paper="arXiv 2310.19007",
-    year=2023,
     test="test_barfi.py::test_slopes_are_inner_products_of_gradients_by_a_policy_s_own_parameters",
     beside={
         "network": ("weights that depend on state and action, of a network", "a reward network beside the critic"),

@@ -15,7 +15,7 @@ from jaxrl_llm.objectives.preference.listwise import log_ratio_sum, scored_rows,
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled
 
 
-@method(paper="arXiv 2402.02479", year=2024, test="test_reward_composed.py::test_brain_worked_example_and_loop")
+@method(paper="arXiv 2402.02479", test="test_reward_composed.py::test_brain_worked_example_and_loop")
 def brain(reward_temperature: Annotated[float, OURS] = 1.0, scale: Annotated[float, OURS] = 1.0) -> Algorithm:
     """Bayesian Reward-conditioned Amortized Inference (BRAIn).
 

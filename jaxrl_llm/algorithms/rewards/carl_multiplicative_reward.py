@@ -17,7 +17,7 @@ from jaxrl_llm.rewards.compositions import component_of, other_components
 from jaxrl_llm.rewards.transforms import rescore
 
 
-@method(paper="arXiv 2504.17838", year=2025, test="test_reward_composed.py::test_carl_is_ppo_of_the_product")
+@method(paper="arXiv 2504.17838", test="test_reward_composed.py::test_carl_is_ppo_of_the_product")
 def carl_multiplicative_reward(
     component: Annotated[str | None, OURS] = None,
     terminal: Annotated[str | None, OURS] = None,

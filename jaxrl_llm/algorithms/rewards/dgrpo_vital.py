@@ -21,7 +21,6 @@ from jaxrl_llm.utils.errors import require_choice
 
 @method(
     paper="arXiv 2508.04416",
-    year=2025,
     test="test_shaped_reward.py::test_dgrpo_against_a_loop",
     needs={"calls": "calls of tools, for their bonus", "failed_calls": "calls that gave an error"},
     beside={

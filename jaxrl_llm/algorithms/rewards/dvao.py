@@ -10,7 +10,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, NonNegative, ZeroOrOne
 
 
-@method(paper="arXiv 2605.25604", year=2026, test="test_multi_reward.py::test_dvao_against_a_loop")
+@method(paper="arXiv 2605.25604", test="test_multi_reward.py::test_dvao_against_a_loop")
 def dvao(
     weights: Annotated[str, PAPER] = "",
     epsilon: Annotated[NonNegative, OURS] = 1e-6,

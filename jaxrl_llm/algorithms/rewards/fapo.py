@@ -31,7 +31,6 @@ from jaxrl_llm.utils.errors import is_off
 
 @method(
     paper="arXiv 2510.22543",
-    year=2025,
     test="test_shaped_reward.py::test_fapo_against_a_loop",
     needs={"sound": "a judge's verdict whether a step is wrong"},
 )

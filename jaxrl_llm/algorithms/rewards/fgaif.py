@@ -13,7 +13,6 @@ from jaxrl_llm.core.parts import Trajectories, Transform, chain, part, stateless
 
 @method(
     paper="arXiv 2404.05046",
-    year=2024,
     test="test_process_rewards.py::test_fgaif_is_ppo_on_sub_sentence_rewards",
     needs={"spans": "the rewards of sub-sentences; without them it is PPO"},
     beside={

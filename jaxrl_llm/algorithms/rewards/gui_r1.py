@@ -19,7 +19,6 @@ from jaxrl_llm.rewards.transforms import rescore
 
 @method(
     paper="arXiv 2504.10458",
-    year=2025,
     test="test_of_screens.py::test_gui_r1_is_the_loop_over_answers",
     needs={"gui_action": "whether the action is the expected one", "gui_format": "whether the answer is well-formed"},
     beside={"vision": ("screens or images as they are; a prompt describes them", "a policy that sees")},

@@ -19,7 +19,7 @@ from jaxrl_llm.rollouts.guidance.prompted import with_budgets
 from jaxrl_llm.utils.errors import InputError, shown
 
 
-@method(paper="arXiv 2507.15844", year=2025, test="test_shaped_reward.py::test_hbpo_against_a_loop")
+@method(paper="arXiv 2507.15844", test="test_shaped_reward.py::test_hbpo_against_a_loop")
 @presets(paper={"intra_coefficient": 1.0, "flat": True}, code={"intra_coefficient": 2.0, "flat": False})
 def hbpo(
     scale: Annotated[float, PAPER] = 4.0,

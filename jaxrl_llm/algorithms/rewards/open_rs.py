@@ -18,7 +18,7 @@ from jaxrl_llm.rewards.compositions import component_of, other_components
 from jaxrl_llm.rewards.transforms import rescore
 
 
-@method(paper="arXiv 2503.16219", year=2025, test="test_reward_composed.py::test_open_rs_is_the_loop")
+@method(paper="arXiv 2503.16219", test="test_reward_composed.py::test_open_rs_is_the_loop")
 def open_rs(
     accuracy: Annotated[str | None, OURS] = None,
     success: Annotated[float, OURS] = 0.5,

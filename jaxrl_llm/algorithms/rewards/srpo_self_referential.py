@@ -22,7 +22,6 @@ from jaxrl_llm.utils.errors import InputError
 
 @method(
     paper="arXiv 2511.15605",
-    year=2025,
     test="test_reward_composed.py::test_srpo_is_the_loop",
     needs={"distance": "distances of failures to successes; without them failures get 0"},
 )

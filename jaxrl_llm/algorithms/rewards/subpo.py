@@ -17,7 +17,6 @@ from jaxrl_llm.objectives.averaging.averages import average_by_name
 
 @method(
     paper="arXiv 2307.13372",
-    year=2023,
     test="test_reward_composed.py::test_subpo_is_the_loop",
     needs={"spans": "gains of single parts; without them the score is the only gain"},
 )

@@ -73,7 +73,6 @@ def with_length_beside_mates(right: float, slope: float, offset: float) -> Calla
 
 @method(
     paper="arXiv 2503.21620",
-    year=2025,
     test="test_reward_composed.py::test_ui_r1_is_its_worked_example_and_loop",
     beside={"vision": ("screens or images as they are; a prompt describes them", "a policy that sees")},
 )

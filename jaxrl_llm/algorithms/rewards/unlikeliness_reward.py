@@ -19,7 +19,7 @@ from jaxrl_llm.rewards import transforms as rewards
 from jaxrl_llm.utils.errors import require_choice
 
 
-@method(paper="arXiv 2506.02355", year=2025, test="test_shaped_reward.py::test_unlikeliness_against_a_loop")
+@method(paper="arXiv 2506.02355", test="test_shaped_reward.py::test_unlikeliness_against_a_loop")
 def unlikeliness_reward(
     coefficient: Annotated[Fraction, PAPER] = 0.25,
     ranks: Annotated[Literal["paper", "code"], PAPER] = "paper",

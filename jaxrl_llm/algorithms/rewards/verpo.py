@@ -12,7 +12,6 @@ from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 
 @method(
     paper="arXiv 2601.03525",
-    year=2026,
     test="test_multi_reward.py::test_verpo_against_a_loop",
     needs={"tests": "results of single tests of code; without it components of the reward are the tests"},
 )

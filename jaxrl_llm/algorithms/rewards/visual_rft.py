@@ -12,7 +12,6 @@ from jaxrl_llm.core.kinds import CODE, OURS, NonNegative
 
 @method(
     paper="arXiv 2503.01785",
-    year=2025,
     test="test_of_screens.py::test_visual_rft_is_the_loop_over_answers",
     needs={
         "box_confidence": "confidences that suit the matches",

@@ -9,7 +9,7 @@ from jaxrl_llm.algorithms.score_function.rec_off_policy_reinforce import rec_off
 from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative, Scale
 
 
-@method(paper="arXiv 2506.20520", year=2025, test="test_regression_methods.py::test_rec_worked_example")
+@method(paper="arXiv 2506.20520", test="test_regression_methods.py::test_rec_worked_example")
 def asymre(coefficient: Annotated[NonNegative, CODE] = 0.1, scale: Annotated[Scale, PAPER] = "none") -> Algorithm:
     """Asymmetric REINFORCE, as a member of REC (arXiv 2509.24203).
 

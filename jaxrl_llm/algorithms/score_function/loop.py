@@ -17,7 +17,7 @@ def epochs_at_least(number: int, why: str) -> RunSetting:
     return RunSetting("epochs", lambda given: number, lambda config, given: config.epochs >= number, why)
 
 
-@method(paper="arXiv 2502.01600", year=2025, test="test_critic_free.py::test_loop_is_the_loop")
+@method(paper="arXiv 2502.01600", test="test_critic_free.py::test_loop_is_the_loop")
 @run_settings(epochs_at_least(2, "two passes over a batch, without which it is RLOO"))
 def loop(
     clip_range: Annotated[float, PAPER] = 0.1,

@@ -11,7 +11,7 @@ from jaxrl_llm.core.kinds import CODE, AverageName, NonNegative
 from jaxrl_llm.objectives import clip
 
 
-@method(paper="arXiv 2602.02710", year=2026, test="test_sets.py::test_maxrl_is_the_loop")
+@method(paper="arXiv 2602.02710", test="test_sets.py::test_maxrl_is_the_loop")
 def maxrl(
     epsilon: Annotated[NonNegative, CODE] = 1e-6,
     clip_low: Annotated[NonNegative, CODE] = 0.2,

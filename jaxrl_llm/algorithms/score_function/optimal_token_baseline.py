@@ -10,7 +10,7 @@ from jaxrl_llm.core.kinds import CODE, NonNegative
 from jaxrl_llm.objectives import log_probability, policy_gradient, sequence_sum, token_ratio
 
 
-@method(paper="arXiv 2602.07078", year=2026, test="test_score_function.py::test_optimal_token_baseline_is_the_loop")
+@method(paper="arXiv 2602.07078", test="test_score_function.py::test_optimal_token_baseline_is_the_loop")
 def optimal_token_baseline(
     zero_tail: Annotated[bool, CODE] = True,
     corrected: Annotated[bool, CODE] = False,

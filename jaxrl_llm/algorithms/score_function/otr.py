@@ -32,11 +32,7 @@ def labels_of_demonstrations() -> Callable[[Trajectories], Trajectories]:
     return label
 
 
-@method(
-    paper="arXiv 2509.26313",
-    year=2025,
-    test="test_supervised.py::test_otr_has_the_gradient_of_its_loop_over_the_vocabulary",
-)
+@method(paper="arXiv 2509.26313", test="test_supervised.py::test_otr_has_the_gradient_of_its_loop_over_the_vocabulary")
 def otr(
     penalty: Annotated[float, Range(most=0), RECALLED] = -0.1,
     temperature: Annotated[Positive, RECALLED] = 1.3,

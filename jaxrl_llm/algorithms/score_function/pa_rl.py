@@ -50,7 +50,7 @@ def chosen_by_critic(keep: float, temperature: float) -> Callable[[jax.Array, Tr
     return choose
 
 
-@method(paper="arXiv 2412.06685", year=2024, test="test_supervised.py::test_pa_rl_is_its_loop")
+@method(paper="arXiv 2412.06685", test="test_supervised.py::test_pa_rl_is_its_loop")
 @run_settings(more_samples_than("keep", "more samples of a prompt than the best ones that it keeps"))
 def pa_rl(
     keep: Annotated[Count, PAPER] = 10,

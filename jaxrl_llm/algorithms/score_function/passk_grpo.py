@@ -37,7 +37,7 @@ def best_of_sets_credit(
     return advantage
 
 
-@method(paper="arXiv 2508.10751", year=2025, test="test_sets.py::test_passk_is_the_loop_over_all_sets")
+@method(paper="arXiv 2508.10751", test="test_sets.py::test_passk_is_the_loop_over_all_sets")
 def passk_grpo(
     k: Annotated[Count, PAPER] = 4,
     estimator: Annotated[Literal["subsets", "unbiased", "margin"], PAPER] = "subsets",

@@ -66,7 +66,6 @@ def vine_credit(set_size: int, diversity: Diversity) -> Transform:
 
 @method(
     paper="arXiv 2509.25424",
-    year=2025,
     test="test_sets.py::test_polychromic_vines_are_the_loop_over_sets_of_a_state",
     needs={"answer_key": "diversity of answers; without it whole completions are compared"},
 )

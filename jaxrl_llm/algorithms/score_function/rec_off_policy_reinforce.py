@@ -22,7 +22,7 @@ from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.utils.errors import is_off, require_choice
 
 
-@method(paper="arXiv 2509.24203", year=2025, test="test_regression_methods.py::test_rec_by_loop")
+@method(paper="arXiv 2509.24203", test="test_regression_methods.py::test_rec_by_loop")
 def rec_off_policy_reinforce(
     clip: Annotated[Clipping, PAPER] = "one-side",
     weight: Annotated[Literal["advantage", "importance", "none"], PAPER] = "none",

@@ -11,7 +11,7 @@ from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AverageName, Fraction, NonNe
 from jaxrl_llm.objectives import clip
 
 
-@method(paper="arXiv 2510.00911", year=2025, test="test_sets.py::test_riskpo_is_the_loop")
+@method(paper="arXiv 2510.00911", test="test_sets.py::test_riskpo_is_the_loop")
 def riskpo(
     alpha: Annotated[NonNegative, CODE] = 0.2,
     beta: Annotated[NonNegative, CODE] = 0.8,

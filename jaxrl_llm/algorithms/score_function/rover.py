@@ -16,9 +16,7 @@ from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, a
 from jaxrl_llm.objectives.ratios import log_ratio_to
 
 
-@method(
-    paper="arXiv 2509.24981", year=2025, test="test_regression_methods.py::test_rover_by_loop_with_other_tokens_between"
-)
+@method(paper="arXiv 2509.24981", test="test_regression_methods.py::test_rover_by_loop_with_other_tokens_between")
 def rover(
     ratio_scale: Annotated[Positive, PAPER] = 1.0,
     next_scale: Annotated[NonNegative, PAPER] = 1.0,

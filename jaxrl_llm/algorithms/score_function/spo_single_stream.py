@@ -162,7 +162,7 @@ def with_start_value(rollout: Rollout, column: str) -> Rollout:
     )  # fmt: skip
 
 
-@method(paper="arXiv 2509.13232", year=2025, test="test_critic_free.py::test_spo_is_the_loop_over_updates")
+@method(paper="arXiv 2509.13232", test="test_critic_free.py::test_spo_is_the_loop_over_updates")
 @run_settings(one_sample("one response to each prompt, whose baseline is the prompt's own history"))
 def spo_single_stream(
     half_life: Annotated[float, PAPER] = 0.06,

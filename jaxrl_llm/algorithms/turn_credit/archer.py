@@ -71,7 +71,6 @@ def following(values: Array, mask: Array) -> Array:
 
 @method(
     paper="arXiv 2402.19446",
-    year=2024,
     test="test_turn_models.py::test_archer_worked_example",
     needs={"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
     beside={

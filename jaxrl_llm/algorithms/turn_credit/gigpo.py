@@ -22,7 +22,6 @@ def clipped(low: float, high: float, kl_coefficient: float) -> Objective:
 
 @method(
     paper="arXiv 2505.10978",
-    year=2025,
     test="test_turn_credit.py::test_gigpo_worked_example",
     needs={"state_key": "turns that begin in the same state", "turns": "episodes of several turns"},
 )

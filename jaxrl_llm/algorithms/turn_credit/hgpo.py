@@ -25,7 +25,6 @@ from jaxrl_llm.core.parts import Trajectories, part
 
 @method(
     paper="arXiv 2602.22817",
-    year=2026,
     test="test_turn_credit.py::test_hgpo_worked_example",
     needs={"state_key": "turns that begin in the same states", "turns": "episodes of several turns"},
 )

@@ -25,7 +25,6 @@ KEEP, SWITCH, SUBGOAL, NEW_SUBGOAL, ACTION = 1, 2, 3, 4, 5  # of info["plan"], s
 
 @method(
     paper="arXiv 2602.16165",
-    year=2026,
     test="test_turn_planned.py::test_hiper_worked_example_and_loop",
     needs={
         "plan": "subgoals of the policy's own, between tags",

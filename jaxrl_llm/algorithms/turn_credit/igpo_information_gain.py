@@ -24,7 +24,6 @@ from jaxrl_llm.rollouts.runtime.answer_likelihood import around
 
 @method(
     paper="arXiv 2510.14967",
-    year=2025,
     test="test_turn_information.py::test_igpo_worked_example",
     needs={"state_key": "how many turns there are", "turns": "episodes of several turns"},
 )

@@ -35,7 +35,6 @@ def with_feedback(beta: float, temperature: float, epsilon: float) -> Callable[[
 
 @method(
     paper="arXiv 2603.00656",
-    year=2026,
     test="test_turn_information.py::test_infopo_worked_example",
     needs={"state_key": "how many turns there are", "turns": "episodes of several turns"},
     beside={"decay": ("the decay of beta with the epochs, off by default", "a schedule of beta")},

@@ -82,7 +82,6 @@ def truncated_in_failures() -> Weight:
 
 @method(
     paper="arXiv 2512.24873",
-    year=2025,
     test="test_turn_chunks.py::test_ipa_worked_example_and_loop",
     needs={
         "episode": "rows of one episode",

@@ -38,7 +38,6 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @method(
     paper="arXiv 2509.19199",
-    year=2025,
     test="test_turn_models.py::test_istar_worked_example",
     needs={"state_key": "how many turns there are", "turns": "episodes of several turns"},
 )

@@ -17,7 +17,6 @@ from jaxrl_llm.utils.errors import require_choice
 
 @method(
     paper="arXiv 2510.01132",
-    year=2025,
     test="test_turn_values.py::test_multi_turn_recipe_worked_example",
     needs={"turn_rewards": "rewards at the ends of turns", "turns": "episodes of several turns"},
 )

@@ -20,7 +20,6 @@ from jaxrl_llm.utils.errors import require_choice
 
 @method(
     paper="arXiv 2504.05150",
-    year=2025,
     test="test_pdppo.py::test_targets_and_advantages_are_the_loop",
     needs={"turn_rewards": "rewards of turns", "turns": "episodes of several turns"},
     beside={

@@ -19,7 +19,6 @@ from jaxrl_llm.objectives.values import huber
 
 @method(
     paper="arXiv 2405.15821",
-    year=2024,
     test="test_turn_values.py::test_poad_worked_example_and_loop",
     needs={"turns": "episodes of several turns"},
     beside={"stop": ("the stop of minibatches once the divergence exceeds 0.02", "gradient steps that can end early")},

@@ -27,7 +27,6 @@ from jaxrl_llm.selection.noise import mix
 
 @method(
     paper="arXiv 2510.20022",
-    year=2025,
     test="test_turn_credit.py::test_salt_worked_example",
     needs={"state_key": "turns with the same transition", "turns": "episodes of several turns"},
 )

@@ -16,7 +16,6 @@ from jaxrl_llm.objectives.policy_gradient import regularised
 
 @method(
     paper="arXiv 2602.06554",
-    year=2026,
     test="test_sequence_level.py::test_seeupo_is_the_loop_with_two_turns",
     needs={"turns": "episodes of several turns"},
     beside={"orders": ("turns forward and in random order, ablations", "other phases")},

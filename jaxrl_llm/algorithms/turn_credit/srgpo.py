@@ -26,7 +26,6 @@ from jaxrl_llm.selection.noise import row_noise
 
 @method(
     paper="arXiv 2512.02631",
-    year=2025,
     test="test_turn_credit.py::test_srgpo_worked_example",
     needs={"turn_rewards": "the progress of each turn", "turns": "episodes of several turns"},
 )

@@ -47,7 +47,6 @@ def has_unlikely_token(least: float) -> Callable[[Trajectories], Array]:
 
 @method(
     paper="arXiv 2602.05885",
-    year=2026,
     test="test_turn_credit.py::test_trloo_worked_example",
     needs={"turn_rewards": "rewards of each turn", "turns": "episodes of several turns"},
 )

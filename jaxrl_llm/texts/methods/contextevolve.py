@@ -25,7 +25,6 @@ DIRECTION = (
 
 @method(
     paper="arXiv 2602.02597",
-    year=2026,
     test="test_contextevolve.py::test_exemplars_are_drawn_by_priority",
     beside={
         "programs": ("systems code as the solutions that are searched", "tasks whose answers are programs, with code "

@@ -18,7 +18,6 @@ SUMMARY = "These instructions were tried:\n{notes}\n\nSay in one or two sentence
 
 @method(
     paper="arXiv 2603.14769",
-    year=2026,
     test="test_polca.py::test_a_step_by_hand",
     beside={
         "embeddings": (

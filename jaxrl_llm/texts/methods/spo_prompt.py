@@ -22,7 +22,6 @@ REWRITE = (
 
 @method(
     paper="arXiv 2502.06855",
-    year=2025,
     test="test_spo_prompt.py::test_the_winner_stays_by_majority",
     beside={
         "one set of questions": (

@@ -90,7 +90,6 @@ def contrasts(groups: Sequence[Sequence[Answer]]) -> list[tuple[Answer, Answer]]
 
 @method(
     paper="arXiv 2510.08191",
-    year=2025,
     test="test_training_free_grpo.py::test_operations_by_hand",
     beside={
         "consolidation by the model": (

@@ -14,7 +14,7 @@ from jaxrl_llm.advantages import returns, risk
 from jaxrl_llm.advantages.tokens import baselines
 from jaxrl_llm.algorithms.credit import verl_velocity_rank
 from jaxrl_llm.algorithms.policy_loss import bapo_adaptive_clip
-from jaxrl_llm.core.arguments import choices
+from jaxrl_llm.core import kinds
 from jaxrl_llm.objectives import anchors, covariance, off_policy
 from jaxrl_llm.objectives.averaging import averages
 from jaxrl_llm.utils.errors import InputError
