@@ -64,6 +64,6 @@ def test_another_name_is_refused_with_the_known_ones(build: Any, name: str, name
 def test_there_are_choices_and_each_shared_one_is_used() -> None:
     assert len(CASES) > 30
     assert len(METHODS) > 60
-    listed = [set(typing.get_args(kind)) for kind in vars(choices).values() if typing.get_origin(kind) is Literal]
+    listed = [set(typing.get_args(kind)) for kind in vars(kinds).values() if typing.get_origin(kind) is Literal]
     used = [set(names) for _, _, names in CASES + METHODS]
     assert all(one in used for one in listed)

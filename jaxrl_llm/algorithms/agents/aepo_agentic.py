@@ -1,5 +1,3 @@
-"""Agentic Entropy-Balanced Policy Optimization (AEPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

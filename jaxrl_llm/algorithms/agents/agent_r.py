@@ -1,5 +1,3 @@
-"""Learning to turn around in the middle of a bad episode (Agent-R)."""
-
 from __future__ import annotations
 
 import logging

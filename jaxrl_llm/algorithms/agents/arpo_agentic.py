@@ -1,5 +1,3 @@
-"""Agentic Reinforced Policy Optimization (ARPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Opponents that learn by turns, from verdicts on their games (CONSCIENTIA)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Any

@@ -1,5 +1,3 @@
-"""Decoupled Agentic RL Training for GUI agents (DART)."""
-
 from __future__ import annotations
 
 import math

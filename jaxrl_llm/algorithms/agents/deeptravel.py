@@ -1,5 +1,3 @@
-"""Verified turns and a buffer of failed queries (DeepTravel; its abstract was read)."""
-
 from __future__ import annotations
 
 from asyncio import gather

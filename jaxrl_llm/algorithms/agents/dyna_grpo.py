@@ -1,5 +1,3 @@
-"""Dyna-GRPO, the second stage of Dyna-Mind."""
-
 from __future__ import annotations
 
 import logging

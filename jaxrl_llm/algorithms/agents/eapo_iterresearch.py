@@ -1,5 +1,3 @@
-"""Efficiency-Aware Policy Optimization (EAPO of IterResearch)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Learning from successes, and from the step at which a failure leaves one (EvoCUA)."""
-
 from __future__ import annotations
 
 from asyncio import gather

@@ -1,5 +1,3 @@
-"""Flow-based group refined policy optimization (Flow-GRPO of AgentFlow)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

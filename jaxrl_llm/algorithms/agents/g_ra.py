@@ -1,5 +1,3 @@
-"""Gated Reward Accumulation (G-RA)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

@@ -1,5 +1,3 @@
-"""GRPO with Resampling on Correct (GRPO-RoC of rStar2-Agent)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

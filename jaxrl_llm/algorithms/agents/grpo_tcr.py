@@ -1,5 +1,3 @@
-"""GRPO with credit for tool calls (GRPO-TCR of Demystifying RL in Agentic Reasoning)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

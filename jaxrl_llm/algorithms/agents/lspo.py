@@ -1,5 +1,3 @@
-"""Latent Space Policy Optimization: games of words solved over clusters of what can be said (LSPO)."""
-
 from __future__ import annotations
 
 from asyncio import gather

@@ -1,5 +1,3 @@
-"""Reflect-then-Retry Reinforcement Learning (R3L)."""
-
 from __future__ import annotations
 
 from asyncio import gather

@@ -1,5 +1,3 @@
-"""ReSim, the first stage of Dyna-Mind."""
-
 from __future__ import annotations
 
 import logging

@@ -1,5 +1,3 @@
-"""Self-play against a league, by a mixture from diversity to equilibrium (SHOR-PSRO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, NamedTuple

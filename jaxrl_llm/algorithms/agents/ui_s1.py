@@ -1,5 +1,3 @@
-"""Semi-online reinforcement learning (UI-S1)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Iterative self-play policy optimisation over a game of clues and votes (Vision-Zero)."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""Local-batch token mean (TRL's loss type "bnpo"; the name is of Beta Normalization)."""
-
 from __future__ import annotations
 
 from typing import Annotated

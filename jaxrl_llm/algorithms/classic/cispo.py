@@ -1,5 +1,3 @@
-"""Clipped IS-Weight Policy Optimization (MiniMax-M1)."""
-
 from __future__ import annotations
 
 from typing import Annotated

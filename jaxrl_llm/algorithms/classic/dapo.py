@@ -1,5 +1,3 @@
-"""Decoupled Clip and Dynamic Sampling Policy Optimization (DAPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

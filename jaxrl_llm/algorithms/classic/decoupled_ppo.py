@@ -1,5 +1,3 @@
-"""Decoupled PPO (AReaL)."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""GRPO Done Right (Understanding R1-Zero-Like Training)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Group reward-Decoupled Normalization Policy Optimization (GDPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

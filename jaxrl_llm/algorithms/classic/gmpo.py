@@ -1,5 +1,3 @@
-"""Geometric-Mean Policy Optimization (GMPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

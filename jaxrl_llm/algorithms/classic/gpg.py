@@ -1,5 +1,3 @@
-"""Group Policy Gradient (GPG: A Simple and Strong Reinforcement Learning Baseline)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

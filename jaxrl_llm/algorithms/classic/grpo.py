@@ -1,5 +1,3 @@
-"""Group Relative Policy Optimization (DeepSeekMath)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

@@ -1,5 +1,3 @@
-"""Group Sequence Policy Optimization (GSPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""MiniRL (Stabilizing Reinforcement Learning with LLMs)."""
-
 from __future__ import annotations
 
 from typing import Annotated, get_args

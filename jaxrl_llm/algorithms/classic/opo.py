@@ -1,5 +1,3 @@
-"""On-Policy RL with Optimal reward baseline (OPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Proximal Policy Optimization (PPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

@@ -1,5 +1,3 @@
-"""REINFORCE (Simple statistical gradient-following algorithms; before arXiv)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""REINFORCE++ (Critic-Free Policy Optimization with Global Advantage Normalization)."""
-
 from __future__ import annotations
 
 from typing import Annotated

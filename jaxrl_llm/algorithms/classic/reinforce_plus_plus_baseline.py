@@ -1,5 +1,3 @@
-"""REINFORCE++ with a group baseline (REINFORCE++)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

@@ -1,5 +1,3 @@
-"""ReMax (A Simple, Effective, and Efficient RL Method for Aligning LLMs)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""REINFORCE Leave-One-Out (Back to Basics: Revisiting REINFORCE Style Optimization)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

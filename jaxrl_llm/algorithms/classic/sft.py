@@ -1,5 +1,3 @@
-"""Supervised fine-tuning (SFT)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

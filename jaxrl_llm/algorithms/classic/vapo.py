@@ -1,5 +1,3 @@
-"""Value-based Augmented PPO (VAPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

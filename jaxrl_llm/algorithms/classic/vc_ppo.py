@@ -1,5 +1,3 @@
-"""Value-Calibrated PPO (VC-PPO, What's Behind PPO's Collapse in Long-CoT?)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Advantage Dynamics via Online Rollout Adaptation (ADORA)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""BranchGRPO (Stable and Efficient GRPO with Structured Branching in Diffusion Models)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Bottom-up Policy Optimization (BuPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Direct Advantage Policy Optimization (not the DAPO of decoupled clips)."""
-
 from __future__ import annotations
 
 from asyncio import gather

@@ -1,5 +1,3 @@
-"""Decoupled GRPO (Thinkless: LLM Learns When to Think)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

@@ -1,5 +1,3 @@
-"""Distribution Guided Policy Optimization (DGPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Token-Level Entropy-Regulated Policy Optimization (ERPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

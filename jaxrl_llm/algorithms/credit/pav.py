@@ -1,5 +1,3 @@
-"""Process Advantage Verifiers (Rewarding Progress)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

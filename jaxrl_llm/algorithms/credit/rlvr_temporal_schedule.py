@@ -1,5 +1,3 @@
-"""RLVR-Schedule (Not only where, But when: Temporal Scheduling for RLVR)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Segment Policy Optimization (SPO-chain and SPO-tree)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

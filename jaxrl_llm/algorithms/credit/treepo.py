@@ -1,5 +1,3 @@
-"""Tree-based Policy Optimization (TreePO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

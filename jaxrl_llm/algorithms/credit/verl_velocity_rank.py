@@ -1,5 +1,3 @@
-"""Velocity-Exploiting Rank-Learning (VERL)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal

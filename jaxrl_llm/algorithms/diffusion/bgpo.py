@@ -1,5 +1,3 @@
-"""Boundary-Guided Policy Optimization (BGPO) of masked-diffusion language models."""
-
 from __future__ import annotations
 
 from typing import Annotated

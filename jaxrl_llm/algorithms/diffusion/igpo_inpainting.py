@@ -1,5 +1,3 @@
-"""Inpainting Guided Policy Optimization (IGPO) of masked-diffusion language models."""
-
 from __future__ import annotations
 
 from asyncio import gather

@@ -1,5 +1,3 @@
-"""Supervised fine-tuning of masked-diffusion language models (LLaDA)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

@@ -1,5 +1,3 @@
-"""Generalised knowledge distillation on the student's own samples (GKD)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Importance-weighted on-policy distillation (IW-OPD)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""MiniLLM: the policy gradient of the reverse divergence from a teacher."""
-
 from __future__ import annotations
 
 from typing import Annotated

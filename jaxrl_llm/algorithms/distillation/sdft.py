@@ -1,5 +1,3 @@
-"""Self-distillation fine-tuning (SDFT): the policy learns from itself after a prompt with a demonstration."""
-
 from __future__ import annotations
 
 from dataclasses import replace

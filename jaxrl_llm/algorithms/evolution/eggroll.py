@@ -1,5 +1,3 @@
-"""Evolution Guided General Optimization via Low-rank Learning (EGGROLL)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

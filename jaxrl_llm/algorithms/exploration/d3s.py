@@ -1,5 +1,3 @@
-"""Dynamic Dual-Level Down-Sampling (D3S)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

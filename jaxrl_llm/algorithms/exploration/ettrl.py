@@ -1,5 +1,3 @@
-"""Entropy-based test-time RL (ETTRL)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

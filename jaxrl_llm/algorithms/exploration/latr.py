@@ -1,5 +1,3 @@
-"""Lookahead Tree-Based Rollouts (LATR)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Gumbel-reparameterised GRPO for soft thinking (SofT-GRPO)."""
-
 from __future__ import annotations
 
 import dataclasses

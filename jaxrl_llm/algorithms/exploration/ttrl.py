@@ -1,5 +1,3 @@
-"""Test-Time Reinforcement Learning (TTRL)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

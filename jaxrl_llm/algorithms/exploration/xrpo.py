@@ -1,5 +1,3 @@
-"""eXplore-eXploit GRPO (XRPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

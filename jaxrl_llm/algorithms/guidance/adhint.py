@@ -1,5 +1,3 @@
-"""Adaptive Hints with Difficulty Priors (ADHint)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal

@@ -1,5 +1,3 @@
-"""Adaptive Multi-Guidance Policy Optimization (More Than One Teacher)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Curriculum-guided Learning for Policy Optimization (CLPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable

@@ -1,5 +1,3 @@
-"""Decomposition and solution by language models (DaSLaM)."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Dataset Reset Policy Optimization (DR-PO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

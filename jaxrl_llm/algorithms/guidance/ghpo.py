@@ -1,5 +1,3 @@
-"""Guided Hybrid Policy Optimization (GHPO)."""
-
 from __future__ import annotations
 
 from dataclasses import replace

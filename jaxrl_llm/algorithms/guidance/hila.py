@@ -1,5 +1,3 @@
-"""Learning when to answer, to adopt a peer's answer, or to ask an expert (HILA, dual-loop policy optimisation)."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""In-Context Steered Policy Optimization (Think Outside the Policy)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

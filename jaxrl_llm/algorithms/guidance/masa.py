@@ -1,5 +1,3 @@
-"""Meta-Awareness via Self-Alignment (MASA)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Nudging with self-generated hints (NuRL, Nudging the Boundaries of LLM Reasoning)."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""On-policy RL on prefixes of off-policy traces (PrefixRL, Reuse your FLOPs)."""
-
 from __future__ import annotations
 
 from dataclasses import replace

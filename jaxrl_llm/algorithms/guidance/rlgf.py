@@ -1,5 +1,3 @@
-"""RL with guided feedback (RLGF, Learning to Generate Better Than Your LLM)."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Self-hint aligned GRPO with privileged supervision (SAGE)."""
-
 from __future__ import annotations
 
 from dataclasses import replace

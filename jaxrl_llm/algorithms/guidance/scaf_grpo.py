@@ -1,5 +1,3 @@
-"""Scaffolded Group Relative Policy Optimization (Scaf-GRPO)."""
-
 from __future__ import annotations
 
 from dataclasses import replace

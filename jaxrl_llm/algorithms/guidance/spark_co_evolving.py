@@ -1,5 +1,3 @@
-"""Synergistic Policy And Reward Co-Evolving Framework (SPARK)."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Sample-Routed Policy Optimization (SRPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

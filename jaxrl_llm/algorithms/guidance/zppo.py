@@ -1,5 +1,3 @@
-"""Zone of Proximal Policy Optimization (ZPPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

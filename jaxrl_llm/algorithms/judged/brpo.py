@@ -1,5 +1,3 @@
-"""Bootstrapped Relative Policy Optimization (Writing-Zero)."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Constrained Generative Policy Optimization with a mixture of judges (CGPO)."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Pairwise Proximal Policy Optimization against anchor responses (Pairwise-RL)."""
-
 from __future__ import annotations
 
 from dataclasses import replace

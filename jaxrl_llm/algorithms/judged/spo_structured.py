@@ -1,5 +1,3 @@
-"""Structured Preference Optimization for long-horizon planning (SPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

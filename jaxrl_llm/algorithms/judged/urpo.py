@@ -1,5 +1,3 @@
-"""Unified Reward and Policy Optimization (URPO)."""
-
 from __future__ import annotations
 
 import math

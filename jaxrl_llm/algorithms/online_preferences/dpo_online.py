@@ -1,5 +1,3 @@
-"""Online and iterated Direct Preference Optimization (OAIF)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Iterative Nash Policy Optimization (INPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Nash learning from human feedback by mirror descent (Nash-MD)."""
-
 from __future__ import annotations
 
 from typing import Annotated

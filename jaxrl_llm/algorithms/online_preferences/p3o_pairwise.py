@@ -1,5 +1,3 @@
-"""Pairwise Proximal Policy Optimization (P3O)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

@@ -1,5 +1,3 @@
-"""Policy Alignment in Reinforcement Learning as a bilevel problem (PARL)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Semi-Policy Preference Optimization (SePPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""Self-Play Preference Optimization (SPO, A Minimaximalist Approach)."""
-
 from __future__ import annotations
 
 from typing import Annotated

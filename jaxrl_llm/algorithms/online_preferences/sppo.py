@@ -1,5 +1,3 @@
-"""Self-Play Preference Optimization (SPPO)."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Trust Region Preference Approximation."""
-
 from __future__ import annotations
 
 from typing import Annotated

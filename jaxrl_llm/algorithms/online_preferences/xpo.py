@@ -1,5 +1,3 @@
-"""Exploratory Preference Optimization (XPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

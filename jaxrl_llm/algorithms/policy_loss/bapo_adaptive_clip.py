@@ -1,5 +1,3 @@
-"""Balanced Policy Optimization with Adaptive Clipping (BAPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

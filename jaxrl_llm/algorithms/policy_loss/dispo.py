@@ -1,5 +1,3 @@
-"""Decoupled Importance-Sampling Weight Clipping (DISPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

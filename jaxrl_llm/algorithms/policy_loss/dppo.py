@@ -1,5 +1,3 @@
-"""Divergence Proximal Policy Optimization (Rethinking the Trust Region)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

@@ -1,5 +1,3 @@
-"""Group-relative Bounded Policy Optimization (Bounded Ratio RL)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""GSPO with Token-Level Advantages (GSPO, section GSPO-token)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Hierarchical Importance Sampling Policy Optimization (LongCat-Flash-Prover)."""
-
 from __future__ import annotations
 
 from typing import Annotated

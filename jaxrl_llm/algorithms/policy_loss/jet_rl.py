@@ -1,5 +1,3 @@
-"""On-policy training in eight bits: one flow of rounded products in sampler and update (Jet-RL)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Any

@@ -1,5 +1,3 @@
-"""KL-Cov (The Entropy Mechanism of RL for Reasoning Language Models)."""
-
 from __future__ import annotations
 
 from typing import Annotated

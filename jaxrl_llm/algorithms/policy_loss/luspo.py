@@ -1,5 +1,3 @@
-"""Length-Unbiased Sequence Policy Optimization (LUSPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

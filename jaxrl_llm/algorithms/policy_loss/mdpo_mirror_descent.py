@@ -1,5 +1,3 @@
-"""Mirror Descent Policy Optimization (MDPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""PPO-max (Secrets of RLHF in Large Language Models Part I: PPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

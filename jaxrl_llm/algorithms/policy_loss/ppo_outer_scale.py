@@ -1,5 +1,3 @@
-"""PPO with a scaled outer step."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""Ratio-Variance Regularized Policy Optimization (R2VPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

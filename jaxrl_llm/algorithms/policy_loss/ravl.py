@@ -1,5 +1,3 @@
-"""Reach-Aware Value Learning (RAVL)."""
-
 from __future__ import annotations
 
 from typing import Annotated

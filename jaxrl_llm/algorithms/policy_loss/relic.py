@@ -1,5 +1,3 @@
-"""Partial updates within very long episodes (ReLIC)."""
-
 from __future__ import annotations
 
 import math

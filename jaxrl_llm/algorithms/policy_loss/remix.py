@@ -1,5 +1,3 @@
-"""Reincarnating Mix-policy Proximal Policy Gradient (ReMix)."""
-
 from __future__ import annotations
 
 from typing import Annotated

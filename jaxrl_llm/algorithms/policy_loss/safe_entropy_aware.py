@@ -1,5 +1,3 @@
-"""Stable Alignment Finetuning with Entropy-aware predictive control (SAFE)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Soft Adaptive Policy Optimization (SAPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Truncated Proximal Policy Optimization (T-PPO)."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Variational Sequence-Level Soft Policy Optimization (VESPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Accelerated Preference Optimization (APO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Contrastive Preference Optimization (CPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Direct Preference Optimization (DPO), with any loss on pairs."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

@@ -1,5 +1,3 @@
-"""Decoupled Reward Policy Optimization (DRPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Few-Shot Preference Optimization (FSPO)."""
-
 from __future__ import annotations
 
 from collections import defaultdict

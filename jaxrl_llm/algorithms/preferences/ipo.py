@@ -1,5 +1,3 @@
-"""Identity Preference Optimization (IPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

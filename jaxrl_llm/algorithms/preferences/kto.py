@@ -1,5 +1,3 @@
-"""Kahneman-Tversky Optimization (KTO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Likelihood over-optimisation indicators for direct alignment."""
-
 from __future__ import annotations
 
 from typing import Annotated, Any

@@ -1,5 +1,3 @@
-"""Listwise Preference Optimization (LiPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

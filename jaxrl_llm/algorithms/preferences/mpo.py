@@ -1,5 +1,3 @@
-"""Mixed Preference Optimization (MPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, NamedTuple

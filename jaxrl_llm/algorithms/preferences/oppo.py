@@ -1,5 +1,3 @@
-"""Offline Preference-guided Policy Optimization (OPPO)."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""Odds Ratio Preference Optimization (ORPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Policy Filtration for PPO (PF-PPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

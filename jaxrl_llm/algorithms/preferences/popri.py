@@ -1,5 +1,3 @@
-"""Policy Optimization for Private Data (POPri)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Any

@@ -1,5 +1,3 @@
-"""Process reward model (PRM)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Reward model of pairs (Bradley-Terry)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Simple Preference Optimization (SimPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

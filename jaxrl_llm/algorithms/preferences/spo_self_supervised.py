@@ -1,5 +1,3 @@
-"""Self-supervised Preference Optimization (SPO)."""
-
 from __future__ import annotations
 
 import dataclasses

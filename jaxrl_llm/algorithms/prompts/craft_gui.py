@@ -1,5 +1,3 @@
-"""Curriculum-Reinforced Agent for GUI Tasks (CRAFT-GUI)."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Difficulty Adaptive Rollout Sampling (DARS: Depth-Breadth Synergy in RLVR)."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Data curation for RL with verifiable reward in competitive programming (DRIVE)."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

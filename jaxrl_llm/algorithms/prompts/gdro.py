@@ -1,5 +1,3 @@
-"""Group Distributionally Robust Optimization for LLM reasoning (GDRO)."""
-
 from __future__ import annotations
 
 from dataclasses import replace

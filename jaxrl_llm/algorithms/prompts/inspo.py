@@ -1,5 +1,3 @@
-"""Instruction-Policy co-evolution (INSPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,3 @@
-"""Sorted Group Policy Optimization (sGPO: Trading Inference FLOPs)."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Variance-Aware Dynamic Sampling via Online Difficulty Estimation (VADE)."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Arbitrary Entropy Policy Optimization (AEPO)."""
-
 from __future__ import annotations
 
 from asyncio import gather

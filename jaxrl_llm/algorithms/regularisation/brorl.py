@@ -1,5 +1,3 @@
-"""BroRL: Scaling Reinforcement Learning via Broadened Exploration."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Distribution-Centric Policy Optimization (DCPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Entropy-regularized Policy Optimization for multi-turn agents (EPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, NamedTuple

@@ -1,5 +1,3 @@
-"""Lazy Likelihood-Displacement Stabilisation (On GRPO Collapse in Search-R1)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

@@ -1,5 +1,3 @@
-"""Soup-based Alignment Learning for Stronger Adaptation (SALSA)."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

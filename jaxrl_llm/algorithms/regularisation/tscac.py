@@ -1,5 +1,3 @@
-"""Two-Stage Constrained Actor-Critic (TSCAC)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -1,5 +1,3 @@
-"""Ultra-Long Output RL (UloRL)."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Advantage-guided policy regularisation (A2PR for Offline RL)."""
-
 from __future__ import annotations
 
 from typing import Annotated

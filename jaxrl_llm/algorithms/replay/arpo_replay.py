@@ -1,5 +1,3 @@
-"""Agentic Replay Policy Optimization (ARPO: End-to-End Policy Optimization for GUI Agents)."""
-
 from __future__ import annotations
 
 from typing import Annotated

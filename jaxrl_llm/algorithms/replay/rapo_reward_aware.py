@@ -1,5 +1,3 @@
-"""Reward-Aware Policy Optimization (RAPO, Fathom-DeepResearch)."""
-
 from __future__ import annotations
 
 from typing import Annotated

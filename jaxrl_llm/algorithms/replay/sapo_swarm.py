@@ -1,5 +1,3 @@
-"""Swarm sAmpling Policy Optimization (SAPO, Sharing is Caring)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Group-relative policy optimisation with a Selective Sample Buffer (Skywork R1V2)."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Self-imitation with Progressive Exploration for Agentic RL (SPEAR)."""
-
 from __future__ import annotations
 
 import dataclasses

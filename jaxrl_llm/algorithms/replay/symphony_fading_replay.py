@@ -1,5 +1,3 @@
-"""Fading replay (Symphony: A Heuristic Normalized Calibrated Advantage Actor Critic)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""VSPO with PRS (Enhancing Agentic RL with Progressive Reward Shaping)."""
-
 from __future__ import annotations
 
 import dataclasses

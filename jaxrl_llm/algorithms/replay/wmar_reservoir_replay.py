@@ -1,5 +1,3 @@
-"""WMAR's replay (Augmenting Replay in World Models for Continual Reinforcement Learning)."""
-
 from __future__ import annotations
 
 from typing import Annotated

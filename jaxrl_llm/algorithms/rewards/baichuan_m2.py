@@ -1,5 +1,3 @@
-"""Baichuan-M2 (Scaling Medical Capability with Large Verifier System)."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Behavior Alignment Reward Function (BARFI)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Any

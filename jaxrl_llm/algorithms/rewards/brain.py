@@ -1,5 +1,3 @@
-"""Bayesian Reward-conditioned Amortized Inference (BRAIn)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""C-MORL (Multi-Objective RL through Efficient Discovery of Pareto Front)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""CaRL's multiplicative reward (Learning Scalable Planning Policies with Simple Rewards)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

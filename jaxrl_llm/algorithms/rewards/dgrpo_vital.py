@@ -1,5 +1,3 @@
-"""Difficulty-aware GRPO of VITAL (Thinking With Videos)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Dynamic Variance-adaptive Advantage Optimization (DVAO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

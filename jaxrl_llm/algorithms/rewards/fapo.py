@@ -1,5 +1,3 @@
-"""Flawed-Aware Policy Optimization (FAPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Fine-Grained Artificial Intelligence Feedback (FGAIF)."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""GUI-R1 (A Generalist R1-Style Vision-Language Action Model For GUI Agents)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

@@ -1,5 +1,3 @@
-"""Hierarchical Budget Policy Optimization (HBPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

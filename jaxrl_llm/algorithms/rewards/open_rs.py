@@ -1,5 +1,3 @@
-"""Open-RS (Reinforcement Learning for Reasoning in Small LLMs)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Self-Referential Policy Optimization (SRPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

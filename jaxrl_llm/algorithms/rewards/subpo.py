@@ -1,5 +1,3 @@
-"""Submodular Policy Optimization (SubPO; Submodular Reinforcement Learning)."""
-
 from __future__ import annotations
 
 from typing import Annotated

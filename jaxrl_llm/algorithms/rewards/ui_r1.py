@@ -1,5 +1,3 @@
-"""UI-R1 with its length reward (Enhancing Action Prediction of GUI Agents by RL)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

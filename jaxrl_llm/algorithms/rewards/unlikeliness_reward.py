@@ -1,5 +1,3 @@
-"""GRPO with the Unlikeliness Reward (Rewarding the Unlikely)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Verifiable Dense Reward Policy Optimization (VeRPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Visual Reinforcement Fine-Tuning (Visual-RFT)."""
-
 from __future__ import annotations
 
 from typing import Annotated

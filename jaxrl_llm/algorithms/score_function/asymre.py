@@ -1,5 +1,3 @@
-"""Asymmetric REINFORCE, as a member of REC (arXiv 2509.24203)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Leave-One-Out PPO (LOOP: RL for Long-Horizon Interactive LLM Agents)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

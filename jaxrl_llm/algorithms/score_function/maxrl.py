@@ -1,5 +1,3 @@
-"""Maximum Likelihood Reinforcement Learning (MaxRL)."""
-
 from __future__ import annotations
 
 from typing import Annotated

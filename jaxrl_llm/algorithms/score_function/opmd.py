@@ -1,5 +1,3 @@
-"""Online Policy Mirror Descent (Kimi k1.5), as a member of REC (arXiv 2509.24203)."""
-
 from __future__ import annotations
 
 from typing import Annotated

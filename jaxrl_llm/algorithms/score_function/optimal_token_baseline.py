@@ -1,5 +1,3 @@
-"""Optimal Token Baseline (OTB, Variance Reduction for Long-Horizon LLM-RL)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""One-Token Rollout (OTR)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Policy-Agnostic RL (PA-RL), its form for language."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Pass@k training (Pass@k Training for Balancing Exploration and Exploitation)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

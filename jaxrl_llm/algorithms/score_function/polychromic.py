@@ -1,5 +1,3 @@
-"""Polychromic Objectives for Reinforcement Learning (Poly-PPO)."""
-
 from __future__ import annotations
 
 import logging

@@ -1,5 +1,3 @@
-"""REC/REP/RED: off-policy REINFORCE (Group-Relative REINFORCE Is Off-Policy)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Risk-based Policy Optimization (RiskPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

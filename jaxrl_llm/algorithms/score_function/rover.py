@@ -1,5 +1,3 @@
-"""Random Policy Valuation (ROVER)."""
-
 from __future__ import annotations
 
 from typing import Annotated

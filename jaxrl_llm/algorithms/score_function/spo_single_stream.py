@@ -1,5 +1,3 @@
-"""Single-stream Policy Optimization (SPO)."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Group-in-Group Policy Optimization (GiGPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

@@ -1,5 +1,3 @@
-"""Hierarchy-of-Groups Policy Optimization (HGPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

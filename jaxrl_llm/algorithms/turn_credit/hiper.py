@@ -1,5 +1,3 @@
-"""Hierarchical plan-execute RL (HiPER)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple

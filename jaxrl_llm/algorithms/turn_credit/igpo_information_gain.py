@@ -1,5 +1,3 @@
-"""Information Gain-based Policy Optimization (IGPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Information-Driven Policy Optimization (InfoPO)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Interaction-perceptive agentic policy optimization (IPA of ROME)."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,5 +1,3 @@
-"""PPO on whole episodes (A Practitioner's Guide to Multi-turn Agentic RL)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

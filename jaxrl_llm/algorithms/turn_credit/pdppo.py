@@ -1,5 +1,3 @@
-"""Post-Decision Proximal Policy Optimization (PDPPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

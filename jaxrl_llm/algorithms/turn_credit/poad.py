@@ -1,5 +1,3 @@
-"""Policy Optimization with Action Decomposition (POAD)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Step-level Advantage assignment via Trajectory graph (SALT)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

@@ -1,5 +1,3 @@
-"""Sequence-Level Sequential Update Policy Optimisation (SeeUPO)."""
-
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""Step Reward Group Policy Optimization (SRGPO of SeeNav-Agent)."""
-
 from __future__ import annotations
 
 from typing import Annotated, Literal

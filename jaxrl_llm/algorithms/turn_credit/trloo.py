@@ -1,5 +1,3 @@
-"""Turn-level REINFORCE leave-one-out (TRLOO of Dr. Kernel)."""
-
 from __future__ import annotations
 
 import math
