@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless
+from jaxrl_llm.core.parts import Trajectories, stateless_part
 
 
 def replayed_rows(batch: Trajectories) -> jax.Array:
@@ -14,15 +14,11 @@ def replayed_rows(batch: Trajectories) -> jax.Array:
     return jnp.zeros(batch.group.shape, bool) if found is None else found > 0
 
 
-@part
-def keep_stored_advantages() -> Transform:
+@stateless_part({"replayed", "replay_advantage"})
+def keep_stored_advantages(batch: Trajectories) -> Trajectories:
     """Give replayed rows the advantage of their store, info["replay_advantage"] f32[N]; others keep theirs."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        given = (batch.info or {}).get("replay_advantage")
-        given = jnp.zeros(batch.group.shape) if given is None else given
-        given = jnp.where(jnp.isnan(batch.scores), 0.0, given)
-        here = replayed_rows(batch)[:, None] & batch.action_mask
-        return batch.replace(advantages=jnp.where(here, given[:, None], batch.need("advantages")))
-
-    return stateless(apply, {"replayed", "replay_advantage"})
+    given = (batch.info or {}).get("replay_advantage")
+    given = jnp.zeros(batch.group.shape) if given is None else given
+    given = jnp.where(jnp.isnan(batch.scores), 0.0, given)
+    here = replayed_rows(batch)[:, None] & batch.action_mask
+    return batch.replace(advantages=jnp.where(here, given[:, None], batch.need("advantages")))

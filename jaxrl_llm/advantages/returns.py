@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.normalisation import moments, standardise, whiten
 from jaxrl_llm.core.kinds import FractionNumber, Number, PositiveNumber, check_moments, check_number
-from jaxrl_llm.core.parts import Trajectories, Transform, part, row_means, stateless
+from jaxrl_llm.core.parts import Trajectories, Transform, part, row_means, stateless, stateless_part
 from jaxrl_llm.utils.errors import require_choice
 
 __all__ = [
@@ -166,15 +166,11 @@ def clip_advantages(limit: PositiveNumber) -> Transform:
     return stateless(lambda b: b.replace(advantages=jnp.clip(b.need("advantages"), -limit, limit)))
 
 
-@part
-def discounted_returns(gamma: FractionNumber = 1.0) -> Transform:
+@stateless_part()
+def discounted_returns(batch: Trajectories, gamma: FractionNumber = 1.0) -> Trajectories:
     """Advantages are the reward-to-go of `terminal_rewards`, without a baseline. Also writes `returns`."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        found = reward_to_go(terminal_rewards(batch), scored_actions(batch), gamma)
-        return batch.replace(advantages=found, returns=found)
-
-    return stateless(apply)
+    found = reward_to_go(terminal_rewards(batch), scored_actions(batch), gamma)
+    return batch.replace(advantages=found, returns=found)
 
 
 def head_mean(values: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.returns import reward_to_go, scored_actions, terminal_rewards
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.log_ratios import log_ratio
-from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless
+from jaxrl_llm.core.parts import Trajectories, stateless_part
 
 
 def logit_energy(probability: jax.Array, squared_probability: jax.Array) -> jax.Array:
@@ -52,21 +52,19 @@ def token_baseline(
     return jnp.where(known, jnp.take_along_axis(B, jnp.maximum(action_index, 0), axis=1), 0.0)
 
 
-@part
-def energy_weighted_baseline(zero_tail: bool = True, corrected: bool = False, epsilon: float = 1e-8) -> Transform:
+@stateless_part({"old_logp", "squared_probability"})
+def energy_weighted_baseline(
+    batch: Trajectories, zero_tail: bool = True, corrected: bool = False, epsilon: float = 1e-8
+) -> Trajectories:
     """Advantages are the reward-to-go minus `token_baseline` with `logit_energy` of the old policy.
 
     corrected: multiply the energy by the squared ratio of the old to the behaviour policy.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        mask, old = scored_actions(batch), batch.need("old_logp")
-        energy = logit_energy(jnp.exp(jnp.where(mask, old, 0.0)), batch.need("squared_probability"))
-        if corrected:
-            energy = energy * jnp.exp(2 * log_ratio(old, batch.behaviour_logp, mask))
-        G = reward_to_go(terminal_rewards(batch), mask)
-        index = jnp.where(mask, batch.action_index, -1)
-        B = token_baseline(G, energy, index, batch.group, zero_tail=zero_tail, epsilon=epsilon)
-        return batch.replace(advantages=jnp.where(mask, G - B, 0.0), returns=G)
-
-    return stateless(apply, needs={"old_logp", "squared_probability"})
+    mask, old = scored_actions(batch), batch.need("old_logp")
+    energy = logit_energy(jnp.exp(jnp.where(mask, old, 0.0)), batch.need("squared_probability"))
+    if corrected:
+        energy = energy * jnp.exp(2 * log_ratio(old, batch.behaviour_logp, mask))
+    G = reward_to_go(terminal_rewards(batch), mask)
+    index = jnp.where(mask, batch.action_index, -1)
+    B = token_baseline(G, energy, index, batch.group, zero_tail=zero_tail, epsilon=epsilon)
+    return batch.replace(advantages=jnp.where(mask, G - B, 0.0), returns=G)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.core.arguments.ranges import Count, Fraction
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
-from jaxrl_llm.core.parts import Array, Trajectories, Transform, part, stateless
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, part, stateless
 from jaxrl_llm.utils.errors import InputError, require_choice
 
 OfTurns = Callable[[Trajectories], Array]
@@ -133,24 +133,20 @@ def group_keys(batch: Trajectories, turns: int) -> Array:
     return jnp.broadcast_to(batch.group[:, None], (batch.group.shape[0], turns))
 
 
-@part
-def same_state(last: Count = 1) -> OfTurns:
+@batch_part
+def same_state(batch: Trajectories, last: Count = 1) -> Array:
     """Keys: turns of a group whose last `last` states are the same, the newest being the one before the turn.
 
     Reads `state_key`. A turn with fewer turns before it is alike only to others at the same index.
     """
-
-    def keys(batch: Trajectories) -> Array:
-        states = batch.need("state_key").astype(jnp.uint32)
-        turns = states.shape[1]
-        joint = group_keys(batch, turns)
-        for back in range(last):
-            past = jnp.pad(states, ((0, 0), (back, 0)))[:, :turns]
-            missing = jnp.broadcast_to(jnp.arange(turns) < back, states.shape).astype(jnp.int32)
-            joint = joint_key(joint, jax.lax.bitcast_convert_type(past, jnp.int32), missing)
-        return joint
-
-    return keys
+    states = batch.need("state_key").astype(jnp.uint32)
+    turns = states.shape[1]
+    joint = group_keys(batch, turns)
+    for back in range(last):
+        past = jnp.pad(states, ((0, 0), (back, 0)))[:, :turns]
+        missing = jnp.broadcast_to(jnp.arange(turns) < back, states.shape).astype(jnp.int32)
+        joint = joint_key(joint, jax.lax.bitcast_convert_type(past, jnp.int32), missing)
+    return joint
 
 
 @part

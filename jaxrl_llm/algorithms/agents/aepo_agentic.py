@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
@@ -12,22 +11,18 @@ from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AboveOne, NonNegative, ZeroOrOne
-from jaxrl_llm.core.parts import Trajectories, chain, part
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives import gradient_preserving_clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.agents.fork import by_chance, forking_agents
 from jaxrl_llm.utils.errors import require_choice
 
 
-@part
-def scaled_by_entropy(strength: float, over: str, ddof: int, clamp: bool) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def scaled_by_entropy(batch: Trajectories, strength: float, over: str, ddof: int, clamp: bool) -> jax.Array:
     """A function `batch -> f32[N, L]`: the advantages times 1 + strength z, see `aepo_agentic`."""
-
-    def scaled(batch: Trajectories) -> jax.Array:
-        keys = batch.group if over == "group" else jnp.zeros_like(batch.group)
-        z = standard_scores(batch.need("entropy"), scored_actions(batch), keys, ddof, 0.0)
-        return entropy_scaled(batch.need("advantages"), z, strength, clamp)
-
-    return scaled
+    keys = batch.group if over == "group" else jnp.zeros_like(batch.group)
+    z = standard_scores(batch.need("entropy"), scored_actions(batch), keys, ddof, 0.0)
+    return entropy_scaled(batch.need("advantages"), z, strength, clamp)
 
 
 @method(

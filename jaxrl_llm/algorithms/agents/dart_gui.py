@@ -16,7 +16,7 @@ from jaxrl_llm.advantages.turns.turns import TURNS, on_tokens, turn_mask, turn_n
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.kinds import CODE, OURS, RECALLED, Count, Fraction, NonNegative, NonNegativeInt, OpenFraction
-from jaxrl_llm.core.parts import Trajectories, Transform, chain, part, stateless
+from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.curriculum.epochs import in_epochs
@@ -171,23 +171,19 @@ def shortened(least: Count = 2) -> Rollout:
     return replace(group(), wrap=around)
 
 
-@part
-def keep_uncertain_turns(share: Fraction = 0.8) -> Transform:
+@stateless_part(TURNS | {"state_key"})
+def keep_uncertain_turns(batch: Trajectories, share: Fraction = 0.8) -> Trajectories:
     """Keep the turns of the highest mean entropy, ceil(share n) of the n turns of a group; others get weight 0.
 
     The entropy is that of the weights before the update. Of equal turns the first are kept. Needs `turns` and
     `state_key`.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        mask = turn_mask(batch)
-        here = jax.nn.one_hot(turn_numbers(batch), mask.shape[1])  # 0 where no action is
-        mean = jnp.einsum("nl,nlk->nk", batch.need("entropy"), here) / jnp.maximum(here.sum(axis=1), 1.0)
-        keys = jnp.broadcast_to(batch.group[:, None], mask.shape).reshape(-1)
-        first = jnp.arange(mask.size, dtype=jnp.float32)
-        rank = ranks_within(keys, mean.reshape(-1), first, mask.reshape(-1)).reshape(mask.shape)
-        (count,) = bucket_sums(keys, mask.reshape(-1).astype(jnp.float32))
-        gone = mask & (rank >= jnp.ceil(share * count.reshape(mask.shape) - 1e-4))
-        return batch.replace(weights=batch.loss_weights * (1.0 - on_tokens(gone.astype(jnp.float32), batch)))
-
-    return stateless(apply, TURNS | {"state_key"})
+    mask = turn_mask(batch)
+    here = jax.nn.one_hot(turn_numbers(batch), mask.shape[1])  # 0 where no action is
+    mean = jnp.einsum("nl,nlk->nk", batch.need("entropy"), here) / jnp.maximum(here.sum(axis=1), 1.0)
+    keys = jnp.broadcast_to(batch.group[:, None], mask.shape).reshape(-1)
+    first = jnp.arange(mask.size, dtype=jnp.float32)
+    rank = ranks_within(keys, mean.reshape(-1), first, mask.reshape(-1)).reshape(mask.shape)
+    (count,) = bucket_sums(keys, mask.reshape(-1).astype(jnp.float32))
+    gone = mask & (rank >= jnp.ceil(share * count.reshape(mask.shape) - 1e-4))
+    return batch.replace(weights=batch.loss_weights * (1.0 - on_tokens(gone.astype(jnp.float32), batch)))

@@ -13,7 +13,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.coefficient import control
 from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative
-from jaxrl_llm.core.parts import Trajectories, Transform, chain, part, stateless, weighted
+from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part, weighted
 from jaxrl_llm.objectives import Average, clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.utils.errors import require_choice
@@ -70,25 +70,22 @@ def flow_grpo(
     return Algorithm(chain(*steps), regularised(objective, mean, kl_coefficient=kl_coefficient))
 
 
-@part
-def episode_shares() -> Transform:
-    """Write what `episode_mean` reads: info["token_share"] f32[N, L], 1 / (tokens
-    of the turn times
-    turns of the episode) on actions, and the control "episodes", their number in the batch."""
+@stateless_part(EPISODES)
+def episode_shares(batch: Trajectories) -> Trajectories:
+    """Write what `episode_mean` reads: 1 / (tokens of the turn times turns of the episode) on actions, and how many.
 
-    def apply(batch: Trajectories) -> Trajectories:
-        N, L = batch.tokens.shape
-        acted = batch.action_mask & (batch.turn >= 0)
-        key = jnp.where(acted, jnp.arange(N)[:, None] * L + jnp.clip(batch.turn, 0, L - 1), N * L).reshape(-1)
-        tokens = jax.ops.segment_sum(acted.reshape(-1).astype(jnp.float32), key, num_segments=N * L + 1)[key]
-        own = jnp.where(acted, 1 / jnp.maximum(tokens.reshape(N, L), 1), 0.0)
-        keys, some = episode_keys(batch), jnp.any(acted, axis=1)
-        (turns,) = bucket_sums(keys, jnp.sum(own, axis=1))
-        (rows,) = bucket_sums(keys, some.astype(jnp.float32))
-        count = jnp.sum(jnp.where(some, 1 / jnp.maximum(rows, 1), 0.0))
-        return batch.with_info(token_share=own / jnp.maximum(turns, 1)[:, None]).with_controls(episodes=count)
-
-    return stateless(apply, EPISODES)
+    The first is info["token_share"] f32[N, L], the number of episodes in the batch the control "episodes".
+    """
+    N, L = batch.tokens.shape
+    acted = batch.action_mask & (batch.turn >= 0)
+    key = jnp.where(acted, jnp.arange(N)[:, None] * L + jnp.clip(batch.turn, 0, L - 1), N * L).reshape(-1)
+    tokens = jax.ops.segment_sum(acted.reshape(-1).astype(jnp.float32), key, num_segments=N * L + 1)[key]
+    own = jnp.where(acted, 1 / jnp.maximum(tokens.reshape(N, L), 1), 0.0)
+    keys, some = episode_keys(batch), jnp.any(acted, axis=1)
+    (turns,) = bucket_sums(keys, jnp.sum(own, axis=1))
+    (rows,) = bucket_sums(keys, some.astype(jnp.float32))
+    count = jnp.sum(jnp.where(some, 1 / jnp.maximum(rows, 1), 0.0))
+    return batch.with_info(token_share=own / jnp.maximum(turns, 1)[:, None]).with_controls(episodes=count)
 
 
 @part

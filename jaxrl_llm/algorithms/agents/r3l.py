@@ -13,7 +13,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.algorithm import turn_in_episode
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Count, NonNegative, Positive
-from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless, stateless_part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives import kl, log_probability, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.agents.metrics import COUNTS
@@ -88,18 +88,14 @@ def r3l(
     )
 
 
-@part
-def from_pivot() -> Transform:
+@stateless_part({"pivot", *EPISODES})
+def from_pivot(batch: Trajectories) -> Trajectories:
     """Train on the turns of an episode from info["pivot"] f32[N] on alone: the weights of those before become 0."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        pivot = (batch.info or {}).get("pivot")
-        if pivot is None:
-            return batch
-        before = turn_in_episode(batch) < jnp.nan_to_num(pivot)[:, None]
-        return batch.replace(weights=jnp.where(before, 0.0, batch.loss_weights))
-
-    return stateless(apply, {"pivot", *EPISODES})
+    pivot = (batch.info or {}).get("pivot")
+    if pivot is None:
+        return batch
+    before = turn_in_episode(batch) < jnp.nan_to_num(pivot)[:, None]
+    return batch.replace(weights=jnp.where(before, 0.0, batch.loss_weights))
 
 
 def amplified_advantages(

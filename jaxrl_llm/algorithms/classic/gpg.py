@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
@@ -11,23 +10,19 @@ from jaxrl_llm.advantages.group import SCALES, group_advantage, on_actions
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.algorithm import DynamicSampling
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative, Scale
-from jaxrl_llm.core.parts import Trajectories, part
+from jaxrl_llm.core.parts import Trajectories, batch_part
 from jaxrl_llm.objectives import log_probability, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.utils.errors import require_choice
 
 
-@part
-def rescaled_to_informative(scale: Scale, epsilon: float, counted_by: str) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def rescaled_to_informative(batch: Trajectories, scale: Scale, epsilon: float, counted_by: str) -> jax.Array:
     """A function `batch -> f32[N]`: the advantages of `gpg`."""
-
-    def advantage(batch: Trajectories) -> jax.Array:
-        r = batch.scores
-        known = ~jnp.isnan(r)
-        valid = known & (~uniform_groups(batch) if counted_by == "variance" else r != 0)
-        alpha = jnp.sum(known) / jnp.maximum(jnp.sum(valid), 1)
-        return alpha * group_advantage(r, batch.group, scale=scale, epsilon=epsilon)
-
-    return advantage
+    r = batch.scores
+    known = ~jnp.isnan(r)
+    valid = known & (~uniform_groups(batch) if counted_by == "variance" else r != 0)
+    alpha = jnp.sum(known) / jnp.maximum(jnp.sum(valid), 1)
+    return alpha * group_advantage(r, batch.group, scale=scale, epsilon=epsilon)
 
 
 @method(paper="arXiv 2504.02546", test="test_score_function.py::test_gpg_is_the_loop")

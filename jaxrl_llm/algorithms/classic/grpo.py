@@ -8,7 +8,7 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.kinds import CODE, PAPER, RUN, AboveOne, AverageName, Count, NonNegative, Scale, ZeroOrOne
-from jaxrl_llm.core.parts import Trajectories, Transform, chain, part, stateless
+from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averaging.averages import average_by_name
 from jaxrl_llm.objectives.policy_gradient import regularised
@@ -55,14 +55,10 @@ def grpo(
     )
 
 
-@part
-def reward_of_singles() -> Transform:
+@stateless_part()
+def reward_of_singles(batch: Trajectories) -> Trajectories:
     """Set the advantage of the only scored sample of a group to its reward."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        count, _, _ = bucket_moments(batch.group, batch.scores)
-        single = (count == 1) & ~jnp.isnan(batch.scores)
-        reward = jnp.where(single, batch.scores, 0.0)[:, None] * batch.action_mask
-        return batch.replace(advantages=jnp.where(single[:, None], reward, batch.need("advantages")))
-
-    return stateless(apply)
+    count, _, _ = bucket_moments(batch.group, batch.scores)
+    single = (count == 1) & ~jnp.isnan(batch.scores)
+    reward = jnp.where(single, batch.scores, 0.0)[:, None] * batch.action_mask
+    return batch.replace(advantages=jnp.where(single[:, None], reward, batch.need("advantages")))

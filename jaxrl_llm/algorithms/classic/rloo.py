@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
@@ -11,7 +10,7 @@ from jaxrl_llm.advantages.group import above_baseline, standardised
 from jaxrl_llm.advantages.returns import terminal_rewards
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative
-from jaxrl_llm.core.parts import Trajectories, Transform, chain, part
+from jaxrl_llm.core.parts import Trajectories, Transform, batch_part, chain
 from jaxrl_llm.objectives import (
     clip,
     log_probability,
@@ -25,16 +24,12 @@ from jaxrl_llm.objectives import (
 from jaxrl_llm.utils.errors import is_off, require_choice
 
 
-@part
-def leave_one_out(normalise: bool, epsilon: float) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def leave_one_out(batch: Trajectories, normalise: bool, epsilon: float) -> jax.Array:
     """A function `batch -> f32[N]`: the total reward minus the mean of the group's others."""
-
-    def advantage(batch: Trajectories) -> jax.Array:
-        R = _total_reward(batch)
-        A = above_baseline(R, batch.group, "leave_one_out")
-        return standardised(jnp.where(jnp.isnan(R), jnp.nan, A), epsilon=epsilon) if normalise else A
-
-    return advantage
+    R = _total_reward(batch)
+    A = above_baseline(R, batch.group, "leave_one_out")
+    return standardised(jnp.where(jnp.isnan(R), jnp.nan, A), epsilon=epsilon) if normalise else A
 
 
 @method(paper="arXiv 2402.14740", test="test_score_function.py::test_rloo_is_the_loop")

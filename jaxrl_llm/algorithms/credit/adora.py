@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
@@ -11,7 +10,7 @@ from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AtLeastOne, AverageName, NonNegative, Rule
-from jaxrl_llm.core.parts import Array, Trajectories, chain, part
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.utils.errors import require_choice
 
 
@@ -110,8 +109,9 @@ def promising(
     return {"length": gain, "difficulty": difficult, "or": gain | difficult, "and": gain & difficult}[rule]
 
 
-@part
+@batch_part
 def weight_of_promise(
+    b: Trajectories,
     rule: Rule,
     weight: float,
     other_weight: float,
@@ -119,12 +119,8 @@ def weight_of_promise(
     hard: float,
     edges: Literal["strict", "lenient"],
     longest: float,
-) -> Callable[[Trajectories], Array]:
+) -> Array:
     """A function `batch -> f32[N]`: the weight of a prompt that satisfies a rule of `adora`, or the other."""
-
-    def factor(b: Trajectories) -> Array:
-        cut_off = b.truncated | (b.lengths >= longest)
-        now = promising(b.scores, b.lengths, cut_off, b.group, rule=rule, success=success, hard=hard, edges=edges)
-        return jnp.where(now, weight, other_weight)
-
-    return factor
+    cut_off = b.truncated | (b.lengths >= longest)
+    now = promising(b.scores, b.lengths, cut_off, b.group, rule=rule, success=success, hard=hard, edges=edges)
+    return jnp.where(now, weight, other_weight)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
@@ -10,19 +9,15 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.kinds import CODE, PAPER, AboveOne, Count, NonNegative
 from jaxrl_llm.core.log_ratios import log_ratio
-from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, chain, control, counted, part
+from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, chain, control, counted, part, step_part
 from jaxrl_llm.objectives import Ratio, clip, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.utils.errors import require_choice
 
 
-@part
-def internal_phase(internal_steps: float) -> Callable[[jax.Array, Trajectories], Trajectories]:
+@step_part
+def internal_phase(step: jax.Array, batch: Trajectories, internal_steps: float) -> Trajectories:
     """A function `(step, batch) -> batch`: the control "internal" is 1 in the first steps, then 0."""
-
-    def phase(step: jax.Array, batch: Trajectories) -> Trajectories:
-        return batch.with_controls(internal=(step < internal_steps).astype(jnp.float32))
-
-    return phase
+    return batch.with_controls(internal=(step < internal_steps).astype(jnp.float32))
 
 
 @part

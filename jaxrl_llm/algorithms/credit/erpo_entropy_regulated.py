@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
@@ -12,26 +11,28 @@ from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Count, NonNegative, Number
 from jaxrl_llm.core.log_ratios import log_ratio
-from jaxrl_llm.core.parts import Trajectories, chain, part
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.utils.errors import require_choice
 
 
-@part
+@batch_part
 def regulated_by_progress(
-    gamma: float, eta: float, beta: float, buckets: int, compose: Literal["additive", "multiplicative"], epsilon: float
-) -> Callable[[Trajectories], jax.Array]:
+    batch: Trajectories,
+    gamma: float,
+    eta: float,
+    beta: float,
+    buckets: int,
+    compose: Literal["additive", "multiplicative"],
+    epsilon: float,
+) -> jax.Array:
     """A function `batch -> f32[N, L]`: the advantages of `erpo_entropy_regulated`, from those of the group."""
-
-    def progressed(batch: Trajectories) -> jax.Array:
-        mask = scored_actions(batch)
-        W = jax.nn.sigmoid(gamma * standard_scores(batch.need("entropy"), mask, batch.group, epsilon=epsilon))
-        s = beta * log_ratio(batch.behaviour_logp, batch.need("reference_logp"), mask)
-        keys = position_keys(batch.group, batch.action_index, batch.lengths, buckets)
-        s = standard_scores(s, mask, keys, epsilon=epsilon)
-        return regulated(batch.need("advantages"), W, s, mask, eta, compose)
-
-    return progressed
+    mask = scored_actions(batch)
+    W = jax.nn.sigmoid(gamma * standard_scores(batch.need("entropy"), mask, batch.group, epsilon=epsilon))
+    s = beta * log_ratio(batch.behaviour_logp, batch.need("reference_logp"), mask)
+    keys = position_keys(batch.group, batch.action_index, batch.lengths, buckets)
+    s = standard_scores(s, mask, keys, epsilon=epsilon)
+    return regulated(batch.need("advantages"), W, s, mask, eta, compose)
 
 
 @method(paper="arXiv 2603.28204", test="test_entropy_credit.py::test_erpo_against_a_loop")

@@ -11,7 +11,7 @@ from jaxrl_llm.advantages.multipliers import capped_bonus
 from jaxrl_llm.advantages.schedules import SHAPES, fade, progress
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, PAPER, RUN, AtLeastOne, Fraction, NonNegative, Positive
-from jaxrl_llm.core.parts import Trajectories, chain, counted, part
+from jaxrl_llm.core.parts import Trajectories, chain, counted, part, step_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.selection import keep_weighted
 from jaxrl_llm.selection.noise import token_noise
@@ -75,25 +75,17 @@ def fading(
     return lambda step: fade(progress(step, steps, start, end), magnitude, shape, power)
 
 
-@part
-def chosen_tokens(strength: Schedule, rule: str) -> Callable[[jax.Array, Trajectories], jax.Array]:
+@step_part
+def chosen_tokens(step: jax.Array, batch: Trajectories, strength: Schedule, rule: str) -> jax.Array:
     """A function `(step, batch) -> bool[N, L]`: the tokens of rule "percentile" or "forking"."""
-
-    def chosen(step: jax.Array, batch: Trajectories) -> jax.Array:
-        x = strength(step)
-        if rule == "percentile":
-            return late_tokens(batch.action_index, batch.lengths, x)
-        return top_tokens(batch.need("entropy"), batch.action_mask, 1 - x, token_noise(batch, step), "row")
-
-    return chosen
+    x = strength(step)
+    if rule == "percentile":
+        return late_tokens(batch.action_index, batch.lengths, x)
+    return top_tokens(batch.need("entropy"), batch.action_mask, 1 - x, token_noise(batch, step), "row")
 
 
-@part
-def entropy_bonus(strength: Schedule, alpha: float, kappa: float) -> Callable[[jax.Array, Trajectories], Trajectories]:
+@step_part
+def entropy_bonus(step: jax.Array, batch: Trajectories, strength: Schedule, alpha: float, kappa: float) -> Trajectories:
     """A function `(step, batch) -> batch` with the advantages of rule "bonus"."""
-
-    def with_bonus(step: jax.Array, batch: Trajectories) -> Trajectories:
-        A, H = batch.need("advantages"), jnp.where(batch.action_mask, batch.need("entropy"), 0.0)
-        return batch.replace(advantages=A + strength(step) * (capped_bonus(A, alpha * H, 1 / kappa) - A))
-
-    return with_bonus
+    A, H = batch.need("advantages"), jnp.where(batch.action_mask, batch.need("entropy"), 0.0)
+    return batch.replace(advantages=A + strength(step) * (capped_bonus(A, alpha * H, 1 / kappa) - A))

@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several_steps
 from jaxrl_llm.core.kinds import CODE, OURS, Count, Fraction, NonNegative, NonNegativeInt
-from jaxrl_llm.core.parts import Trajectories, Transform, chain, part, stateless
+from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_ratio, token_mean
 from jaxrl_llm.objectives.policy_gradient import regularised
@@ -137,20 +137,16 @@ def given_places(
     return tuple(out.tolist())
 
 
-@part
-def uncertain_where_given(keep: Fraction = 0.2) -> Transform:
+@stateless_part({"guided"})
+def uncertain_where_given(batch: Trajectories, keep: Fraction = 0.2) -> Trajectories:
     """Drop the given tokens, info["inpainted"], of a row but those of the `keep` share with the largest entropies.
 
     At least one stays in a row that has some. Entropies are the sampler's, `batch.entropy`.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        if "inpainted" not in (batch.info or {}):  # none was, in the whole batch
-            return batch
-        given = (jnp.nan_to_num(batch.need("inpainted")) > 0) & batch.action_mask
-        entropy = jnp.where(given, batch.need("entropy"), -jnp.inf)
-        rank = jnp.argsort(jnp.argsort(-entropy, axis=1, stable=True), axis=1)
-        most = jnp.maximum(jnp.floor(keep * jnp.sum(given, axis=1) + 1e-6), 1)
-        return batch.replace(weights=jnp.where(given & (rank >= most[:, None]), 0.0, batch.loss_weights))
-
-    return stateless(apply, frozenset({"guided"}))
+    if "inpainted" not in (batch.info or {}):  # none was, in the whole batch
+        return batch
+    given = (jnp.nan_to_num(batch.need("inpainted")) > 0) & batch.action_mask
+    entropy = jnp.where(given, batch.need("entropy"), -jnp.inf)
+    rank = jnp.argsort(jnp.argsort(-entropy, axis=1, stable=True), axis=1)
+    most = jnp.maximum(jnp.floor(keep * jnp.sum(given, axis=1) + 1e-6), 1)
+    return batch.replace(weights=jnp.where(given & (rank >= most[:, None]), 0.0, batch.loss_weights))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
@@ -11,24 +10,20 @@ from jaxrl_llm.advantages.multipliers import row_mean
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, Positive
-from jaxrl_llm.core.parts import Trajectories, chain, part
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.rollouts.trees import entropy_forks
 from jaxrl_llm.utils.errors import require_choice
 
 
-@part
-def confident(rule: str, limit: float, clamp: bool) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def confident(batch: Trajectories, rule: str, limit: float, clamp: bool) -> jax.Array:
     """A function `batch -> f32[N, L]`: the advantages, changed by a rule of `ettrl`."""
-
-    def credit(batch: Trajectories) -> jax.Array:
-        A = batch.need("advantages")
-        if rule == "clip":
-            return jnp.clip(A, -limit, limit)
-        entropy = jnp.where(jnp.isnan(batch.scores), jnp.nan, row_mean(batch.need("entropy"), batch.action_mask))
-        return A * relative_confidence(entropy, batch.group, clamp)[:, None]
-
-    return credit
+    A = batch.need("advantages")
+    if rule == "clip":
+        return jnp.clip(A, -limit, limit)
+    entropy = jnp.where(jnp.isnan(batch.scores), jnp.nan, row_mean(batch.need("entropy"), batch.action_mask))
+    return A * relative_confidence(entropy, batch.group, clamp)[:, None]
 
 
 @method(

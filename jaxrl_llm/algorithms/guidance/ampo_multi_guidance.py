@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
@@ -10,7 +9,7 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AboveOne, AtLeastOne, NonNegative, Positive, Scale
-from jaxrl_llm.core.parts import Array, Trajectories, chain, part, weighted
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part, weighted
 from jaxrl_llm.objectives import clip, entropy, policy_gradient, sequence_mean, token_mean, token_ratio
 from jaxrl_llm.objectives.averaging.averages import Average
 from jaxrl_llm.objectives.averaging.row_averages import by_rows
@@ -22,37 +21,29 @@ from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.utils.errors import require_choice
 
 
-@part
-def unchosen_guidance(kept: int) -> Callable[[Trajectories], Array]:
+@batch_part
+def unchosen_guidance(b: Trajectories, kept: int) -> Array:
     """A function `batch -> bool[N]`: guided rows but the `kept` of each group that favour the reference answer most.
 
     By the mean probability, before the update, of the actions in info["reference_span"]; without it all are kept.
     """
-
-    def unchosen(b: Trajectories) -> Array:
-        span = (b.info or {}).get("reference_span")
-        if span is None:
-            return jnp.zeros(b.group.shape, bool)
-        old = jnp.where(b.action_mask, b.need("old_logp"), 0.0)
-        place = jnp.cumsum(b.action_mask, axis=1) - 1
-        inside = b.action_mask & (place >= span[:, :1]) & (place < span[:, 1:])
-        favour = jnp.sum(jnp.where(inside, jnp.exp(jnp.minimum(old, 0.0)), 0.0), axis=1)
-        favour /= jnp.maximum(jnp.sum(inside, axis=1), 1)
-        helped = guided_rows(b)
-        return helped & (ranks_within(b.group, favour, jnp.sum(old, axis=1), helped) >= kept)
-
-    return unchosen
+    span = (b.info or {}).get("reference_span")
+    if span is None:
+        return jnp.zeros(b.group.shape, bool)
+    old = jnp.where(b.action_mask, b.need("old_logp"), 0.0)
+    place = jnp.cumsum(b.action_mask, axis=1) - 1
+    inside = b.action_mask & (place >= span[:, :1]) & (place < span[:, 1:])
+    favour = jnp.sum(jnp.where(inside, jnp.exp(jnp.minimum(old, 0.0)), 0.0), axis=1)
+    favour /= jnp.maximum(jnp.sum(inside, axis=1), 1)
+    helped = guided_rows(b)
+    return helped & (ranks_within(b.group, favour, jnp.sum(old, axis=1), helped) >= kept)
 
 
-@part
-def superfluous_guidance(success: float) -> Callable[[Trajectories], Array]:
+@batch_part
+def superfluous_guidance(b: Trajectories, success: float) -> Array:
     """A function `batch -> bool[N]`: guided rows of groups that the policy solves without them."""
-
-    def superfluous(b: Trajectories) -> Array:
-        helped = guided_rows(b)
-        return helped & solved_without(b.scores, helped, b.group, success)
-
-    return superfluous
+    helped = guided_rows(b)
+    return helped & solved_without(b.scores, helped, b.group, success)
 
 
 def with_right_guidance(b: Trajectories) -> Array:

@@ -11,7 +11,7 @@ from jaxrl_llm.advantages.filters import drop_rows, uniform_groups
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.kinds import CODE, OURS, RUN, AverageName, Count, NonNegative, Rewrite
-from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, part
 from jaxrl_llm.objectives import Average, clip, kl, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averaging.averages import average_by_name
 from jaxrl_llm.rollouts.guidance.repair import rewritten, succeeds
@@ -96,12 +96,8 @@ def uniform_among_others(batch: Trajectories) -> jax.Array:
     return uniform & jnp.any(informative)
 
 
-@part
-def lower_where(name: str, factor: float) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def lower_where(batch: Trajectories, name: str, factor: float) -> jax.Array:
     """A function `batch -> f32[N]`: the factor where info[name] is 1, else 1."""
-
-    def weight(batch: Trajectories) -> jax.Array:
-        marked = (batch.info or {}).get(name)
-        return jnp.ones(batch.group.shape) if marked is None else jnp.where(marked == 1, factor, 1.0)
-
-    return weight
+    marked = (batch.info or {}).get(name)
+    return jnp.ones(batch.group.shape) if marked is None else jnp.where(marked == 1, factor, 1.0)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, RUN, Count, NonNegative, Positive, Range
-from jaxrl_llm.core.parts import Array, Trajectories, chain, part
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rewards.workers.loading import load_function
@@ -48,15 +48,11 @@ AGAIN = """{problem}
 {known}Solve the problem with the help of these answers."""
 
 
-@part
-def shaped_by_decomposition(shaping: float) -> Callable[[Trajectories], Array]:
+@batch_part
+def shaped_by_decomposition(batch: Trajectories, shaping: float) -> Array:
     """A function `batch -> f32[N]`: the scores, plus `shaping` times the sum of info["decomposition"] f32[N, 4]."""
-
-    def score(batch: Trajectories) -> Array:
-        terms = (batch.info or {}).get("decomposition")
-        return batch.scores if terms is None else batch.scores + shaping * jnp.sum(jnp.nan_to_num(terms), axis=1)
-
-    return score
+    terms = (batch.info or {}).get("decomposition")
+    return batch.scores if terms is None else batch.scores + shaping * jnp.sum(jnp.nan_to_num(terms), axis=1)
 
 
 @method(

@@ -11,7 +11,7 @@ from jaxrl_llm.advantages.normalisation import whiten
 from jaxrl_llm.advantages.returns import last_actions, scored_actions, terminal_rewards
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative, Positive, ZeroOrOne
-from jaxrl_llm.core.parts import Trajectories, Transform, chain, part, stateless
+from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio, value_loss
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.guidance.prefixes import reset_to_data
@@ -66,8 +66,8 @@ def drpo_dataset_reset(
     return Algorithm(chain(*transforms), objective, rollout=reset_to_data(column, share))
 
 
-@part
-def whiten_rewards(ddof: ZeroOrOne = 1, epsilon: NonNegative = 1e-8) -> Transform:
+@stateless_part()
+def whiten_rewards(batch: Trajectories, ddof: ZeroOrOne = 1, epsilon: NonNegative = 1e-8) -> Trajectories:
     """Divide the rewards of the actions, `terminal_rewards`, by their standard deviation about their mean, which stays:
 
         r <- (r - mean) / sqrt(var + epsilon) + mean
@@ -76,10 +76,6 @@ def whiten_rewards(ddof: ZeroOrOne = 1, epsilon: NonNegative = 1e-8) -> Transfor
     includes what `turn_rewards` had. Chain this
     after what adds token rewards, and before what turns them into advantages.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        new = whiten(terminal_rewards(batch), scored_actions(batch), ddof, epsilon, shift=False)
-        score = jnp.where(last_actions(batch), jnp.nan_to_num(batch.scores)[:, None], 0.0)
-        return batch.replace(token_rewards=new - score, turn_rewards=None)
-
-    return stateless(apply)
+    new = whiten(terminal_rewards(batch), scored_actions(batch), ddof, epsilon, shift=False)
+    score = jnp.where(last_actions(batch), jnp.nan_to_num(batch.scores)[:, None], 0.0)
+    return batch.replace(token_rewards=new - score, turn_rewards=None)

@@ -13,7 +13,15 @@ from jaxrl_llm.advantages.group import group_advantage
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative
-from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, Transform, part, row_means, stateless
+from jaxrl_llm.core.parts import (
+    Metrics,
+    Objective,
+    PolicyOutputs,
+    Trajectories,
+    part,
+    row_means,
+    stateless_part,
+)
 from jaxrl_llm.core.reference import ReferenceRule
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.objectives import Average, clip, distillation, policy_gradient, sequence_ratio
@@ -183,31 +191,27 @@ def listed_actions(
     return Rollout(program, "listed_actions", frozenset({NEED}), columns, Demands(variable_size=True))
 
 
-@part
-def of_listed_actions(scale: Literal["none", "std"] = "none") -> Transform:
+@stateless_part({NEED, "old_logp"})
+def of_listed_actions(batch: Trajectories, scale: Literal["none", "std"] = "none") -> Trajectories:
     """Advantages of the actions of each state, 1 on the expert's answers, and what share of the loss each row has.
 
     info["choice_share"] f32[N]: 1 / (K S) for the K actions of each of S states. info["expert_share"]: the same for the
     expert's answers (info["demonstrated"]), with K of the states of their prompt. No row was sampled, so that what the
     policy says of them before the update stands for `behaviour_logp`.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        acts, taught = jnp.any(batch.action_mask, axis=1), demonstrated_rows(batch)
-        R = jnp.where(taught, jnp.nan, batch.scores)
-        actions, lessons = (acts & ~jnp.isnan(R)).astype(jnp.float32), (acts & taught).astype(jnp.float32)
-        (K,) = bucket_sums(batch.group, actions)
-        of_states = actions / jnp.maximum(K, 1)
-        S = jnp.maximum(jnp.sum(of_states), 1)
-        listed, states = bucket_sums(batch.prompt_id, actions, of_states)
-        of_prompt = jnp.maximum(listed, 1) / jnp.maximum(states, 1)
-        A = group_advantage(R, batch.group, scale=scale, ddof=0, epsilon=1e-6)
-        A = jnp.where(batch.action_mask, jnp.where(taught, 1.0, A)[:, None], 0.0)
-        return batch.replace(advantages=A, behaviour_logp=batch.need("old_logp")).with_info(
-            choice_share=of_states / S, expert_share=lessons / (of_prompt * S)
-        )
-
-    return stateless(apply, {NEED, "old_logp"})
+    acts, taught = jnp.any(batch.action_mask, axis=1), demonstrated_rows(batch)
+    R = jnp.where(taught, jnp.nan, batch.scores)
+    actions, lessons = (acts & ~jnp.isnan(R)).astype(jnp.float32), (acts & taught).astype(jnp.float32)
+    (K,) = bucket_sums(batch.group, actions)
+    of_states = actions / jnp.maximum(K, 1)
+    S = jnp.maximum(jnp.sum(of_states), 1)
+    listed, states = bucket_sums(batch.prompt_id, actions, of_states)
+    of_prompt = jnp.maximum(listed, 1) / jnp.maximum(states, 1)
+    A = group_advantage(R, batch.group, scale=scale, ddof=0, epsilon=1e-6)
+    A = jnp.where(batch.action_mask, jnp.where(taught, 1.0, A)[:, None], 0.0)
+    return batch.replace(advantages=A, behaviour_logp=batch.need("old_logp")).with_info(
+        choice_share=of_states / S, expert_share=lessons / (of_prompt * S)
+    )
 
 
 @part

@@ -8,11 +8,10 @@ import numpy as np
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, PAPER, RUN, AverageName, Count, NonNegative, ZeroOrOne
-from jaxrl_llm.core.parts import Trajectories, part
+from jaxrl_llm.core.parts import Trajectories, batch_part
 from jaxrl_llm.core.source import Step
 from jaxrl_llm.curriculum import stages
 from jaxrl_llm.curriculum.epochs import in_epochs
-from jaxrl_llm.curriculum.stages import Measure
 from jaxrl_llm.rollouts.guidance.hints import from_column, own_hint
 from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
 from jaxrl_llm.utils.errors import require_choice
@@ -67,18 +66,14 @@ def nurl(
     return replace(base, rollout=program, curriculum=in_epochs(solved) if drop_solved else None)
 
 
-@part
-def all_succeed(success: float = 0.0, accuracy: str | None = None) -> Measure:
+@batch_part
+def all_succeed(step: Step, success: float = 0.0, accuracy: str | None = None) -> tuple[np.ndarray, np.ndarray]:
     """1 for prompts with a group in which every sample succeeds, as in `repair.succeeds`, and none was guided; else 0.
 
     A guided sample is one with info["guided"].
     """
-
-    def measure(step: Step) -> tuple[np.ndarray, np.ndarray]:
-        ids = np.unique(np.asarray(step.scored.batch.prompt_id))
-        return ids, np.isin(ids, solved_prompts(step.scored.batch, success, accuracy)).astype(np.float64)
-
-    return measure
+    ids = np.unique(np.asarray(step.scored.batch.prompt_id))
+    return ids, np.isin(ids, solved_prompts(step.scored.batch, success, accuracy)).astype(np.float64)
 
 
 def solved_prompts(batch: Trajectories, success: float, accuracy: str | None = None) -> np.ndarray:

@@ -10,7 +10,16 @@ from jaxrl_llm.advantages import generalised_advantages, kl_reward, whiten_advan
 from jaxrl_llm.advantages.returns import needed_values
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Fraction, NonNegative, Positive
-from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, Transform, chain, part, stateless
+from jaxrl_llm.core.parts import (
+    Metrics,
+    Objective,
+    PolicyOutputs,
+    Trajectories,
+    Transform,
+    chain,
+    part,
+    stateless_part,
+)
 from jaxrl_llm.core.reference import ReferenceRule, model_names
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio, value_loss
 from jaxrl_llm.rollouts.guidance.prefixes import REFERENCE, two_policies
@@ -126,8 +135,8 @@ def of(model: str) -> ReferenceRule:
     return ReferenceRule(lambda initial, others: others[0], models=model_names([model]))
 
 
-@part
-def split_at_switch() -> Transform:
+@stateless_part()
+def split_at_switch(batch: Trajectories) -> Trajectories:
     """Train the policy on its own tokens, and the critic on those after the switch.
 
     info["switch"] f32[N]: the number of a row's first actions that the policy wrote, another policy the rest; below 0,
@@ -135,17 +144,13 @@ def split_at_switch() -> Transform:
     of the other policy's tokens become 0, and info["value_weights"] is such that the value loss is a mean over the
     critic's tokens.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        switch = (batch.info or {}).get("switch")
-        if switch is None:
-            return batch
-        weights, every = batch.loss_weights, ~(switch >= 0)[:, None]
-        own = every | (batch.action_index < switch[:, None])
-        valued = jnp.where(jnp.isnan(batch.scores)[:, None], 0.0, weights) * (every | ~own)
-        rows = jnp.sum(jnp.any(batch.action_mask, axis=1))
-        total = jnp.sum(valued)
-        valued = valued * rows / jnp.where(total > 0, total, 1.0)
-        return batch.replace(weights=weights * own).with_info(value_weights=valued)
-
-    return stateless(apply)
+    switch = (batch.info or {}).get("switch")
+    if switch is None:
+        return batch
+    weights, every = batch.loss_weights, ~(switch >= 0)[:, None]
+    own = every | (batch.action_index < switch[:, None])
+    valued = jnp.where(jnp.isnan(batch.scores)[:, None], 0.0, weights) * (every | ~own)
+    rows = jnp.sum(jnp.any(batch.action_mask, axis=1))
+    total = jnp.sum(valued)
+    valued = valued * rows / jnp.where(total > 0, total, 1.0)
+    return batch.replace(weights=weights * own).with_info(value_weights=valued)

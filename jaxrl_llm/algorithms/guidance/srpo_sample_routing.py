@@ -10,7 +10,15 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative, Positive, check_number
-from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, Transform, chain, part, stateless
+from jaxrl_llm.core.parts import (
+    Metrics,
+    Objective,
+    PolicyOutputs,
+    Trajectories,
+    chain,
+    part,
+    stateless_part,
+)
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
@@ -76,23 +84,19 @@ def confidence_weights(entropy: jax.Array, mask: jax.Array, strength: float | ja
     return weights * jnp.sum(mask) / jnp.maximum(jnp.sum(weights), 1e-30)
 
 
-@part
-def route_failures(success: float = 0.5, strength: NonNegative = 1.0) -> Transform:
+@stateless_part({"teacher_tokens", "teacher_entropy"})
+def route_failures(b: Trajectories, success: float = 0.5, strength: NonNegative = 1.0) -> Trajectories:
     """Choose the rows to distil, info["distilled"] f32[N], and weigh their tokens, info["distil_weight"] f32[N, L].
 
     They are those with info["teacher_tokens"] and a score of at most `success`; weights: `confidence_weights` of the
     teacher's entropy over all their actions in the batch.
     """
-
-    def apply(b: Trajectories) -> Trajectories:
-        tokens = (b.info or {}).get("teacher_tokens")
-        rows = jnp.zeros(b.group.shape, bool) if tokens is None else jnp.any(tokens >= 0, axis=1)
-        rows &= b.scores <= success
-        mask = rows[:, None] & (b.loss_weights != 0)
-        weight = confidence_weights(jax.lax.stop_gradient(b.need("teacher_entropy")), mask, strength)
-        return b.with_info(distilled=rows.astype(jnp.float32), distil_weight=weight)
-
-    return stateless(apply, {"teacher_tokens", "teacher_entropy"})
+    tokens = (b.info or {}).get("teacher_tokens")
+    rows = jnp.zeros(b.group.shape, bool) if tokens is None else jnp.any(tokens >= 0, axis=1)
+    rows &= b.scores <= success
+    mask = rows[:, None] & (b.loss_weights != 0)
+    weight = confidence_weights(jax.lax.stop_gradient(b.need("teacher_entropy")), mask, strength)
+    return b.with_info(distilled=rows.astype(jnp.float32), distil_weight=weight)
 
 
 @part

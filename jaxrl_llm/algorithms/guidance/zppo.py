@@ -12,7 +12,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.counted_rows import without_rows
 from jaxrl_llm.core.kinds import OURS, PAPER, AboveOne, Fraction, NonNegative
-from jaxrl_llm.core.parts import State, Trajectories, Transform, chain, part, stateless
+from jaxrl_llm.core.parts import State, Trajectories, Transform, chain, part, stateless_part
 from jaxrl_llm.curriculum.failed_prompts import hard_buffer
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.guidance.candidates import with_candidates
@@ -77,15 +77,11 @@ def over_informative_groups(reward: jax.Array, group: jax.Array, epsilon: float 
     return jnp.where(informative, (centred - mu) / (jnp.sqrt(variance) + epsilon), 0.0)
 
 
-@part
-def informative_relative(epsilon: NonNegative = 1e-6) -> Transform:
+@stateless_part()
+def informative_relative(batch: Trajectories, epsilon: NonNegative = 1e-6) -> Trajectories:
     """`over_informative_groups` of the scores, on every action of a row."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        advantage = over_informative_groups(batch.scores, batch.group, epsilon)
-        return batch.replace(advantages=advantage[:, None] * batch.action_mask)
-
-    return stateless(apply)
+    advantage = over_informative_groups(batch.scores, batch.group, epsilon)
+    return batch.replace(advantages=advantage[:, None] * batch.action_mask)
 
 
 def superfluous_parts(batch: Trajectories, share: float, replayed: jax.Array | float = 0.0) -> jax.Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.kinds import OURS, PAPER, RUN, Count, NonNegative
-from jaxrl_llm.core.parts import Trajectories, counted, part
+from jaxrl_llm.core.parts import Trajectories, counted, part, step_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.auxiliary_prompts import problem_text
 from jaxrl_llm.rollouts.context import Tools
@@ -35,23 +35,19 @@ def by_judge(step: jax.Array, batch: Trajectories) -> tuple[jax.Array, jax.Array
     return jnp.sign(jnp.nan_to_num(batch.scores)), batch.scores == 0
 
 
-@part
+@step_part
 def against_random_member(
-    outlier: float, count_reference: bool, verdicts: Verdicts = by_scores
-) -> Callable[[jax.Array, Trajectories], Trajectories]:
+    step: jax.Array, batch: Trajectories, outlier: float, count_reference: bool, verdicts: Verdicts = by_scores
+) -> Trajectories:
     """A function `(step, batch) -> batch` with the advantages and weights of `brpo`."""
-
-    def judged(step: jax.Array, batch: Trajectories) -> Trajectories:
-        scored = ~jnp.isnan(batch.scores)
-        A, reference = verdicts(step, batch)
-        total, size = bucket_sums(batch.group, A, scored.astype(jnp.float32))
-        keep = jnp.abs(total) <= outlier * size * (1 + 1e-6)
-        keep &= ~reference | count_reference
-        return batch.replace(
-            advantages=jnp.where(batch.action_mask, A[:, None], 0.0), weights=batch.loss_weights * keep[:, None]
-        )
-
-    return judged
+    scored = ~jnp.isnan(batch.scores)
+    A, reference = verdicts(step, batch)
+    total, size = bucket_sums(batch.group, A, scored.astype(jnp.float32))
+    keep = jnp.abs(total) <= outlier * size * (1 + 1e-6)
+    keep &= ~reference | count_reference
+    return batch.replace(
+        advantages=jnp.where(batch.action_mask, A[:, None], 0.0), weights=batch.loss_weights * keep[:, None]
+    )
 
 
 @method(

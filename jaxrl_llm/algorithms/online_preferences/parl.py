@@ -11,7 +11,14 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.kinds import OURS, NonNegative, Positive
 from jaxrl_llm.core.log_ratios import log_ratio_sums, source
-from jaxrl_llm.core.parts import Array, Objective, PolicyOutputs, Trajectories, Transform, part, stateless
+from jaxrl_llm.core.parts import (
+    Array,
+    Objective,
+    PolicyOutputs,
+    Trajectories,
+    part,
+    stateless_part,
+)
 from jaxrl_llm.objectives import token_mean
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.objectives.preference.pairs import bucket_log_sum_exp, coupled
@@ -74,16 +81,12 @@ def parl(
 NEEDS = frozenset({"implicit_logp", "reference_logp"})
 
 
-@part
-def implicit_advantages(beta: Positive = 0.1) -> Transform:
+@stateless_part(NEEDS)
+def implicit_advantages(batch: Trajectories, beta: Positive = 0.1) -> Trajectories:
     """A = r less its group's mean, r the reward model before the update; 0 on rows without a score."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        r = beta * log_ratio_sums(batch.need("implicit_logp"), source(batch, "reference"), batch)
-        A = above_baseline(jnp.where(jnp.isnan(batch.scores), jnp.nan, r), batch.group)
-        return batch.replace(advantages=jnp.where(batch.action_mask, A[:, None], 0.0))
-
-    return stateless(apply, NEEDS)
+    r = beta * log_ratio_sums(batch.need("implicit_logp"), source(batch, "reference"), batch)
+    A = above_baseline(jnp.where(jnp.isnan(batch.scores), jnp.nan, r), batch.group)
+    return batch.replace(advantages=jnp.where(batch.action_mask, A[:, None], 0.0))
 
 
 def responsive_shares(r: Array, score: Array, group: Array, temperature: float = 1.0) -> Array:

@@ -10,7 +10,14 @@ from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, 
 from jaxrl_llm.core.kinds import OURS, RECALLED, Count, Positive, Range
 from jaxrl_llm.core.league import League
 from jaxrl_llm.core.log_ratios import ROUNDING, log_ratio_sums, source
-from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, Transform, part, stateless
+from jaxrl_llm.core.parts import (
+    Metrics,
+    Objective,
+    PolicyOutputs,
+    Trajectories,
+    part,
+    stateless_part,
+)
 from jaxrl_llm.core.reference import ReferenceRule, Snapshots
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.objectives import best_and_worst, loss_named, pairwise
@@ -106,19 +113,15 @@ def given_and_sampled(column: str | None = None) -> Rollout:
     return Rollout(program, "given_and_sampled", columns=() if column is None else (column,), demands=demands)
 
 
-@part
-def anchor_test() -> Transform:
+@stateless_part(NEEDS)
+def anchor_test(batch: Trajectories) -> Trajectories:
     """Write info["sign"] f32[N], s of the rejected row of each pair and 1 of others, and info["better"], of which each
     row has its share: the mean over pairs of s = -1."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        rows = best_and_worst()(batch)
-        u = log_ratio_sums(batch.need("old_logp"), batch.need("reference_logp"), batch)
-        better = rows.valid & (u[rows.chosen] < -ROUNDING)
-        sign = jnp.ones(u.shape).at[rows.rejected].min(jnp.where(better, -1.0, 1.0))
-        return batch.with_info(sign=sign, better=better / jnp.maximum(jnp.sum(rows.valid), 1))
-
-    return stateless(apply, NEEDS)
+    rows = best_and_worst()(batch)
+    u = log_ratio_sums(batch.need("old_logp"), batch.need("reference_logp"), batch)
+    better = rows.valid & (u[rows.chosen] < -ROUNDING)
+    sign = jnp.ones(u.shape).at[rows.rejected].min(jnp.where(better, -1.0, 1.0))
+    return batch.with_info(sign=sign, better=better / jnp.maximum(jnp.sum(rows.valid), 1))
 
 
 def signed_log_ratios(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:

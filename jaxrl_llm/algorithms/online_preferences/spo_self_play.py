@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, NonNegative
-from jaxrl_llm.core.parts import Trajectories, Transform, chain, part, stateless
+from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.objectives.preference.win_rates import higher_of, win_rates
@@ -39,12 +39,8 @@ def spo_self_play(
     return Algorithm(chain(beyond_half()), objective, rollout=with_win_rates(oracle=higher))
 
 
-@part
-def beyond_half() -> Transform:
+@stateless_part({"win_rate"})
+def beyond_half(batch: Trajectories) -> Trajectories:
     """Set advantages to `win_rates` - 1/2, of higher and lower rewards unless they are given; 0 where none is known."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        A = jnp.nan_to_num(win_rates(batch, higher_of) - 0.5)
-        return batch.replace(advantages=jnp.where(batch.action_mask, A[:, None], 0.0))
-
-    return stateless(apply, {"win_rate"})
+    A = jnp.nan_to_num(win_rates(batch, higher_of) - 0.5)
+    return batch.replace(advantages=jnp.where(batch.action_mask, A[:, None], 0.0))

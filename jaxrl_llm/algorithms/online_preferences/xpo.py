@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
 from jaxrl_llm.core.kinds import CODE, RUN, NonNegative, Positive
-from jaxrl_llm.core.parts import Objective, Trajectories, chain, part
+from jaxrl_llm.core.parts import Objective, Trajectories, batch_part, chain, part
 from jaxrl_llm.objectives.preference.losses import PairLoss, ipo, of_sums, sigmoid
 from jaxrl_llm.objectives.preference.pairs import coupled, total_logp
-from jaxrl_llm.objectives.preference.pairwise import ChoosePairs, RowPairs, pairwise
+from jaxrl_llm.objectives.preference.pairwise import RowPairs, pairwise
 from jaxrl_llm.objectives.preference.win_rates import higher_of, opponents, win_rates
 from jaxrl_llm.rollouts.judges.comparisons import pair_judge
 from jaxrl_llm.rollouts.pairs import against_opponent
@@ -47,23 +47,19 @@ def xpo(
     )  # fmt: skip
 
 
-@part
-def own_and_opponent() -> ChoosePairs:
+@batch_part
+def own_and_opponent(batch: Trajectories) -> RowPairs:
     """Each row that is not an opponent's and one of its group that is; chosen is whose win rate is higher; P = N.
 
     Of equals the policy's own is chosen.
     """
-
-    def choose(batch: Trajectories) -> RowPairs:
-        rate, theirs, rows = win_rates(batch, higher_of), opponents(batch) > 0, jnp.arange(batch.group.shape[0])
-        acts = jnp.any(batch.action_mask, axis=1)
-        mates = (batch.group[:, None] == batch.group) & (theirs & acts)
-        mate = jnp.argmax(jnp.where(mates, row_noise(batch, 0), -1.0), axis=1)
-        valid = jnp.any(mates, axis=1) & ~theirs & acts & ~jnp.isnan(rate)
-        wins = rate >= 0.5
-        return RowPairs(jnp.where(wins, rows, mate), jnp.where(wins, mate, rows), valid)
-
-    return choose
+    rate, theirs, rows = win_rates(batch, higher_of), opponents(batch) > 0, jnp.arange(batch.group.shape[0])
+    acts = jnp.any(batch.action_mask, axis=1)
+    mates = (batch.group[:, None] == batch.group) & (theirs & acts)
+    mate = jnp.argmax(jnp.where(mates, row_noise(batch, 0), -1.0), axis=1)
+    valid = jnp.any(mates, axis=1) & ~theirs & acts & ~jnp.isnan(rate)
+    wins = rate >= 0.5
+    return RowPairs(jnp.where(wins, rows, mate), jnp.where(wins, mate, rows), valid)
 
 
 @part

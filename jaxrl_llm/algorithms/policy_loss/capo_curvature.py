@@ -21,6 +21,7 @@ from jaxrl_llm.core.arguments.hyperparameters import CODE, PAPER, RUN
 from jaxrl_llm.core.arguments.ranges import AtLeastOne, Fraction, NonNegative, Positive
 from jaxrl_llm.core.kinds import NonNegativeNumber, Number, PositiveNumber, Scale
 from jaxrl_llm.core.objective import Objective
+from jaxrl_llm.core.parts import stateless_part
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of
 from jaxrl_llm.core.transform import Metrics, Transform, chain, stateless
@@ -86,14 +87,10 @@ def capo_curvature(
     return Algorithm(chain(credit, tell_adam(b1, b2, least)), with_small_adam_steps(objective, *limits))
 
 
-@part
-def tell_adam(beta1: Number, beta2: Number, epsilon: PositiveNumber) -> Transform:
+@stateless_part()
+def tell_adam(batch: Trajectories, beta1: Number, beta2: Number, epsilon: PositiveNumber) -> Trajectories:
     """Controls by which the need "adam_step" knows the run's Adam."""
-
-    def tell(batch: Trajectories) -> Trajectories:
-        return batch.with_controls(beta1=jnp.float32(beta1), beta2=jnp.float32(beta2), epsilon=jnp.float32(epsilon))
-
-    return stateless(tell)
+    return batch.with_controls(beta1=jnp.float32(beta1), beta2=jnp.float32(beta2), epsilon=jnp.float32(epsilon))
 
 
 @part

@@ -11,7 +11,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method, run_settings, several
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.kinds import CODE, FractionNumber, NonNegative, NonNegativeNumber, Number, Positive, ZeroOrOne
 from jaxrl_llm.core.log_ratios import absolute
-from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, Transform, chain, part, stateless
+from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, chain, part, stateless_part
 from jaxrl_llm.objectives import policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 
@@ -55,18 +55,19 @@ def bounded_ratio(z: jax.Array, low: Number, high: Number) -> jax.Array:
     return 1 - low + (low + high) * jax.nn.sigmoid(z)
 
 
-@part
+@stateless_part()
 def aim_at_bounds(
-    low: FractionNumber, high: NonNegativeNumber, temperature: Number, ddof: int = 1, epsilon: Number = 1e-6
-) -> Transform:
+    batch: Trajectories,
+    low: FractionNumber,
+    high: NonNegativeNumber,
+    temperature: Number,
+    ddof: int = 1,
+    epsilon: Number = 1e-6,
+) -> Trajectories:
     """Write info["ratio_target"] f32[N], `bounded_ratio` of z = (r - median_g) / (std_g + epsilon) / temperature."""
-
-    def aim(batch: Trajectories) -> Trajectories:
-        deviation = bucket_moments(batch.group, batch.scores, ddof)[2]
-        z = above_baseline(batch.scores, batch.group, "median") / (deviation + epsilon) / temperature
-        return batch.with_info(ratio_target=bounded_ratio(z, low, high))
-
-    return stateless(aim)
+    deviation = bucket_moments(batch.group, batch.scores, ddof)[2]
+    z = above_baseline(batch.scores, batch.group, "median") / (deviation + epsilon) / temperature
+    return batch.with_info(ratio_target=bounded_ratio(z, low, high))
 
 
 @part

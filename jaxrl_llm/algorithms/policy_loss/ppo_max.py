@@ -14,7 +14,15 @@ from jaxrl_llm.advantages.returns import clip_advantages, generalised_advantages
 from jaxrl_llm.algorithms.classic.ppo import chain_present
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.kinds import CODE, OURS, NonNegative, Number, Positive
-from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, Transform, control, part, stateless
+from jaxrl_llm.core.parts import (
+    Metrics,
+    Objective,
+    PolicyOutputs,
+    Trajectories,
+    control,
+    part,
+    stateless_part,
+)
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives import Average, clip, entropy, imitation, policy_gradient, token_mean, token_ratio, value_loss
 from jaxrl_llm.objectives.averaging.subset import count_tokens, mean_by
@@ -100,21 +108,17 @@ def ppo_max(
     return Algorithm(transform, objective, rollout=with_demonstration(group(), column))
 
 
-@part
-def demonstrations_apart() -> Transform:
+@stateless_part({"demonstrated", "old_logp"})
+def demonstrations_apart(batch: Trajectories) -> Trajectories:
     """Demonstrations have no score, so that they count in no baseline and have no advantage, and old_logp as behaviour.
 
     Needs "demonstrated" and "old_logp".
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        rows = demonstrated_rows(batch)
-        return batch.replace(
-            reward=jnp.where(rows, jnp.nan, batch.scores),
-            behaviour_logp=jnp.where(rows[:, None], batch.need("old_logp"), batch.behaviour_logp),
-        )
-
-    return stateless(apply, {"demonstrated", "old_logp"})
+    rows = demonstrated_rows(batch)
+    return batch.replace(
+        reward=jnp.where(rows, jnp.nan, batch.scores),
+        behaviour_logp=jnp.where(rows[:, None], batch.need("old_logp"), batch.behaviour_logp),
+    )
 
 
 @part

@@ -1,26 +1,21 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
 
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, RUN, AtLeastOne, Estimator, NonNegative, Number, Positive
-from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, chain, control, part
+from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, batch_part, chain, control, part
 from jaxrl_llm.core.transform import Coefficient
 from jaxrl_llm.objectives import discriminative, kl
 from jaxrl_llm.utils.errors import is_off, require_choice
 
 
-@part
-def brevity(longest: float) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def brevity(batch: Trajectories, longest: float) -> jax.Array:
     """A function `batch -> f32[N]`: 1 - length / longest."""
-
-    def brevity(batch: Trajectories) -> jax.Array:
-        return 1 - batch.lengths / longest
-
-    return brevity
+    return 1 - batch.lengths / longest
 
 
 @method(paper="arXiv 2510.04474", test="test_preference.py::test_drpo_by_loop_however_it_is_split")

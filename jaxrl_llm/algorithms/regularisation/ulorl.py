@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import drop_uniform_groups, group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, PAPER, RUN, Count, Fraction, NonNegative, Number, ZeroOrOne
-from jaxrl_llm.core.parts import Trajectories, chain, part, stateless
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain, stateless
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.penalties import right_answers
@@ -25,16 +24,12 @@ def mastered(
     return mask & (p >= tau) & ((sigma > H) & (right > 0))[:, None]
 
 
-@part
-def without_mastered(tau: float, sigma: float, threshold: float) -> Callable[[Trajectories], Trajectories]:
+@batch_part
+def without_mastered(batch: Trajectories, tau: float, sigma: float, threshold: float) -> Trajectories:
     """A function of the batch that sets the advantages of `mastered` tokens to 0."""
-
-    def skip_mastered(batch: Trajectories) -> Trajectories:
-        p, mask = jnp.exp(batch.behaviour_logp), batch.action_mask
-        known = mastered(p, batch.need("entropy"), right_answers(threshold)(batch), mask, tau, sigma)
-        return batch.replace(advantages=jnp.where(known, 0.0, batch.need("advantages")))
-
-    return skip_mastered
+    p, mask = jnp.exp(batch.behaviour_logp), batch.action_mask
+    known = mastered(p, batch.need("entropy"), right_answers(threshold)(batch), mask, tau, sigma)
+    return batch.replace(advantages=jnp.where(known, 0.0, batch.need("advantages")))
 
 
 @method(

@@ -11,7 +11,7 @@ from jaxrl_llm.advantages.replayed import replayed_rows
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
 from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, NonNegativeInt, Positive, ZeroOrOne
-from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless
+from jaxrl_llm.core.parts import Trajectories, part, stateless_part
 from jaxrl_llm.core.source import Replay
 from jaxrl_llm.objectives import by_rows, clip, imitation, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.replay import buffers
@@ -71,21 +71,17 @@ def best_answers(scores: jax.Array, group: jax.Array, stored: jax.Array) -> jax.
     return jnp.where(chosen, 1.0 / jnp.maximum(ties, 1.0), 0.0)
 
 
-@part
-def relative_to_own(ddof: int = 1, epsilon: float = 1e-6) -> Transform:
+@stateless_part({"replayed"})
+def relative_to_own(batch: Trajectories, ddof: int = 1, epsilon: float = 1e-6) -> Trajectories:
     """Group-relative advantages of the rows that are not replayed, among these; 0 for the others.
 
     Writes info["cloned"] f32[N], the weights of `best_answers`.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        stored = replayed_rows(batch)
-        own = jnp.where(stored, jnp.nan, batch.scores)
-        advantage = group_advantage(own, batch.group, ddof=ddof, epsilon=epsilon)
-        cloned = best_answers(batch.scores, batch.group, stored)
-        return batch.replace(advantages=advantage[:, None] * batch.action_mask).with_info(cloned=cloned)
-
-    return stateless(apply, {"replayed"})
+    stored = replayed_rows(batch)
+    own = jnp.where(stored, jnp.nan, batch.scores)
+    advantage = group_advantage(own, batch.group, ddof=ddof, epsilon=epsilon)
+    cloned = best_answers(batch.scores, batch.group, stored)
+    return batch.replace(advantages=advantage[:, None] * batch.action_mask).with_info(cloned=cloned)
 
 
 def cloned_rows(batch: Trajectories) -> jax.Array:

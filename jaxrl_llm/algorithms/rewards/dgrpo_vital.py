@@ -12,7 +12,7 @@ from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, Fraction, NonNegative, Scale, check_number
-from jaxrl_llm.core.parts import Array, Trajectories, chain, part
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.rewards import transforms as rewards
 from jaxrl_llm.utils.errors import require_choice
 
@@ -89,25 +89,17 @@ def easiness_weight(
     return least + (1 - least) * jnp.clip((end - mean) / (end - start), 0.0, 1.0)
 
 
-@part
-def with_useful_range(component: str, low: float, high: float) -> Callable[[Trajectories], Array]:
+@batch_part
+def with_useful_range(b: Trajectories, component: str, low: float, high: float) -> Array:
     """A function `batch -> f32[N]`: the score with one component rescaled from its useful range."""
-
-    def rescaled(b: Trajectories) -> Array:
-        part = component_of(b, component)
-        return b.scores + jnp.where(jnp.isnan(part), 0.0, useful_range(part, low, high) - part)
-
-    return rescaled
+    part = component_of(b, component)
+    return b.scores + jnp.where(jnp.isnan(part), 0.0, useful_range(part, low, high) - part)
 
 
-@part
-def weight_of_difficulty(least: float) -> Callable[[Trajectories], Array]:
+@batch_part
+def weight_of_difficulty(b: Trajectories, least: float) -> Array:
     """A function `batch -> f32[N]`: `easiness_weight` of the scores."""
-
-    def weight(b: Trajectories) -> Array:
-        return easiness_weight(b.scores, b.group, least=least)
-
-    return weight
+    return easiness_weight(b.scores, b.group, least=least)
 
 
 @part
@@ -116,17 +108,13 @@ def times_weight_of_difficulty(least: float) -> Callable[[Trajectories], Array]:
     return lambda b: b.scores * weight_of_difficulty(least)(b)
 
 
-@part
-def with_tool_bonus(bonus: float) -> Callable[[Trajectories], Array]:
+@batch_part
+def with_tool_bonus(b: Trajectories, bonus: float) -> Array:
     """A function `batch -> f32[N]`: the scores, plus the bonus where a call of a tool worked; 0 without such calls."""
-
-    def score(b: Trajectories) -> Array:
-        calls, failed = ((b.info or {}).get(name) for name in ("calls", "failed_calls"))
-        if calls is None or failed is None:
-            return b.scores
-        return b.scores + bonus * (jnp.nan_to_num(calls) > jnp.nan_to_num(failed))
-
-    return score
+    calls, failed = ((b.info or {}).get(name) for name in ("calls", "failed_calls"))
+    if calls is None or failed is None:
+        return b.scores
+    return b.scores + bonus * (jnp.nan_to_num(calls) > jnp.nan_to_num(failed))
 
 
 def useful_range(value: jax.Array, low: float | jax.Array, high: float | jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ from typing import Annotated
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import RECALLED, NonNegative, Positive
-from jaxrl_llm.core.parts import Trajectories, Transform, chain, part, stateless
+from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 
 
 @method(
@@ -53,11 +53,7 @@ def fgaif(
     return dataclasses.replace(base, transform=chain(rewards_of_spans(), base.transform))
 
 
-@part
-def rewards_of_spans() -> Transform:
+@stateless_part({"spans"})
+def rewards_of_spans(batch: Trajectories) -> Trajectories:
     """No change of a batch, which must have rewards of spans."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        return batch
-
-    return stateless(apply, {"spans"})
+    return batch

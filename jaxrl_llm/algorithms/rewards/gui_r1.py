@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, NonNegative
-from jaxrl_llm.core.parts import Trajectories, chain, part
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.rewards.compositions import component_of
 from jaxrl_llm.rewards.transforms import rescore
 
@@ -51,16 +51,12 @@ def by_rewards(weights: dict[str, float], base: Algorithm) -> Algorithm:
     return replace(base, transform=chain(rescore(weighted_components(weights), weights), base.transform))
 
 
-@part
-def weighted_components(weights: Mapping[str, float]) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def weighted_components(batch: Trajectories, weights: Mapping[str, float]) -> jax.Array:
     """A function `batch -> f32[N]`: the weighted sum of these components, whatever weights the run gives them.
 
     The combined reward where the batch lacks one of them, as in a run that goes without it.
     """
-
-    def reward(batch: Trajectories) -> jax.Array:
-        if not set(weights) <= set(batch.rewards or {}):
-            return batch.scores
-        return sum((w * component_of(batch, name) for name, w in weights.items()), jnp.zeros(batch.group.shape))
-
-    return reward
+    if not set(weights) <= set(batch.rewards or {}):
+        return batch.scores
+    return sum((w * component_of(batch, name) for name, w in weights.items()), jnp.zeros(batch.group.shape))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import jax
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, RUN, AtLeastOne, NonNegative, Number, check_number
-from jaxrl_llm.core.parts import Trajectories, chain, part
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rewards.compositions import component_of, other_components
@@ -68,19 +67,22 @@ def cosine_length(
     return jnp.where(correct, right + fall * (best - right), worst + fall * (0.0 - worst))
 
 
-@part
+@batch_part
 def length_graded(
-    accuracy: str | None, success: float, weight: float, other_weight: float, longest: float, right: float, worst: float
-) -> Callable[[Trajectories], jax.Array]:
+    batch: Trajectories,
+    accuracy: str | None,
+    success: float,
+    weight: float,
+    other_weight: float,
+    longest: float,
+    right: float,
+    worst: float,
+) -> jax.Array:
     """A function `batch -> f32[N]`: weight `cosine_length` + other_weight (sum of the other components).
 
     Right is a component `accuracy`, or the combined reward where it is None, above `success`.
     """
-
-    def reward(batch: Trajectories) -> jax.Array:
-        score = batch.scores if accuracy is None else component_of(batch, accuracy)
-        graded = cosine_length(score > success, batch.lengths / longest, 1.0, right, worst)
-        rest = [] if accuracy is None else other_components(batch, accuracy)
-        return weight * graded + other_weight * sum((jnp.nan_to_num(x) for x in rest), jnp.zeros(score.shape))
-
-    return reward
+    score = batch.scores if accuracy is None else component_of(batch, accuracy)
+    graded = cosine_length(score > success, batch.lengths / longest, 1.0, right, worst)
+    rest = [] if accuracy is None else other_components(batch, accuracy)
+    return weight * graded + other_weight * sum((jnp.nan_to_num(x) for x in rest), jnp.zeros(score.shape))

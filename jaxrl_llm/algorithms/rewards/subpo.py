@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.returns import reward_to_go, scored_actions, terminal_rewards
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import RECALLED, AverageName
-from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless
+from jaxrl_llm.core.parts import Trajectories, stateless_part
 from jaxrl_llm.objectives import log_probability, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averaging.averages import average_by_name
 
@@ -57,14 +57,10 @@ def above_mates(returns: jax.Array, index: jax.Array, known: jax.Array, group: j
     return jnp.where(index >= 0, returns - baseline, 0.0)
 
 
-@part
-def gains_to_come() -> Transform:
+@stateless_part({"spans"})
+def gains_to_come(batch: Trajectories) -> Trajectories:
     """The undiscounted rewards still to come, those of the score and of spans, `above_mates`."""
-
-    def apply(batch: Trajectories) -> Trajectories:
-        known = ~jnp.isnan(batch.scores)
-        returns = reward_to_go(terminal_rewards(batch), batch.action_mask)
-        index = jnp.where(scored_actions(batch), batch.action_index, -1)
-        return batch.replace(advantages=above_mates(returns, index, known, batch.group))
-
-    return stateless(apply, {"spans"})
+    known = ~jnp.isnan(batch.scores)
+    returns = reward_to_go(terminal_rewards(batch), batch.action_mask)
+    index = jnp.where(scored_actions(batch), batch.action_index, -1)
+    return batch.replace(advantages=above_mates(returns, index, known, batch.group))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import jax
@@ -10,7 +9,7 @@ from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, Given, RunSetting, method, run_settings
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.kinds import CODE, OURS, NonNegative, Number
-from jaxrl_llm.core.parts import Trajectories, chain, part
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rewards.transforms import rescore
@@ -58,15 +57,11 @@ def length_beside_mates(
     return jnp.where(known, added, 0.0)
 
 
-@part
-def with_length_beside_mates(right: float, slope: float, offset: float) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def with_length_beside_mates(batch: Trajectories, right: float, slope: float, offset: float) -> jax.Array:
     """A function `batch -> f32[N]`: the scores plus `length_beside_mates`; rows are right from the score `right` on."""
-
-    def reward(batch: Trajectories) -> jax.Array:
-        known, score = ~jnp.isnan(batch.scores), batch.scores
-        return score + length_beside_mates(batch.lengths, score >= right, known, batch.group, slope, offset)
-
-    return reward
+    known, score = ~jnp.isnan(batch.scores), batch.scores
+    return score + length_beside_mates(batch.lengths, score >= right, known, batch.group, slope, offset)
 
 
 @method(

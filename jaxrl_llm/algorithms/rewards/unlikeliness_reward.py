@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
@@ -11,7 +10,7 @@ from jaxrl_llm.advantages.multipliers import row_mean
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.kinds import CODE, PAPER, Fraction, NonNegative
-from jaxrl_llm.core.parts import Array, Trajectories, chain, part
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards import transforms as rewards
 from jaxrl_llm.utils.errors import require_choice
@@ -53,14 +52,10 @@ def unlikeliness_reward(
     )
 
 
-@part
-def less_for_likely(coefficient: float, offset: float) -> Callable[[Trajectories], Array]:
+@batch_part
+def less_for_likely(b: Trajectories, coefficient: float, offset: float) -> Array:
     """A function `batch -> f32[N]`: the rewards of `unlikeliness_reward`."""
-
-    def reward(b: Trajectories) -> Array:
-        return rank_penalty(b.scores, row_mean(b.behaviour_logp, b.action_mask), b.group, coefficient, offset)
-
-    return reward
+    return rank_penalty(b.scores, row_mean(b.behaviour_logp, b.action_mask), b.group, coefficient, offset)
 
 
 def likelihood_rank(likelihood: jax.Array, group: jax.Array) -> tuple[jax.Array, jax.Array]:

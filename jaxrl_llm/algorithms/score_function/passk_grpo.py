@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Literal
 
 import jax
@@ -12,27 +11,23 @@ from jaxrl_llm.algorithms.classic.reinforce import averaged_gradient
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums
 from jaxrl_llm.core.kinds import CODE, PAPER, AverageName, Count, NonNegative
-from jaxrl_llm.core.parts import Trajectories, part
+from jaxrl_llm.core.parts import Trajectories, batch_part
 from jaxrl_llm.objectives import clip
 from jaxrl_llm.selection.rows import ranks_within
 from jaxrl_llm.utils.errors import require_choice
 
 
-@part
+@batch_part
 def best_of_sets_credit(
-    k: int, estimator: str, scale: Literal["std", "none"], epsilon: float
-) -> Callable[[Trajectories], jax.Array]:
+    batch: Trajectories, k: int, estimator: str, scale: Literal["std", "none"], epsilon: float
+) -> jax.Array:
     """A function `batch -> f32[N]`: the advantages of `passk_grpo`."""
-
-    def advantage(batch: Trajectories) -> jax.Array:
-        r, group = batch.scores, batch.group
-        if estimator == "margin":
-            divisor = bucket_moments(group, r)[2] + epsilon if scale == "std" else 1.0
-            return margin_over_second(r, group) / divisor
-        how = "unbiased" if estimator == "unbiased" else scale
-        return best_of_sets_advantage(r, group, k, how, epsilon)
-
-    return advantage
+    r, group = batch.scores, batch.group
+    if estimator == "margin":
+        divisor = bucket_moments(group, r)[2] + epsilon if scale == "std" else 1.0
+        return margin_over_second(r, group) / divisor
+    how = "unbiased" if estimator == "unbiased" else scale
+    return best_of_sets_advantage(r, group, k, how, epsilon)
 
 
 @method(paper="arXiv 2508.10751", test="test_sets.py::test_passk_is_the_loop_over_all_sets")

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 from asyncio import gather
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -16,7 +15,7 @@ from jaxrl_llm.advantages.votes import answer_keys
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Count, Fraction, NonNegative, NonNegativeInt
-from jaxrl_llm.core.parts import Trajectories, Transform, chain, part, stateless
+from jaxrl_llm.core.parts import Trajectories, batch_part, chain, part, stateless_part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio, value_loss
 from jaxrl_llm.rollouts.agents.conversation import finished
@@ -33,33 +32,25 @@ Diversity = Literal["share", "share_or_zero", "zero_based"]
 logger = logging.getLogger("jaxrl_llm.rollouts")
 
 
-@part
-def diverse_sets_credit(set_size: int, diversity: Diversity) -> Callable[[Trajectories], jax.Array]:
+@batch_part
+def diverse_sets_credit(batch: Trajectories, set_size: int, diversity: Diversity) -> jax.Array:
     """A function `batch -> f32[N]`: the advantages of `polychromic`."""
-
-    def advantage(batch: Trajectories) -> jax.Array:
-        return diverse_sets_advantage(batch.scores, answer_keys(batch), batch.group, set_size, diversity)
-
-    return advantage
+    return diverse_sets_advantage(batch.scores, answer_keys(batch), batch.group, set_size, diversity)
 
 
-@part
-def vine_credit(set_size: int, diversity: Diversity) -> Transform:
+@stateless_part({"vine", "answer_key"})
+def vine_credit(batch: Trajectories, set_size: int, diversity: Diversity) -> Trajectories:
     """Of vines, the advantages of `polychromic` among those of the same state; others stay as they are.
 
     info["vine"] f32[N, L] says which actions these are, see `vines`; what a vine took over has weight 0.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        marks = jnp.where(batch.action_mask, jnp.nan_to_num(batch.need("vine")), 0.0)
-        state = jnp.max(jnp.maximum(marks, 0.0), axis=1)
-        scores = jnp.where(state > 0, batch.scores, jnp.nan)
-        keys = joint_key(batch.group, state.astype(jnp.int32))
-        found = diverse_sets_advantage(scores, answer_keys(batch), keys, set_size, diversity)
-        advantages = jnp.where(marks > 0, found[:, None], batch.need("advantages"))
-        return batch.replace(advantages=advantages, weights=jnp.where(marks < 0, 0.0, batch.loss_weights))
-
-    return stateless(apply, {"vine", "answer_key"})
+    marks = jnp.where(batch.action_mask, jnp.nan_to_num(batch.need("vine")), 0.0)
+    state = jnp.max(jnp.maximum(marks, 0.0), axis=1)
+    scores = jnp.where(state > 0, batch.scores, jnp.nan)
+    keys = joint_key(batch.group, state.astype(jnp.int32))
+    found = diverse_sets_advantage(scores, answer_keys(batch), keys, set_size, diversity)
+    advantages = jnp.where(marks > 0, found[:, None], batch.need("advantages"))
+    return batch.replace(advantages=advantages, weights=jnp.where(marks < 0, 0.0, batch.loss_weights))
 
 
 @method(

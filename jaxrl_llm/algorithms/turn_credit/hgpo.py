@@ -18,7 +18,7 @@ from jaxrl_llm.advantages.turns.turns import (
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
 from jaxrl_llm.core.kinds import CODE, OURS, NonNegative, NonNegativeInt
-from jaxrl_llm.core.parts import Trajectories, part
+from jaxrl_llm.core.parts import Trajectories, batch_part
 
 
 @method(
@@ -57,33 +57,30 @@ def hgpo(
     )
 
 
-@part
+@batch_part
 def nested_states(
+    batch: Trajectories,
     values: OfTurns,
     depth: NonNegativeInt = 2,
     alpha: float = 1.0,
     scale: Literal["none", "std"] = "none",
     epsilon: float = 1e-6,
     outermost: OfTurns | None = None,
-) -> OfTurns:
+) -> Array:
     """Advantages of turns against those with the same last k states, averaged over k = 1 ... depth + 1 (HGPO).
 
     Weights are (k + 1)^alpha over the k whose bucket has another turn and an advantage other than 0, as in the released
     code; 0 where there is none. outermost: advantages for k = 0. scale "std": the population's standard deviation.
     """
-
-    def advantage(batch: Trajectories) -> Array:
-        mask, total, mass = turn_mask(batch), jnp.zeros(()), jnp.zeros(())
-        returns = values(batch)
-        if outermost is not None:
-            total = outermost(batch)
-            mass = jnp.where(total != 0, 1.0, 0.0)
-        for k in range(1, depth + 2):
-            # The first k turns have fewer states before them than k.
-            enough = mask & (jnp.arange(mask.shape[1]) >= k - 1)
-            one = above_buckets(returns, same_state(k)(batch), enough, scale, ddof=0, epsilon=epsilon)
-            weight = jnp.where(one != 0, (k + 1.0) ** alpha, 0.0)
-            total, mass = total + weight * one, mass + weight
-        return jnp.where(mask, total / (mass + epsilon), 0.0)
-
-    return advantage
+    mask, total, mass = turn_mask(batch), jnp.zeros(()), jnp.zeros(())
+    returns = values(batch)
+    if outermost is not None:
+        total = outermost(batch)
+        mass = jnp.where(total != 0, 1.0, 0.0)
+    for k in range(1, depth + 2):
+        # The first k turns have fewer states before them than k.
+        enough = mask & (jnp.arange(mask.shape[1]) >= k - 1)
+        one = above_buckets(returns, same_state(k)(batch), enough, scale, ddof=0, epsilon=epsilon)
+        weight = jnp.where(one != 0, (k + 1.0) ** alpha, 0.0)
+        total, mass = total + weight * one, mass + weight
+    return jnp.where(mask, total / (mass + epsilon), 0.0)

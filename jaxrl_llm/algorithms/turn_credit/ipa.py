@@ -9,10 +9,10 @@ import numpy as np
 from jaxrl_llm.advantages.turns.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.turns.rounds import episode_backwards
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns.turns import OfTurns, episode_returns, on_tokens, rewards_of_turns
+from jaxrl_llm.advantages.turns.turns import episode_returns, on_tokens, rewards_of_turns
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, PAPER, Fraction, NonNegative, NonNegativeInt, Positive, Range
-from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, part, stateless
 from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.records import PromptFacts, State
 from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
@@ -247,16 +247,12 @@ def episodes_of(batch: Trajectories) -> Iterator[tuple[int, list[tuple[list[list
         yield int(np.asarray(batch.prompt_id)[rows[0]]), found
 
 
-@part
-def episode_turn_returns(gamma: Fraction = 1.0) -> OfTurns:
+@batch_part
+def episode_turn_returns(batch: Trajectories, gamma: Fraction = 1.0) -> Array:
     """Values: discounted returns from each turn on, G_t = r_t + gamma G_{t+1}, also over the rows of an episode.
 
     The score comes with the last turn of the episode, beside the environment's rewards of turns.
     """
-
-    def values(batch: Trajectories) -> Array:
-        last = one_row_each(batch)
-        r = rewards_of_turns(batch.replace(reward=jnp.where(last | jnp.isnan(batch.scores), batch.scores, 0.0)))
-        return episode_backwards(batch, r, gamma, jnp.ones(r.shape, bool))
-
-    return values
+    last = one_row_each(batch)
+    r = rewards_of_turns(batch.replace(reward=jnp.where(last | jnp.isnan(batch.scores), batch.scores, 0.0)))
+    return episode_backwards(batch, r, gamma, jnp.ones(r.shape, bool))

@@ -25,7 +25,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative
-from jaxrl_llm.core.parts import Array, Objective, PolicyOutputs, Trajectories, part
+from jaxrl_llm.core.parts import Array, Objective, PolicyOutputs, Trajectories, batch_part, part
 from jaxrl_llm.objectives.preference.pairs import RowScore, coupled, shares_of_pairs
 from jaxrl_llm.utils.errors import InputError, require_choice
 
@@ -99,18 +99,14 @@ def istar(
 IMPLICIT = frozenset({"implicit_logp", "old_logp"})
 
 
-@part
-def implicit_rewards(beta: NonNegative = 0.05) -> OfTurns:
+@batch_part
+def implicit_rewards(batch: Trajectories, beta: NonNegative = 0.05) -> Array:
     """Values: beta sum (log pi_phi - log pi_old) over the tokens of each turn (2509.19199).
 
     pi_phi is the reward model before the update. Needs implicit_logp and old_logp.
     """
-
-    def rewards(batch: Trajectories) -> Array:
-        gain = batch.need("implicit_logp") - batch.need("old_logp")
-        return jnp.where(turn_mask(batch), beta * sums_of_turns(gain, batch), 0.0)
-
-    return rewards
+    gain = batch.need("implicit_logp") - batch.need("old_logp")
+    return jnp.where(turn_mask(batch), beta * sums_of_turns(gain, batch), 0.0)
 
 
 @part

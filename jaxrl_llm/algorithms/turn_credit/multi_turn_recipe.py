@@ -9,7 +9,7 @@ from jaxrl_llm.advantages.turns.turns import rewards_of_turns, turn_mask
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, Count, NonNegative, Positive
-from jaxrl_llm.core.parts import Trajectories, Transform, chain, part, stateless
+from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 from jaxrl_llm.utils.errors import require_choice
 
 
@@ -52,37 +52,29 @@ def multi_turn_recipe(
     return Algorithm(chain(needs_turns(), placed, base.transform), base.objective)
 
 
-@part
-def shared_turn_rewards(success: float = 0.0, most: Count | None = None) -> Transform:
+@stateless_part({"turn_rewards"})
+def shared_turn_rewards(batch: Trajectories, success: float = 0.0, most: Count | None = None) -> Trajectories:
     """Divide the rewards of an episode's turns by their number: n of them that are positive if the episode is won, else
     `most`, the most that its task can give.
 
     An episode is won if the reward of its last turn, the score included, is above `success`. most None: the turns that
     the batch has room for. A batch without rewards of turns stays as it is.
     """
-
-    def divide(batch: Trajectories) -> Trajectories:
-        if batch.turn_rewards is None:
-            return batch
-        mask, rewards = turn_mask(batch), rewards_of_turns(batch)
-        number = jnp.where(mask, jnp.arange(mask.shape[1]), -1)
-        last = mask & (number == number.max(axis=1, keepdims=True))
-        won = jnp.sum(jnp.where(last, rewards, 0.0), axis=1) > success
-        own = jnp.where(mask, jnp.nan_to_num(batch.turn_rewards), 0.0)
-        count = jnp.where(won, jnp.sum(own > 0, axis=1), mask.shape[1] if most is None else most)
-        return batch.replace(turn_rewards=own / jnp.maximum(count, 1)[:, None])
-
-    return stateless(divide, {"turn_rewards"})
+    if batch.turn_rewards is None:
+        return batch
+    mask, rewards = turn_mask(batch), rewards_of_turns(batch)
+    number = jnp.where(mask, jnp.arange(mask.shape[1]), -1)
+    last = mask & (number == number.max(axis=1, keepdims=True))
+    won = jnp.sum(jnp.where(last, rewards, 0.0), axis=1) > success
+    own = jnp.where(mask, jnp.nan_to_num(batch.turn_rewards), 0.0)
+    count = jnp.where(won, jnp.sum(own > 0, axis=1), mask.shape[1] if most is None else most)
+    return batch.replace(turn_rewards=own / jnp.maximum(count, 1)[:, None])
 
 
-@part
-def turn_rewards_at_the_end() -> Transform:
+@stateless_part()
+def turn_rewards_at_the_end(batch: Trajectories) -> Trajectories:
     """Add the rewards of an episode's turns to its score, which comes with its last turn."""
-
-    def add(batch: Trajectories) -> Trajectories:
-        if batch.turn_rewards is None:
-            return batch
-        own = jnp.sum(jnp.where(turn_mask(batch), jnp.nan_to_num(batch.turn_rewards), 0.0), axis=1)
-        return batch.replace(reward=batch.scores + own, turn_rewards=jnp.zeros_like(batch.turn_rewards))
-
-    return stateless(add)
+    if batch.turn_rewards is None:
+        return batch
+    own = jnp.sum(jnp.where(turn_mask(batch), jnp.nan_to_num(batch.turn_rewards), 0.0), axis=1)
+    return batch.replace(reward=batch.scores + own, turn_rewards=jnp.zeros_like(batch.turn_rewards))

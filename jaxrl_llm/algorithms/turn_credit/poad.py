@@ -5,12 +5,12 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.returns import PerRow, generalised_advantages, whiten_advantages
+from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
 from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative, Positive
-from jaxrl_llm.core.parts import Array, Trajectories, chain, part
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import entropy, value_loss
 from jaxrl_llm.objectives.values import huber
 
@@ -54,13 +54,9 @@ def poad(
     )
 
 
-@part
-def between_turns(gamma: Fraction) -> PerRow:
+@batch_part
+def between_turns(batch: Trajectories, gamma: Fraction) -> Array:
     """A function `batch -> f32[N, L]`: gamma from the last action of a turn to the next turn, else 1 (POAD)."""
-
-    def discounts(batch: Trajectories) -> Array:
-        turn = jnp.where(batch.action_mask, batch.turn, 2**30)
-        following = jnp.pad(jax.lax.cummin(turn, axis=1, reverse=True), ((0, 0), (0, 1)), constant_values=2**30)[:, 1:]
-        return jnp.where(batch.action_mask & (following == batch.turn), 1.0, gamma)
-
-    return discounts
+    turn = jnp.where(batch.action_mask, batch.turn, 2**30)
+    following = jnp.pad(jax.lax.cummin(turn, axis=1, reverse=True), ((0, 0), (0, 1)), constant_values=2**30)[:, 1:]
+    return jnp.where(batch.action_mask & (following == batch.turn), 1.0, gamma)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.turns.turn_rewards import where_given
 from jaxrl_llm.advantages.turns.turns import (
     Array,
-    OfTurns,
     compared,
     of_episode,
     turn_advantages,
@@ -18,7 +17,7 @@ from jaxrl_llm.advantages.turns.turns import (
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped
 from jaxrl_llm.core.kinds import CODE, NonNegative, NonNegativeInt
-from jaxrl_llm.core.parts import Trajectories, part
+from jaxrl_llm.core.parts import Trajectories, batch_part
 from jaxrl_llm.selection.noise import row_noise
 
 
@@ -58,19 +57,15 @@ def srgpo(
     )
 
 
-@part
-def random_groups(size: NonNegativeInt = 16) -> OfTurns:
+@batch_part
+def random_groups(batch: Trajectories, size: NonNegativeInt = 16) -> Array:
     """Keys: random groups of `size` turns of the batch, the last one smaller; size 0: one group of all.
 
     The permutation follows from the rows' tokens and turns, so that it is the same whatever the order of the rows.
     """
-
-    def keys(batch: Trajectories) -> Array:
-        mask = turn_mask(batch)
-        if size == 0:
-            return jnp.zeros(mask.shape, jnp.int32)
-        noise = jax.vmap(lambda turn: row_noise(batch, turn), out_axes=1)(jnp.arange(mask.shape[1]))
-        place = jnp.argsort(jnp.argsort(jnp.where(mask, noise, 1.0).reshape(-1), stable=True), stable=True)
-        return (place // size).astype(jnp.int32).reshape(mask.shape)
-
-    return keys
+    mask = turn_mask(batch)
+    if size == 0:
+        return jnp.zeros(mask.shape, jnp.int32)
+    noise = jax.vmap(lambda turn: row_noise(batch, turn), out_axes=1)(jnp.arange(mask.shape[1]))
+    place = jnp.argsort(jnp.argsort(jnp.where(mask, noise, 1.0).reshape(-1), stable=True), stable=True)
+    return (place // size).astype(jnp.int32).reshape(mask.shape)

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.filters import drop_rows
 from jaxrl_llm.advantages.turns.turns import (
-    OfTurns,
     compared,
     group_keys,
     on_tokens,
@@ -23,7 +22,7 @@ from jaxrl_llm.advantages.turns.turns import (
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.kinds import OURS, PAPER, Fraction, NonNegative
-from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, counted, part
+from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, counted, part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.off_policy import mismatch
@@ -89,16 +88,12 @@ def trloo(
     return Algorithm(chain(credit, reject_idle(least_profile, softness)), objective, rollout=profiled(profile))
 
 
-@part
-def same_turn() -> OfTurns:
+@batch_part
+def same_turn(batch: Trajectories) -> Array:
     """Keys: turns of a group with the same index."""
-
-    def keys(batch: Trajectories) -> Array:
-        turns = turn_count(batch)
-        group = group_keys(batch, turns)
-        return joint_key(group, jnp.broadcast_to(jnp.arange(turns), group.shape))
-
-    return keys
+    turns = turn_count(batch)
+    group = group_keys(batch, turns)
+    return joint_key(group, jnp.broadcast_to(jnp.arange(turns), group.shape))
 
 
 @part

@@ -7,21 +7,17 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.parts import Trajectories, Transform, control, part, stateless, weighted
+from jaxrl_llm.core.parts import Trajectories, control, part, stateless_part, weighted
 from jaxrl_llm.objectives.averaging.averages import Average
 
 
-@part
-def count_tokens(rows: Callable[[Trajectories], jax.Array], name: str) -> Transform:
+@stateless_part()
+def count_tokens(batch: Trajectories, rows: Callable[[Trajectories], jax.Array], name: str) -> Trajectories:
     """Write the control `name`: the sum of the token weights, times rows(batch) f32[N].
 
     Chain it after transforms that change the weights.
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        return batch.with_controls(**{name: jnp.sum(rows(batch)[:, None] * batch.loss_weights)})
-
-    return stateless(apply)
+    return batch.with_controls(**{name: jnp.sum(rows(batch)[:, None] * batch.loss_weights)})
 
 
 @part

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core.arguments.checks import require_function
 from jaxrl_llm.core.kinds import FractionNumber, PositiveNumber, Source, check_number
 from jaxrl_llm.core.log_ratios import needed, source
+from jaxrl_llm.core.parts import batch_part, stateless_part
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of, weighted
 from jaxrl_llm.core.transform import Metrics, Objective, Transform, stateless
@@ -36,36 +37,28 @@ class RowPairs(NamedTuple):
 ChoosePairs = Callable[[Trajectories], RowPairs]
 
 
-@part
-def best_and_worst() -> ChoosePairs:
+@batch_part
+def best_and_worst(batch: Trajectories) -> RowPairs:
     """The best and the worst row of each group where they differ in reward, of equals one by their content; P = N."""
+    reward, rows = batch.scores, jnp.arange(batch.tokens.shape[0])
+    known, noise = ~jnp.isnan(reward), row_noise(batch, 0)
+    mates = (batch.group[:, None] == batch.group) & known[:, None] & known
 
-    def choose(batch: Trajectories) -> RowPairs:
-        reward, rows = batch.scores, jnp.arange(batch.tokens.shape[0])
-        known, noise = ~jnp.isnan(reward), row_noise(batch, 0)
-        mates = (batch.group[:, None] == batch.group) & known[:, None] & known
+    def extreme(value: jax.Array) -> jax.Array:
+        """int32[N]: of each row's mates one with the largest value."""
+        largest = jnp.max(jnp.where(mates, value, -jnp.inf), axis=1, keepdims=True)
+        return jnp.argmax(jnp.where(mates & (value == largest), noise, -1.0), axis=1)
 
-        def extreme(value: jax.Array) -> jax.Array:
-            """int32[N]: of each row's mates one with the largest value."""
-            largest = jnp.max(jnp.where(mates, value, -jnp.inf), axis=1, keepdims=True)
-            return jnp.argmax(jnp.where(mates & (value == largest), noise, -1.0), axis=1)
-
-        best, worst = extreme(reward), extreme(-reward)
-        return RowPairs(rows, worst, (best == rows) & (reward > reward[worst]))
-
-    return choose
+    best, worst = extreme(reward), extreme(-reward)
+    return RowPairs(rows, worst, (best == rows) & (reward > reward[worst]))
 
 
-@part
-def all_pairs() -> ChoosePairs:
+@batch_part
+def all_pairs(batch: Trajectories) -> RowPairs:
     """All pairs of rows of a group with different rewards; P = N^2."""
-
-    def choose(batch: Trajectories) -> RowPairs:
-        reward, rows = batch.scores, jnp.arange(batch.tokens.shape[0])
-        better = (batch.group[:, None] == batch.group) & (reward[:, None] > reward)
-        return RowPairs(*(x.reshape(-1) for x in (*jnp.meshgrid(rows, rows, indexing="ij"), better)))
-
-    return choose
+    reward, rows = batch.scores, jnp.arange(batch.tokens.shape[0])
+    better = (batch.group[:, None] == batch.group) & (reward[:, None] > reward)
+    return RowPairs(*(x.reshape(-1) for x in (*jnp.meshgrid(rows, rows, indexing="ij"), better)))
 
 
 @part
@@ -186,16 +179,12 @@ def shared_length(factor: FractionNumber = 0.5, pairs: ChoosePairs | None = None
     return stateless(apply)
 
 
-@part
-def on_policy_weights() -> Transform:
+@stateless_part({"old_logp", "squared_probability"})
+def on_policy_weights(batch: Trajectories) -> Trajectories:
     """Set info["pair_weight"] to exp(mean_t(log pi(y_t) - log sum_v pi(v)^2)), pi before the update (WPO, 2406.11827).
 
     1 where every token is as probable as one that pi draws is on average. Needs "old_logp", "squared_probability".
     """
-
-    def apply(batch: Trajectories) -> Trajectories:
-        square = jnp.where(batch.action_mask, batch.need("squared_probability"), 1.0)
-        excess = jnp.where(batch.action_mask, batch.need("old_logp"), 0.0) - jnp.log(square)
-        return batch.with_info(**{PAIR_WEIGHT: jnp.exp(jnp.sum(excess, axis=1) / jnp.maximum(batch.lengths, 1))})
-
-    return stateless(apply, {"old_logp", "squared_probability"})
+    square = jnp.where(batch.action_mask, batch.need("squared_probability"), 1.0)
+    excess = jnp.where(batch.action_mask, batch.need("old_logp"), 0.0) - jnp.log(square)
+    return batch.with_info(**{PAIR_WEIGHT: jnp.exp(jnp.sum(excess, axis=1) / jnp.maximum(batch.lengths, 1))})
