@@ -128,15 +128,10 @@ _MOVES = (
     ("models.by_row", "models", "row_adapters=adapters members"),
     ("models.layers", "models", "experts=moe packed_kernel=packed_attention moe packed_attention routing exact_bits"),
     ("models.io", "models", "digest folders gguf gguf_file gguf_tokenizer huggingface load save shards source"),
-    (
-        "advantages.turns", "advantages",
-        "turn_rewards episodes rounds"
-    ),
+    ("advantages", "advantages", "turn_rewards=turns rounds=turns token_baselines=tokens windows=tokens"),
     ("advantages.trees", "advantages", "tree_credit=credit"),
-    ("advantages.tokens", "advantages", "token_baselines=baselines windows"),
-    ("objectives", "objectives", "corrections=off_policy heads=value_heads one_pass=fused"),
-    ("objectives.averaging", "objectives", "averages row_averages subset"),
-    ("objectives.preference", "objectives", "pairs listwise"),
+    ("objectives", "objectives", "corrections=off_policy heads=values one_pass=fused subset=averages"),
+    ("objectives.preference", "objectives", "pairs listwise=pairs"),
     ("data", "data", "ahead=prefetch prompts=load"),
     ("data.sources", "data", "files hub random_access shards"),
     ("data.chat", "data", "calls families inert lenient message_changes message_forms messages rendering turns"),

@@ -10,17 +10,15 @@ from typing import Any, Literal
 import pytest
 
 from jaxrl_llm import advantages, algorithms, objectives
-from jaxrl_llm.advantages import returns, risk
-from jaxrl_llm.advantages.tokens import baselines
+from jaxrl_llm.advantages import returns, risk, tokens
 from jaxrl_llm.algorithms.credit import verl_velocity_rank
 from jaxrl_llm.algorithms.policy_loss import bapo_adaptive_clip
 from jaxrl_llm.core import kinds
-from jaxrl_llm.objectives import anchors, covariance, off_policy
-from jaxrl_llm.objectives.averaging import averages
+from jaxrl_llm.objectives import averages, covariance, off_policy
 from jaxrl_llm.utils.errors import InputError
 
 MODULES = (
-    advantages, objectives, verl_velocity_rank, returns, risk, baselines, bapo_adaptive_clip, anchors, averages,
+    advantages, objectives, verl_velocity_rank, returns, risk, tokens, bapo_adaptive_clip, averages,
     off_policy, covariance,
 )  # fmt: skip
 FILLED = {

@@ -12,7 +12,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.episodes import once_per_episode
+from jaxrl_llm.advantages.episodes import once_per_episode
 from jaxrl_llm.core.arguments.checks import require_function
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_quantile, bucket_sums
 from jaxrl_llm.core.kinds import Baseline, Scale, check_moments

@@ -78,3 +78,10 @@ def entropy_scaled(advantages: jax.Array, scores: jax.Array, strength: Number, c
 def last_entropy(batch: Trajectories) -> jax.Array:
     """f32[]: mean token entropy in the last update, 0 before the first."""
     return (batch.feedback or {}).get("entropy", jnp.float32(0))
+
+
+@part
+def weigh_advantages(weight: Callable[[Trajectories], jax.Array]) -> Transform:
+    """Multiply the advantages of each row by `weight(batch)` f32[N]."""
+    require_function("the weight of advantages", weight)
+    return stateless(lambda b: b.replace(advantages=b.need("advantages") * weight(b)[:, None]))

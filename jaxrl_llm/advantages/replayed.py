@@ -1,4 +1,4 @@
-"""Credit in batches with rows from a store: advantages that the store gives, and answers worth imitating."""
+"""Rows of a batch that are not sampled anew: from a store, with the advantages that it gives, or from the data set."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def keep_stored_advantages(batch: Trajectories) -> Trajectories:
     given = jnp.where(jnp.isnan(batch.scores), 0.0, given)
     here = replayed_rows(batch)[:, None] & batch.action_mask
     return batch.replace(advantages=jnp.where(here, given[:, None], batch.need("advantages")))
+
+
+def demonstrated_rows(batch: Trajectories) -> jax.Array:
+    """bool[N]: which rows are texts of the data set; none where nothing says so (NaN: of a group that failed)."""
+    return (batch.info or {}).get("demonstrated", jnp.zeros(batch.group.shape)) == 1

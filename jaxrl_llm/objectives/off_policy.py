@@ -16,7 +16,7 @@ from jaxrl_llm.core.kinds import NonNegativeNumber, Number, check_number
 from jaxrl_llm.core.log_ratios import LARGEST, k2, k3, log_ratio, source
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, Transform, part, stateless
 from jaxrl_llm.core.trajectory import SAMPLED
-from jaxrl_llm.objectives.averaging.averages import token_mean
+from jaxrl_llm.objectives.averages import token_mean
 from jaxrl_llm.utils.errors import require_choice
 
 LEVELS = ("token", "sequence", "geometric")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core.kinds import Estimator, Gate, NonNegativeNumber, Number, Source, check_number
 from jaxrl_llm.core.log_ratios import ESTIMATORS, beyond_rounding, log_ratio, needed, source
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, control, part
-from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged
+from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to, over_span, span_needs
 from jaxrl_llm.utils.errors import require_choice, unknown
 

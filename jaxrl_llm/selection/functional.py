@@ -8,11 +8,5 @@ from jaxrl_llm.selection.rows import max_variance_subset, ranks_within, resample
 from jaxrl_llm.selection.tokens import late_tokens, top_tokens
 
 __all__ = [
-    "late_tokens",
-    "max_variance_subset",
-    "ranks_within",
-    "resampled_counts",
-    "row_noise",
-    "token_noise",
-    "top_tokens",
-]
+    "late_tokens", "max_variance_subset", "ranks_within", "resampled_counts", "row_noise", "token_noise", "top_tokens",
+]  # fmt: skip

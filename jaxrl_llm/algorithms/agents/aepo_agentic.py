@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative, revised
 from jaxrl_llm.advantages.multipliers import entropy_scaled, standard_scores
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AboveOne, NonNegative, ZeroOrOne
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative, revised
 from jaxrl_llm.advantages.multipliers import token_moments
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.kinds import CODE, OURS, NonNegative

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, Positive, Range
-from jaxrl_llm.core.league import League
 from jaxrl_llm.core.log_ratios import log_ratio_sums
 from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part, stateless_part
+from jaxrl_llm.core.population import League
 from jaxrl_llm.core.reference import periodic_reset
 from jaxrl_llm.objectives.preference.verdicts import KL, verdicts
 from jaxrl_llm.rollouts.agents.league_play import MEMBER, SEAT, against_league

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.advantages.turns.episodes import EPISODES
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns.turns import TURNS, on_tokens, turn_mask, turn_numbers
+from jaxrl_llm.advantages.episodes import EPISODES
+from jaxrl_llm.advantages.turns import TURNS, needs_turns, on_tokens, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.kinds import CODE, OURS, RECALLED, Count, Fraction, NonNegative, NonNegativeInt, OpenFraction

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns.turns import turn_mask
+from jaxrl_llm.advantages.turns import needs_turns, turn_mask
 from jaxrl_llm.algorithms.agents.grpo_roc import of_rows
 from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
 from jaxrl_llm.core.buckets import bucket_sums, joint_key

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages.episodes import EPISODES, one_row_each
 from jaxrl_llm.advantages.group import group_advantage
-from jaxrl_llm.advantages.turns.episodes import EPISODES, one_row_each
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
 from jaxrl_llm.core.kinds import OURS, PAPER, Count, NonNegative, NonNegativeInt, check_moments

@@ -8,7 +8,7 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.agents.agent_r import after, common_steps, starts
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right

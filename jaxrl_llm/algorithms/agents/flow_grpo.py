@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.advantages.turns.episodes import EPISODES, episode_keys
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns.turns import of_episode, turn_advantages
+from jaxrl_llm.advantages.episodes import EPISODES, episode_keys
+from jaxrl_llm.advantages.turns import needs_turns, of_episode, turn_advantages
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.coefficient import control

@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns.turns import of_episode, turn_advantages
+from jaxrl_llm.advantages.turns import needs_turns, of_episode, turn_advantages
 from jaxrl_llm.algorithms.credit.branchgrpo import numbers_in
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, NonNegative

@@ -5,8 +5,8 @@ from typing import Annotated
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
-from jaxrl_llm.advantages.turns.episodes import episode_keys, turns_before
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.advantages.episodes import episode_keys, turns_before
+from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.kinds import CODE, NonNegative

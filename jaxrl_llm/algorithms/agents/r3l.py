@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.episodes import EPISODES, one_row_each
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.advantages.episodes import EPISODES, one_row_each
+from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.algorithm import turn_in_episode
 from jaxrl_llm.core.buckets import bucket_best, bucket_moments, bucket_sums

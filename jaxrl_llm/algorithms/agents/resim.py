@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, NamedTuple
 
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.agents.r3l import from_pivot
 from jaxrl_llm.algorithms.classic.sft import as_right
 from jaxrl_llm.algorithms.method import Algorithm, method

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, Count, Fraction, NonNegative, Positive, Range
-from jaxrl_llm.core.league import League
 from jaxrl_llm.core.parts import Array, State, Trajectories, Transform, chain, part
+from jaxrl_llm.core.population import League
 from jaxrl_llm.games import MetaSolver, shor
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.agents.league_play import MEMBER, against_league

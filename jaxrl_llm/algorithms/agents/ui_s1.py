@@ -4,10 +4,17 @@ from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages.episodes import EPISODES, turns_before
 from jaxrl_llm.advantages.filters import drop_rows
-from jaxrl_llm.advantages.turns.episodes import EPISODES, turns_before
-from jaxrl_llm.advantages.turns.rounds import episode_backwards
-from jaxrl_llm.advantages.turns.turns import OfTurns, compared, of_episode, rewards_of_turns, turn_advantages, turn_mask
+from jaxrl_llm.advantages.turns import (
+    OfTurns,
+    compared,
+    episode_backwards,
+    of_episode,
+    rewards_of_turns,
+    turn_advantages,
+    turn_mask,
+)
 from jaxrl_llm.algorithms.method import Algorithm, method, one_reward_of, run_settings
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
 from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative

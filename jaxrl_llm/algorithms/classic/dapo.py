@@ -10,7 +10,7 @@ from jaxrl_llm.core.algorithm import DynamicSampling
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RUN, AboveOne, AverageName, Count, NonNegative, ZeroOrOne
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_ratio
-from jaxrl_llm.objectives.averaging.averages import average_by_name
+from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 
 

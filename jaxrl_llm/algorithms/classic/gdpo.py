@@ -34,7 +34,7 @@ def gdpo(
     with ddof in both deviations. `weights` is a text such as "correct=1,format=0.5" with the names of reward
     components; components that it does not name have weight 1, and a batch without components has a single one, its
     reward. The loss is GRPO's with clip_low, clip_high, kl_coefficient (paper and code: 0) and average (see
-    `objectives.averaging.averages.average_by_name`; the paper's formula has "sequence", the verl code "token").
+    `objectives.averages.average_by_name`; the paper's formula has "sequence", the verl code "token").
 
     normalise: "sequences" counts each sequence once (paper, TRL code) and leaves a single component as it is (TRL code;
     the paper always has several); "tokens" is the verl code, in which each sequence counts by its length, the divisor

@@ -10,7 +10,7 @@ from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.kinds import CODE, PAPER, RUN, AboveOne, AverageName, Count, NonNegative, Scale, ZeroOrOne
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_ratio
-from jaxrl_llm.objectives.averaging.averages import average_by_name
+from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.utils.errors import require_choice
 
@@ -40,7 +40,7 @@ def grpo(
     deviation. The paper does not say which standard deviation; verl, TRL and Tunix use ddof 1, with epsilon 1e-6 (TRL:
     1e-4). Nor does it print the clip range.
 
-    Where implementations differ from the paper: average, see `objectives.averaging.averages.average_by_name`: the
+    Where implementations differ from the paper: average, see `objectives.averages.average_by_name`: the
     paper's "sequence"; "token" in verl and TRL today; "prompt"; "sum"; "constant", by max_length; "slice". dual_clip c
     > 1 bounds the loss of bad actions by c |A| (verl: 3). group_of_one: the advantage of the only sample of a group,
     "zero" (TRL) or its "reward" (verl).

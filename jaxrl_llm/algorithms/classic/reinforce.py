@@ -10,7 +10,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, Baseline, Positive
 from jaxrl_llm.core.parts import Objective, Trajectories, batch_part, chain, stateless
 from jaxrl_llm.objectives import capped, log_probability, policy_gradient, token_ratio
-from jaxrl_llm.objectives.averaging.averages import average_by_name
+from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.utils.errors import require_choice
 

@@ -9,7 +9,7 @@ from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_
 from jaxrl_llm.core.kinds import CODE, OURS
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, stateless
 from jaxrl_llm.objectives import imitation, token_mean
-from jaxrl_llm.objectives.averaging.averages import averaged
+from jaxrl_llm.objectives.averages import averaged
 from jaxrl_llm.rollouts.guidance.responses import written_completions
 from jaxrl_llm.utils.errors import InputError
 

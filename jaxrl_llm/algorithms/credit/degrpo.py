@@ -7,7 +7,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, Count, NonNegative
 from jaxrl_llm.core.parts import part
 from jaxrl_llm.objectives import clip, policy_gradient, token_groups, token_mean, token_ratio
-from jaxrl_llm.objectives.averaging.token_groups import Tokens
+from jaxrl_llm.objectives.averages import Tokens
 from jaxrl_llm.objectives.policy_gradient import regularised
 
 

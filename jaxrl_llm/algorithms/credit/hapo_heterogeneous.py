@@ -25,7 +25,7 @@ from jaxrl_llm.core.kinds import CODE, OURS, AboveOne, Count, Fraction, NonNegat
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain, part, stateless
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives import policy_gradient, token_clip, token_mean, token_ratio
-from jaxrl_llm.objectives.clips.token_clip import Bounds
+from jaxrl_llm.objectives.surrogates import Bounds
 from jaxrl_llm.rollouts.hooked import hooked
 from jaxrl_llm.rollouts.programs import group
 

@@ -7,7 +7,7 @@ from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, Fraction
 from jaxrl_llm.core.parts import chain, part
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.objectives import distillation
-from jaxrl_llm.objectives.averaging.averages import average_by_name
+from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.distillation.divergences import SupportOf
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode

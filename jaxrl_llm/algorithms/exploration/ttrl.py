@@ -7,7 +7,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, RECALLED, AverageName, NonNegative
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_ratio
-from jaxrl_llm.objectives.averaging.averages import average_by_name
+from jaxrl_llm.objectives.averages import average_by_name
 
 
 @method(
@@ -31,7 +31,7 @@ def ttrl(
     ties between equally frequent answers are broken by "content", independent of the order of samples, or in favour of
     the "first" sample (released code). PPO's clip with clip_low and clip_high; kl_coefficient > 0 adds the k3 penalty.
     average: GRPO's "sequence", or "token" as in the released code; see
-    `objectives.averaging.averages.average_by_name`.
+    `objectives.averages.average_by_name`.
 
     Answers are info["answer_key"] int32[N] (-1: none), which rewards such as number_match give, else whole completions.
     Special rollout: 64 votes per prompt.

@@ -13,7 +13,7 @@ from jaxrl_llm.core.buckets import joint_key
 from jaxrl_llm.core.kinds import CODE, OURS, RUN, AverageName, Count, NonNegative, Rewrite
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, part
 from jaxrl_llm.objectives import Average, clip, kl, policy_gradient, token_ratio
-from jaxrl_llm.objectives.averaging.averages import average_by_name
+from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.rollouts.guidance.repair import rewritten, succeeds
 
 

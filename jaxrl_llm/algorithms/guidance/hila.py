@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.demonstrations import demonstrated_rows
 from jaxrl_llm.advantages.group import group_advantage
+from jaxrl_llm.advantages.replayed import demonstrated_rows
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative

@@ -22,7 +22,7 @@ from jaxrl_llm.core.parts import (
 from jaxrl_llm.core.reference import exponential_average
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.objectives.averaging.averages import averaged
+from jaxrl_llm.objectives.averages import averaged
 from jaxrl_llm.objectives.distillation.divergences import on_support
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.rollouts.context import Tools

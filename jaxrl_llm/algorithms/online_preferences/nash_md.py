@@ -11,8 +11,7 @@ from jaxrl_llm.core.kinds import CODE, OURS, RUN, Fraction, NonNegative, NonNega
 from jaxrl_llm.core.log_ratios import source
 from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, chain, part, weighted
 from jaxrl_llm.core.reference import ReferenceRule
-from jaxrl_llm.objectives.preference.pairs import coupled
-from jaxrl_llm.objectives.preference.win_rates import higher_of, win_rates
+from jaxrl_llm.objectives.preference.pairs import coupled, higher_of, win_rates
 from jaxrl_llm.rollouts.judges.comparisons import pair_judge
 from jaxrl_llm.rollouts.pairs import against_opponent
 

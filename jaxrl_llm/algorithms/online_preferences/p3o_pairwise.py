@@ -9,8 +9,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, NonNegative, NonNegativeNumber, Number
 from jaxrl_llm.core.log_ratios import LARGEST
 from jaxrl_llm.core.parts import Objective, Trajectories, chain, part
-from jaxrl_llm.objectives.preference.listwise import log_ratio_sum, scored_rows, sequence_log_ratios
-from jaxrl_llm.objectives.preference.pairs import coupled
+from jaxrl_llm.objectives.preference.pairs import coupled, log_ratio_sum, scored_rows, sequence_log_ratios
 from jaxrl_llm.utils.errors import require_choice
 
 

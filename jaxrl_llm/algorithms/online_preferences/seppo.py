@@ -8,7 +8,6 @@ import jax.numpy as jnp
 
 from jaxrl_llm.algorithms.method import Algorithm, RunSetting, given_responses, method, run_settings
 from jaxrl_llm.core.kinds import OURS, RECALLED, Count, Positive, Range
-from jaxrl_llm.core.league import League
 from jaxrl_llm.core.log_ratios import ROUNDING, log_ratio_sums, source
 from jaxrl_llm.core.parts import (
     Metrics,
@@ -18,6 +17,7 @@ from jaxrl_llm.core.parts import (
     part,
     stateless_part,
 )
+from jaxrl_llm.core.population import League
 from jaxrl_llm.core.reference import ReferenceRule, Snapshots
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.objectives import best_and_worst, loss_named, pairwise

@@ -9,7 +9,7 @@ from jaxrl_llm.core.kinds import OURS, NonNegative
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.objectives.preference.win_rates import higher_of, win_rates
+from jaxrl_llm.objectives.preference.pairs import higher_of, win_rates
 from jaxrl_llm.rollouts.pairs import higher, with_win_rates
 
 

@@ -9,9 +9,8 @@ from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, 
 from jaxrl_llm.core.kinds import CODE, RUN, NonNegative, Positive
 from jaxrl_llm.core.parts import Objective, Trajectories, batch_part, chain, part
 from jaxrl_llm.objectives.preference.losses import PairLoss, ipo, of_sums, sigmoid
-from jaxrl_llm.objectives.preference.pairs import coupled, total_logp
+from jaxrl_llm.objectives.preference.pairs import coupled, higher_of, opponents, total_logp, win_rates
 from jaxrl_llm.objectives.preference.pairwise import RowPairs, pairwise
-from jaxrl_llm.objectives.preference.win_rates import higher_of, opponents, win_rates
 from jaxrl_llm.rollouts.judges.comparisons import pair_judge
 from jaxrl_llm.rollouts.pairs import against_opponent
 from jaxrl_llm.selection.noise import row_noise

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.demonstrations import demonstrated_rows
 from jaxrl_llm.advantages.kl_rewards import kl_reward
 from jaxrl_llm.advantages.normalisation import running_reward_scaling
+from jaxrl_llm.advantages.replayed import demonstrated_rows
 from jaxrl_llm.advantages.returns import clip_advantages, generalised_advantages, whiten_advantages
 from jaxrl_llm.algorithms.classic.ppo import chain_present
 from jaxrl_llm.algorithms.method import Algorithm, method, presets
@@ -25,7 +25,7 @@ from jaxrl_llm.core.parts import (
 )
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.objectives import Average, clip, entropy, imitation, policy_gradient, token_mean, token_ratio, value_loss
-from jaxrl_llm.objectives.averaging.subset import count_tokens, mean_by
+from jaxrl_llm.objectives.averages import count_tokens, mean_by
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.demonstrated import NEED, demonstration

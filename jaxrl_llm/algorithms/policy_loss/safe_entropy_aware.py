@@ -13,7 +13,7 @@ from jaxrl_llm.core.kinds import CODE, OURS, Count, NonNegative, Number, Positiv
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source, straight_through
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, State, Trajectories, Transform, chain, control, part
 from jaxrl_llm.objectives import Average, entropy, token_mean, value_loss
-from jaxrl_llm.objectives.averaging.averages import Mean, as_average, averaged
+from jaxrl_llm.objectives.averages import Mean, as_average, averaged
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.objectives.values import huber, last_action_mean
 

@@ -15,7 +15,7 @@ from jaxrl_llm.advantages.returns import (
     scored_actions,
     terminal_rewards,
 )
-from jaxrl_llm.advantages.tokens.windows import extended_gae, newest_window, unfinished_rows
+from jaxrl_llm.advantages.tokens import extended_gae, newest_window, unfinished_rows
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, RUN, Count, FractionNumber, NonNegative, Positive

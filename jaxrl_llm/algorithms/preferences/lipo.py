@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jaxrl_llm.algorithms.method import Algorithm, given_responses, method, run_settings
 from jaxrl_llm.core.kinds import OURS, RECALLED, Positive, PositiveNumber, check_number
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, chain, part, weighted
-from jaxrl_llm.objectives.preference.listwise import scored_rows
-from jaxrl_llm.objectives.preference.pairs import coupled
+from jaxrl_llm.objectives.preference.pairs import coupled, scored_rows
 from jaxrl_llm.objectives.ratios import log_ratio_to
 from jaxrl_llm.rollouts.guidance.responses import listed_completions
 from jaxrl_llm.utils.errors import unknown

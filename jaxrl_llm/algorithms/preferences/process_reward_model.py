@@ -10,7 +10,7 @@ from jaxrl_llm.core.kinds import CODE, Count
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part, stateless
 from jaxrl_llm.core.rollout import Demands, Rollout
 from jaxrl_llm.data.step_labels import NO_LABEL, encode_steps
-from jaxrl_llm.objectives.averaging.averages import averaged, token_mean
+from jaxrl_llm.objectives.averages import averaged, token_mean
 from jaxrl_llm.objectives.preference.reward_models import class_loss
 from jaxrl_llm.rewards.environment import GIVEN
 from jaxrl_llm.rollouts.context import Tools

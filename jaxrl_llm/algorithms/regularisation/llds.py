@@ -9,7 +9,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method, presets, run_settings
 from jaxrl_llm.core.kinds import CODE, PAPER, AverageName, Gate, NonNegative
 from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives import Average, likelihood_preserving, token_mean
-from jaxrl_llm.objectives.averaging.subset import mean_by
+from jaxrl_llm.objectives.averages import mean_by
 from jaxrl_llm.utils.errors import require_choice
 
 

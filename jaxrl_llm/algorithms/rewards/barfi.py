@@ -12,7 +12,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, RUN, AverageName, Count, Fraction, NonNegative, Scale
 from jaxrl_llm.core.log_ratios import log_ratio, needed, source
 from jaxrl_llm.core.parts import Array, Metrics, Objective, PolicyOutputs, Trajectories, Transform, chain, part
-from jaxrl_llm.objectives.averaging.averages import average_by_name, token_mean
+from jaxrl_llm.objectives.averages import average_by_name, token_mean
 from jaxrl_llm.utils.errors import InputError
 
 

@@ -13,7 +13,7 @@ from jaxrl_llm.core.arguments.ranges import NonNegative, Positive
 from jaxrl_llm.core.kinds import AverageName, NonNegativeNumber, Number, PositiveNumber
 from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, Transform, chain, part, row_means
 from jaxrl_llm.objectives import clip, policy_gradient, token_ratio
-from jaxrl_llm.objectives.averaging.averages import average_by_name
+from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.preference.pairs import coupled
 from jaxrl_llm.rewards.compositions import component_of
 from jaxrl_llm.rewards.transforms import rescore

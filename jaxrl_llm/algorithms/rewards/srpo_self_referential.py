@@ -12,7 +12,7 @@ from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.kinds import CODE, OURS, AverageName, Count, NonNegative, Number
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, token_ratio
-from jaxrl_llm.objectives.averaging.averages import average_by_name
+from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.rewards.transforms import leave_out, rescore
 from jaxrl_llm.utils.errors import InputError
 

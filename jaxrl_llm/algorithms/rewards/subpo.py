@@ -10,7 +10,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import RECALLED, AverageName
 from jaxrl_llm.core.parts import Trajectories, stateless_part
 from jaxrl_llm.objectives import log_probability, policy_gradient, token_ratio
-from jaxrl_llm.objectives.averaging.averages import average_by_name
+from jaxrl_llm.objectives.averages import average_by_name
 
 
 @method(

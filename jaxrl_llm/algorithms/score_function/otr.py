@@ -5,7 +5,7 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.demonstrations import demonstrated_rows
+from jaxrl_llm.advantages.replayed import demonstrated_rows
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, RECALLED, Number, Positive, Range, check_number
 from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, batch_part, part, stateless

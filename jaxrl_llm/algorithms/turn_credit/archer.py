@@ -22,7 +22,7 @@ import numpy as np
 
 from jaxrl_llm.advantages.replayed import replayed_rows
 from jaxrl_llm.advantages.returns import needed_values
-from jaxrl_llm.advantages.turns.turns import (
+from jaxrl_llm.advantages.turns import (
     TURNS,
     acted_turns,
     ends_of_turns,
@@ -41,7 +41,7 @@ from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.curriculum.records import PromptFacts, State
 from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
 from jaxrl_llm.objectives import constant, log_probability, policy_gradient, token_ratio
-from jaxrl_llm.objectives.value_heads import head_value_loss
+from jaxrl_llm.objectives.values import head_value_loss
 from jaxrl_llm.replay.base import whole_groups
 from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from jaxrl_llm.advantages.turns.turn_rewards import where_given
-from jaxrl_llm.advantages.turns.turns import compared, of_episode, same_state, turn_advantages, turn_returns
+from jaxrl_llm.advantages.turns import compared, of_episode, same_state, turn_advantages, turn_returns, where_given
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, RECALLED, NonNegative
 from jaxrl_llm.core.parts import Objective

@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.turn_rewards import where_given
-from jaxrl_llm.advantages.turns.turns import (
+from jaxrl_llm.advantages.turns import (
     Array,
     OfTurns,
     above_buckets,
@@ -14,6 +13,7 @@ from jaxrl_llm.advantages.turns.turns import (
     turn_advantages,
     turn_mask,
     turn_returns,
+    where_given,
 )
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.normalisation import moments
 from jaxrl_llm.advantages.returns import explained_variance, needed_values
-from jaxrl_llm.advantages.turns.turns import TURNS, on_tokens, rewards_of_turns, turn_count, turn_mask, turn_numbers
+from jaxrl_llm.advantages.turns import TURNS, on_tokens, rewards_of_turns, turn_count, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative, Positive
@@ -15,7 +15,7 @@ from jaxrl_llm.core.needs.placeholders import all_action
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless, stateless_part
 from jaxrl_llm.objectives import token_mean
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.objectives.value_heads import head_value_loss
+from jaxrl_llm.objectives.values import head_value_loss
 from jaxrl_llm.utils.errors import require_choice
 
 KEEP, SWITCH, SUBGOAL, NEW_SUBGOAL, ACTION = 1, 2, 3, 4, 5  # of info["plan"], see `rollouts.agents.plans`

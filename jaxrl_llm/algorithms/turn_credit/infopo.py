@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.advantages.multipliers import revised, standard_scores, token_moments
 from jaxrl_llm.advantages.returns import scored_actions
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns.turns import on_tokens, turn_mask, turn_numbers
+from jaxrl_llm.advantages.turns import needs_turns, on_tokens, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.kinds import CODE, NonNegative, Positive

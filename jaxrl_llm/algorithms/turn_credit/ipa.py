@@ -6,10 +6,8 @@ from typing import Annotated, Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.advantages.turns.episodes import EPISODES, one_row_each
-from jaxrl_llm.advantages.turns.rounds import episode_backwards
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns.turns import episode_returns, on_tokens, rewards_of_turns
+from jaxrl_llm.advantages.episodes import EPISODES, one_row_each
+from jaxrl_llm.advantages.turns import episode_backwards, episode_returns, needs_turns, on_tokens, rewards_of_turns
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, PAPER, Fraction, NonNegative, NonNegativeInt, Positive, Range
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, batch_part, chain, part, stateless

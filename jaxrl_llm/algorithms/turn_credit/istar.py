@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.turns import (
+from jaxrl_llm.advantages.turns import (
     OfTurns,
     compared,
     episode_returns,

@@ -4,8 +4,7 @@ from typing import Annotated, Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
-from jaxrl_llm.advantages.turns.turns import rewards_of_turns, turn_mask
+from jaxrl_llm.advantages.turns import needs_turns, rewards_of_turns, turn_mask
 from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, Count, NonNegative, Positive

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.returns import explained_variance, needed_values, whiten_advantages
-from jaxrl_llm.advantages.turns.turns import TURNS, ends_of_turns, on_tokens, rewards_of_turns, turn_mask, turn_numbers
+from jaxrl_llm.advantages.turns import TURNS, ends_of_turns, on_tokens, rewards_of_turns, turn_mask, turn_numbers
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import OURS, Fraction, NonNegative, Positive
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless
 from jaxrl_llm.objectives import entropy
-from jaxrl_llm.objectives.value_heads import head_value_loss
+from jaxrl_llm.objectives.values import head_value_loss
 from jaxrl_llm.utils.errors import require_choice
 
 

@@ -5,8 +5,8 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.returns import generalised_advantages, whiten_advantages
-from jaxrl_llm.advantages.turns.turn_rewards import needs_turns
+from jaxrl_llm.advantages import generalised_advantages, whiten_advantages
+from jaxrl_llm.advantages.turns import needs_turns
 from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative, Positive

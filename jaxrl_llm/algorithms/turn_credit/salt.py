@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.turn_rewards import where_given
-from jaxrl_llm.advantages.turns.turns import (
+from jaxrl_llm.advantages.turns import (
     Array,
     OfTurns,
     of_episode,
@@ -14,6 +13,7 @@ from jaxrl_llm.advantages.turns.turns import (
     turn_advantages,
     turn_mask,
     turn_numbers,
+    where_given,
 )
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped

@@ -5,14 +5,14 @@ from typing import Annotated, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.turn_rewards import where_given
-from jaxrl_llm.advantages.turns.turns import (
+from jaxrl_llm.advantages.turns import (
     Array,
     compared,
     of_episode,
     turn_advantages,
     turn_mask,
     turn_rewards,
+    where_given,
 )
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.algorithms.turn_credit.gigpo import clipped

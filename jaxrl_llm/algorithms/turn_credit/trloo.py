@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.filters import drop_rows
-from jaxrl_llm.advantages.turns.turns import (
+from jaxrl_llm.advantages.turns import (
     compared,
     group_keys,
     on_tokens,

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.core.buckets import bucket_sums
 from jaxrl_llm.core.needs.effective_rank import rank_measures
 from jaxrl_llm.core.needs.placeholders import (
     StandIn,
@@ -28,7 +29,6 @@ from jaxrl_llm.core.needs.placeholders import (
     top_of_teacher,
     uniform,
 )
-from jaxrl_llm.core.needs.policy_drift import drift_of
 from jaxrl_llm.core.needs.types import Compute, Models, Need
 from jaxrl_llm.core.trajectory import Array, Trajectories
 
@@ -242,3 +242,19 @@ COMPUTED = (
         StandIn("0", uniform(-1, 1, rows=True), none_of_rows), by_outputs="perturbation",
     ),
 )  # fmt: skip
+
+
+def drift_of(logp: Array, batch: Trajectories) -> Array:
+    """f32[N]: the mean over the tokens of a prompt's earlier responses of |logp - behaviour_logp|; NaN without one.
+
+    logp f32[N, L]: under the policy now. The earlier responses are the rows of the batch with info["measured"]; several
+    of a prompt count alike.
+    """
+    measured = (batch.info or {}).get("measured")
+    if measured is None:
+        return jnp.full(logp.shape[:1], jnp.nan)
+    moved = jnp.sum(jnp.where(batch.action_mask, jnp.abs(logp - batch.behaviour_logp), 0.0), axis=1)
+    known = (measured > 0) & (batch.lengths > 0)
+    mean = jnp.where(known, moved / jnp.maximum(batch.lengths, 1), 0.0)
+    count, total = bucket_sums(batch.prompt_id, known.astype(jnp.float32), mean)
+    return jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan)

@@ -29,8 +29,7 @@ from jaxrl_llm.core.needs.placeholders import (
     whole,
     whole_tokens,
 )
-from jaxrl_llm.core.needs.providers import OWN, own_rollout, own_source
-from jaxrl_llm.core.needs.types import Need, in_info
+from jaxrl_llm.core.needs.types import OWN, Need, in_info, own_rollout, own_source
 
 AGENT = "--environment MODULE:NAME, or a --rollout that returns rollouts.agents.agent(ENVIRONMENT)"
 EVOLVED = "a rollout in rollouts.evolved.evolved, as the method's own is"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages.turns.turns import turn_count, turn_numbers
+from jaxrl_llm.advantages.turns import turn_count, turn_numbers
 from jaxrl_llm.core.needs.placeholders import no_answers
 from jaxrl_llm.core.trajectory import Trajectories
 from jaxrl_llm.distributed.aot import compiled

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core.kinds import Number, Source, check_number
 from jaxrl_llm.core.log_ratios import needed, source
 from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, part
-from jaxrl_llm.objectives.averaging.averages import Average, Mean, as_average, averaged
+from jaxrl_llm.objectives.averages import Average, Mean, as_average, averaged
 from jaxrl_llm.objectives.distillation.divergences import SUPPORTS, SupportOf, first_of_each, on_support
 from jaxrl_llm.objectives.policy_gradient import policy_gradient
 from jaxrl_llm.objectives.ratios import Ratio, token_ratio

@@ -1,4 +1,4 @@
-"""Losses that couple the rows of a group: preferences between samples, and right answers against wrong ones.
+"""Losses that couple the rows of a group: preferences between samples, right answers against wrong ones, win rates.
 
 Each row has one differentiable number, its score. The loss is not a sum of functions of single rows, so `coupled`
 computes over the whole batch each row's share of the loss, and the derivative of the loss with respect to its score.
@@ -172,3 +172,48 @@ def discriminative(
         return -gain / prompts
 
     return coupled(mean_logp, shares, "discriminative")
+
+
+def log_ratio_sum(outputs: PolicyOutputs, batch: Trajectories) -> jax.Array:
+    """The weighted sum of each row's log-ratios to the behaviour policy, f32[N]: log pi(y) / q(y) of the sequence."""
+    return sequence_log_ratios(outputs.logp, batch)
+
+
+def sequence_log_ratios(logp: jax.Array, batch: Trajectories) -> jax.Array:
+    """The weighted sum of each row's log-ratios of `logp` f32[N, L] to the behaviour policy, f32[N]."""
+    inside = batch.loss_weights != 0
+    return jnp.sum(weighted(jnp.where(inside, logp, 0.0) - jnp.where(inside, batch.behaviour_logp, 0.0), batch), axis=1)
+
+
+def scored_rows(batch: Trajectories) -> jax.Array:
+    """bool[N]: rows with a score and a weight in the loss."""
+    return ~jnp.isnan(batch.scores) & jnp.any(batch.loss_weights != 0, axis=1)
+
+
+WIN_RATE, OPPONENT = "win_rate", "opponent"  # entries of info
+
+
+def higher_of(gap: jax.Array) -> jax.Array:
+    """1 for a higher score, 1/2 for equal ones, 0 for a lower one, by how much it is higher."""
+    return 0.5 * (1 + jnp.sign(gap))
+
+
+def opponents(batch: Trajectories) -> jax.Array:
+    """f32[N]: info["opponent"], 1 where a row is an opponent's; 0 where the batch does not say."""
+    return (batch.info or {}).get(OPPONENT, jnp.zeros(batch.group.shape))
+
+
+def win_rates(batch: Trajectories, oracle: Callable[[jax.Array], jax.Array], itself: bool = False) -> jax.Array:
+    """f32[N]: info["win_rate"], or where the batch has none the mean over the scored others of the row's group of
+    oracle(score - other score), 0 to 1; NaN where there is no other. itself: over the row too, whose oracle(0) counts.
+    """
+    known = (batch.info or {}).get(WIN_RATE)
+    if known is not None:
+        return known
+    score = batch.scores
+    there = ~jnp.isnan(score)
+    mates = (batch.group[:, None] == batch.group) & there[:, None] & there
+    mates &= itself | ~jnp.eye(len(score), dtype=bool)
+    wins = jnp.where(mates, oracle(jnp.nan_to_num(score)[:, None] - jnp.nan_to_num(score)), 0.0)
+    count = jnp.sum(mates, axis=1)
+    return jnp.where(count > 0, jnp.sum(wins, axis=1) / jnp.maximum(count, 1), jnp.nan)

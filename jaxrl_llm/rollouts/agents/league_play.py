@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.core.league import League
+from jaxrl_llm.core.population import League
 from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.rollouts.agents.conversation import Conversation

@@ -14,6 +14,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages.episodes import episode_keys, turns_before
 from jaxrl_llm.advantages.group import above_baseline
 from jaxrl_llm.core.arguments.ranges import Count, Fraction
 from jaxrl_llm.core.buckets import bucket_moments, joint_key
@@ -228,3 +229,51 @@ def turn_advantages(*terms: OfTurns, weights: tuple[float, ...] = (), needs: Ite
         return batch.replace(advantages=on_tokens(jnp.asarray(total), batch))
 
     return stateless(apply, TURNS | frozenset(needs))
+
+
+FIELDS = ("state_key", "turn_rewards")
+
+
+@part
+def where_given(field: str, term: OfTurns, otherwise: OfTurns | None = None) -> OfTurns:
+    """A term of turns that reads a field of the batch; without that field `otherwise`, by default 0.
+
+    For methods that need the field: a run without it is refused unless it goes without by name.
+    """
+    require_choice("field", field, FIELDS)
+
+    def advantage(batch: Trajectories) -> Array:
+        if getattr(batch, field) is not None:
+            return term(batch)
+        return jnp.zeros(turn_mask(batch).shape) if otherwise is None else otherwise(batch)
+
+    return advantage
+
+
+@part
+def needs_turns(fresh: bool = False) -> Transform:
+    """Need episodes of several turns; the batch stays as it is. fresh: each turn is a row with a prompt of its own."""
+    return stateless(lambda batch: batch, TURNS | ({"fresh_prompts"} if fresh else set()))
+
+
+def episode_backwards(batch: Trajectories, rewards: Array, gamma: float, carried: Array) -> Array:
+    """f32[N, K]: G_t = r_t + gamma G_{t+1} over the turns of an episode, where `carried` bool[N, K]; else G_t = r_t,
+    of which the turn before gets nothing. 0 for turns that are not there."""
+    mask = turn_mask(batch)
+    N, K = mask.shape
+    r = jnp.where(mask, rewards, 0.0).reshape(-1)
+    key = jnp.broadcast_to(episode_keys(batch)[:, None], (N, K)).reshape(-1)
+    row, place = (jnp.broadcast_to(x, (N, K)).reshape(-1) for x in (turns_before(batch)[:, None], jnp.arange(K)))
+    there = mask.reshape(-1)
+    order = jnp.lexsort((place, row, key, ~there))
+
+    def back(later: tuple[Array, Array], now: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
+        R, episode = later
+        reward, own, known, goes_on = now
+        G = reward + jnp.where(goes_on & (episode == own), gamma * R, 0.0)
+        return (jnp.where(known & goes_on, G, 0.0), own), jnp.where(known, G, 0.0)
+
+    start = (jnp.zeros(()), jnp.int32(-1))
+    inputs = (r[order], key[order], there[order], carried.reshape(-1)[order])
+    _, found = jax.lax.scan(back, start, inputs, reverse=True)
+    return jnp.zeros(N * K).at[order].set(found).reshape(N, K)
