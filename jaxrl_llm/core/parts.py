@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import typing
 from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -62,25 +63,36 @@ def stateless_part(
     """
 
     def decorate(function: Callable[..., Trajectories]) -> Callable[..., Transform]:
-        return _settings_first(function, 1, functools.partial(stateless, needs=needs))
+        return _settings_first(function, 1, functools.partial(stateless, needs=needs), Transform)
 
     return decorate
 
 
 def _settings_first(
-    function: Callable[..., Any], values: int, made: Callable[[Callable[..., Any]], Any] = lambda of: of
+    function: Callable[..., Any], values: int, made: Callable[..., Any] = lambda of: of, kind: Any = None
 ) -> Callable[..., Any]:
     """The factory of parts that takes the parameters of a function after the first `values`, which come later.
 
-    made: of the function of these values, what the factory returns.
+    made: of the function of these values, what the factory returns. kind: the type of that; None: a function.
     """
     signature = inspect.signature(function)
-    settings = signature.replace(parameters=list(signature.parameters.values())[values:])
+    listed = list(signature.parameters.values())
+    first = inspect.Signature(listed[:values])
+    kinds = {one.name: one.annotation for one in listed if one.annotation is not one.empty}
+    later = [kinds.pop(name, Any) for name in first.parameters]
+    kinds["return"] = kind or typing.Callable[later, function.__annotations__.get("return", Any)]  # type: ignore[index]
+    settings = inspect.Signature(listed[values:], return_annotation=kinds["return"])
 
     @functools.wraps(function)
     def factory(*args: Any, **given: Any) -> Any:
         settings.bind(*args, **given)
-        return made(lambda *first: function(*first, *args, **given))
+
+        def applied(*first_values: Any) -> Any:
+            return function(*first_values, *args, **given)
+
+        applied.__signature__ = first  # type: ignore[attr-defined]
+        return made(applied)
 
     factory.__signature__ = settings  # type: ignore[attr-defined]
+    factory.__annotations__ = kinds
     return part(factory)
