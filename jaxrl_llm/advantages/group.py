@@ -125,7 +125,6 @@ def group_relative(
     """
     _check_scale(scale)
     check_moments(ddof, epsilon)
-    require_choice("baseline", baseline, BASELINES)
     if weights is not None:
         require_function("weights", weights)
 
@@ -160,7 +159,6 @@ def on_actions(
     over: whether an episode of several rows counts once, see `once_per_episode`, or with each row.
     """
     require_function("the advantage", advantage, alone=True)
-    require_choice("over", over, ("episodes", "rows"))
     found = once_per_episode(advantage) if over == "episodes" else advantage
 
     def write(batch: Trajectories) -> Trajectories:

@@ -14,8 +14,8 @@ from jaxrl_llm.advantages.group import group_advantage, on_actions, standardised
 from jaxrl_llm.advantages.normalisation import whiten
 from jaxrl_llm.core.arguments.ranges import check_number
 from jaxrl_llm.core.buckets import bucket_moments, bucket_sums
-from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless
-from jaxrl_llm.utils.errors import InputError, require_choice, unknown
+from jaxrl_llm.core.parts import Trajectories, Transform, part, stateless, stateless_part
+from jaxrl_llm.utils.errors import InputError, unknown
 
 
 def parse_weights(text: str) -> dict[str, float]:
@@ -100,33 +100,29 @@ def variance_weighted_advantage(
     return jnp.sum(weights * centred, axis=1) / (spread + epsilon)
 
 
-@part
+@stateless_part()
 def decoupled(
+    batch: Trajectories,
     weights: str = "",
     over: Literal["sequences", "tokens", "none"] = "sequences",
     ddof: int = 1,
     epsilon: float = 1e-4,
     batch_epsilon: float = 1e-4,
-) -> Transform:
+) -> Trajectories:
     """`decoupled_advantage`, normalised over the batch so that its scale does not grow with the number of components.
 
     over: "sequences", (s - mean)/(std + batch_epsilon) over sequences, skipped for a single component; "tokens",
     (s - mean)/sqrt(var + batch_epsilon) over tokens; "none", not normalised over the batch.
     """
-    require_choice("over", over, ("sequences", "tokens", "none"))
-
-    def apply(batch: Trajectories) -> Trajectories:
-        values, w = components(batch, weights)
-        s = decoupled_advantage(values, w, batch.group, ddof=ddof, epsilon=epsilon)
-        mask = batch.action_mask & ~jnp.isnan(batch.scores)[:, None]
-        if over == "sequences" and values.shape[1] > 1:
-            s = standardised(jnp.where(jnp.isnan(batch.scores), jnp.nan, s), ddof, batch_epsilon)
-        tokens = jnp.where(mask, s[:, None], 0.0)
-        if over == "tokens":
-            tokens = whiten(tokens, mask, ddof=ddof, epsilon=batch_epsilon)
-        return batch.replace(advantages=tokens)
-
-    return stateless(apply)
+    values, w = components(batch, weights)
+    s = decoupled_advantage(values, w, batch.group, ddof=ddof, epsilon=epsilon)
+    mask = batch.action_mask & ~jnp.isnan(batch.scores)[:, None]
+    if over == "sequences" and values.shape[1] > 1:
+        s = standardised(jnp.where(jnp.isnan(batch.scores), jnp.nan, s), ddof, batch_epsilon)
+    tokens = jnp.where(mask, s[:, None], 0.0)
+    if over == "tokens":
+        tokens = whiten(tokens, mask, ddof=ddof, epsilon=batch_epsilon)
+    return batch.replace(advantages=tokens)
 
 
 @part

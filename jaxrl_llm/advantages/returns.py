@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.normalisation import moments, standardise, whiten
 from jaxrl_llm.core.kinds import FractionNumber, Number, PositiveNumber, check_moments, check_number
 from jaxrl_llm.core.parts import Trajectories, Transform, part, row_means, stateless, stateless_part
-from jaxrl_llm.utils.errors import require_choice
 
 __all__ = [
     "at_last_action",
@@ -144,7 +143,6 @@ def whiten_advantages(
     over: "tokens" takes mean and variance over all actions of scored rows that have a weight; "sequences" over the row
     means of these actions. Others get 0.
     """
-    require_choice("over", over, ("tokens", "sequences"))
     check_moments(ddof, epsilon)
 
     def apply(batch: Trajectories) -> Trajectories:

@@ -178,10 +178,6 @@ def bundled_risk(
     quantiles: "track", running estimates from before this batch (in the first batch, its own quantiles); "batch", those
     of the bundle's draws; "mix", the mean of both. Responses are assigned to draws at random, anew in every update.
     """
-    require_choice("risk", risk, RISKS)
-    require_choice("quantiles", quantiles, MODES)
-    require_choice("credit", credit, CREDITS)
-    require_choice("ragged", ragged, ("repeat", "smallest"))
     levels = jnp.asarray(LEVELS)
 
     def apply(state: tuple[jax.Array, jax.Array], batch: Trajectories) -> tuple[State, Trajectories]:

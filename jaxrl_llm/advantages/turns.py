@@ -162,8 +162,9 @@ def turn_rewards() -> OfTurns:
     return lambda batch: jnp.where(turn_mask(batch), jnp.nan_to_num(batch.need("turn_rewards")), 0.0)
 
 
-@part
+@batch_part
 def compared(
+    batch: Trajectories,
     values: OfTurns,
     keys: OfTurns,
     scale: Literal["none", "std"] = "none",
@@ -171,47 +172,33 @@ def compared(
     ddof: int = 1,
     epsilon: float = 1e-6,
     alone: Literal["zero", "value"] = "zero",
-) -> OfTurns:
+) -> Array:
     """Advantages of turns: the values less the baseline of their key; see `above_buckets`."""
-    require_choice("scale", scale, ("none", "std"))
-    require_choice("baseline", baseline, ("mean", "leave_one_out"))
-    require_choice("alone", alone, ("zero", "value"))
-
-    def advantage(batch: Trajectories) -> Array:
-        return above_buckets(values(batch), keys(batch), turn_mask(batch), scale, baseline, ddof, epsilon, alone)
-
-    return advantage
+    return above_buckets(values(batch), keys(batch), turn_mask(batch), scale, baseline, ddof, epsilon, alone)
 
 
-@part
+@batch_part
 def of_episode(
+    batch: Trajectories,
     scale: Literal["none", "std"] = "none",
     over: Literal["rows", "turns"] = "rows",
     epsilon: float = 1e-6,
     of: Literal["return", "score"] = "return",
     baseline: Literal["mean", "leave_one_out"] = "mean",
-) -> OfTurns:
+) -> Array:
     """Advantages of turns: that of their episode, its return less the mean of its group's.
 
     over: whether each row counts once in the mean, or each of its turns does. of: the return has the rewards of turns
     beside the row's score. baseline: of the whole group, or of the others.
     """
-    require_choice("scale", scale, ("none", "std"))
-    require_choice("baseline", baseline, ("mean", "leave_one_out"))
-    require_choice("over", over, ("rows", "turns"))
-    require_choice("of", of, ("return", "score"))
-
-    def advantage(batch: Trajectories) -> Array:
-        mask, returns = turn_mask(batch), episode_returns(batch) if of == "return" else batch.scores
-        spread = jnp.broadcast_to(returns[:, None], mask.shape)
-        if over == "turns":
-            return above_buckets(spread, group_keys(batch, mask.shape[1]), mask, scale, baseline, epsilon=epsilon)
-        above = above_baseline(returns, batch.group, baseline)
-        if scale == "std":
-            above = above / (bucket_moments(batch.group, returns)[2] + epsilon)
-        return jnp.where(mask, above[:, None], 0.0)
-
-    return advantage
+    mask, returns = turn_mask(batch), episode_returns(batch) if of == "return" else batch.scores
+    spread = jnp.broadcast_to(returns[:, None], mask.shape)
+    if over == "turns":
+        return above_buckets(spread, group_keys(batch, mask.shape[1]), mask, scale, baseline, epsilon=epsilon)
+    above = above_baseline(returns, batch.group, baseline)
+    if scale == "std":
+        above = above / (bucket_moments(batch.group, returns)[2] + epsilon)
+    return jnp.where(mask, above[:, None], 0.0)
 
 
 @part

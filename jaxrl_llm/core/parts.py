@@ -80,7 +80,7 @@ def _settings_first(
     first = inspect.Signature(listed[:values])
     kinds = {one.name: one.annotation for one in listed if one.annotation is not one.empty}
     later = [kinds.pop(name, Any) for name in first.parameters]
-    kinds["return"] = kind or typing.Callable[later, function.__annotations__.get("return", Any)]  # type: ignore[index]
+    kinds["return"] = kind or typing.Callable[later, function.__annotations__.get("return", Any)]
     settings = inspect.Signature(listed[values:], return_annotation=kinds["return"])
 
     @functools.wraps(function)

@@ -236,7 +236,6 @@ def token_groups(
     over "sequence": mean_k is the mean over sequences of the mean over their tokens in the group (0 if a sequence has
     none); "token": the mean over all tokens in the group (0 if there are none).
     """
-    require_choice("over", over, ("sequence", "token"))
 
     def masked(batch: Trajectories, tokens: Tokens) -> Trajectories:
         return batch.replace(weights=batch.loss_weights * tokens(batch), totals=totals_of(batch))

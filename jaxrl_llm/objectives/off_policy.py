@@ -14,7 +14,16 @@ import jax.numpy as jnp
 from jaxrl_llm.core.arguments.checks import expect
 from jaxrl_llm.core.kinds import NonNegativeNumber, Number, check_number
 from jaxrl_llm.core.log_ratios import LARGEST, k2, k3, log_ratio, source
-from jaxrl_llm.core.parts import Metrics, Objective, PolicyOutputs, Trajectories, Transform, part, stateless
+from jaxrl_llm.core.parts import (
+    Metrics,
+    Objective,
+    PolicyOutputs,
+    Trajectories,
+    Transform,
+    part,
+    stateless,
+    stateless_part,
+)
 from jaxrl_llm.core.trajectory import SAMPLED
 from jaxrl_llm.objectives.averages import token_mean
 from jaxrl_llm.utils.errors import require_choice
@@ -103,9 +112,6 @@ def importance_correction(
     """
     check_number("lower bound", low)
     check_number("upper bound", high, above=0)
-    require_choice("level", level, LEVELS)
-    require_choice("mode", mode, MODES)
-    require_choice("normalise", normalise, ("none", "token", "sequence"))
 
     def apply(batch: Trajectories) -> Trajectories:
         counts = batch.loss_weights != 0
@@ -117,23 +123,18 @@ def importance_correction(
     return stateless(apply, {"old_logp"})
 
 
-@part
+@stateless_part({"old_logp"})
 def divergence_rejection(
+    batch: Trajectories,
     bound: NonNegativeNumber,
     estimator: Literal["k2", "k3"] = "k3",
     summary: Literal["token", "sum", "mean", "max"] = "mean",
     *,
     leave_count: bool = True,
-) -> Transform:
+) -> Trajectories:
     """Multiply the advantages by `divergence_weight`; see `importance_correction`. bound >= 0. Needs old_logp."""
-    require_choice("estimator", estimator, DIVERGENCES)
-    require_choice("summary", summary, SUMMARIES)
-
-    def apply(batch: Trajectories) -> Trajectories:
-        w = divergence_weight(mismatch(batch), batch.loss_weights != 0, bound, estimator, summary)
-        return _corrected(batch, w, leave_count)
-
-    return stateless(apply, {"old_logp"})
+    w = divergence_weight(mismatch(batch), batch.loss_weights != 0, bound, estimator, summary)
+    return _corrected(batch, w, leave_count)
 
 
 @part
@@ -145,7 +146,6 @@ def stale_correction(mode: Literal["truncate", "mask"] = "truncate", cap: Number
     PPO. What tokens were sampled with stays in info["sampled_logp"]. Batches without advantages stay as they are.
     """
     check_number("cap", cap, above=0)
-    require_choice("mode", mode, ("truncate", "mask"))
 
     def apply(batch: Trajectories) -> Trajectories:
         if batch.advantages is None:
@@ -173,7 +173,6 @@ def interpolated_proximal(
     """
     expect("the objective around a proximal policy", objective, Objective)
     check_number("cap", cap, above=0)
-    require_choice("mode", mode, ("truncate", "mask"))
 
     def moved(outputs: PolicyOutputs, batch: Trajectories) -> tuple[Trajectories, jax.Array]:
         counts, d = batch.loss_weights != 0, batch.need("staleness").astype(jnp.float32)

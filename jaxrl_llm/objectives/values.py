@@ -101,7 +101,6 @@ def value_loss(
     Metrics: "value/loss", "value/mean", "value/error" (mean |V - R|), "value/clip" (share of tokens with
     |V - V_old| > clip), and "value/explained_variance" from before the update, if a transform wrote it.
     """
-    require_choice("of", of, ("max", "mean"))
     plain = token_mean()
     errors: list[Error] | None = None if callable(error) else list(error)
     same: Error = error if callable(error) else half_square

@@ -104,7 +104,6 @@ def within_divergence(low: Number, high: Number | None = None, divergence: Liter
     defaults to low.
     """
     low, high = check_bounds("threshold", low, high)
-    require_choice("divergence", divergence, DIVERGENCES)
 
     def weight(ratio: jax.Array, batch: Trajectories) -> jax.Array:
         p0 = jnp.exp(jnp.where(batch.loss_weights != 0, batch.behaviour_logp, 0.0))

@@ -14,7 +14,6 @@ from jaxrl_llm.advantages.returns import scored_actions
 from jaxrl_llm.advantages.trees.values import leaves, node_values, scored_tree, shares, sums
 from jaxrl_llm.core.arguments.ranges import check_moments
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, part, stateless, stateless_part
-from jaxrl_llm.utils.errors import require_choice
 
 NODE = frozenset({"node"})
 EQUAL = 1e-6  # standard deviations and differences of values below are 0
@@ -54,7 +53,6 @@ def tree_credit(credit: Callable[[Trajectories], Array], needs: frozenset[str] =
 @part
 def edges(scale: Literal["none", "std"] = "none", epsilon: float = 1e-8) -> Callable[[Trajectories], Array]:
     """A function `batch -> f32[N, L]`: `edge_advantages`."""
-    require_choice("scale", scale, ("none", "std"))
     check_moments(0, epsilon)
     return lambda batch: edge_advantages(batch, scale, epsilon)
 

@@ -14,7 +14,6 @@ from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AboveOne, NonNegative, ZeroO
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives import gradient_preserving_clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.agents.fork import by_chance, forking_agents
-from jaxrl_llm.utils.errors import require_choice
 
 
 @batch_part
@@ -72,8 +71,6 @@ def aepo_agentic(
     group forked. H is the sum over the first `first_tokens` tokens / log |V| (the code: of the parts that the ten most
     probable tokens have). Missing episodes begin at the question. Rollout: `rollouts.agents.fork`.
     """
-    require_choice("over", over, ("group", "batch"))
-
     surrogate = gradient_preserving_clip(clip_low, clip_high, dual_clip)
     objective = policy_gradient(token_ratio(), surrogate, token_mean())
     forks = by_chance(probability, entropy_weight, damping)

@@ -16,7 +16,6 @@ from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_rat
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.agents.fork import by_chance, forking_agents
-from jaxrl_llm.utils.errors import require_choice
 
 
 @batch_part
@@ -77,7 +76,6 @@ def arpo_agentic(
     This is the released code, but for its entropies of the ten most probable tokens; the paper forks where
     alpha + beta dH is above a threshold. The paper's group has 16 samples. Rollout: `rollouts.agents.fork`.
     """
-    require_choice("credit", credit, ("soft", "hard"))
     steps = [needs_turns(), rescore(paid_for_calls(tool_bonus, bonus_calls, success), {"calls", "failed_calls"})]
     steps += [group_relative(epsilon=epsilon)]
     steps += [revised(mean_over_paths(), {"node"})] if credit == "hard" else []

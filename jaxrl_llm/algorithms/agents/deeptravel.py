@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from asyncio import gather
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -14,7 +14,7 @@ from jaxrl_llm.algorithms.agents.grpo_roc import of_rows
 from jaxrl_llm.algorithms.method import Algorithm, judge_among_rewards, method, run_settings
 from jaxrl_llm.core.buckets import bucket_sums, joint_key
 from jaxrl_llm.core.kinds import OURS, RUN, Count, Fraction, NonNegative
-from jaxrl_llm.core.parts import Array, Trajectories, chain, part
+from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.core.rollout import Rollout
 from jaxrl_llm.curriculum.failed_prompts import hard_buffer
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
@@ -34,7 +34,7 @@ from jaxrl_llm.rollouts.judges.answerers import Answerer, answerer
 from jaxrl_llm.rollouts.judges.judged import counts, criteria_of, graded, rubric_scores
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.utils.errors import InputError, require_choice
+from jaxrl_llm.utils.errors import InputError
 
 CRITERIA = (
     "It is feasible in space and time: each leg begins where the one before it ends, and no two things overlap.",
@@ -55,27 +55,22 @@ and the answer leaves out is no fault. Explain in a sentence. Then write [[yes]]
 line."""
 
 
-@part
-def verified(threshold: float, combine: Literal["all", "mean"]) -> Callable[[Trajectories], Array]:
+@batch_part
+def verified(batch: Trajectories, threshold: float, combine: Literal["all", "mean"]) -> Array:
     """A function `batch -> f32[N]`: the score times whether all turns of its episode pass, or the share that does.
 
     A turn passes if its reward is at least the threshold. Without rewards of turns the score alone.
     """
-    require_choice("combine", combine, ("all", "mean"))
-
-    def score(batch: Trajectories) -> Array:
-        if batch.turn_rewards is None:
-            return batch.scores
-        mask = turn_mask(batch)
-        passed = mask & ~(batch.turn_rewards < threshold)
-        episode = of_rows(batch, "episode")
-        number = jnp.arange(mask.shape[0]) if episode is None else episode.astype(jnp.int32)
-        turns, good = (jnp.sum(x, axis=1).astype(jnp.float32) for x in (mask, passed))
-        turns, good = bucket_sums(joint_key(batch.group, number), turns, good)
-        share = good / jnp.maximum(turns, 1.0)
-        return batch.scores * (jnp.where(good == turns, 1.0, 0.0) if combine == "all" else share)
-
-    return score
+    if batch.turn_rewards is None:
+        return batch.scores
+    mask = turn_mask(batch)
+    passed = mask & ~(batch.turn_rewards < threshold)
+    episode = of_rows(batch, "episode")
+    number = jnp.arange(mask.shape[0]) if episode is None else episode.astype(jnp.int32)
+    turns, good = (jnp.sum(x, axis=1).astype(jnp.float32) for x in (mask, passed))
+    turns, good = bucket_sums(joint_key(batch.group, number), turns, good)
+    share = good / jnp.maximum(turns, 1.0)
+    return batch.scores * (jnp.where(good == turns, 1.0, 0.0) if combine == "all" else share)
 
 
 @method(

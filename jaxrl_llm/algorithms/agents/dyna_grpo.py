@@ -31,7 +31,7 @@ from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode, given, with_reply
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group, marked
-from jaxrl_llm.utils.errors import InputError, require_choice
+from jaxrl_llm.utils.errors import InputError
 
 logger = logging.getLogger("jaxrl_llm.rollouts")
 REFINED = "refined"
@@ -257,7 +257,6 @@ def simulating(
     """
     if policy_steps + simulation_steps == 0:
         raise InputError("policy_steps and simulation_steps are 0: one of the phases needs a step")
-    require_choice("revealed", revealed, ("removed", "kept"))
 
     async def play(tools: Tools, task: Task, settings: AgentSettings) -> list[Episode]:
         G = task.samples

@@ -15,7 +15,6 @@ from jaxrl_llm.core.kinds import CODE, PAPER, NonNegative
 from jaxrl_llm.core.parts import Trajectories, chain, part, stateless_part, weighted
 from jaxrl_llm.objectives import Average, clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.utils.errors import require_choice
 
 
 @method(
@@ -58,8 +57,6 @@ def flow_grpo(
     same way, with the conversation so far in place of the memory. The code leaves out over-long prompts after the
     moments are taken; here an episode ends that does not fit.
     """
-    require_choice("over", over, ("episodes", "turns"))
-    require_choice("average", average, ("episode", "token"))
     credit = group_relative(epsilon=epsilon, needs=EPISODES)
     if over == "turns":
         credit = turn_advantages(of_episode("std", "turns", epsilon, "score"), needs=EPISODES)

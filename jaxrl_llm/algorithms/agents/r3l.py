@@ -34,7 +34,7 @@ from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group, marked
-from jaxrl_llm.utils.errors import is_off, require_choice
+from jaxrl_llm.utils.errors import is_off
 
 
 @method(
@@ -139,7 +139,6 @@ def amplified(
 
     temperature: of the baseline "log_mean_exp". InputError for another baseline.
     """
-    require_choice("baseline", baseline, ("mean", "log_mean_exp"))
     tau = temperature if baseline == "log_mean_exp" else None
 
     def apply(batch: Trajectories) -> Trajectories:

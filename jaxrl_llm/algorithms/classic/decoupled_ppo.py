@@ -10,7 +10,7 @@ from jaxrl_llm.core.log_ratios import LARGEST
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, importance_correction, policy_gradient, span_ratio, token_mean
 from jaxrl_llm.objectives.off_policy import interpolated_proximal
-from jaxrl_llm.utils.errors import InputError, require_choice
+from jaxrl_llm.utils.errors import InputError
 
 
 @method(paper="arXiv 2505.24298", test="test_mismatch.py::test_decoupled_ppo_is_the_loop")
@@ -51,9 +51,7 @@ def decoupled_ppo(
     ddof, epsilon). With pi_old = pi_behaviour it is PPO. A run samples beside its updates, with a staleness of at most
     4 unless --max-staleness says otherwise; the paper's is 4 or 8.
     """
-    require_choice("correction", correction, ("mask", "truncate", "none"))
     mode, high = (correction, cap) if correction != "none" else ("truncate", math.exp(LARGEST))
-    require_choice("proximal", proximal, ("old", "interpolated"))
     if proximal == "interpolated" and leave_count:
         raise InputError("leave_count needs the weights before the update: give it with proximal='old'")
     advantages = group_relative(scale, ddof=ddof, epsilon=epsilon)

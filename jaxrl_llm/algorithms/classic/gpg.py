@@ -6,13 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.filters import mixed_groups, uniform_groups
-from jaxrl_llm.advantages.group import SCALES, group_advantage, on_actions
+from jaxrl_llm.advantages.group import group_advantage, on_actions
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.algorithm import DynamicSampling
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative, Scale
 from jaxrl_llm.core.parts import Trajectories, batch_part
 from jaxrl_llm.objectives import log_probability, policy_gradient, token_mean, token_ratio
-from jaxrl_llm.utils.errors import require_choice
 
 
 @batch_part
@@ -43,9 +42,6 @@ def gpg(
     is not 0, as in verl, which differs from it. resample: replace groups without variance by sampling more prompts (the
     paper does so when the share of valid samples is below 0.6).
     """
-    require_choice("counted_by", counted_by, ("variance", "nonzero"))
-    require_choice("scale", scale, SCALES)
-
     objective = policy_gradient(token_ratio(), log_probability(), token_mean())
     curriculum = DynamicSampling(mixed_groups) if resample else None
     return Algorithm(on_actions(rescaled_to_informative(scale, epsilon, counted_by)), objective, curriculum)

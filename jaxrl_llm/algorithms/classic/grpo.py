@@ -12,7 +12,6 @@ from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
 from jaxrl_llm.objectives import clip, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.policy_gradient import regularised
-from jaxrl_llm.utils.errors import require_choice
 
 
 @method(paper="arXiv 2402.03300", test="test_grpo.py::test_worked_example")
@@ -47,7 +46,6 @@ def grpo(
     """
     mean = average_by_name(average, max_length)
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high, dual_clip), mean)
-    require_choice("group_of_one", group_of_one, ("zero", "reward"))
     credit = group_relative(scale, ddof=ddof, epsilon=epsilon)
     return Algorithm(
         transform=credit if group_of_one == "zero" else chain(credit, reward_of_singles()),

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Annotated, get_args
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,6 @@ from jaxrl_llm.core.parts import Trajectories
 from jaxrl_llm.objectives import capped, log_probability, policy_gradient, product, sequence_sum, token_ratio, within
 from jaxrl_llm.objectives.off_policy import mismatch
 from jaxrl_llm.objectives.weights import of_scaled_ratio
-from jaxrl_llm.utils.errors import require_choice
 
 
 @method(paper="arXiv 2512.01374", test="test_mismatch.py::test_minirl_is_the_loop")
@@ -36,7 +35,6 @@ def minirl(
     pi_old), or those that pi_old "recompute"s (R2, for the update only); routers go on to weigh them, and to learn. The
     paper found none best with one update a batch, R2 with two, and R3 with four or more. Other models have no routing.
     """
-    require_choice("routing", routing, get_args(Routing))
     weight = product(within(clip_low, clip_high), of_scaled_ratio(capped(cap), mismatch_ratio))
     objective = policy_gradient(token_ratio("old"), log_probability(weight), sequence_sum())
     return Algorithm(group_relative("none"), objective, routing=routing)

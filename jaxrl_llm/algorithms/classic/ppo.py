@@ -7,7 +7,7 @@ from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, AboveOne, Estimator, NonNegative, Positive
 from jaxrl_llm.core.parts import Objective, Transform, chain
 from jaxrl_llm.objectives import clip, entropy, kl, policy_gradient, token_mean, token_ratio, value_loss
-from jaxrl_llm.utils.errors import is_off, require_choice
+from jaxrl_llm.utils.errors import is_off
 
 
 def clipped_policy(low: float, high: float, dual: float | None = None) -> Objective:
@@ -60,7 +60,6 @@ def ppo(
     Other settings. Paper, for control: gamma 0.99. verl: lam 1, value_clip 0.5, kl_coefficient 0.001, dual_clip 3. TRL:
     value_coefficient 0.1. Under Adam a critic with weights of its own is insensitive to value_coefficient.
     """
-    require_choice("kl_in", kl_in, ("reward", "loss"))
     beta = kl_coefficient if kl_target is None else "kl_coefficient"
     rewarded = kl_in == "reward" and not is_off(beta)
     credit = generalised_advantages(gamma, lam)

@@ -12,7 +12,6 @@ from jaxrl_llm.core.parts import Objective, Trajectories, batch_part, chain, sta
 from jaxrl_llm.objectives import capped, log_probability, policy_gradient, token_ratio
 from jaxrl_llm.objectives.averages import average_by_name
 from jaxrl_llm.objectives.surrogates import Surrogate
-from jaxrl_llm.utils.errors import require_choice
 
 
 @batch_part
@@ -48,7 +47,6 @@ def reinforce(
     `average_by_name`. importance_cap: weights min(pi / pi_behaviour, cap) under stop-gradient, for off-policy data;
     None: no weights.
     """
-    require_choice("baseline", baseline, ("batch", "group", "leave_one_out", "none"))
     weight = None if importance_cap is None else capped(importance_cap)
     objective = averaged_gradient(log_probability(weight), average)
 

@@ -21,7 +21,7 @@ from jaxrl_llm.objectives import (
     token_mean,
     token_ratio,
 )
-from jaxrl_llm.utils.errors import is_off, require_choice
+from jaxrl_llm.utils.errors import is_off
 
 
 @batch_part
@@ -52,7 +52,6 @@ def rloo(
     token mean. normalise: (A - mean) / (std + epsilon) over the batch (an option of TRL). TRL's kl_coefficient is 0.05.
     The advantage of a group of one is 0 (verl's loop version: its reward).
     """
-    require_choice("loss", loss, ("policy_gradient", "sequence_clip", "token_clip"))
     clipped = clip(clip_range, clip_range)
     objective = {
         "policy_gradient": policy_gradient(token_ratio(), log_probability(), sequence_sum()),

@@ -42,8 +42,6 @@ def adora(
     success 1.01. The rest is GRPO with clip_low, clip_high, kl_coefficient and average (the code for images has
     "sequence").
     """
-    require_choice("rule", rule, RULES)
-    require_choice("edges", edges, EDGES)
     longest = 4054.0 if max_length is None else max_length
 
     transform = chain(

@@ -11,7 +11,6 @@ from jaxrl_llm.core.kinds import CODE, PAPER, AboveOne, Count, NonNegative
 from jaxrl_llm.core.log_ratios import log_ratio
 from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, chain, control, counted, part, step_part
 from jaxrl_llm.objectives import Ratio, clip, policy_gradient, sequence_mean, token_mean, token_ratio
-from jaxrl_llm.utils.errors import require_choice
 
 
 @step_part
@@ -54,8 +53,6 @@ def bupo(
     paper's internal_steps is 30 of 300, its layer 6 for Qwen3-4B and 8B: the last one whose feed-forward block raises
     the entropy of the unembedded distribution.
     """
-    require_choice("average", average, ("sequence", "token"))
-
     mean = sequence_mean() if average == "sequence" else token_mean()
     objective = policy_gradient(internal_ratio(layer), clip(clip_low, clip_high, dual_clip), mean)
     return Algorithm(chain(group_relative(), counted(internal_phase(internal_steps))), objective)

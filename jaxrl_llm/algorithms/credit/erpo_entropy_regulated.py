@@ -60,8 +60,6 @@ def erpo_entropy_regulated(
     us: a token mean, with PPO's clip (clip_low, clip_high). beta cancels in s~ except through epsilon. The authors
     released no code; "code" below is that re-implementation.
     """
-    require_choice("compose", compose, COMPOSITIONS)
-
     return Algorithm(
         transform=chain(
             group_relative(),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group_relative
 from jaxrl_llm.advantages.multipliers import capped_bonus
-from jaxrl_llm.advantages.schedules import SHAPES, fade, progress
+from jaxrl_llm.advantages.schedules import fade, progress
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, PAPER, RUN, AtLeastOne, Fraction, NonNegative, Positive
 from jaxrl_llm.core.parts import Trajectories, chain, counted, part, step_part
@@ -16,7 +16,6 @@ from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.selection import keep_weighted
 from jaxrl_llm.selection.noise import token_noise
 from jaxrl_llm.selection.tokens import late_tokens, top_tokens
-from jaxrl_llm.utils.errors import require_choice
 
 
 @method(
@@ -52,8 +51,6 @@ def rlvr_temporal_schedule(
     code moves the dropped tokens into the prompt instead of masking them; its fourth rule, a prefix of a given solution
     as context, requires a special rollout. alpha and kappa are those of its scripts (its library has 1 and 1).
     """
-    require_choice("rule", rule, ("percentile", "forking", "bonus"))
-    require_choice("shape", shape, SHAPES)
     steps = 100 if total_steps is None else total_steps
 
     x = fading(steps, start, end, magnitude, shape, power)

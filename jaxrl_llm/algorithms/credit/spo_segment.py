@@ -13,7 +13,6 @@ from jaxrl_llm.core.kinds import CODE, OURS, PAPER, Count, Fraction, NonNegative
 from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rollouts.trees import tree, valued
-from jaxrl_llm.utils.errors import require_choice
 
 STATES = frozenset({"node", "state_value"})
 
@@ -55,8 +54,6 @@ def spo_segment(
     and A whitened over M. The first segment begins at the prompt, whose value is estimated as well, as in the paper;
     the released code gives no advantage to the tokens before the first cut. Rollout: `rollouts.trees.valued` or `tree`.
     """
-    require_choice("form", form, ("chain", "tree"))
-    require_choice("scale", scale, ("none", "std"))
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())
     objective += kl_coefficient * kl(to="reference", estimator="k3", average=token_mean())
     if form == "tree":

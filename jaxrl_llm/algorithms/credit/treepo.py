@@ -16,7 +16,6 @@ from jaxrl_llm.core.rules import DynamicSampling
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards.shaping import soft_overlong_penalty
 from jaxrl_llm.rollouts.trees import budgeted_tree
-from jaxrl_llm.utils.errors import require_choice
 
 
 @method(
@@ -59,7 +58,6 @@ def treepo(
     max_length - overlong_buffer. A prompt with one leaf has advantage 0, where the code has A = r. The first split is
     random; the paper's variant that splits by log-probabilities is left out. Rollout: `rollouts.trees.budgeted_tree`.
     """
-    require_choice("credit", credit, ("leaf", "segment"))
     steps = [drop_uniform_groups()] if dynamic_sampling else []
     if overlong_buffer is not None and max_length is not None and overlong_buffer < max_length:
         steps.append(soft_overlong_penalty(max_length, overlong_buffer))
@@ -117,7 +115,6 @@ def over_subtrees(
     weighting: Literal["average", "size"] = "average", drop_equal: bool = False
 ) -> Callable[[Trajectories], Array]:
     """A function `batch -> f32[N]`: `subtree_advantages`."""
-    require_choice("weighting", weighting, ("average", "size"))
     return lambda batch: subtree_advantages(batch, weighting, drop_equal)
 
 

@@ -12,7 +12,6 @@ from jaxrl_llm.algorithms.classic.grpo import grpo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, PAPER, AverageName, Fraction, NonNegative
 from jaxrl_llm.core.parts import Trajectories, Transform, chain, part
-from jaxrl_llm.utils.errors import require_choice
 
 
 @method(paper="arXiv 2509.23808", test="test_token_credit.py::test_verl_against_a_loop")
@@ -53,12 +52,6 @@ def verl_velocity_rank(
     return Algorithm(chain(group_relative(), rank_bonus(gain, coefficient, rate, kappa, place, start)), objective)
 
 
-PLACES = ("all", "last")
-
-
-STARTS = ("zero", "first")
-
-
 def rank_potential(measures: jax.Array, centre: jax.Array, gain: jax.Array | float) -> jax.Array:
     """b phi_ER + (1 - b) phi_ERV, f32[N]: weigh rank (explore) against velocity (exploit) by acceleration (2509.23808).
 
@@ -89,8 +82,6 @@ def rank_bonus(
     starts at "zero", or at the mean of the "first" batch. place: bonus on "all" tokens of a row, or on the "last".
     Reads info["effective_rank"] f32[N, 3]. State: mu f32[3] and the number of batches seen.
     """
-    require_choice("place", place, PLACES)
-    require_choice("start", start, STARTS)
 
     def apply(state: Any, batch: Trajectories) -> tuple[Any, Trajectories]:
         centre, seen = state

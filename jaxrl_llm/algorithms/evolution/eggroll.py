@@ -9,28 +9,30 @@ from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_setti
 from jaxrl_llm.core.kinds import CODE, Count, NonNegativeInt, Positive
 from jaxrl_llm.core.loss_metrics import Metrics
 from jaxrl_llm.core.objective import Objective
-from jaxrl_llm.core.parts import Array, PolicyOutputs, Trajectories, Transform, part, row_means, stateless, totals_of
+from jaxrl_llm.core.parts import (
+    Array,
+    PolicyOutputs,
+    Trajectories,
+    part,
+    row_means,
+    stateless_part,
+    totals_of,
+)
 from jaxrl_llm.core.population import Population
 from jaxrl_llm.rollouts.evolved import members
-from jaxrl_llm.utils.errors import require_choice
 
 Baseline = Literal["group", "population"]
 
 
-@part
-def fitness(baseline: Baseline = "group", epsilon: float = 1e-5) -> Transform:
+@stateless_part()
+def fitness(batch: Trajectories, baseline: Baseline = "group", epsilon: float = 1e-5) -> Trajectories:
     """z = (F - b) / sqrt(var(F) + epsilon): b is the mean of the row's group or of all rows, var that of all rows."""
-    require_choice("baseline", baseline, ("group", "population"))
-
-    def shape(batch: Trajectories) -> Trajectories:
-        F = batch.scores
-        known = ~jnp.isnan(F)
-        keys = batch.group if baseline == "group" else jnp.zeros_like(batch.group)
-        variance = jnp.mean(above_baseline(F, jnp.zeros_like(batch.group)) ** 2, where=known)
-        z = above_baseline(F, keys) / jnp.sqrt(jnp.nan_to_num(variance) + epsilon)
-        return batch.replace(advantages=jnp.where(batch.action_mask, z[:, None], 0.0))
-
-    return stateless(shape)
+    F = batch.scores
+    known = ~jnp.isnan(F)
+    keys = batch.group if baseline == "group" else jnp.zeros_like(batch.group)
+    variance = jnp.mean(above_baseline(F, jnp.zeros_like(batch.group)) ** 2, where=known)
+    z = above_baseline(F, keys) / jnp.sqrt(jnp.nan_to_num(variance) + epsilon)
+    return batch.replace(advantages=jnp.where(batch.action_mask, z[:, None], 0.0))
 
 
 @part

@@ -13,7 +13,6 @@ from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative, Positive
 from jaxrl_llm.core.parts import Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, token_ratio
 from jaxrl_llm.rollouts.trees import entropy_forks
-from jaxrl_llm.utils.errors import require_choice
 
 
 @batch_part
@@ -54,8 +53,6 @@ def ettrl(
     Rollout: `rollouts.trees.entropy_forks`, for each prompt `trees` completions, at the `forks` tokens of highest
     entropy of which `branches` others begin; all trees * (1 + forks * branches) vote, with their last numbers.
     """
-    require_choice("rule", rule, ("confidence", "clip"))
-
     return Algorithm(
         transform=chain(vote(None, ties), group_relative(ddof=0), revised(confident(rule, limit, clamp))),
         objective=policy_gradient(token_ratio(), clip(clip_low, clip_high), sequence_mean()),

@@ -25,7 +25,7 @@ from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.prefixes import continued
 from jaxrl_llm.rollouts.program_host import Task
-from jaxrl_llm.utils.errors import InputError, require_choice, shown
+from jaxrl_llm.utils.errors import InputError, shown
 
 
 @method(
@@ -128,7 +128,6 @@ def tagged(
     modes = [*names, agentic.strip()]
     if not modes[-1] or modes[-1] in names:
         raise InputError(f"agentic is {shown(agentic)}, but must be a tag that is not among {shown(tags)}")
-    require_choice("by", by, ("first", "all"))
 
     def factors(scores: Sequence[float], found: Sequence[int], is_forced: Sequence[bool]) -> list[float]:
         right = [float(score > success) for score in scores]

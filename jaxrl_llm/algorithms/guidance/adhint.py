@@ -14,7 +14,6 @@ from jaxrl_llm.core.parts import Metrics, PolicyOutputs, Trajectories, Transform
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.surrogates import Surrogate
 from jaxrl_llm.rollouts.guidance.prefixes import hinted_by_failures
-from jaxrl_llm.utils.errors import require_choice
 
 
 @part
@@ -65,7 +64,6 @@ def adhint(
     hint for all hinted samples, and all numbers are ours, so results need not be the paper's. Without solutions this is
     `grpo` with a token mean.
     """
-    require_choice("compared", compared, ("kind", "group"))
     credit = group_relative(ddof=ddof, epsilon=epsilon)
     credit = apart_with_hints(credit) if compared == "kind" else credit
     transforms = [hints_under_old(), credit, *([balanced_kinds(epsilon)] if balance else [])]

@@ -18,7 +18,6 @@ from jaxrl_llm.rewards.transforms import leave_out, rescore
 from jaxrl_llm.rollouts.guidance.prompted import taught
 from jaxrl_llm.rollouts.guidance.repair import succeeds
 from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.utils.errors import require_choice
 
 
 @batch_part
@@ -93,8 +92,6 @@ def ampo_multi_guidance(
     text counts, and a text without it has the probability 0. The policy's samples in a group are exchangeable, so the
     first ones are replaced.
     """
-    require_choice("over", over, ("kinds", "batch"))
-
     verified = rescore(with_right_guidance)
     by_kind = by_rows(guided=sequence_mean(), otherwise=token_mean())
     average = by_kind if over == "kinds" else scaled_sum(8192.0 if max_length is None else max_length)

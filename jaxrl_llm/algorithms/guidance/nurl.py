@@ -14,7 +14,6 @@ from jaxrl_llm.curriculum import stages
 from jaxrl_llm.curriculum.epochs import in_epochs
 from jaxrl_llm.rollouts.guidance.hints import from_column, own_hint
 from jaxrl_llm.rollouts.guidance.repair import retried, succeeds
-from jaxrl_llm.utils.errors import require_choice
 
 
 @method(
@@ -54,7 +53,6 @@ def nurl(
     the prompts solved 8 of 8 times; here, with drop_solved, a prompt is dropped when, from that step on, all samples of
     its group succeed without a hint. average: see grpo ("constant" divides by max_length).
     """
-    require_choice("source", source, ("own", "column"))
     if hints_from is None:
         hints_from = 100 if total_steps is None else total_steps // 2
     base = grpo(

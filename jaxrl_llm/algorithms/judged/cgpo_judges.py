@@ -94,7 +94,6 @@ def cgpo_judges(
     loss is the sum of the tasks' losses by their weights. The factor with kl_max and the last term of codpo are from
     memory of the paper, whose numbers we do not have.
     """
-    require_choice("optimiser", optimiser, OPTIMISERS)
     table = settings_of({"optimiser": optimiser, "kl_max": kl_max, "judges": judges, "tasks": tasks})
     return Algorithm(
         chain(), constrained(tuple(table.values()), beta, likelihood),

@@ -10,7 +10,6 @@ from jaxrl_llm.core.kinds import OURS, NonNegative, NonNegativeNumber, Number
 from jaxrl_llm.core.log_ratios import LARGEST
 from jaxrl_llm.core.parts import Objective, Trajectories, chain, part
 from jaxrl_llm.objectives.preference.pairs import coupled, log_ratio_sum, scored_rows, sequence_log_ratios
-from jaxrl_llm.utils.errors import require_choice
 
 
 @method(paper="arXiv 2310.00212", test="test_reward_composed.py::test_p3o_is_the_loop_over_pairs")
@@ -79,7 +78,6 @@ def pairwise_policy(
 
     q: the behaviour policy, p: the reference (not computed where kl_coefficient is 0), whole sequences.
     """
-    require_choice("clip", clip, ("separate", "joint", "none"))
     penalised = not (isinstance(kl_coefficient, int | float) and kl_coefficient == 0)
 
     def shares(l: jax.Array, batch: Trajectories) -> jax.Array:

@@ -14,7 +14,6 @@ from jaxrl_llm.objectives.preference.pairwise import RowPairs, pairwise
 from jaxrl_llm.rollouts.judges.comparisons import pair_judge
 from jaxrl_llm.rollouts.pairs import against_opponent
 from jaxrl_llm.selection.noise import row_noise
-from jaxrl_llm.utils.errors import require_choice
 
 LOSSES: dict[str, PairLoss] = {"sigmoid": sigmoid, "ipo": of_sums(ipo)}
 
@@ -39,7 +38,6 @@ def xpo(
     a model (docs/rewards.md), in both orders; None compares the run's rewards. alpha is TRL's; the paper's falls with
     the number of steps.
     """
-    require_choice("loss", loss, LOSSES)
     return Algorithm(
         chain(), pairwise(LOSSES[loss], beta, pairs=own_and_opponent()) + alpha * opponent_likelihood(),
         rollout=against_opponent(None if judge is None else pair_judge(judge), trained=True),

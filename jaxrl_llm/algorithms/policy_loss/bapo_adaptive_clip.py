@@ -155,9 +155,6 @@ def find_bounds(
 
     weighted: weight each token by its probability under the behaviour policy.
     """
-    require_choice("order", order, ORDERS)
-    require_choice("criterion", criterion, CRITERIA)
-    require_choice("statistic", statistic, STATISTICS)
 
     def refresh(outputs: PolicyOutputs, batch: Trajectories) -> Trajectories:
         weights = batch.loss_weights

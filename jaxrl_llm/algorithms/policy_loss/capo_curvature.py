@@ -26,7 +26,7 @@ from jaxrl_llm.core.repr import part
 from jaxrl_llm.core.trajectory import PolicyOutputs, Trajectories, row_means, totals_of
 from jaxrl_llm.core.transform import Metrics, Transform, chain, stateless
 from jaxrl_llm.objectives import clip, constant, policy_gradient, token_ratio
-from jaxrl_llm.utils.errors import is_off, require_choice
+from jaxrl_llm.utils.errors import is_off
 
 
 def kept_mean(values: jax.Array, batch: Trajectories) -> jax.Array:
@@ -73,8 +73,6 @@ def capo_curvature(
     gradients too. model "gradient": G = g, a plain gradient step, which has a closed form without full distributions.
     learning_rate is the peak of the run's (1.5e-5 where None, as 0.9, 0.999 and 1e-8 of Adam).
     """
-    require_choice("average", average, ("sequence", "constant"))
-    require_choice("model", model, ("adam", "gradient"))
     rate, longest = 1.5e-5 if learning_rate is None else learning_rate, 4096 if max_length is None else max_length
     mean = kept_mean if average == "sequence" else constant(longest)
     objective, credit = policy_gradient(token_ratio(), clip(clip_low, clip_high), mean), group_relative(scale)

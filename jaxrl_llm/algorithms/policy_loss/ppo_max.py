@@ -31,7 +31,7 @@ from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.guidance.demonstrated import NEED, demonstration
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.utils.errors import is_off, require_choice
+from jaxrl_llm.utils.errors import is_off
 
 
 def sampled_rows(batch: Trajectories) -> jax.Array:
@@ -86,7 +86,6 @@ def ppo_max(
     the tokens of these texts.
     The paper takes texts of pretraining, without the prompts.
     """
-    require_choice("reward_scaling", reward_scaling, ("scale", "normalise", "none"))
     texts = not is_off(pretraining_coefficient)
     transform = chain_present(
         demonstrations_apart() if texts else None,

@@ -14,7 +14,6 @@ from jaxrl_llm.core.parts import Trajectories, part
 from jaxrl_llm.objectives import by_sign, gamma, log_probability, policy_gradient, sequence_ratio, token_mean
 from jaxrl_llm.objectives.off_policy import importance_weight, mismatch
 from jaxrl_llm.objectives.weights import of_scaled_ratio
-from jaxrl_llm.utils.errors import require_choice
 
 
 @method(paper="arXiv 2602.10693", test="test_sequence_level.py::test_vespo_is_the_loop")
@@ -42,7 +41,6 @@ def vespo(
     to old policy times the product of the tokens' weights w of old to behaviour policy, as min(w, cap), or as w where
     w <= cap and 1e-8 elsewhere. W is at least 1e-8.
     """
-    require_choice("correction", correction, ("none", "truncate", "mask"))
     weight = by_sign(gamma(positive_power, positive_decay), gamma(negative_power, negative_decay))
     ratio = sequence_ratio("behaviour" if correction == "none" else "old", mean=False)
     if correction != "none":

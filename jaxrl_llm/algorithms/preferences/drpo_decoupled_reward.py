@@ -9,7 +9,7 @@ from jaxrl_llm.core.kinds import CODE, OURS, RUN, AtLeastOne, Estimator, NonNega
 from jaxrl_llm.core.parts import Objective, PolicyOutputs, Trajectories, batch_part, chain, control, part
 from jaxrl_llm.core.transform import Coefficient
 from jaxrl_llm.objectives import discriminative, kl
-from jaxrl_llm.utils.errors import is_off, require_choice
+from jaxrl_llm.utils.errors import is_off
 
 
 @batch_part
@@ -41,7 +41,6 @@ def drpo_decoupled_reward(
     ("low_var_kl"), over the whole batch. The loss has the value of this formula; the released code uses a surrogate
     with the same gradient and another value.
     """
-    require_choice("kl_estimator", kl_estimator, ("kl", "low_var_kl"))
     longest = 8192 if max_length is None else max_length
 
     objective = discriminative(brevity(longest), threshold, length_temperature, temperature)

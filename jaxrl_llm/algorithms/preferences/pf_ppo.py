@@ -63,8 +63,6 @@ def pf_ppo(
     `ppo` with clip_low, clip_high and kl_coefficient, computed before the selection and not corrected for it. The
     critic learns from the same samples. The paper prefers "best_random" and "best_worst", and normalises rewards.
     """
-    require_choice("scheme", scheme, (*RANK_SCHEMES, *SCORE_SCHEMES))
-
     base = ppo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient)
     return Algorithm(chain(base.transform, keep_weighted(drawn_by_score(scheme, draws, power))), base.objective)
 

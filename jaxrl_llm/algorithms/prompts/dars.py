@@ -40,7 +40,6 @@ def dars(
     clip_high), mean over tokens. DARS-B, the large breadth, is a setting of the run: many prompts_per_step, one
     minibatch, 2 epochs.
     """
-    require_choice("scale", scale, ("none", "std"))
     return Algorithm(
         chain(drop_rows(uniform_groups), group_relative(scale)),
         policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean()),

@@ -19,7 +19,6 @@ from jaxrl_llm.curriculum.compose import choose_prompts
 from jaxrl_llm.curriculum.records import Array, PromptFacts, Prompts, State, changed
 from jaxrl_llm.curriculum.rules import Machine, Outcome, RuleOf
 from jaxrl_llm.curriculum.scores import least_tried
-from jaxrl_llm.utils.errors import require_choice
 
 
 @method(paper="arXiv 2601.19280", test="test_curricula.py::test_gdro_against_a_loop_over_steps")
@@ -63,7 +62,6 @@ def gdro(
     with clip_low, clip_high and kl_coefficient. prompts: entries of the table of weights (None: one for each of the
     run).
     """
-    require_choice("controller", controller, ("weights", "samples"))
     base = grpo(clip_low, clip_high, kl_coefficient, ddof=0, epsilon=epsilon)
     if controller == "samples":
         budget = samples_by_bin(bins, least_samples, most_samples, bandit_rate, uniform_share)

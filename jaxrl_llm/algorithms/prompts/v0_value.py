@@ -32,7 +32,7 @@ from jaxrl_llm.curriculum.records import Array, PromptFacts, State
 from jaxrl_llm.curriculum.rules import Outcome
 from jaxrl_llm.curriculum.scores import least_tried
 from jaxrl_llm.curriculum.success_models import ModelOf, SuccessModel
-from jaxrl_llm.utils.errors import InputError, require_choice
+from jaxrl_llm.utils.errors import InputError
 
 
 @method(
@@ -92,7 +92,6 @@ def v0_value(
     step's total. Credit and loss are GRPO's (clip_low, clip_high, kl_coefficient). The paper's rule for the allocation
     was not available: both rules are ours.
     """
-    require_choice("allocation", allocation, ("variance", "target"))
     budget = by_variance if allocation == "variance" else by_mixed(mixed_target)
     model = from_outcomes(
         context, threshold, queries, query_size, heads, bottleneck, width, layers, value_rate, value_steps,

@@ -10,7 +10,6 @@ from jaxrl_llm.core.kinds import CODE, PAPER, AverageName, Gate, NonNegative
 from jaxrl_llm.core.parts import PolicyOutputs, Trajectories, part
 from jaxrl_llm.objectives import Average, likelihood_preserving, token_mean
 from jaxrl_llm.objectives.averages import mean_by
-from jaxrl_llm.utils.errors import require_choice
 
 
 @method(
@@ -49,7 +48,6 @@ def llds(
     (kl_coefficient). preset "paper" or "code" sets all of these. The penalty is 0 at the first update of a batch:
     set --epochs or --minibatches.
     """
-    require_choice("penalty_over", penalty_over, ("nonnegative", "all"))
     base = grpo(clip_low=clip_low, clip_high=clip_high, kl_coefficient=kl_coefficient, average=average)
     mean = token_mean() if penalty_over == "all" else nonnegative_mean()
     return Algorithm(

@@ -13,7 +13,6 @@ from jaxrl_llm.core.parts import Trajectories, batch_part, chain, stateless
 from jaxrl_llm.core.rules import Partial
 from jaxrl_llm.objectives import clip, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.objectives.penalties import right_answers
-from jaxrl_llm.utils.errors import require_choice
 
 
 def mastered(
@@ -64,8 +63,6 @@ def ulorl(
     The rollout decodes a response in segments, one per iteration, and trains on it when its group is complete. A
     segment is the run's `segment_tokens`, or max_length / segments tokens (segments = 1: no segments).
     """
-    require_choice("sampling", sampling, ("POIS", "SAIS"))
-
     rho = token_ratio("old" if sampling == "POIS" else "behaviour")
     transform = chain(
         group_relative(ddof=ddof, epsilon=epsilon),

@@ -14,7 +14,6 @@ from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.kinds import OURS, PAPER, AverageName, Fraction, NonNegative, Scale, check_number
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain, part
 from jaxrl_llm.rewards import transforms as rewards
-from jaxrl_llm.utils.errors import require_choice
 
 
 @method(
@@ -57,7 +56,6 @@ def dgrpo_vital(
     not trained on. The paper's tools return frames of videos, and prompts that are always or never solved are left out
     before the run; neither is part of the method here. The size of its bonus is not known to us.
     """
-    require_choice("weigh", weigh, ("reward", "advantage"))
     check_number("high - low", high - low, above=0)
 
     steps = [rewards.rescore(with_useful_range(component, low, high))] if component else []

@@ -13,7 +13,6 @@ from jaxrl_llm.core.kinds import CODE, PAPER, Fraction, NonNegative
 from jaxrl_llm.core.parts import Array, Trajectories, batch_part, chain
 from jaxrl_llm.objectives import clip, kl, policy_gradient, token_mean, token_ratio
 from jaxrl_llm.rewards import transforms as rewards
-from jaxrl_llm.utils.errors import require_choice
 
 
 @method(paper="arXiv 2506.02355", test="test_shaped_reward.py::test_unlikeliness_against_a_loop")
@@ -37,7 +36,6 @@ def unlikeliness_reward(
     (epsilon) with a token mean of PPO's clip (clip_low, clip_high) and kl_coefficient times k3. Two epochs per batch
     strengthen the effect.
     """
-    require_choice("ranks", ranks, ("paper", "code"))
     offset = 1.0 if ranks == "code" else 0.0
 
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), token_mean())

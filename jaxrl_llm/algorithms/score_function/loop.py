@@ -7,7 +7,6 @@ from jaxrl_llm.algorithms.method import Algorithm, RunSetting, method, run_setti
 from jaxrl_llm.core.kinds import CODE, OURS, PAPER, NonNegative, Scale, Span
 from jaxrl_llm.core.parts import chain
 from jaxrl_llm.objectives import clip, policy_gradient, sequence_mean, span_ratio
-from jaxrl_llm.utils.errors import require_choice
 
 
 def epochs_at_least(number: int, why: str) -> RunSetting:
@@ -35,7 +34,6 @@ def loop(
     span of the ratio: "token", "turn" or "sequence", the latter two as products. Rows with |A| < least_advantage are
     dropped. scale "std" divides by the group's deviation + epsilon (worse in the paper). No KL, no reference policy.
     """
-    require_choice("bounds", bounds, ("paper", "reciprocal"))
     low = clip_range if bounds == "paper" else clip_range / (1 + clip_range)
     credit = group_relative(scale, epsilon=epsilon, baseline="leave_one_out")
     ratio = span_ratio(span, mean=False)

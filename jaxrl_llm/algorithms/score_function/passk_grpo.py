@@ -14,7 +14,6 @@ from jaxrl_llm.core.kinds import CODE, PAPER, AverageName, Count, NonNegative
 from jaxrl_llm.core.parts import Trajectories, batch_part
 from jaxrl_llm.objectives import clip
 from jaxrl_llm.selection.rows import ranks_within
-from jaxrl_llm.utils.errors import require_choice
 
 
 @batch_part
@@ -57,9 +56,6 @@ def passk_grpo(
     advantage 0. The loss is PPO's clip (clip_low, clip_high) without KL; average as in `grpo` ("token" is verl's, for
     which both released estimators are written).
     """
-    require_choice("estimator", estimator, ("subsets", "unbiased", "margin"))
-    require_choice("scale", scale, ("std", "none"))
-
     return Algorithm(
         on_actions(best_of_sets_credit(k, estimator, scale, epsilon)),
         averaged_gradient(clip(clip_low, clip_high), average),

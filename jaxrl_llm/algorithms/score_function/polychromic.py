@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.advantages import generalised_advantages, on_actions
-from jaxrl_llm.advantages.sets import DIVERSITIES, diverse_sets_advantage
+from jaxrl_llm.advantages.sets import diverse_sets_advantage
 from jaxrl_llm.advantages.votes import answer_keys
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.buckets import joint_key
@@ -26,7 +26,7 @@ from jaxrl_llm.rollouts.context import Tools
 from jaxrl_llm.rollouts.episode import Episode
 from jaxrl_llm.rollouts.program_host import Task
 from jaxrl_llm.rollouts.programs import group
-from jaxrl_llm.utils.errors import InputError, require_choice
+from jaxrl_llm.utils.errors import InputError
 
 Diversity = Literal["share", "share_or_zero", "zero_based"]
 logger = logging.getLogger("jaxrl_llm.rollouts")
@@ -94,7 +94,6 @@ def polychromic(
     from GAE (gamma, lam) with a critic, whose loss value_coefficient times half the squared error joins. What a vine
     took over is trained on in the episode alone.
     """
-    require_choice("diversity", diversity, DIVERSITIES)
     average = token_mean()
     objective = policy_gradient(token_ratio(), clip(clip_low, clip_high), average)
     objective += kl_coefficient * kl(to="behaviour", estimator="k3", average=average, reverse=True)

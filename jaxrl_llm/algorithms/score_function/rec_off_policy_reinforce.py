@@ -53,8 +53,6 @@ def rec_off_policy_reinforce(
     and REC-Ring with weight "none" or "importance"; `opmd`; `asymre`. The wider range clip_low 0.6, clip_high 2 learns
     faster. In a group of one A is 0 (released code: r).
     """
-    require_choice("regulariser", regulariser, ("none", "forward-kl", "k2"))
-    require_choice("drop", drop, ("none", "balance"))
     score = masked_score(clip, weight, clip_low, clip_high, far_low, far_high, temperature)
     objective = policy_gradient(token_ratio(), log_probability(score), token_mean())
     if regulariser != "none" and not is_off(coefficient):
@@ -135,8 +133,6 @@ def masked_score(
     temperature: PositiveNumber = 1.0,
 ) -> Callable[[jax.Array, Trajectories], jax.Array]:
     """A weight for `log_probability`: `clip_mask` times `score_weight`; clip_high defaults to clip_low."""
-    require_choice("clip", clip, CLIPS)
-    require_choice("weight", weight, WEIGHTS)
     low, high = check_bounds("clip", clip_low, clip_high, most=1)
 
     def weigh(ratio: jax.Array, batch: Trajectories) -> jax.Array:

@@ -12,11 +12,10 @@ from jaxrl_llm.algorithms.classic.ppo import clipped_policy
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, Fraction, NonNegative, Positive
 from jaxrl_llm.core.needs.placeholders import all_action
-from jaxrl_llm.core.parts import Array, Trajectories, Transform, chain, part, stateless, stateless_part
+from jaxrl_llm.core.parts import Array, Trajectories, chain, stateless_part
 from jaxrl_llm.objectives import token_mean
 from jaxrl_llm.objectives.policy_gradient import regularised
 from jaxrl_llm.objectives.values import head_value_loss
-from jaxrl_llm.utils.errors import require_choice
 
 KEEP, SWITCH, SUBGOAL, NEW_SUBGOAL, ACTION = 1, 2, 3, 4, 5  # of info["plan"], see `rollouts.agents.plans`
 
@@ -158,30 +157,25 @@ def spans_of(batch: Trajectories) -> tuple[Array, Array, Array]:
     )  # fmt: skip
 
 
-@part
+@stateless_part({"plan"})
 def plan_penalties(
-    keep: float = 0.0, inconsistent: float = 0.0, of_keeps: Literal["fixed", "shared"] = "fixed"
-) -> Transform:
+    batch: Trajectories, keep: float = 0.0, inconsistent: float = 0.0, of_keeps: Literal["fixed", "shared"] = "fixed"
+) -> Trajectories:
     """Add to the rewards of turns that keep the subgoal `keep`, and `inconsistent` if they say another one nonetheless.
 
     of_keeps "shared": keep times the share of the episode's turns that keep it, divided among these. Without plans the
     batch stays as it is.
     """
-    require_choice("of_keeps", of_keeps, ("fixed", "shared"))
-
-    def add(batch: Trajectories) -> Trajectories:
-        if "plan" not in (batch.info or {}):
-            return batch
-        mask = turn_mask(batch)
-        kept = mask & said(batch, KEEP)
-        one = jnp.full(mask.shape, keep)
-        if of_keeps == "shared":  # keep * (n / T) / n
-            one = keep / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1)
-        extra = jnp.where(kept, one, 0.0) + jnp.where(kept & said(batch, NEW_SUBGOAL), inconsistent, 0.0)
-        own = jnp.zeros(mask.shape) if batch.turn_rewards is None else jnp.nan_to_num(batch.turn_rewards)
-        return batch.replace(turn_rewards=own + extra)
-
-    return stateless(add, {"plan"})
+    if "plan" not in (batch.info or {}):
+        return batch
+    mask = turn_mask(batch)
+    kept = mask & said(batch, KEEP)
+    one = jnp.full(mask.shape, keep)
+    if of_keeps == "shared":  # keep * (n / T) / n
+        one = keep / jnp.maximum(jnp.sum(mask, axis=1, keepdims=True), 1)
+    extra = jnp.where(kept, one, 0.0) + jnp.where(kept & said(batch, NEW_SUBGOAL), inconsistent, 0.0)
+    own = jnp.zeros(mask.shape) if batch.turn_rewards is None else jnp.nan_to_num(batch.turn_rewards)
+    return batch.replace(turn_rewards=own + extra)
 
 
 @stateless_part(TURNS | needed_values(HEADS) | {"plan", "turn_rewards"})

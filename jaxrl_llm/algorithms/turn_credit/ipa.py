@@ -21,7 +21,7 @@ from jaxrl_llm.objectives.weights import Weight
 from jaxrl_llm.rewards.transforms import rescore
 from jaxrl_llm.rollouts.agents.metrics import RESTARTED
 from jaxrl_llm.rollouts.agents.restarts import MODEL, Model
-from jaxrl_llm.utils.errors import InputError, require_choice, shown
+from jaxrl_llm.utils.errors import InputError, shown
 
 TAKEN_OVER = frozenset({"imitated", "imitated_score"})
 
@@ -128,7 +128,6 @@ def ipa(
     The store is part of the curriculum, which draws prompts in shuffled epochs, and of each checkpoint. A run that
     leaves groups to later steps goes without: stored 0, no teacher.
     """
-    require_choice("rollback", rollback, ("parallel", "sequential"))
     if rollback == "sequential" and not stored and teacher is None:
         raise InputError("rollback is sequential, which needs successes of earlier steps: give stored, or a teacher")
     store = in_epochs(restart_points(stored, teacher, rollback == "sequential", enough)) if stored or teacher else None

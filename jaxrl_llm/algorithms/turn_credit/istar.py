@@ -27,7 +27,7 @@ from jaxrl_llm.core.buckets import bucket_moments
 from jaxrl_llm.core.kinds import OURS, PAPER, NonNegative
 from jaxrl_llm.core.parts import Array, Objective, PolicyOutputs, Trajectories, batch_part, part
 from jaxrl_llm.objectives.preference.pairs import RowScore, coupled, shares_of_pairs
-from jaxrl_llm.utils.errors import InputError, require_choice
+from jaxrl_llm.utils.errors import InputError
 
 FORMS: dict[str, dict[str, Any]] = {
     "rloo": {"baseline": "leave_one_out"},
@@ -82,8 +82,6 @@ def istar(
     ends with the run. --optimizer.critic-learning-rate is its learning rate (the paper: 1e-6, twice that of the
     policy), and one bound of the gradient is for both.
     """
-    require_choice("form", form, tuple(FORMS))
-    require_choice("steps", steps, ("all", "first"))
     chosen, rewards = FORMS[form], implicit_rewards(beta)
     if steps == "all":
         step = compared(rewards, same_group(), epsilon=epsilon, **chosen)
@@ -109,34 +107,29 @@ def implicit_rewards(batch: Trajectories, beta: NonNegative = 0.05) -> Array:
     return jnp.where(turn_mask(batch), beta * sums_of_turns(gain, batch), 0.0)
 
 
-@part
+@batch_part
 def above_first_turns(
+    batch: Trajectories,
     values: OfTurns,
     scale: Literal["none", "std"] = "none",
     baseline: Literal["mean", "leave_one_out"] = "mean",
     epsilon: float = 1e-6,
-) -> OfTurns:
+) -> Array:
     """Advantages of turns: the values less the mean over the first turns of the group's G episodes.
 
     baseline "leave_one_out" multiplies the difference by G / (G - 1); scale "std" divides it by the deviation (n - 1)
     of the first turns + epsilon. A group with one episode gets 0.
     """
-    require_choice("scale", scale, ("none", "std"))
-    require_choice("baseline", baseline, ("mean", "leave_one_out"))
-
-    def advantage(batch: Trajectories) -> Array:
-        mask, own = turn_mask(batch), values(batch)
-        of_first = jnp.take_along_axis(own, jnp.argmax(mask, axis=1)[:, None], axis=1)[:, 0]
-        first = jnp.where(jnp.any(mask, axis=1), of_first, jnp.nan)
-        count, mean, deviation = (x[:, None] for x in bucket_moments(batch.group, first))
-        above = own - mean
-        if baseline == "leave_one_out":
-            above = above * count / jnp.maximum(count - 1, 1)
-        if scale == "std":
-            above = above / (deviation + epsilon)
-        return jnp.where(mask & (count > 1), above, 0.0)
-
-    return advantage
+    mask, own = turn_mask(batch), values(batch)
+    of_first = jnp.take_along_axis(own, jnp.argmax(mask, axis=1)[:, None], axis=1)[:, 0]
+    first = jnp.where(jnp.any(mask, axis=1), of_first, jnp.nan)
+    count, mean, deviation = (x[:, None] for x in bucket_moments(batch.group, first))
+    above = own - mean
+    if baseline == "leave_one_out":
+        above = above * count / jnp.maximum(count - 1, 1)
+    if scale == "std":
+        above = above / (deviation + epsilon)
+    return jnp.where(mask & (count > 1), above, 0.0)
 
 
 def sums_of_turns(values: Array, batch: Trajectories) -> Array:
@@ -178,7 +171,6 @@ def implicit_preference(
     others, instead of all that differ. Without a pair the loss is 0. Only the reward model has a gradient. Pairs are
     formed among the rows of a gradient step.
     """
-    require_choice("over", over, ("sum", "mean"))
 
     def shares(D: jax.Array, batch: Trajectories) -> jax.Array:
         own = episode_returns(batch)

@@ -9,7 +9,6 @@ from jaxrl_llm.algorithms.classic.ppo import ppo
 from jaxrl_llm.algorithms.method import Algorithm, method
 from jaxrl_llm.core.kinds import CODE, OURS, Count, NonNegative, Positive
 from jaxrl_llm.core.parts import Trajectories, chain, stateless_part
-from jaxrl_llm.utils.errors import require_choice
 
 
 @method(
@@ -43,7 +42,6 @@ def multi_turn_recipe(
     value_clip, value_coefficient, whiten, and kl_coefficient times k1 in the rewards of tokens. The paper compares it
     with `grpo` and `rloo`, which run on such episodes by their own names.
     """
-    require_choice("rewards", rewards, ("dense", "sparse"))
     base = ppo(
         clip_low, clip_high, None, value_clip, value_coefficient, gamma, lam, whiten, kl_coefficient=kl_coefficient
     )  # fmt: skip
